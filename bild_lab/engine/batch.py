@@ -146,7 +146,7 @@ class _Run:
     def _begin(self) -> _Text:
         index, self.begun = self.begun, self.begun + 1
         loop = self.loops[index]
-        text = _Text(index, Loop(lambda _: _Return(loop()), self.batch._hub))
+        text = _Text(index, Loop(lambda _: loop(), self.batch._hub))
         text.loop.batch = self.batch
         self._switch(text, None)
         text.before_s = text.share_s
@@ -193,11 +193,11 @@ class _Run:
             raise RuntimeError(f"example {text.index}: {error}") from error
         now = time.perf_counter()
         text.share_s += now - started
-        if isinstance(answer, Wanted):
+        if not text.loop.dead:
             text.wanted = answer
             return
         latency_s = text.before_s + (0.0 if text.joined is None else now - text.joined)
-        self.results[text.index] = Ended(answer.value, latency_s, text.share_s)
+        self.results[text.index] = Ended(answer, latency_s, text.share_s)
         self.ended(text.index)
 
 
@@ -205,8 +205,3 @@ def _turn(group: Sequence[_Text]) -> tuple[bool, int, int]:
     """What decides which group runs next: the smallest."""
     wanted = group[0].wanted
     return not wanted.ahead, wanted.size, -len(group)
-
-
-@dataclass(frozen=True)
-class _Return:
-    value: Any

@@ -21,14 +21,6 @@ State = Float[Tensor, "1 dim"]
 Logits = Float[Tensor, "1 vocab"]
 
 
-@dataclass(frozen=True)
-class Measure:
-    """A confidence measure of a token after a layer. reads_logits: it needs the shared head's logits there."""
-
-    confidence: Callable[[State, State, Logits | None], Float[Tensor, " 1"]]
-    reads_logits: bool
-
-
 def saturation(before: State, after: State, logits: Logits | None) -> Float[Tensor, " 1"]:
     """Cosine similarity of a layer's input and output, clamped to at most 1."""
     return cosine_similarity(precise(before), precise(after)).clamp(max=1.0)
@@ -40,7 +32,11 @@ def softmax_response(before: State, after: State, logits: Logits | None) -> Floa
     return most_likely[:, 0] - most_likely[:, 1]
 
 
-MEASURES = {"hidden_state": Measure(saturation, False), "softmax": Measure(softmax_response, True)}
+# how confident a token is after a layer, by the layer's input and output, and the shared head's logits after it
+MEASURES: dict[str, Callable[[State, State, Logits | None], Float[Tensor, " 1"]]] = {
+    "hidden_state": saturation,
+    "softmax": softmax_response,
+}
 
 
 @dataclass(frozen=True)
@@ -98,20 +94,19 @@ class Calm(TokenLoop):
 
     def _step(self, session: StagedSession, token: int, bar: float) -> tuple[Logits, int]:
         """Run one token until its confidence exceeds the bar. Returns its logits and how many layers ran."""
-        measure, depth = MEASURES[self.measure], self.target.depth
-        if measure.confidence is saturation and (found := session.until_saturated(token, bar)) is not None:
+        confidence, depth = MEASURES[self.measure], self.target.depth
+        reads_logits = confidence is softmax_response
+        if confidence is saturation and (found := session.until_saturated(token, bar)) is not None:
             return found
         x: State | None = None
         for layer in range(depth):
             last = layer + 1 == depth
-            want = Want(
-                logits=int(last or measure.reads_logits), layers=(layer,), hidden=(layer, layer + 1)[int(layer > 0) :]
-            )
+            want = Want(logits=int(last or reads_logits), layers=(layer,), hidden=(layer, layer + 1)[int(layer > 0) :])
             scores = session.extend(Rows([token], states=x), want)
             before, x = (x, *scores.hidden)[-2:]
             if last:
                 break
-            if float(measure.confidence(before, x, scores.logits)) > bar:
+            if float(confidence(before, x, scores.logits)) > bar:
                 logits = scores.logits
                 if logits is None:
                     logits = session.extend(Rows([token], states=x), Want(logits=1, layers=())).logits

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from bild_lab.engine.protocols import Acceptance, Drafter, Method, ReadsRound
+from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Feed, Model, Opening, Rows
@@ -90,8 +90,8 @@ class DraftThenVerify(TokenLoop):
         """The loop: yields the tokens that each round adds to the text."""
         limits = request.limits
         tokens = list(request.source.prompt)
-        want, reads = self.drafter.wants, isinstance(self.acceptance, ReadsRound)
-        if reads and self.acceptance.wants.head_input:
+        want = self.drafter.wants
+        if self.acceptance.wants.head_input:
             want = replace(want, head_input=True)
         with trace.span("prefill"):
             session = self.target.start(request.source, limits.max_new_tokens, Opening(trace.forwards))
@@ -107,7 +107,7 @@ class DraftThenVerify(TokenLoop):
             with trace.span("verify"):
                 # the last committed token is not cached yet
                 scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), want)
-                rule = self.acceptance.in_round(tokens, scores) if reads else self.acceptance
+                rule = self.acceptance.in_round(tokens, scores)
                 verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
             session.keep([0, *(node + 1 for node in verdict.path)])
             text.observe(draft, scores, verdict)

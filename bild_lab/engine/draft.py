@@ -64,13 +64,6 @@ class Draft:
         last = self.tokens.new_full((1,), token)  # new_tensor would synchronize with the GPU
         return torch.cat([last, self.tokens] if self.probes is None else [last, self.tokens, self.probes])
 
-    def child(self, node: int, token: int) -> int | None:
-        """The child of `node` (or ROOT) with this token, or None if it was not drafted."""
-        for index, (drafted, parent) in enumerate(zip(self.token_list, self.parent_list, strict=True)):
-            if parent == node and drafted == token:
-                return index
-        return None
-
     def within(self, depth: int) -> Draft:
         """The draft without the nodes below this depth. One with probes is returned as it is."""
         if self.probes is not None or len(self) <= depth or self.depth <= depth:

@@ -67,26 +67,29 @@ class Drafter(Protocol):
 class Acceptance(Protocol):
     """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.
 
-    needs: fields of the draft that its drafter must fill.
+    The base of all rules, which need only write what they change. needs: fields of the draft that its drafter must
+    fill. wants: what it needs of the target's forward, besides what the drafter wants.
     """
 
     accepts_trees: bool
-    needs: frozenset[str]
+    needs: frozenset[str] = frozenset()
+    wants: Want = EVERYTHING
 
+    @abstractmethod
     def lossless(self, sampling: Sampling) -> bool:
         """Whether the output is the target's own: token for token if greedy, else in distribution."""
 
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
+        """The rule for this round. tokens: all committed ones, prompt included. scores: of the target's forward."""
+        return self
+
+    @abstractmethod
     def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict: ...
-
-
-@runtime_checkable
-class DeclaresOutput(Protocol):
-    """An acceptance rule whose output distribution under sampling has a closed form, which certificates compute."""
 
     def output_distribution(
         self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
     ) -> Float[Tensor, "n+1 vocab"] | None:
-        """The distribution of the token that the rule emits after each row; None if it is not known for this draft.
+        """The distribution of the token that the rule emits after each row, for certificates; None without closed form.
 
         drawn: the distribution that each node was really drawn from, given the siblings before it. A row's own
         children are what is drawn anew; the rows above are accepted. `acceptance/trees.py` adds up accepted and
@@ -95,21 +98,8 @@ class DeclaresOutput(Protocol):
 
 
 @runtime_checkable
-class ReadsRound(Protocol):
-    """An acceptance rule that reads more of a round than the logits.
-
-    wants: what it needs of the target's forward, besides what the drafter wants.
-    """
-
-    wants: Want
-
-    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
-        """The rule for this round. tokens: all committed ones, prompt included. scores: of the target's forward."""
-
-
-@runtime_checkable
 class Prepares(Protocol):
-    """A method or drafter that must prepare for a request, outside the timed decoding.
+    """A method that must prepare for a request, outside the timed decoding.
 
     Timing calls `prepare` before the clock starts. `decode` calls it too; a second call for one request does nothing.
     """

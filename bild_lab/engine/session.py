@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
@@ -153,20 +153,20 @@ class Chain:
 
 @dataclass(frozen=True)
 class DraftedChain:
-    """What was drafted of a chain.
+    """What was drafted of a chain; by default nothing.
 
-    tokens: on the device if nothing had to be read. forwards: how many ran, up to the chain's end. fallback: the last
+    tokens: on the host if a program read them. forwards: how many ran, up to the chain's end. fallback: the last
     one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
     own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, after the last of the chain's
     layers, if these are given.
     """
 
-    tokens: list[int] | Int[Tensor, " n"]
-    forwards: int
-    fallback: bool
-    confidences: list[float]
-    probs: Float[Tensor, "n vocab"] | None
-    own_probs: Float[Tensor, "n vocab"] | None
+    tokens: list[int] | Int[Tensor, " n"] = field(default_factory=list)
+    forwards: int = 0
+    fallback: bool = False
+    confidences: list[float] = field(default_factory=list)
+    probs: Float[Tensor, "n vocab"] | None = None
+    own_probs: Float[Tensor, "n vocab"] | None = None
     states: Float[Tensor, "rows dim"] | None = None
 
 
@@ -194,16 +194,16 @@ class Growth:
 
 @dataclass(frozen=True)
 class GrownTree:
-    """What was grown.
+    """What was grown; by default nothing.
 
     tokens, parents: of each node, as in `Draft`. rows: the place of each node among the rows that ran after the
     text, as `keep` counts them; None for a node that did not run. forwards: how many rows each forward ran.
     """
 
-    tokens: list[int]
-    parents: list[int]
-    rows: list[int | None]
-    forwards: list[int]
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    rows: list[int | None] = field(default_factory=list)
+    forwards: list[int] = field(default_factory=list)
 
 
 class Session(Protocol):

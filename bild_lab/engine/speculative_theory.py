@@ -8,16 +8,8 @@ divided by that of one target step: in seconds for walltime, in operations for o
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
-from jaxtyping import Float
-
-from bild_lab.errors import UserError, require_finite, require_number, require_whole
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_NORMALIZED = 1e-3  # how far the sum of a distribution over a large vocabulary may be from 1
+from bild_lab.errors import require_finite, require_number, require_whole
 
 
 def expected_tokens(acceptance_rate: float, window: float) -> float:
@@ -74,14 +66,6 @@ def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -
     return window
 
 
-def guaranteed_improvement(acceptance_rate: float, cost_ratio: float) -> float:
-    """A lower bound of the best walltime improvement: (1 + α) / (1 + c), from a window of 1 (Corollary 3.9).
-
-    1 if α <= c, from not drafting. Raises UserError for values out of range.
-    """
-    return max(1.0, walltime_improvement(acceptance_rate, 1, cost_ratio))
-
-
 def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
     """The walltime improvement if each draft ended just before its first rejection: 1 / (1 − α + cα) (§3.5).
 
@@ -93,33 +77,6 @@ def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
     _require_ratio(cost_ratio)
     cost = 1 - acceptance_rate + cost_ratio * acceptance_rate
     return 1 / cost if cost > 0 else math.inf
-
-
-def acceptance_from_distributions(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"]) -> float:
-    """α of a drafter: Σ min(p, q) over the vocabulary, averaged over positions (Corollary 3.6).
-
-    p is the target's distribution and q the drafter's at the same positions, both adjusted by the
-    sampling settings (`Sampling.probs`). Raises UserError unless every row is a distribution.
-    """
-    return lenient_acceptance(p, q, lenience=1.0)
-
-
-def lenient_acceptance(p: Float[Tensor, "n vocab"], q: Float[Tensor, "n vocab"], lenience: float) -> float:
-    """α with lenience, p / l in place of p: Σ min(p / l, q), averaged over positions (§A.5).
-
-    lenience: l in (0, 1]; 1 is lossless. Raises UserError for another lenience, or unless every row is
-    a distribution.
-    """
-    require_number("the lenience", lenience, 0, 1, above=True, remedy="1 is lossless")
-    if p.ndim != 2 or p.shape != q.shape or not len(p):
-        raise UserError(
-            f"p and q must both be [positions, vocabulary], got {list(p.shape)} and {list(q.shape)}; "
-            "pad the smaller vocabulary with zeros"
-        )
-    for name, rows in (("p", p), ("q", q)):
-        if rows.amin() < 0 or not (rows.sum(-1) - 1).abs().amax() <= _NORMALIZED:
-            raise UserError(f"every row of {name} must be a distribution, got other values; apply a softmax to logits")
-    return float((p / lenience).minimum(q).sum(-1).mean())
 
 
 def _require_rate(acceptance_rate: float) -> None:

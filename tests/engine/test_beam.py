@@ -7,21 +7,20 @@ import json
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, NoRepeatNGramLogitsProcessor, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 import run
 from bild_lab.engine.beam import BeamDrafter, BeamSearch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Model
-from bild_lab.engine.trace import StageTrace, Trace
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from tests.policies import in_memory
@@ -30,7 +29,6 @@ from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
 
 FAMILIES = ("t5", "llama")
-NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 ENGINES = ("hf", "native")
 END_TOKENS = tuple(map(frozenset, ([END, 7, 9], [END], [], [END, 7, 9, 12, 20])))
 RULES = (
@@ -192,26 +190,6 @@ def test_a_verification_is_of_all_candidates_and_a_missed_selection_costs_no_for
     assert [(each.drafted, each.accepted) for each in trace.rounds] == [((1, 1), 1), ((1, 1), 0), ((1,), 0), ((), 0)]
     assert [each.next_token for each in trace.rounds] == [1, 1, 1, 1]
     assert [each.draft_calls for each in trace.rounds] == [2, 2, 1, 0]
-
-
-def test_a_search_is_not_the_greedy_text_and_tells_its_stages() -> None:
-    assert not BeamSearch(StubModel(FORK), 2).lossless(Sampling())
-    request = Request(Source((0,)), Limits(1, 2, NEVER))
-    BeamSearch(StubModel(FORK), 2).decode(request, trace := StageTrace())
-    assert [name for name, _, _ in trace.spans] == ["prefill", *["draft", "verify"] * len(trace.rounds)]
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_processors_change_the_search_as_in_transformers(family: str) -> None:
-    changed = 0
-    for seed in range(4):
-        module, request = random_target(family, seed), random_request(family, seed, 14)
-        expected = by_transformers(module, request, 3, {"no_repeat_ngram_size": 2})
-        processors = LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])
-        held = replace(request, source=replace(request.source, processors=processors))
-        assert decode(in_memory(module, "native"), held, 3)[0] == expected
-        changed += expected != decode(in_memory(module, "native"), request, 3)[0]
-    assert changed
 
 
 def test_sampling_is_refused() -> None:

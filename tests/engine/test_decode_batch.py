@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import pytest
 
 from bild_lab.engine.batch import Batch, Wanted
-from bild_lab.engine.batched import decode_batch, why_not_in_batches
+from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.runner import warm_up
@@ -73,22 +72,3 @@ def test_a_warm_up_is_one_batch_of_every_method() -> None:
     methods = {"method": Together(None), "baseline": Together(None)}
     warm_up(methods, requests(1, 2, 3, 4, 5), 1, 0, 3)
     assert [one.texts for one in methods.values()] == [[[1, 2, 3]]] * 2
-
-
-@pytest.mark.parametrize(
-    ("engines", "compiled", "feeds", "reason"),
-    [
-        (("native", "kernels"), False, 1, None),
-        (("native", "hf"), False, 1, "Transformers' own modules run one text at a time here"),
-        (("native", "native"), True, 0, "compiled steps hold one text"),
-        (("native", "native"), False, None, "it is a loop of its own, on peer"),
-    ],
-)
-def test_a_method_that_decodes_one_text_at_a_time_says_why(
-    engines: tuple, compiled: bool, feeds: int | None, reason: str | None
-) -> None:
-    method = SimpleNamespace(feeds=feeds, engine="peer")
-    models = [SimpleNamespace(engine=engines[0], compiled=False), SimpleNamespace(engine=engines[1], compiled=compiled)]
-    found = why_not_in_batches(method, models)
-    assert found is None if reason is None else found.startswith(reason)
-    assert why_not_in_batches(Together(None), models) is None

@@ -34,14 +34,6 @@ def test_the_rows_of_a_round_are_the_last_token_the_draft_and_its_probes() -> No
     assert nothing.tokens.dtype == torch.long
 
 
-def test_a_child_is_found_by_its_parent_and_token() -> None:
-    draft = tree()
-    assert [draft.child(-1, 5), draft.child(-1, 6), draft.child(0, 8), draft.child(2, 5)] == [0, 1, 3, 4]
-    assert draft.child(-1, 7) is None and draft.child(4, 5) is None
-    chain = Draft(torch.tensor([5, 6]))
-    assert [chain.child(-1, 5), chain.child(0, 6), chain.child(1, 6), chain.child(-1, 6)] == [0, 1, None, None]
-
-
 def test_depths_count_from_1_along_each_branch() -> None:
     assert (tree().depths, tree().depth) == ([1, 1, 2, 2, 3], 3)
     assert (Draft(TOKENS).depths, Draft(TOKENS).depth, Draft(TOKENS).parent_list) == (

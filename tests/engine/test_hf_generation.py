@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import MambaConfig, PreTrainedConfig
 
 import bild_lab
 from bild_lab.engine.hf_generation import HuggingFaceEarlyExit, HuggingFaceGenerate, HuggingFacePromptLookup
-from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
@@ -119,13 +117,6 @@ def test_what_transformers_cannot_do_is_refused_at_construction(checkpoints: Pat
         load(checkpoints, family, policy)
 
 
-def of(config: PreTrainedConfig) -> HuggingFaceModel:
-    """A model that has no weights to load."""
-    checkpoint = Checkpoint("no/weights")
-    vars(checkpoint)["config"] = config
-    return HuggingFaceModel(checkpoint, torch.device("cpu"), torch.float32)
-
-
 @pytest.mark.parametrize("policy", ["hf_assisted", "hf_early_exit", "hf_prompt_lookup"])
 def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
     stateful = (build("mamba"), word_tokenizer())
@@ -137,8 +128,3 @@ def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
     if policy == "hf_assisted":
         with pytest.raises(UserError, match="assisted generation of transformers needs a model with a key-value cache"):
             bild_lab.load(attentive, stateful, shipped(policy))
-
-
-def test_prompt_lookup_is_refused_where_the_state_cannot_go_back() -> None:
-    with pytest.raises(UserError, match=r"needs a model with a key-value cache, got .*mamba.*use policy=hf_generate"):
-        HuggingFacePromptLookup(of(MambaConfig()), 10, 2)

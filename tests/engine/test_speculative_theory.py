@@ -13,10 +13,7 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.speculative_theory import (
-    acceptance_from_distributions,
     expected_tokens,
-    guaranteed_improvement,
-    lenient_acceptance,
     operations_increase,
     optimal_window,
     oracle_improvement,
@@ -77,28 +74,8 @@ def test_our_rule_emits_as_many_tokens_per_call_as_theory_predicts_from_p_and_q(
     logits, probs = p.log().expand(window + 1, -1), q.expand(window, -1)
     rule = SpeculativeSampling()
     emitted = [len(rule(Draft(tokens, probs=probs), logits, request).path) + 1 for tokens in drafted]
-    predicted = expected_tokens(acceptance_from_distributions(p, q), window)
+    predicted = expected_tokens(float(p.minimum(q).sum()), window)  # Corollary 3.6
     assert sum(emitted) / rounds == pytest.approx(predicted, abs=0.06)  # three standard errors
-
-
-@pytest.mark.parametrize("lenience", [1.0, 0.4])
-def test_acceptance_is_how_often_draws_from_the_drafter_stand(lenience: float) -> None:
-    p, q = distributions(5)
-    draws = 40_000
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.multinomial(q, draws, replacement=True, generator=generator)  # [5, draws]
-    chance = p.gather(-1, tokens) / (lenience * q.gather(-1, tokens))
-    uniform = torch.rand(chance.shape, generator=generator, dtype=chance.dtype)
-    simulated = (uniform < chance).double().mean().item()
-    assert lenient_acceptance(p, q, lenience) == pytest.approx(simulated, abs=0.003)
-
-
-def test_acceptance_is_the_overlap_of_the_distributions_averaged_over_positions() -> None:
-    p = torch.tensor([[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]])
-    q = torch.tensor([[0.2, 0.2, 0.6], [0.0, 0.0, 1.0]])
-    assert acceptance_from_distributions(p, q) == pytest.approx((0.6 + 0.0) / 2)
-    assert lenient_acceptance(p, q, 0.5) == pytest.approx((0.8 + 0.0) / 2)
-    assert acceptance_from_distributions(p, p) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +149,3 @@ def test_an_acceptance_rate_next_to_one_loses_no_digits() -> None:
 
 def test_a_window_is_at_most_100_unless_asked_for_another() -> None:
     assert (optimal_window(1, 0.001), optimal_window(1, 0.001, most=7)) == (100, 7)
-
-
-def test_an_improvement_is_guaranteed_by_a_window_of_one() -> None:
-    assert guaranteed_improvement(0.8, 0.2) == pytest.approx(1.8 / 1.2)
-    assert guaranteed_improvement(0.2, 0.8) == 1.0
-    assert walltime_improvement(0.8, optimal_window(0.8, 0.2), 0.2) > guaranteed_improvement(0.8, 0.2)

@@ -10,11 +10,12 @@ from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.acceptance.speculative_sampling import acceptance, drafter_probs, residual
 from bild_lab.engine.acceptance.trees import PerNode, PerRow
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw
 
 
-class BlockVerification:
+class BlockVerification(Acceptance):
     """Accept the longest prefix whose coin says so, not the tokens before the first failure (Sun et al., 2025, Alg. 2).
 
     With P_0 = 1 and P_i = min(1, P_{i−1} p(x_i) / q(x_i)), the prefix of i tokens is accepted with probability
@@ -30,7 +31,6 @@ class BlockVerification:
     """
 
     accepts_trees = False
-    needs: frozenset[str] = frozenset()
 
     def lossless(self, sampling: Sampling) -> bool:
         return True

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, first_of
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 
 
-class ExactMatch:
+class ExactMatch(Acceptance):
     """The target chooses a token after every row; a drafted path is accepted as far as it agrees.
 
     Lossless: every emitted token is the target's own choice (its argmax, or a sample from its distribution).
     """
 
     accepts_trees = True
-    needs: frozenset[str] = frozenset()
 
     def lossless(self, sampling: Sampling) -> bool:
         return True

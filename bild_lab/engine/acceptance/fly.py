@@ -11,6 +11,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance.speculative_sampling import forgiving_verdict, judged_probs, own_decisions
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, judged_nodes, judging_rows
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import require_number, require_whole
@@ -19,7 +20,7 @@ MOST_LIKELY = 3  # tokens that the entropy is taken over
 MAX_ENTROPY = MOST_LIKELY / math.e  # nats: −x log x is largest at 1 / e
 
 
-class Fly:
+class Fly(Acceptance):
     """Forgive a mismatch at an uncertain position if the next tokens all match (FLy, Li et al., 2025).
 
     The target's uncertainty is h = −Σ p log p over its three most likely tokens, in nats. A drafted token that lossless
@@ -35,7 +36,6 @@ class Fly:
     """
 
     accepts_trees = True
-    needs: frozenset[str] = frozenset()
 
     def __init__(self, entropy: float, deferred_window: int) -> None:
         require_number("FLy's entropy", entropy, 0, math.inf, remedy="in nats; smaller forgives more")

@@ -20,7 +20,7 @@ from bild_lab.engine.session import Scores, Want
 from bild_lab.errors import UserError, require_number
 
 
-class Judge:
+class Judge(Acceptance):
     """Forgive a mismatch that a classifier holds to be unimportant (AutoJudge, Garipov et al., 2025; Judge decoding).
 
     A drafted token that lossless speculative sampling rejects is accepted all the same if the classifier's chance that
@@ -33,7 +33,6 @@ class Judge:
     """
 
     accepts_trees = True
-    needs: frozenset[str] = frozenset()
     wants = Want(head_input=True)
 
     def __init__(self, adapter: JudgeHead, threshold: float | None = None) -> None:

@@ -9,11 +9,12 @@ from torch import Tensor
 from bild_lab.engine.acceptance.speculative_sampling import before_rejection, drafter_probs
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, output_by
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw
 
 
-class RejectionSampling:
+class RejectionSampling(Acceptance):
     """Accept a token drawn from q with probability p / (M q), M = max p / q (speculative decoding, A.2).
 
     The non-iterative version: at the first rejection the next token is drawn from p itself. A token
@@ -24,7 +25,6 @@ class RejectionSampling:
     """
 
     accepts_trees = False
-    needs: frozenset[str] = frozenset()
 
     def lossless(self, sampling: Sampling) -> bool:
         return True

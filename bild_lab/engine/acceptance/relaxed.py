@@ -24,7 +24,7 @@ from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, LoadedModel, Scores, Want
+from bild_lab.engine.session import LoadedModel, Scores
 from bild_lab.errors import UserError, require_number, require_whole
 
 
@@ -67,7 +67,7 @@ def marked_span(target: LoadedModel, start: str | None, end: str | None) -> Span
     return Span(*ids)
 
 
-class RelaxedAcceptance:
+class RelaxedAcceptance(Acceptance):
     """Also accept a token among the target's `top_k` most likely that has p(token) >= ratio · max p.
 
     This is what serving engines call relaxed acceptance for a model's thinking (TensorRT-LLM's `relaxed_topk`, with a
@@ -84,8 +84,6 @@ class RelaxedAcceptance:
     """
 
     accepts_trees = True
-    needs: frozenset[str] = frozenset()
-    wants: Want = EVERYTHING
 
     def __init__(self, top_k: int, ratio: float, span: Span | None = None) -> None:
         require_whole("relaxed acceptance's top_k", top_k, 1)

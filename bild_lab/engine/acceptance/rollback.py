@@ -6,12 +6,13 @@ import math
 
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, best_of, judging_rows, output_by_bar
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.errors import require_number
 
 
-class Rollback:
+class Rollback(Acceptance):
     """Keep the draft until its cross-entropy, in nats, exceeds the threshold (BiLD §3.4, Eq. 3).
 
     The distance of a drafted token is −log p(token), where p is the target's distribution at temperature 1.
@@ -22,7 +23,6 @@ class Rollback:
     """
 
     accepts_trees = True
-    needs: frozenset[str] = frozenset()
 
     def __init__(self, threshold: float) -> None:
         require_number(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -23,19 +23,19 @@ from bild_lab.engine.acceptance.trees import (
     output_by,
 )
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw, precise
 from bild_lab.errors import require_number
 
 
-class SpeculativeRule(ABC):
+class SpeculativeRule(Acceptance):
     """Accept a token drawn from q with probability min(1, π / q), else draw from norm(max(0, π − q)).
 
     What is emitted has the distribution π, whatever q is, as long as q is what the tokens were drawn from.
     """
 
     accepts_trees = True
-    needs: frozenset[str] = frozenset()
 
     @abstractmethod
     def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance.trees import PerRow, judging_rows
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.errors import UserError
@@ -30,7 +31,7 @@ class MeanLogProbability:
         return log_probs[judging_rows(draft), draft.tokens].mean(0, keepdim=True)
 
 
-class StepScore:
+class StepScore(Acceptance):
     """Keep a drafted step if its score is at least the threshold, else drop all of it.
 
     This is the granularity of SpecReason (Pan et al., 2025) and Arbitrage (2025), whose scores a prompted target or a
@@ -42,7 +43,6 @@ class StepScore:
     """
 
     accepts_trees = False
-    needs: frozenset[str] = frozenset()
 
     def __init__(self, threshold: float, scorer: StepScorer | None = None) -> None:
         if isinstance(threshold, bool) or not isinstance(threshold, int | float) or math.isnan(threshold):

@@ -10,12 +10,13 @@ from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeRule, drafter_probs, judged_probs
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, judging_rows, output_by_bar
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw, precise
 from bild_lab.errors import UserError, require_number, require_whole
 
 
-class TypicalAcceptance:
+class TypicalAcceptance(Acceptance):
     """Accept a token with p(token) > min(ε, δ · exp(−H(p))), where H is the entropy of p in nats (Medusa §2.3).
 
     In a tree the longest path of such tokens is accepted; among equally long paths, the most likely.
@@ -30,7 +31,6 @@ class TypicalAcceptance:
     """
 
     accepts_trees = True
-    needs: frozenset[str] = frozenset()
 
     def __init__(self, epsilon: float, delta: float) -> None:
         for name, value in (("epsilon", epsilon), ("delta", delta)):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.protocols import Drafter, Prepares
+from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, beside, on_device, require_scores
 from bild_lab.errors import UserError, require_whole
@@ -49,9 +49,7 @@ class SpeculativeDrafter(Drafter):
         self._accept = SpeculativeSampling()
 
     def prepare(self, request: Request) -> None:
-        """Let the inner drafter prepare, if it is one that does."""
-        if isinstance(self._drafter, Prepares):
-            self._drafter.prepare(request)
+        self._drafter.prepare(request)
 
     @property
     def draws_from(self) -> Model:
@@ -137,10 +135,8 @@ class HybridDrafter(Drafter):
         return self._first, self._second
 
     def prepare(self, request: Request) -> None:
-        """Let those prepare that do."""
         for drafter in self._both:
-            if isinstance(drafter, Prepares):
-                drafter.prepare(request)
+            drafter.prepare(request)
 
     def begin(self, request: Request, target: Session) -> None:
         self._first, self._second = (drafter.start(request, target) for drafter in self._both)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.models.views import TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import pick, precise
-from bild_lab.engine.session import LAST, Chain, Model, Scores, Session, beside, on_device, require_scores
+from bild_lab.engine.sampling import Sampling, pick, precise
+from bild_lab.engine.session import LAST, Chain, DraftedChain, Model, Scores, Session, beside, on_device, require_scores
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.errors import require_flag, require_number, require_whole
 
@@ -30,9 +31,6 @@ class LowConfidence:
 
     def __post_init__(self) -> None:
         require_number("the fallback threshold", self.threshold, 0, 1, remedy="it is a probability; 0 never falls back")
-
-    def __call__(self, confidence: float) -> bool:
-        return confidence < self.threshold
 
 
 def low_confidence(threshold: float | None) -> LowConfidence | None:
@@ -95,71 +93,29 @@ class ModelDrafter(Drafter):
         window = min(self._window.size(), limits.room(tokens))
         feed = tokens[self._session.length :]
         uniforms = self._uniforms(window)
-        if (draft := self._whole(feed, window, uniforms)) is not None:
-            return draft
-        drafted: list[Tensor] = []  # [1] each
-        probs: list[Tensor] = []
-        own_probs: list[Tensor] = []
-        confidences: list[float] = []
-        fallback, calls = False, 0
-        while len(drafted) < window:
-            logits = self._session.extend(feed, LAST).logits  # [1, vocab]
-            calls += 1
-            if self._keeps_probs:
-                own_probs.append(precise(logits).softmax(-1))
-            if sampling.greedy:
-                chosen = sampling.choose(logits, None)
-            else:
-                probs.append(sampling.probs(logits))
-                chosen = pick(probs[-1], uniforms[calls - 1 : calls])
-            if self._stop is not None:
-                confidence, token = read(precise(logits).softmax(-1).amax(-1), chosen)  # at temperature 1
-                confidences.append(confidence)
-                if fallback := self._stop(confidence):
-                    break
-            elif self.stop_on_eos:
-                token = int(chosen)
-            drafted.append(chosen)
-            if self.stop_on_eos and token in limits.end_tokens:
-                break
-            feed = chosen
-        return Draft(
-            tokens=torch.cat(drafted) if drafted else torch.empty(0, dtype=torch.long, device=self._model.device),
-            probs=torch.cat(probs[: len(drafted)]) if drafted and probs else None,
-            calls=calls,
-            own_probs=torch.cat(own_probs[: len(drafted)]) if drafted and own_probs else None,
-            stats={} if self._stop is None else {"fallback": fallback, "confidence": tuple(confidences)},
-            uniforms=None if uniforms is None else uniforms[: len(drafted)],
-        )
-
-    def _whole(self, feed: list[int], window: int, uniforms: Tensor | None) -> Draft | None:
-        """The whole chain as one program; None if there is no program for it."""
-        limits, sampling = self._request.limits, self._request.sampling
-        if not window or not isinstance(self._stop, LowConfidence | None):
-            return None
-        threshold = None if self._stop is None else self._stop.threshold
         chain = Chain(
-            window,
-            limits.end_tokens,
-            threshold,
-            sampling.temperature,
-            uniforms,
-            self._keeps_probs,
-            sampling.plain,
-            self.stop_on_eos,
+            steps=window,
+            end_tokens=limits.end_tokens,
+            threshold=None if self._stop is None else self._stop.threshold,
+            temperature=sampling.temperature,
+            uniforms=uniforms,
+            keeps_probs=self._keeps_probs,
+            plain=sampling.plain,
+            stop_on_eos=self.stop_on_eos,
         )
-        drafted = self._session.draft(feed, chain)
+        drafted = self._session.draft(feed, chain) if window else None
         if drafted is None:
-            return None
-        stats = {} if self._stop is None else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)}
-        some = len(drafted.tokens) > 0
+            drafted = draft_chain(self._session, feed, chain, sampling)
+        count = len(drafted.tokens)
         return Draft(
             tokens=on_device(drafted.tokens, self._model.device),
-            probs=drafted.probs if some else None,
+            probs=drafted.probs if count else None,
             calls=drafted.forwards,
-            own_probs=drafted.own_probs if some else None,
-            stats=stats,
-            uniforms=None if uniforms is None else uniforms[: len(drafted.tokens)],
+            own_probs=drafted.own_probs if count else None,
+            stats={}
+            if self._stop is None
+            else {"fallback": drafted.fallback, "confidence": tuple(drafted.confidences)},
+            uniforms=None if uniforms is None else uniforms[:count],
         )
 
     def _uniforms(self, window: int) -> Float[Tensor, " window"] | None:
@@ -179,10 +135,44 @@ class ModelDrafter(Drafter):
         self._session.rollback(length)
 
 
-def read(confidence: Float[Tensor, " 1"], token: Int[Tensor, " 1"]) -> tuple[float, int]:
-    """Both values on the host, in one transfer."""
-    first, second = torch.cat([confidence.double(), token.double()]).tolist()
-    return first, int(second)
+def draft_chain(session: Session, feed: Sequence[int], chain: Chain, sampling: Sampling) -> DraftedChain:
+    """Run these tokens of the text, then draft a chain after them, one forward after the other."""
+    rows: Sequence[int] | Tensor = feed
+    drafted: list[Tensor] = []  # [1] each
+    probs: list[Tensor] = []
+    own_probs: list[Tensor] = []
+    confidences: list[float] = []
+    fallback, calls = False, 0
+    while len(drafted) < chain.steps:
+        logits = session.extend(rows, LAST).logits  # [1, vocab]
+        calls += 1
+        if chain.keeps_probs:
+            own_probs.append(precise(logits).softmax(-1))
+        if sampling.greedy:
+            rows = sampling.choose(logits, None)
+        else:
+            probs.append(sampling.probs(logits))
+            rows = pick(probs[-1], chain.uniforms[calls - 1 : calls])
+        if chain.threshold is not None:
+            largest = precise(logits).softmax(-1).amax(-1)  # at temperature 1
+            confidence, token = torch.cat([largest.double(), rows.double()]).tolist()  # one transfer
+            confidences.append(confidence)
+            if fallback := confidence < chain.threshold:
+                break
+        elif chain.stop_on_eos:
+            token = int(rows)
+        drafted.append(rows)
+        if chain.stop_on_eos and token in chain.end_tokens:
+            break
+    count = len(drafted)
+    return DraftedChain(
+        tokens=torch.cat(drafted) if count else [],
+        forwards=calls,
+        fallback=fallback,
+        confidences=confidences,
+        probs=torch.cat(probs[:count]) if count and probs else None,
+        own_probs=torch.cat(own_probs[:count]) if count and own_probs else None,
+    )
 
 
 PRIOR_TOKENS = 4.0  # the weight of the prior acceptance rate, in judged tokens

@@ -46,7 +46,7 @@ class ModelTreeDrafter(Drafter):
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
-        self._grown = GrownTree([], [], [], [])
+        self._grown = GrownTree()
 
     def propose(self, tokens: list[int]) -> Draft:
         self._session.rollback(len(tokens) - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
@@ -84,18 +84,17 @@ class PredictivePipeline(TokenLoop):
 
     def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         trace.stats |= {"layers": self.target.depth, "exit_layer": self._exit, "top_k": self.top_k}
-        limits, tokens = request.limits, list(request.source.prompt)
+        limits, tokens, ahead = request.limits, list(request.source.prompt), self.target.depth - self._exit
         with trace.span("prefill"):
             session = self.target.start(request.source, limits.max_new_tokens + self.top_k, Opening(trace.forwards))
         begun: Float[Tensor, "1 dim"] | None = None  # the current token after d − d̄ layers, if it was a candidate
         with two_lanes(self.target.device) as together:
             while not limits.reached(tokens):
-                step = PipelineStep(self, session, request, trace, together)
+                step = PipelineStep(self, session, request, trace, together, first=0 if begun is None else ahead)
                 token, begun = step.next(tokens, begun)
                 tokens = limits.append(tokens, [token])
-                units = asdict(step.units)
                 matched = None if limits.reached(tokens) else begun is not None
-                trace.rounds.append(Round(next_token=token, stats={**units, "matched": matched}))
+                trace.rounds.append(Round(next_token=token, stats={**step.units, "matched": matched}))
                 yield [token]
 
     @cached_property
@@ -122,28 +121,30 @@ class PredictivePipeline(TokenLoop):
 
 
 @dataclass
-class Units:
-    """Layer-time units of one token."""
-
-    latency_units: int = 0
-    compute_units: int = 0
-    concurrent_units: int = 0
-
-
-@dataclass
 class PipelineStep:
-    """One token: it runs to the exit layer, then to the last layer in parallel with the next token's candidates."""
+    """One token: it runs to the exit layer, then to the last layer in parallel with the next token's candidates.
+
+    first: how many layers it ran as a candidate.
+    """
 
     pipeline: PredictivePipeline
     session: StagedSession
     request: Request
     trace: Trace
     together: Together
+    first: int
 
     def __post_init__(self) -> None:
         self.exit, self.depth = self.pipeline._exit, self.pipeline.target.depth
         self.ahead = self.depth - self.exit  # layers that candidates run
-        self.units = Units()
+        self.candidates = 0
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Layer-time units of the token, after it was chosen."""
+        latency = self.depth - self.first
+        compute = latency + self.ahead * self.candidates
+        return {"latency_units": latency, "compute_units": compute, "concurrent_units": self.ahead}
 
     def next(self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None) -> tuple[int, Tensor | None]:
         """The next token, and its hidden state after d − d̄ layers if it was a candidate."""
@@ -152,9 +153,8 @@ class PipelineStep:
             rows, candidates = self._to_exit(tokens, begun, last)
         with self.trace.span("verify"):
             if candidates is None:
-                self._count(self.ahead, 0)
                 return int(self._choose(self._finish(rows))), None
-            self._count(self.ahead, candidates.shape[0])
+            self.candidates = candidates.shape[0]
             at = self.session.length + len(rows.states)
             logits, states = self.together(lambda: self._finish(rows), lambda: self._begin(candidates, at))
             token, *predicted = torch.cat([self._choose(logits), candidates]).tolist()
@@ -168,13 +168,10 @@ class PipelineStep:
         self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None, last: bool
     ) -> tuple[Rows, Int[Tensor, " k"] | None]:
         """Run the new rows to the exit layer. Returns them and the candidates for the next token."""
-        first = 0 if begun is None else self.ahead
         trained, shared = self.pipeline._trained_head, not last and self.pipeline._trained_head is None
-        want = Want(logits=int(shared), layers=range(first, self.exit), hidden=(self.exit,), prompt=True)
+        want = Want(logits=int(shared), layers=range(self.first, self.exit), hidden=(self.exit,), prompt=True)
         fed = tokens[self.session.length :]
         scores = self.session.extend(Rows(fed, states=begun), want)
-        self.units.latency_units += self.exit - first
-        self.units.compute_units += self.exit - first
         (x,) = scores.hidden
         rows = Rows(tokens[-len(x) :], states=x)
         if last:
@@ -194,9 +191,3 @@ class PipelineStep:
 
     def _choose(self, logits: Float[Tensor, "1 vocab"]) -> Int[Tensor, " 1"]:
         return self.request.sampling.choose(logits, self.request.generator)
-
-    def _count(self, layers: int, candidates: int) -> None:
-        """Count layers that the current token and each candidate run in parallel."""
-        self.units.latency_units += layers
-        self.units.concurrent_units += layers
-        self.units.compute_units += layers * (1 + candidates)

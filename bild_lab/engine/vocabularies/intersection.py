@@ -28,8 +28,6 @@ from bild_lab.engine.session import (
 from bild_lab.engine.vocabularies.overlap import Overlap
 from bild_lab.errors import UserError
 
-PLAIN = Want()
-
 
 class IntersectionSession(SessionOver):
     """A session that takes the target's tokens and scores them, over a session of the draft model.
@@ -86,13 +84,11 @@ class IntersectionSession(SessionOver):
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         """Drafted one forward at a time; nothing where the draft model's positions end."""
-        ends = not self._fits(rows, chain.steps)
-        return DraftedChain([], 0, False, [], None, None) if ends else None
+        return None if self._fits(rows, chain.steps) else DraftedChain()
 
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
         """Grown one forward at a time; nothing where the draft model's positions end."""
-        ends = not self._fits(rows, growth.depth * growth.width)
-        return GrownTree([], [], [], []) if ends else None
+        return None if self._fits(rows, growth.depth * growth.width) else GrownTree()
 
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep([row for place in path for row in self._spans[place]])

@@ -10,14 +10,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, common_prefix
-from bild_lab.engine.drafters.model import read
+from bild_lab.engine.drafters.model import draft_chain
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
-from bild_lab.engine.sampling import Sampling, most_likely, precise
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import (
     EVERYTHING,
-    LAST,
     Chain,
     DraftedChain,
     GrownTree,
@@ -26,14 +25,12 @@ from bild_lab.engine.session import (
     Scores,
     Session,
     Want,
-    on_device,
 )
 from bild_lab.engine.vocabularies.overlap import Overlap, natural
 from bild_lab.errors import UserError
 
 LONGEST_TAIL = 600  # bytes of the text that are tokenized in every round
 SHORTEST_TAIL = 300
-NOTHING = DraftedChain([], 0, False, [], None, None)
 
 
 class StringsSession(SessionOver):
@@ -71,20 +68,23 @@ class StringsSession(SessionOver):
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain:
         text, own = self._read(rows)
         if self._positions is not None and len(own) + chain.steps > self._positions:
-            return NOTHING
+            return DraftedChain()
         feed = self._behind_cached(own)
         ends = self._overlap.draft.end_tokens
-        chain_of_text = Chain(chain.steps, ends, chain.threshold)
-        drafted = self._session.draft(feed, chain_of_text) or most_likely_chain(self._session, feed, chain_of_text)
-        self._cached = [*own, *drafted.tokens][: self._session.length]
-        tokens = self._target_tokens(text, own, drafted.tokens)[: chain.steps]
+        own_chain = Chain(chain.steps, ends, chain.threshold)
+        drafted = self._session.draft(feed, own_chain)
+        if drafted is None:
+            drafted = draft_chain(self._session, feed, own_chain, Sampling())
+        written = torch.as_tensor(drafted.tokens).tolist()
+        self._cached = [*own, *written][: self._session.length]
+        tokens = self._target_tokens(text, own, written)[: chain.steps]
         return replace(drafted, tokens=tokens, probs=None, own_probs=None)
 
     @torch.inference_mode()
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree:
         text, own = self._read(rows)
         if self._positions is not None and len(own) + growth.depth * growth.width > self._positions:
-            return GrownTree([], [], [], [])
+            return GrownTree()
         feed = self._behind_cached(own)
         growth_of_text = replace(growth, end_tokens=self._overlap.draft.end_tokens, temperature=1.0, plain=True)
         grown = self._session.grow(feed, growth_of_text) or grow(self._session, feed, growth_of_text, Sampling())
@@ -164,24 +164,6 @@ class StringsSession(SessionOver):
     @property
     def _has_end(self) -> bool:
         return self._overlap.target.tokenizer.eos_token_id is not None
-
-
-def most_likely_chain(session: Session, feed: Sequence[int], chain: Chain) -> DraftedChain:
-    """A chain of the most likely tokens, one forward after the other."""
-    tokens: list[int] = []
-    confidences: list[float] = []
-    fallback, calls = False, 0
-    while len(tokens) < chain.steps and not fallback and not (tokens and tokens[-1] in chain.end_tokens):
-        logits = precise(session.extend(feed, LAST).logits)
-        calls += 1
-        confidence, token = read(logits.softmax(-1).amax(-1), most_likely(logits))
-        if chain.threshold is not None:
-            confidences.append(confidence)
-            fallback = confidence < chain.threshold
-        if not fallback:
-            tokens.append(token)
-        feed = on_device([token], logits.device)
-    return DraftedChain(tokens, calls, fallback, confidences, None, None)
 
 
 def branches(grown: GrownTree) -> list[list[int]]:

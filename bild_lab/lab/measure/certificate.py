@@ -14,7 +14,7 @@ from bild_lab.engine.acceptance.trees import judged_nodes
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.models.admission import tolerance
-from bild_lab.engine.protocols import DeclaresOutput, Method
+from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import EVERYTHING, LAST, Feed, LoadedModel, Rows, as_rows
@@ -219,8 +219,6 @@ def one_row_of_drafter(method: DraftThenVerify, request: Request) -> OneRow | No
 
 def output_of(one: Round, request: Request, drafter: OneRow | None) -> Float[Tensor, "n+1 vocab"] | None:
     """The distribution of what a round's rule emits after each row; None if it has no closed form."""
-    if not isinstance(one.rule, DeclaresOutput):
-        return None
     held = {name: getattr(one.draft, name) for name in ("probs", "own_probs")}
     draft = replace(one.draft, **{name: exactly(probs) for name, probs in held.items() if probs is not None})
     logits = one.logits.double()

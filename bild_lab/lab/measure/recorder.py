@@ -12,10 +12,10 @@ from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.protocols import Acceptance, ReadsRound
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import EVERYTHING, LAST, Model, Rows, Scores, Want
+from bild_lab.engine.session import LAST, Model, Rows, Scores, Want
 from bild_lab.engine.trace import Trace
 
 
@@ -51,15 +51,11 @@ class Recorder:
         self._rule, self.round = rule, None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._rule, name)  # what the rule needs and accepts
-
-    @property
-    def wants(self) -> Want:
-        return self._rule.wants if isinstance(self._rule, ReadsRound) else EVERYTHING
+        return getattr(self._rule, name)  # what the rule needs, wants and accepts
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         """The rule of this round, recorded."""
-        rule = self._rule.in_round(tokens, scores) if isinstance(self._rule, ReadsRound) else self._rule
+        rule = self._rule.in_round(tokens, scores)
 
         def recorded(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
             verdict = rule(draft, logits, request)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from scipy.stats import chisquare
 from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
@@ -23,7 +22,6 @@ from tests.engine.acceptance.exact import (
     continued,
     drafts,
     emitted,
-    rows_after,
     sampled,
     table,
     targets,
@@ -91,17 +89,6 @@ def test_a_wrong_residual_is_noticed(make: Callable[[Tensor], Proposals], monkey
     assert (continued(output, p, 1) - targets(p, 1)).abs().max() > 0.02
 
 
-def test_siblings_raise_the_chance_that_a_draft_is_accepted() -> None:
-    p, q = TARGET, DRAFTER
-    drafted = {True: 0.0, False: 0.0}
-    for tree in drafted:
-        proposals = drafts([ROOT, ROOT] if tree else [ROOT], lambda last, _: q[last], 3, chain=False)
-        output = emitted(SpeculativeSampling(), proposals, p, sampled())
-        drafted[tree] = sum(chance for text, chance in output.items() if len(text) == 2)
-    assert drafted[False] == pytest.approx(float(torch.minimum(p[0], q[0]).sum()), abs=1e-6)
-    assert drafted[True] > drafted[False] + 0.01
-
-
 def test_a_tree_with_one_branch_has_the_distribution_of_a_chain() -> None:
     p, q = TARGET, DRAFTER
     outputs = []
@@ -109,22 +96,6 @@ def test_a_tree_with_one_branch_has_the_distribution_of_a_chain() -> None:
         proposals = drafts([ROOT, 0], lambda last, _: q[last], 3, chain)
         outputs.append(emitted(SpeculativeSampling(0.6), proposals, p, sampled()))
     assert outputs[0] == pytest.approx(outputs[1], abs=1e-6)
-
-
-@pytest.mark.slow
-def test_real_draws_over_trees_are_distributed_as_the_targets() -> None:
-    p, request, rule, count = TARGET, sampled(), SpeculativeSampling(), 4000
-    draft = Draft(torch.tensor([1, 0, 2, 0]), torch.tensor([ROOT, ROOT, 0, 0]))
-    logits = rows_after(draft, p)
-    seen = torch.zeros(3, 3)
-    for _ in range(count):
-        verdict = rule(draft, logits, request)
-        text = [*(draft.token_list[node] for node in verdict.path), verdict.next_token]
-        if len(text) == 1:
-            text.append(int(torch.multinomial(p[text[0]], 1, generator=request.generator)))
-        seen[text[0], text[1]] += 1
-    expected = count * targets(p, 2)
-    assert chisquare(seen.flatten().numpy(), expected.flatten().numpy()).pvalue > 0.001
 
 
 def literal(p: Tensor, q: Tensor, tokens: list[int], seed: int) -> tuple[int, int]:

@@ -95,20 +95,6 @@ def test_a_drafter_changes_no_distribution(bars: dict[str, float]) -> None:
         torch.testing.assert_close(continued(output, expected, 2), expected[0][:, None] * expected, atol=1e-6, rtol=0)
 
 
-def test_siblings_are_tried_one_after_another() -> None:
-    """Two first tokens drawn without replacement, and one after each."""
-
-    def without(last: int, before: tuple[int, ...]) -> Tensor:
-        left = DRAFTER[last].clone()
-        left[list(before)] = 0.0
-        return left / left.sum()
-
-    rule = TruncationSampling(top_k=2)
-    expected = rule.probs(TARGET.log(), HOT)
-    output = emitted(rule, drafts([ROOT, ROOT], without, 3, chain=False), TARGET, sampled())
-    torch.testing.assert_close(continued(output, expected, 1), expected[0], atol=1e-6, rtol=0)
-
-
 def test_a_token_at_its_bar_stays_but_for_typical_acceptances() -> None:
     p = torch.tensor([[0.5, 0.25, 0.125, 0.125]], dtype=torch.float64)
     logits = p.log()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from types import SimpleNamespace
 
@@ -21,7 +20,7 @@ from bild_lab.engine.trace import Trace
 from tests.engine.acceptance.exact import TARGET, outcomes, sampled, targets
 from tests.engine.heads.oracle import Step, algorithm_1, straightforward, uncached_masks
 from tests.engine.heads.tiny import random_adapter
-from tests.engine.test_decode import NEVER, autoregressive, finished
+from tests.engine.test_decode import NEVER
 from tests.policies import in_memory
 from tests.stubs import StubModel, uncached
 from tests.tiny import START, VOCABULARY, tiny_llama
@@ -68,29 +67,6 @@ def test_every_round_is_that_of_algorithm_1(decoding: str, prompt: str) -> None:
         assert tokens == [*source.prompt, *emitted[:length]]
         accepted += trace.accepted
     assert accepted
-
-
-@pytest.mark.parametrize("prompt", PROMPTS)
-@pytest.mark.parametrize("decoding", DECODINGS)
-def test_greedy_texts_are_the_targets_wherever_they_end(decoding: str, prompt: str) -> None:
-    module = tiny_llama(3)
-    target = in_memory(module, "native")
-    adapter = random_adapter(module.config, prompt).requires_grad_(False)
-    ended_in_draft = 0
-    for number, words in enumerate(((5, 9), (30, 12, 7, 7), (8,))):
-        source = Source((START, *words))
-        free = autoregressive(uncached(module, source), source.prompt, finished(source, 20, NEVER))
-        for where, (length, masks) in enumerate(itertools.product((1, 2, 5, 20), (None, 1))):
-            end = NEVER if where % 3 == 0 else frozenset([free[len(source.prompt) + (3 * where + number) % 20]])
-            drafter = MaskTokenDrafter(target, adapter.config, decoding, [20] if masks else WIDTHS, masks)
-            request, trace = Request(source, Limits(len(source.prompt), length, end)), Trace()
-            method = DraftThenVerify(BitaTarget(target, adapter), drafter, SpeculativeSampling())
-            actual = method.decode(request, trace)
-            done = finished(source, length, end)
-            assert actual == free[: next(n for n in range(len(source.prompt) + 1, 99) if done(free[:n]))]
-            before = sum(each.accepted + 1 for each in trace.rounds[:-1])
-            ended_in_draft += len(actual) - len(source.prompt) - before <= trace.rounds[-1].accepted
-    assert ended_in_draft or decoding == "straightforward"
 
 
 def copying(rank: int = 0) -> StubModel:
@@ -152,13 +128,11 @@ def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
     assert model.fed[-14:] == [10, 11] * 7
 
 
-class Scripted:
+class Scripted(SpeculativeSampling):
     """Speculative sampling whose outcomes are dictated; behind the script decoding stops, and tells what could come."""
 
-    accepts_trees = True
-    needs: frozenset[str] = frozenset()
-
     def __init__(self, script: list[Verdict]) -> None:
+        super().__init__()
         self._script = iter(script)
 
     def __call__(self, draft: Draft, logits: Tensor, request: Request) -> Verdict:
@@ -177,7 +151,8 @@ class Unscripted(Exception):
 def path_of(draft: Draft, text: tuple[int, ...]) -> Verdict:
     path: list[int] = []
     for token in text[:-1]:
-        path.append(draft.child(path[-1] if path else -1, token))
+        nodes = list(zip(draft.parent_list, draft.token_list, strict=True))
+        path.append(nodes.index((path[-1] if path else -1, token)))
     return Verdict(tuple(path), text[-1])
 
 

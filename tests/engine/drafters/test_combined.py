@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -40,7 +39,6 @@ from tests.engine.test_decode import (
     FAMILIES,
     NEVER,
     TreeDrafter,
-    an_end_token,
     autoregressive,
     copying,
     decode,
@@ -50,29 +48,12 @@ from tests.engine.test_decode import (
 )
 from tests.policies import in_memory, load
 from tests.stubs import SESSION, ModuleModel, StubModel, uncached
-from tests.thinned import thinned
 from tests.tiny import START, relative_of, tiny_llama
 
 INNER: dict[str, Callable[[ModuleModel], Drafter]] = {
     "copied": lambda middle: PromptLookup(middle, window=3, longest_match=2),
     "modelled": lambda middle: ModelDrafter(ModuleModel(relative_of(middle.module, 7, 0.1)), 3),
 }
-
-
-@pytest.mark.parametrize(("family", "inner"), thinned(product(FAMILIES, INNER), 3))
-def test_a_hierarchy_is_lossless(family: str, inner: str) -> None:
-    accepted = 0
-    for seed in range(3):
-        target, middle, source = random_pair(family, seed, noise=0.03)
-        large = uncached(target.module, source)
-        free = autoregressive(large, source.prompt, finished(source, 21, NEVER))
-        end = an_end_token(free, len(source.prompt), 9 * seed) if seed % 2 else NEVER
-        expected = autoregressive(large, source.prompt, finished(source, 21, end))
-        drafter = SpeculativeDrafter(middle, INNER[inner](middle), 3 + seed)
-        actual, trace = decode(target, drafter, SpeculativeSampling(), source, 21, end)
-        assert actual == expected
-        accepted += trace.accepted
-    assert accepted > 10
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -110,13 +91,6 @@ def test_each_token_comes_with_the_middle_models_distribution() -> None:
     assert len(draft) == 8
     before = torch.tensor([0, *draft.token_list[:-1]])
     assert torch.equal(draft.probs, sampling.probs(table[before]))
-
-
-def test_a_draft_ends_with_an_end_token() -> None:
-    middle, small = StubModel(copying(1)), StubModel(copying(1))
-    drafter = SpeculativeDrafter(middle, ModelDrafter(small, 2), 8)
-    drafter = drafter.start(Request(Source((0,)), Limits(1, 20, frozenset([4]))), SESSION)
-    assert drafter.propose([0]).token_list == [1, 2, 3, 4]
 
 
 def test_an_inner_drafter_of_trees_is_refused() -> None:

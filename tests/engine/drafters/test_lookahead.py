@@ -11,7 +11,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
-from bild_lab.engine.drafters import LookaheadDrafter, NoDraft
+from bild_lab.engine.drafters import LookaheadDrafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from tests.stubs import SESSION, StubModel
@@ -106,13 +106,6 @@ def test_drafts_are_the_ngrams_of_jacobi_iterations_written_out(window: int, ngr
 
 def decode(target: StubModel, drafter: object, limits: Limits, trace: Trace) -> list[int]:
     return DraftThenVerify(target, drafter, SpeculativeSampling()).decode(Request(Source((1, 2, 3)), limits), trace)
-
-
-def test_greedy_decoding_is_the_targets_own_in_fewer_calls() -> None:
-    target, trace = StubModel(after), Trace()
-    expected = decode(target, NoDraft(target), Limits(3, 80), Trace())
-    assert decode(target, LookaheadDrafter(target, 6, 4, 6), Limits(3, 80), trace) == expected
-    assert trace.target_calls < 60
 
 
 def test_no_row_stands_behind_the_last_position_of_the_models() -> None:

@@ -175,21 +175,6 @@ def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> N
     ]
 
 
-def test_behind_two_forwards_the_accepted_branch_stands_in_the_cache() -> None:
-    """Whichever branch that is: the next tree is that of a drafter that starts anew."""
-    for node in (0, 1):
-        drafter, fresh = (ModelTreeDrafter(StubModel(table(3)), nodes=9, window=2, width=2, children=2) for _ in "12")
-        request = Request(Source((0, 1)), Limits(2, 40))
-        drafter = drafter.start(request, SESSION)
-        draft = drafter.propose([0, 1])
-        assert draft.calls == 2 and draft.parent_list[node] == ROOT
-        drafter.observe(draft, Scores(None), Verdict((node,), 5))
-        text = [0, 1, draft.token_list[node], 5]
-        fresh = fresh.start(request, SESSION)
-        ours, theirs = drafter.propose(text), fresh.propose(text)
-        assert (ours.token_list, ours.parent_list) == (theirs.token_list, theirs.parent_list)
-
-
 def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_sure() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
     growth = Growth(nodes=20, depth=1, width=9, children=3, end_tokens=frozenset())
@@ -200,13 +185,6 @@ def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_
             StubModel(lambda _: even).start(Source((0,)), 20), [0], replace(growth, prune_confidence=sure), WARM
         )
         assert len(tree.tokens) == count
-
-
-def test_no_branch_is_longer_than_the_text_may_become() -> None:
-    drafter = ModelTreeDrafter(StubModel(table(0)), nodes=20, window=5, width=2, children=2)
-    drafter = drafter.start(Request(Source((0, 1)), Limits(2, 4)), SESSION)
-    draft = drafter.propose([0, 1, 3])
-    assert max(map(len, branches(draft.token_list, draft.parent_list))) == draft.calls == 3
 
 
 def test_a_leaf_with_just_the_least_chance_grows_on() -> None:

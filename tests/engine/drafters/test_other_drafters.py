@@ -122,16 +122,6 @@ def test_an_answer_is_kept_whoever_drafted_it() -> None:
     assert drafter.propose([4, 5]).token_list == [7]
 
 
-def test_answers_are_not_kept_unless_asked_for() -> None:
-    drafter = SuffixDrafter(TARGET, 8, 4, 0.0)
-    drafter = drafter.start(request_of(1, 2), SESSION)
-    drafter.observe_other([1, 2, 3], Draft(torch.tensor([4, 5, 6])), Scores(None), Verdict((0, 1), 7))
-    second = request_of(4)
-    drafter.prepare(second)
-    drafter = drafter.start(second, SESSION)
-    assert drafter.propose([4, 5]).token_list == []
-
-
 def test_a_match_at_the_end_of_the_source_is_followed_by_nothing() -> None:
     drafter = SuffixDrafter(TARGET, 8, 4, 0.0)
     drafter = drafter.start(Request(Source((0,), torch.tensor([[5, 6]])), Limits(1, 30)), SESSION)

@@ -7,11 +7,8 @@ import random
 import pytest
 import torch
 
-from bild_lab.engine.acceptance import SpeculativeSampling
-from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import NoDraft, PromptLookup
+from bild_lab.engine.drafters import PromptLookup
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.trace import Trace
 from tests.stubs import SESSION, StubModel
 
 TARGET = StubModel(lambda _: torch.zeros(10))
@@ -66,38 +63,6 @@ def test_the_index_proposes_what_a_search_from_scratch_finds(encoder_decoder: bo
     assert found > 500
 
 
-def test_longer_matches_go_before_later_ones() -> None:
-    tokens = [1, 2, 3, 4, 5, 3, 6, 2, 3]
-    assert lookup(tokens).propose(tokens).token_list == [4, 5, 3, 6]
-    assert lookup(tokens, longest_match=1).propose(tokens).token_list == [6, 2, 3, 6]
-
-
-def test_nothing_is_proposed_where_nothing_matches() -> None:
-    assert len(lookup([1, 2, 3]).propose([1, 2, 3])) == 0
-    assert len(lookup([1, 2, 1], shortest_match=2).propose([1, 2, 1])) == 0
-
-
-def test_a_repetition_is_drafted_a_whole_window_ahead() -> None:
-    assert lookup([5, 7, 7]).propose([5, 7, 7]).token_list == [7, 7, 7, 7]
-
-
-def test_the_encoders_input_is_copied_up_to_its_end() -> None:
-    assert lookup([0], [4, 5, 6, 7]).propose([0, 5]).token_list == [6, 7]
-    assert len(lookup([0], [4, 5, 6, 7]).propose([0, 7])) == 0
-    assert lookup([0], [5, 6, 4, 5]).propose([0, 5]).token_list == [6, 4, 5]  # the last 5 is followed by nothing
-
-
 def test_drafts_end_with_an_end_token_and_at_the_length_limit() -> None:
     assert lookup([1, 2, END, 3, 1]).propose([1, 2, END, 3, 1]).token_list == [2, END]
     assert lookup([1, 2, 3, 4, 1], room=2).propose([1, 2, 3, 4, 1]).token_list == [2, 3]
-
-
-def test_greedy_decoding_is_the_targets_own_in_fewer_calls() -> None:
-    after = torch.randn(10, 10, generator=torch.Generator().manual_seed(0)).double()
-    target = StubModel(lambda tokens: after[tokens[-1]])  # a text that soon repeats itself
-    request = Request(Source((3,)), Limits(1, 40))
-    expected = DraftThenVerify(target, NoDraft(target), SpeculativeSampling()).decode(request, Trace())
-    trace = Trace()
-    actual = DraftThenVerify(target, PromptLookup(target, 5, 3), SpeculativeSampling()).decode(request, trace)
-    assert actual == expected
-    assert trace.target_calls < 20

@@ -23,32 +23,11 @@ from bild_lab.lab.runner import time_methods
 from bild_lab.lab.score import trace_stages
 from tests.engine.test_decode import (
     FAMILIES,
-    NEVER,
-    an_end_token,
-    autoregressive,
     copying,
     decode,
-    finished,
     random_pair,
 )
-from tests.stubs import StubModel, StubSession, uncached
-
-RATES = (0.0, 0.3, 0.8, 1.0)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("with_cost", [False, True])
-def test_a_synthetic_drafter_is_lossless(family: str, with_cost: bool) -> None:
-    for seed, rate in enumerate(RATES):
-        target, draft, source = random_pair(family, seed)
-        large = uncached(target.module, source)
-        free = autoregressive(large, source.prompt, finished(source, 16, NEVER))
-        end = an_end_token(free, len(source.prompt), 5 * seed) if seed % 2 else NEVER
-        expected = autoregressive(large, source.prompt, finished(source, 16, end))
-        drafter = SyntheticDrafter(target, rate, 1 + seed, draft if with_cost else None)
-        actual, trace = decode(target, drafter, ExactMatch(), source, 16, end)
-        assert actual == expected
-        assert trace.drafted > 0
+from tests.stubs import StubModel, StubSession
 
 
 def test_at_rate_one_every_draft_stands_and_at_rate_zero_none() -> None:
@@ -200,8 +179,3 @@ def test_sampled_decoding_is_refused() -> None:
     for act in (lambda: method.prepare(request), lambda: method.decode(request, Trace())):
         with pytest.raises(UserError, match=r"greedy text, got decoding.temperature=0.7; use decoding=greedy"):
             act()
-
-
-def test_the_window_is_a_whole_number_from_one() -> None:
-    with pytest.raises(UserError, match="draft window must be a whole number >= 1, got 0"):
-        SyntheticDrafter(StubModel(copying(1)), 0.5, 0)

@@ -8,14 +8,11 @@ from math import prod
 import pytest
 import torch
 
-from bild_lab.engine.acceptance import SpeculativeSampling
-from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.drafters import NoDraft, TokenRecycling
+from bild_lab.engine.drafters import TokenRecycling
 from bild_lab.engine.drafters.token_recycling import chance_of, static_tree
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
-from bild_lab.engine.trace import Trace
 from tests.stubs import SESSION, StubModel
 
 VOCABULARY, END = 8, 7
@@ -64,17 +61,6 @@ def test_candidates_are_followed_from_token_to_token() -> None:
     assert drafted == {(4,), (4, 3), (5,), (4, 3, 4), (4, 6)}
     draft = drafter.propose([3])
     assert draft.known_parents == draft.parents.tolist()
-
-
-def test_what_follows_the_text_is_learned_from_another_drafters_forward() -> None:
-    drafter, logits = TokenRecycling(TARGET, 6, 1), torch.zeros(1, VOCABULARY)
-    drafter = drafter.start(request_of(0), SESSION)
-    logits[0, 4] = 1.0
-    drafter.observe_other([0, 2, 3], Draft(torch.tensor([], dtype=torch.long)), Scores(logits), Verdict((), 4))
-    assert branches(drafter.propose([3])) == {(4,)}
-    assert len(drafter.propose([2])) == 0
-    drafter = drafter.start(request_of(1), SESSION)  # nothing is kept unless that is asked for
-    assert len(drafter.propose([3])) == 0
 
 
 def test_rejected_tokens_are_recycled_and_the_newest_row_counts() -> None:
@@ -137,17 +123,3 @@ def test_the_static_tree_is_the_best_of_all_trees_of_its_size() -> None:
         # chances fall along a branch and over ranks, so that the most likely paths together are a tree
         best = sorted((worth(path) for path in paths), reverse=True)[:nodes]
         assert sorted(map(worth, made), reverse=True) == pytest.approx(best)
-
-
-def after(tokens: list[int]) -> torch.Tensor:
-    table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(2)).double()
-    return table[(tokens[-1] + (len(tokens) % 5 == 0)) % VOCABULARY]
-
-
-def test_greedy_decoding_is_the_targets_own_in_fewer_calls() -> None:
-    target, request = StubModel(after), request_of(3, room=60)
-    expected = DraftThenVerify(target, NoDraft(target), SpeculativeSampling()).decode(request, Trace())
-    trace = Trace()
-    method = DraftThenVerify(target, TokenRecycling(target, 12, 3), SpeculativeSampling())
-    assert method.decode(request, trace) == expected
-    assert trace.target_calls < 40

@@ -187,16 +187,6 @@ def test_texts_with_a_fitted_tree_are_the_targets(policy: str, engine: str, tmp_
     assert shapes >= ({0, 2, 6} if policy == "medusa" else {0, 2, 4})
 
 
-def test_an_unfitted_tree_cannot_decode() -> None:
-    module = tiny_llama(4)
-    heads = random_heads(module.config, module.lm_head.weight).requires_grad_(False)
-    target = in_memory(module, "native")
-    drafter = MedusaDrafter(target, heads, "auto", 3)
-    assert not drafter.fitted and drafter.drafting([ProbedTree((), (0,))]).fitted
-    with pytest.raises(UserError, match="a tree is fitted by run.py alone, got tree=auto"):
-        drafter = drafter.start(Request(Source((START,)), Limits(1, 4)), target.start(Source((START,)), 4))
-
-
 @torch.inference_mode()
 def test_a_tree_without_nodes_runs_no_head() -> None:
     module = tiny_llama(4)

@@ -20,15 +20,10 @@ def test_both_pieces_run_at_once_in_inference_mode() -> None:
 
     def meet() -> bool:
         meeting.wait(timeout=20)  # breaks unless the other one comes while this one waits
-        return torch.is_inference_mode_enabled()
+        return torch.is_inference_mode_enabled() and torch.get_num_threads() == 1
 
     with torch.inference_mode(), two_lanes(CPU) as together:
         assert together(meet, meet) == (True, True)
-
-
-def test_results_come_in_the_order_of_the_work() -> None:
-    with two_lanes(CPU) as together:
-        assert [together(lambda n=n: n, lambda n=n: -n) for n in range(3)] == [(0, 0), (1, -1), (2, -2)]
 
 
 def test_an_error_here_waits_for_the_work_beside() -> None:

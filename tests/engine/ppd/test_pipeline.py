@@ -167,14 +167,6 @@ def test_the_recorded_forwards_are_the_layers_that_were_run(targets: dict[str, L
     assert total(trace.forwards, 4).flops > 0
 
 
-def test_matched_tokens_skip_the_layers_that_were_begun(targets: dict[str, LoadedModel]) -> None:
-    request = requests_of("llama", 1)[0]
-    _, trace = decoded(targets["llama"], request, 3, VOCABULARY)  # everything matches
-    to_exit = [each.layers for each in trace.forwards if each.scored and each.layers != DEPTH - 3]
-    # the last token asks nobody for candidates
-    assert to_exit == [3, *[3 - 2] * (request.limits.max_new_tokens - 2)]
-
-
 def test_a_traced_text_tells_each_token_and_its_stages(targets: dict[str, LoadedModel]) -> None:
     request, trace = requests_of("llama", 1, longest=4)[0], StageTrace()
     text = PredictivePipeline(targets["llama"], 3, 2).decode(request, trace)
@@ -196,12 +188,6 @@ def test_a_text_has_room_for_its_candidates_and_tells_how_it_was_decoded(
     assert trace.stats == {"loaded": True, "layers": DEPTH, "exit_layer": 3, "top_k": 2}
 
 
-def test_heads_are_read_before_a_text_is_timed(targets: dict[str, LoadedModel]) -> None:
-    method = PredictivePipeline(targets["t5"], 3, 2)
-    method.prepare(requests_of("t5", 1)[0])
-    assert "_trained_head" in vars(method)
-
-
 def test_candidates_are_not_scored(targets: dict[str, LoadedModel]) -> None:
     """The head over so many rows would cost as much as a layer."""
     _, trace = decoded(targets["t5"], requests_of("t5", 1)[0], 3, 4)
@@ -209,39 +195,9 @@ def test_candidates_are_not_scored(targets: dict[str, LoadedModel]) -> None:
     assert begun and {each.scored for each in begun} == {0}
 
 
-def test_a_target_whose_layers_cannot_be_run_alone_is_told_the_policy(
-    targets: dict[str, LoadedModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(type(targets["t5"]), "require_layers", lambda self, what: asked.append(what))
-    PredictivePipeline(targets["t5"], 3, 2)
-    assert asked == ["ppd"]
-
-
 def test_without_an_exit_layer_half_of_the_layers_are_run_first(targets: dict[str, LoadedModel]) -> None:
     log = pipeline_log(decoded(targets["t5"], requests_of("t5", 1)[0], None, 1)[1])
     assert (log.layers, log.exit_layer) == (DEPTH, 3)
-
-
-def test_threads_are_as_before_and_one_each_meanwhile(targets: dict[str, LoadedModel]) -> None:
-    before, seen = torch.get_num_threads(), []
-    if targets["llama"].engine == "hf":
-        pytest.skip("the same threads, whichever engine runs in them")
-    decoder, run = targets["llama"].decoder, type(targets["llama"].decoder).run
-
-    def looking(*values, **named):
-        seen.append(torch.get_num_threads())
-        return run(decoder, *values, **named)
-
-    decoder.run = looking
-    torch.set_num_threads(2)
-    try:
-        decoded(targets["llama"], requests_of("llama", 1)[0], 3, 2)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-        del decoder.run
-    assert set(seen) == {1}
 
 
 def test_compiled_steps_are_refused(checkpoints: Path) -> None:

@@ -116,18 +116,6 @@ def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: 
     compare(policy, models, expected, Seen())
 
 
-@pytest.mark.parametrize("how", [INTERSECTION, STRINGS])
-def test_a_model_drafts_by_its_text_what_it_drafts_by_shared_tokens_where_it_wants_no_others(how: str) -> None:
-    """Words are written alone, so both ways draft the same where the most likely token is shared."""
-    drafts = {}
-    for way in (INTERSECTION, STRINGS):
-        trace = Trace()
-        emitted(models_of("llama", way, "native", 0).method("speculative", 3), cases("llama", 0, FEW)[0].request, trace)
-        drafts[way] = [one.drafted for one in trace.rounds]
-    assert any(drafts[INTERSECTION]) and any(drafts[STRINGS])
-    assert drafts[INTERSECTION][0][:1] == drafts[STRINGS][0][:1] or len(drafts[STRINGS][0]) == 0
-
-
 @pytest.mark.parametrize(("family", "how"), thinned(product(FAMILIES, [INTERSECTION, STRINGS]), 3))
 def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str, how: str) -> None:
     live = models_of(family, how, "native", 0)
