@@ -77,33 +77,33 @@ def test_an_early_exit_scores_as_its_layers_alone(family: str, engine: str, laye
 
 
 ZEROED = {  # the weights behind which a block adds nothing, by what their names end in
-    "skipped_attention": (".SelfAttention.o.weight", ".EncDecAttention.o.weight", "self_attn.o_proj.weight"),
-    "skipped_feed_forward": (".wo.weight", "mlp.down_proj.weight"),
+    "attention": (".SelfAttention.o.weight", ".EncDecAttention.o.weight", "self_attn.o_proj.weight"),
+    "feed_forward": (".wo.weight", "mlp.down_proj.weight"),
 }
-ZEROED["skipped_layers"] = (*ZEROED["skipped_attention"], *ZEROED["skipped_feed_forward"])
+ZEROED["layers"] = (*ZEROED["attention"], *ZEROED["feed_forward"])
 
 
-def without(family: str, knob: str, layers: Sequence[int]) -> PreTrainedModel:
-    """The first target with the last products of these layers' blocks zero."""
+def without(family: str, part: str, layers: Sequence[int]) -> PreTrainedModel:
+    """The first target with the last products of this part of these layers zero."""
     module = random_target(family, 0).double()
     for name, weight in module.named_parameters():
         if name.startswith(tuple(f"{stack}.{at}." for stack in ("decoder.block", "model.layers") for at in layers)):
-            weight.data *= not name.endswith(ZEROED[knob])
+            weight.data *= not name.endswith(ZEROED[part])
     return module
 
 
 @families
 @engines
-@pytest.mark.parametrize("knob", ZEROED)
+@pytest.mark.parametrize("part", ZEROED)
 @torch.inference_mode()
-def test_a_skipped_layer_or_block_adds_nothing(family: str, engine: str, knob: str) -> None:
+def test_a_skipped_layer_or_block_adds_nothing(family: str, engine: str, part: str) -> None:
     source = replace(random_source(family, random.Random(3)), prompt=(START,))  # nothing that the whole target ran
     for layers in ([0], [1, 2]):
         target = target_of(family, engine)
-        skip = LayerSkip(target, **{"skipped_layers": [], knob: layers})
+        skip = LayerSkip(target, **{"skipped_layers": [], f"skipped_{part}": layers})
         view = skip.start(source, 20, beside(target.start(source, 20)))
         view.extend([START])
-        expected = in_memory(without(family, knob, layers), "hf").text_logits(replace(source, prompt=(START, 9)))
+        expected = in_memory(without(family, part, layers), "hf").text_logits(replace(source, prompt=(START, 9)))
         close(view.extend([9]).logits, expected[-1:])
 
 
