@@ -80,12 +80,6 @@ def test_at_weight_1_even_a_tie_of_probabilities_is_decided_as_the_target_does()
     assert StaticEnsemble(1)(draft, logits, GREEDY) == Verdict((0,), 1)
 
 
-def test_greedily_neither_models_choice_may_win() -> None:
-    logits = torch.tensor([[0.5, 0.45, 0.05], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
-    draft = Draft(torch.tensor([2]), own_probs=torch.tensor([[0.05, 0.45, 0.5]], dtype=torch.float64))
-    assert StaticEnsemble(0.5)(draft, logits, GREEDY) == Verdict((), 1)
-
-
 def test_greedily_tokens_are_accepted_up_to_the_first_that_is_not_the_ensembles() -> None:
     logits = torch.tensor([[0.6, 0.4], [0.1, 0.9], [0.5, 0.5]], dtype=torch.float64).log()
     own = torch.tensor([[0.8, 0.2], [0.55, 0.45]], dtype=torch.float64)

@@ -65,11 +65,6 @@ def test_every_token_has_the_bar_of_its_own_position() -> None:
     assert TypicalAcceptance(0.5, 0.5)(Draft(torch.tensor([0, 2, 0])), logits, GREEDY) == Verdict((0, 1, 2), 3)
 
 
-def test_the_target_chooses_after_the_first_token_that_is_rejected() -> None:
-    logits = rows([0.9, 0.1], [0.01, 0.99], [0.9, 0.1], [0.9, 0.1])
-    assert TypicalAcceptance(0.09, 0.3)(Draft(torch.tensor([1, 0, 0])), logits, GREEDY) == Verdict((0,), 1)
-
-
 def test_the_targets_own_token_is_drawn_where_tokens_are_sampled() -> None:
     logits, rule = rows([0.5, 0.5], [0.5, 0.5]), TypicalAcceptance(0.09, 0.3)
     drawn = {rule(Draft(torch.tensor([0])), logits, HOT).next_token for _ in range(30)}
