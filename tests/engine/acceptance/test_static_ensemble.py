@@ -15,11 +15,10 @@ from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from tests.engine.acceptance.exact import DRAFTER, TARGET, chain_of, continued, emitted, sampled
+from tests.engine.acceptance.exact import DRAFTER, GREEDY, TARGET, chain_of, continued, emitted, sampled
 from tests.engine.lossless.toy import TableModel
 
 WEIGHTS = (0.0, 0.3, 0.8, 1.0)
-GREEDY = Request(Source((0,)), Limits(1, 10))
 
 
 def distance(p: Tensor, q: Tensor) -> float:

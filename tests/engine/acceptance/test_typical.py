@@ -10,15 +10,10 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import TypicalAcceptance
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.request import Limits, Request, Source
-from tests.engine.acceptance.exact import sampled
+from bild_lab.engine.request import Request
+from tests.engine.acceptance.exact import GREEDY, rows, sampled
 
-GREEDY = Request(Source((0,)), Limits(1, 10))
 HOT = sampled()
-
-
-def rows(*probs: list[float]) -> Tensor:
-    return torch.tensor(probs, dtype=torch.float64).log()
 
 
 def bar(probs: list[float], epsilon: float, delta: float) -> float:
