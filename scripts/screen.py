@@ -47,15 +47,15 @@ def run(cfg: DictConfig) -> None:
     if spec.confirmations:
         screening.require_other_examples(spec.confirm)
     found = screen(screening, spec)
-    one = found.summary
-    error = "" if one.cost_model_error is None else f", predicted to {one.cost_model_error:.1%} (median)"
+    keys = ("points", "recorded_target_calls", "live_target_calls", "vanilla_target_calls", "cost_model_error")
+    points, recorded, live, alone, error = (found.summary[key] for key in keys)
     output.print(
-        f"{one.points} points screened: {one.recorded_target_calls:,} target forwards instead of "
-        f"{one.live_target_calls:,} ({one.live_target_calls / max(1, one.recorded_target_calls):.0f} times fewer; "
-        f"one vanilla decoding is {one.vanilla_target_calls:,}){error}"
+        f"{points} points screened: {recorded:,} target forwards instead of {live:,} "
+        f"({live / max(1, recorded):.0f} times fewer; one vanilla decoding is {alone:,})"
+        + ("" if error is None else f", predicted to {error:.1%} (median)")
     )
     found.confirm(spec.confirm, measure_point)
-    for each in found.confirmed:
+    for each in found.summary["confirmed"]:
         output.print(escape(f"chosen on {spec.select}, measured on {spec.confirm}: {confirmed(each)}"))
 
 

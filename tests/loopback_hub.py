@@ -35,10 +35,11 @@ for fields in json.loads(sys.argv[1]):
 """
 
 
-def printed_in_a_fresh_process(code: str, endpoint: str, home: Path, *words: str) -> list[str]:
+def printed_in_a_fresh_process(code: str, endpoint: str, home: Path, *words: str, token: str = "") -> list[str]:
     """The lines that this code prints; the hub's libraries read their variables only once, at import."""
-    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(REPOSITORY)}
-    environment = {**os.environ, **switches, "OMP_NUM_THREADS": "1"}
+    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": token}
+    inherited = {name: value for name, value in os.environ.items() if name != "HUGGING_FACE_HUB_TOKEN"}
+    environment = {**inherited, **switches, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -51,17 +52,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def load_in_a_fresh_process(endpoint: str, home: Path, *specs: dict[str, str], token: str = "") -> list[str]:
-    """What each load of a dataset printed; the hub's libraries read their variables only once, at import."""
-    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "OMP_NUM_THREADS": "1"}
-    login = {} if token is None else {"HF_TOKEN": token}
-    inherited = {
-        name: value for name, value in os.environ.items() if name not in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-    }
-    environment = {**inherited, **switches, **login, "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-c", _LOAD_ALL, json.dumps(specs)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    """What each load of a dataset printed."""
+    return printed_in_a_fresh_process(_LOAD_ALL, endpoint, home, json.dumps(specs), token=token)
 
 
 @contextmanager

@@ -74,20 +74,6 @@ PROMPTS = {  # PPD's Table 3 with the contents of ROW
     "English: a text\nFrench:",
     "cnn_dailymail_ppd": "# Article\na text\n# Summarize the article\n### Assistant:",
 }
-# BiLD's sweeps: the paper's ranges of thresholds (§7.1.2), for translation and for summaries, and the released pairs
-TRANSLATED = {("policy.fallback", "0.5,0.6,0.7,0.8,0.9"), ("policy.rollback", "1,2,3,5,10")}
-SUMMARIZED = {("policy.fallback", "0.2,0.3,0.4,0.5,0.6"), ("policy.rollback", "2,3,4,5,6")}
-TOY = {("pair", "toy"), ("dataset", "toy")}
-BOTH = ("dataset", "iwslt2017,wmt14")
-CALM = {("policy.threshold", "0.7,0.8,0.9,0.98"), ("policy.temperature", "0,1,2,4,8")}
-BILD = {
-    "bild/fig4": TRANSLATED | {("pair", "mt5_iwslt2017,mt5_iwslt2017_aligned")},
-    "bild/fig4 scale=small": TRANSLATED | TOY,
-    "bild/fig4_summaries": SUMMARIZED | {("pair", "t5_xsum,t5_xsum_aligned")},
-    "bild/fig6_7": {("policy.fallback", "0.2,0.4,0.6,0.8"), ("policy.rollback", "0.5,1,1.5"), BOTH},
-    "bild/fig6_7_calm": CALM | {BOTH},
-    "bild/fig6_7_calm scale=small": CALM | TOY,
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -148,14 +134,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     row = {**ROW, "translation": {"en": ROW["en"], "de": ROW["de"], "fr": "un texte"}}
     file.write_text(json.dumps(row) + "\n")
     return file
-
-
-def test_the_sweep_of_a_test_covers_every_value() -> None:
-    assert covering({"policy.window": "3,5", "decoding.temperature": "0,1,2"}) == [
-        ["policy.window=3", "decoding.temperature=0"],
-        ["policy.window=5", "decoding.temperature=1"],
-        ["policy.window=3", "decoding.temperature=2"],
-    ]
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -235,28 +213,6 @@ def test_n_grams_of_table_3_are_counted_where_the_experiment_looks_for_them() ->
     assert {(one["policy.order"], one["decoding.temperature"]) for one in drafted} == {("1,2", "0,1")}
 
 
-@pytest.mark.parametrize("command", BILD)
-def test_bilds_curves_sweep_the_papers_thresholds_over_its_pairs(command: str) -> None:
-    assert set(swept(command).items()) == BILD[command]
-
-
-def test_bilds_windows_layers_and_models_are_the_papers() -> None:
-    assert composed("bild/fig4").policy.window == 10  # "the maximum generation length of the small model"
-    early, calm = composed("bild/fig6_7"), composed("bild/fig6_7_calm", "dataset=wmt14")
-    assert (early.policy.exit_layer, early.pair.draft) == (1, None)  # of mT5-small's eight layers
-    assert early.pair.target == "outputs/iwslt2017_early_exit/checkpoint"
-    assert (calm.pair.target, calm.policy.measure) == ("outputs/wmt14_calm/checkpoint", "hidden_state")
-
-
-@pytest.mark.parametrize("task", ["mt5_iwslt2017", "mt5_wmt14", "t5_xsum", "t5_cnn_dailymail"])
-def test_bilds_pairs_are_the_released_ones_of_their_data(task: str) -> None:
-    plain, aligned = (OmegaConf.load(config_dir() / "pair" / f"{task}{end}.yaml") for end in ("", "_aligned"))
-    words = {"mt5_iwslt2017": ("mT5", "iwslt2017"), "mt5_wmt14": ("mT5", "wmt2014"), "t5_xsum": ("T5", "xsum")}
-    family, data = words.get(task, ("T5", "cnndm"))
-    assert plain.target == aligned.target and plain.target.startswith(f"kssteven/{family}-large-{data}")
-    assert all(one.draft.startswith(f"kssteven/{family}-small-{data}") for one in (plain, aligned))
-
-
 @pytest.mark.parametrize("name", thinned(["bild_fig8", "bild_fig9", "bild_fig4", "bild_fig5"], 2))
 def test_bilds_figures_have_the_drafters_that_their_rows_are_named_after(name: str) -> None:
     """Figure 4 has both, the others the aligned one alone."""
@@ -298,20 +254,6 @@ def test_bitas_experiments_ask_in_the_models_own_template(name: str, rows: Path)
         example = load_examples(replace(typed(DatasetSpec, cfg.dataset, "dataset"), path=str(rows)))[0]
         (opening,) = {text for family, text in CHAT.items() for pair in values(command, "pair") if family in pair}
         assert example.prompt.startswith(opening), command
-
-
-def test_an_adapter_is_looked_for_under_the_models_name() -> None:
-    assert composed("bita/tab1", "pair=vicuna_33b").policy.adapter == "outputs/bita_vicuna_33b/adapter"
-    assert composed("bita/fig7_medusa", "pair=vicuna_13b").policy.heads == "outputs/medusa_vicuna_13b/heads"
-    (job,) = covering({"policy": "bita", "policy.adapter": swept(commands("bita_tab2")[1])["policy.adapter"]})
-    assert composed("bita/tab2", *job, "pair=llama2_70b_chat").policy.adapter == "outputs/bita_llama2_70b_chat/adapter"
-
-
-def test_the_ways_of_decoding_are_those_of_bitas_table_4() -> None:
-    best, full = commands("bita_tab4_9")
-    ways = [(values(one, "policy.tree"), swept(one).get("policy.top_k")) for one in (best, full)]
-    assert ways == [({"straightforward", "efficient_tree"}, None), ({"full_tree"}, "1,2,3,4")]
-    assert composed("bita/tab4_9").policy.top_k == 5
 
 
 def of_match_rates(command: str, *overrides: str) -> DictConfig:

@@ -30,15 +30,7 @@ from bild_lab.lab.hashing import data_hash, file_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
-from bild_lab.papers.match_rates import (
-    CSV,
-    METRICS,
-    TOTAL,
-    MatchRates,
-    MatchSpec,
-    layers_of,
-    measure_match_rates,
-)
+from bild_lab.papers.match_rates import CSV, METRICS, TOTAL, MatchRates, MatchSpec, layers_of, measure_match_rates
 from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
 from bild_lab.training.folder import require_same_settings, write_json, writing
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -93,13 +92,6 @@ def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
     return spec.layers
 
 
-def heads_of(spec: MatchSpec, target: LoadedModel) -> dict[str, LayerHeads | None]:
-    """The heads by name, ready to use; None for the target's own norm and head."""
-    return {
-        name: None if name == SHARED else LayerHeads.load(name).to(target.device, target.dtype) for name in spec.heads
-    }
-
-
 def scores_of(
     session: Session, heads: LayerHeads | None, layer: int, hidden: Float[Tensor, "n dim"]
 ) -> Float[Tensor, "n vocab"]:
@@ -176,29 +168,23 @@ class MatchRates:
     def tokens(self) -> int:
         return int(self.counts.sum())
 
-    @cached_property
-    def intervals(self) -> Float[np.ndarray, "heads layers ks bounds"]:
-        """Low and high 95 % bounds over all positions, by bootstrap over texts, whose tokens depend on each other."""
-        each = self.matches.sum(-1)  # [texts, heads, layers, ks]
-        sums = resampled_sums(np.column_stack([each.reshape(self.texts, -1), self.counts.sum(-1)]).astype(float), 0)
-        bounds = [interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
-        return np.array(bounds).reshape(*each.shape[1:], 2)
-
     def rows(self) -> list[Rate]:
         """Every layer, k and heads: a row for each group of positions, then one for all."""
         found: list[Rate] = []
-        labels = [self.label(group) for group in range(self.counts.shape[1])]
-        counts = [int(count) for count in self.counts.sum(0)]
+        labels = [*map(self.label, range(self.counts.shape[1])), TOTAL]
+        counts = with_sum(self.counts.sum(0))
         for (h, heads), (i, layer), (j, top_k) in product(*map(enumerate, (self.heads, self.layers, self.top_k))):
-            matches = [int(count) for count in self.matches[:, h, i, j].sum(0)]
-            groups = [*zip(labels, matches, counts, strict=True), (TOTAL, sum(matches), sum(counts))]
-            found += [Rate(layer, top_k, heads, label, some, all_of, some / all_of) for label, some, all_of in groups]
+            matches = with_sum(self.matches[:, h, i, j].sum(0))
+            for label, some, count in zip(labels, matches, counts, strict=True):
+                found.append(Rate(layer, top_k, heads, label, some, count, some / count))
         return found
 
     def totals(self) -> list[dict[str, object]]:
-        """The rows over all positions, with their 95 % intervals."""
+        """The rows over all positions, with their 95 % intervals: by bootstrap over texts, whose tokens are related."""
+        each = self.matches.sum(-1).reshape(self.texts, -1)  # in the order of the rows
+        sums = resampled_sums(np.column_stack([each, self.counts.sum(-1)]).astype(float), 0)
+        bounds = [interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
         rows = [row for row in self.rows() if row.position == TOTAL]
-        bounds = self.intervals.reshape(-1, 2).tolist()
         return [{**row._asdict(), "low": low, "high": high} for row, (low, high) in zip(rows, bounds, strict=True)]
 
     def label(self, group: int) -> str:
@@ -214,14 +200,16 @@ def measure_match_rates(
 
     Texts decode in batches where the target can. advance: called after each text. Raises UserError as `layers_of` does.
     """
-    layers, heads, top_k = layers_of(spec, target), heads_of(spec, target), np.array(spec.top_k)
+    layers, top_k = layers_of(spec, target), np.array(spec.top_k)
+    trained = {name: LayerHeads.load(name).to(target.device, target.dtype) for name in spec.heads if name != SHARED}
+    heads = [trained.get(name) for name in spec.heads]  # None for the target's own norm and head
 
     @torch.inference_mode()
     def hits_of(request: Request) -> Int[np.ndarray, "heads layers ks n"]:
         session, tokens, states = greedy_states(target, request)
         wanted = torch.tensor(tokens, device=states.device)[:, None]
         found = []
-        for own, layer in product(heads.values(), layers):
+        for own, layer in product(heads, layers):
             choices = scores_of(session, own, layer, states[layer - 1]).topk(spec.top_k[-1]).indices  # [n, most]
             found.append((choices == wanted).cumsum(-1).T.cpu().numpy()[top_k - 1])
         return np.stack(found).reshape(len(heads), len(layers), len(top_k), len(tokens))
@@ -235,6 +223,10 @@ def measure_match_rates(
     matches = np.stack([grouped(hit, spec.positions, groups) for hit in hits])
     counts = np.stack([grouped(np.ones(hit.shape[-1:], int), spec.positions, groups) for hit in hits])
     return MatchRates(spec.heads, layers, spec.top_k, spec.positions, matches, counts)
+
+
+def with_sum(counts: Int[np.ndarray, " groups"]) -> list[int]:
+    return [*counts.tolist(), int(counts.sum())]
 
 
 def grouped(values: Int[np.ndarray, "*axes n"], size: int, groups: int) -> Int[np.ndarray, "*axes groups"]:

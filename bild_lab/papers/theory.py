@@ -48,10 +48,7 @@ _ONE_PANEL = (0.08, 0.11, 0.88, 0.74)
 
 
 def curves(
-    parameter: str,
-    values: Iterable[float],
-    rates: Sequence[float] = RATES,
-    **formulas: Callable[[float, float], float],
+    parameter: str, values: Iterable[float], rates: Sequence[float] = RATES, **formulas: Callable[[float, float], float]
 ) -> pd.DataFrame:
     """A row for each value of the parameter and each acceptance rate, with `formula(rate, value)` in its column."""
     rows = [

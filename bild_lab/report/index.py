@@ -98,9 +98,7 @@ def _run(folder: Path) -> Run:
         link=f"{folder.name}/{'report.html' if (folder / 'report.html').is_file() else ''}",
         date=commands[-1].started if commands else datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
         pair=_several([_pair(row) for row in several]),
-        data=_several(
-            [f"{short_name(row['dataset'])} {row['split']}, {row['n_examples']} examples" for row in several]
-        ),
+        data=_several([_data(row) for row in several]),
         points=len(points - {""}),  # a folder that begins with a dot is unfinished
         free=_best(rows, 0.0),
         cheap=_best(rows, 1.0),

@@ -8,16 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.lab.formatting import (
-    TIMES,
-    interval,
-    knob_label,
-    number,
-    percent,
-    point_label,
-    short_name,
-    signed,
-)
+from bild_lab.lab.formatting import TIMES, interval, knob_label, number, percent, point_label, short_name, signed
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.report.page.tables import CATEGORY, categories_of
@@ -28,12 +19,8 @@ _ON_FRONT = "\u25cf"
 _CROSS = TIMES
 _DISTURBED = "!"
 _NUMBERS = (  # the columns after the quality
-    "quality_difference",
-    "speedup",
-    "latency_s_median",
-    "tokens_per_target_call",
-    "acceptance_rate",
-    "agreement_with_target",
+    *("quality_difference", "speedup", "latency_s_median"),
+    *("tokens_per_target_call", "acceptance_rate", "agreement_with_target"),
 )
 _SHORTENED = [COLUMNS[name] for name in _NUMBERS if COLUMNS[name].short]
 _LEGEND = (

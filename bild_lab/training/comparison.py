@@ -134,7 +134,7 @@ class Comparison:
             if key not in known:
                 report(f"choosing from {len(configs)} points on {self.select}")
                 screened = screening.decode(screening.grid.candidates)
-                texts, _, _ = screening.timed(screened, _TIMED_S)
+                texts, _ = screening.timed(screened, _TIMED_S)
                 rows = screening.rows(screened, fit(texts, "0"))
                 known[key] = [fastest(rows, loss) for loss in LOSSES]
                 write_atomically(file, (json.dumps(known, indent=2) + "\n").encode())

@@ -61,10 +61,7 @@ def of(pair: str, *results: Result) -> list[tuple[str, Result, Sequence[Measured
 # for each figure what its runs leave: the pair, the result, its examples
 RUNS: dict[str, Callable[[], list[tuple[str, Result, Sequence[MeasuredExample]]]]] = {
     "bild_fig2": lambda: of("toy", bild(1.5), bild(1.4, 1.0)),
-    "bild_fig4": lambda: [
-        *of("toy", bild(1.5), bild(1.7, 1.0, 5.0)),
-        *of("toy_aligned", bild(1.6, setting=ALIGNED)),
-    ],
+    "bild_fig4": lambda: [*of("toy", bild(1.5), bild(1.7, 1.0, 5.0)), *of("toy_aligned", bild(1.6, setting=ALIGNED))],
     "bild_fig5": lambda: of("toy_aligned", bild(1.6), other("bild_no_rollback", 1.4, 1.0)),
     "bild_fig6_7": lambda: of("user", other("bild_early_exit", 1.6), other("calm", 1.3, 0.5)),
     "bild_fig8": lambda: of("toy_aligned", bild(1.6)),

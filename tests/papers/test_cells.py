@@ -9,14 +9,7 @@ import pytest
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import cells as rows
 from bild_lab.papers.cells import against_speculative as ahead
-from bild_lab.papers.cells import (
-    cost_ratios,
-    greatest,
-    match_rates,
-    replaced_share,
-    table,
-    tokens_per_call,
-)
+from bild_lab.papers.cells import cost_ratios, greatest, match_rates, replaced_share, table, tokens_per_call
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
 from bild_lab.papers.published import Cell

@@ -118,10 +118,7 @@ def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(
         assert all(round(moment, 6) == moment for _, *span in row["spans"] for moment in span)
         assert [one["draft_calls"] for one in row["rounds"]] == [len(one["drafted"]) for one in row["rounds"]]
     traced = sweeps.as_overrides(["trace", "outputs/tested"])
-    assert command(sweeps, *traced, "example=test-1") == (
-        0,
-        "outputs/tested/trace.png shows example test-1\n",
-    )
+    assert command(sweeps, *traced, "example=test-1") == (0, "outputs/tested/trace.png shows example test-1\n")
     assert Image.open("outputs/tested/trace.png").size[0] == 1500
     code, printed = command(sweeps, *traced, "output=there/one.png")
     assert code == 0 and Path("there/one.png").is_file(), printed

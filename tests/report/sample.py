@@ -145,9 +145,7 @@ def sample_sweep(**changes: Any) -> list[Result]:
     return results
 
 
-def sample_failure(
-    message: str = "rollback threshold must be > 0 nats, got -1; use .inf to switch it off",
-) -> Failure:
+def sample_failure(message: str = "rollback threshold must be > 0 nats, got -1; use .inf to switch it off") -> Failure:
     """Make the record of a failed point."""
     return Failure("f00df00df00d", "bild", {"fallback": 0.5, "rollback": -1.0}, FailureCause("UserError", message))
 

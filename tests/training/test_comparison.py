@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from bild_lab.lab.analysis.statistics import best_at_loss
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.screening.rows import NUMBERS, Row
+from bild_lab.lab.screening.rows import Row
 from bild_lab.training.comparison import Comparison, fastest, gains
 from tests.report.sample import sample_result, with_quality
 
@@ -51,8 +51,8 @@ def test_gains_are_the_best_points_and_the_undominated_ones() -> None:
 
 
 def row(speedup: float, difference: float) -> Row:
-    numbers = dict.fromkeys(NUMBERS, 0) | {"predicted_speedup": speedup, "quality_difference": difference}
-    return Row(policy="bild", knobs={}, split="validation", n_examples=3, **numbers)
+    own = {"policy": "bild", "knobs": {}, "predicted_speedup": speedup, "quality_difference": difference}
+    return Row(**dict.fromkeys(Row.__dataclass_fields__, 0) | own)
 
 
 def test_the_fastest_point_within_a_loss_is_chosen() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from importlib.metadata import version
-from importlib.util import find_spec
 from itertools import zip_longest
 from numbers import Real
 from pathlib import Path
@@ -35,20 +34,17 @@ class Metric:
     """A metric of texts, on a scale of 0 to 100 where more is better.
 
     shown: what tables call it. measure: its measure of predictions and references, aggregated over examples as a mean
-    (`mean_of`) or from sums of counts. higher_is_better: if not, the value is 100 minus the measure's. packages: what
-    must be installed. runs_code: whether it runs programs that a model wrote.
+    (`mean_of`) or from sums of counts. higher_is_better: if not, the value is 100 minus the measure's. runs_code:
+    whether it runs programs that a model wrote.
     """
 
     shown: str
     measure: Callable[[str, Sequence[str], References], Measure]
     higher_is_better: bool = True
-    packages: tuple[str, ...] = ()
     runs_code: bool = False
 
     def of(self, predictions: Sequence[str], references: References) -> Measure:
-        """Of these outputs. Raises UserError if a package is missing."""
-        if missing := [name for name in self.packages if find_spec(name) is None]:
-            raise UserError(f"{self.shown} needs the package {missing[0]}; install it: pip install {missing[0]}")
+        """Of these outputs."""
         found = self.measure(self.shown, predictions, references)
         if self.higher_is_better:
             return found
@@ -141,12 +137,12 @@ def last_number(text: str) -> Decimal | None:
 
 
 METRICS = {
-    "bleu": Metric("BLEU", partial(counted_by_sacrebleu, "BLEU"), packages=("sacrebleu",)),
+    "bleu": Metric("BLEU", partial(counted_by_sacrebleu, "BLEU")),
     # character n-grams of up to six (Popović, 2015)
-    "chrf": Metric("chrF", partial(counted_by_sacrebleu, "CHRF"), packages=("sacrebleu",)),
+    "chrf": Metric("chrF", partial(counted_by_sacrebleu, "CHRF")),
     # edits per 100 words of the reference (Snover et al., 2006); 100 minus it is below 0 with more edits than words
-    "ter": Metric("TER", partial(counted_by_sacrebleu, "TER"), higher_is_better=False, packages=("sacrebleu",)),
-    "rouge": Metric("ROUGE-L", partial(rouge, "rougeL"), packages=("rouge_score",)),
+    "ter": Metric("TER", partial(counted_by_sacrebleu, "TER"), higher_is_better=False),
+    "rouge": Metric("ROUGE-L", partial(rouge, "rougeL")),
     "exact_match": Metric("exact match", partial(share_of, equals)),
     "numeric": Metric("numeric match", partial(share_of, same_number)),
     PASS_AT_1: Metric("pass@1", lambda shown, *texts: mean_of(shown, passes(*texts)), runs_code=True),

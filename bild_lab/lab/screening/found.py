@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
 
@@ -16,27 +16,26 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, stages
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.measure.certificate import DEFECT, TIE
-from bild_lab.lab.measure.cost_model import CostModel, fit
+from bild_lab.lab.measure.cost_model import CostModel, TimedText, fit
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.candidates import KNOB, Candidate, Grid
-from bild_lab.lab.screening.replay import SECONDS, Screened
-from bild_lab.lab.screening.rows import Row, Summary, require_same_setting, with_front, write_rows
+from bild_lab.lab.screening.replay import SECONDS, Judged, Screened
+from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
 
 @dataclass
 class Found:
-    """Screened points. chosen: the places of the rows to measure on the other split. confirmed: see `confirmation`."""
+    """Screened points. chosen: the places of the rows to measure on the other split. summary: for `screen.json`."""
 
     screening: Screening
     screened: list[Screened]
     rows: list[Row]
     model: CostModel | None
-    summary: Summary
+    summary: dict[str, Any]
     chosen: list[int]
-    confirmed: list[dict[str, Any]] = field(default_factory=list)
 
     def confirm(self, split: str, measure: Callable[[DictConfig], Any]) -> None:
         """Measure the chosen points live, and write everything. measure: measures a point and stores its result.
@@ -56,14 +55,13 @@ class Found:
             result = sweep.newest(prepare(cfg).id)
             if result is not None:
                 self.rows[place] = replace(self.rows[place], confirmed=result.point)
-                self.confirmed.append(confirmation(self.rows[place], result, predicted_s[0], seconds))
-        spent = {**self.summary.seconds, "confirm": time.perf_counter() - started}
-        self.summary = replace(self.summary, seconds=spent, confirmed=self.confirmed)
+                self.summary["confirmed"].append(confirmation(self.rows[place], result, predicted_s[0], seconds))
+        self.summary["seconds"]["confirm"] = time.perf_counter() - started
         self.write()
 
     def write(self) -> None:
         write_rows(self.screening.folder, self.rows)
-        self.summary.write(self.screening.folder)
+        write_summary(self.screening.folder, self.summary)
 
 
 def confirmation(row: Row, result: Result, alone_s: float, seconds: float) -> dict[str, Any]:
@@ -137,16 +135,18 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
         raise UserError("a search needs speeds, and screen.timed_s=0 predicts none; give seconds, or a machine")
     with Sweep(screening.folder).search_lock():
         require_same_setting(screening.folder, screening.point.setting)
-        live: list[Any] = [0, []]  # how many texts were decoded live too, and the verdicts on those that differ
+        timed: list[TimedText] = []
+        differing: list[Judged] = []  # verdicts on texts that were decoded live too, with another outcome
 
         def model_of(screened: Sequence[Screened]) -> CostModel | None:
-            if machine is not None or not spec.timed_s:
-                return None if machine is None else CostModel({SECONDS: 1.0})
-            clock = time.perf_counter()
-            stages.enter("timing a few points live")
-            texts, *live[:] = screening.timed(screened, spec.timed_s)
-            screening.seconds["cost model"] += time.perf_counter() - clock
-            return fit(texts, "0")
+            nonlocal timed, differing
+            if machine is not None:
+                return CostModel({SECONDS: 1.0})
+            if not spec.timed_s:
+                return None
+            with screening.stage("cost model", "timing a few points live"):
+                timed, differing = screening.timed(screened, spec.timed_s)
+                return fit(timed, "0")
 
         points = sum(prod(map(len, space.lists.values())) for space in screening.grid.spaces)
         if spec.trials is not None and (spec.subsets or points > spec.trials):
@@ -154,35 +154,54 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
         else:
             screened = screening.decode(screening.grid.candidates)
             model = model_of(screened)
-        both, differing = live
-        clock = time.perf_counter()
-        stages.enter("scoring")
-        rows = screening.rows(screened, model)
-        screening.seconds["quality"] = time.perf_counter() - clock
-        counts = sum((one.counts for one in screened[1:]), Counter())
-        forwards = screening.recorded_forwards()
-        summary = Summary(
-            points=len(rows),
-            live_target_calls=counts["target_calls"],
-            live_draft_calls=counts["draft_calls"],
-            recorded_target_calls=forwards["target"],
-            recorded_draft_calls=forwards["draft"],
-            vanilla_target_calls=screened[0].counts["target_calls"],
-            record_bytes=screening.records.bytes,
-            seconds=dict(screening.seconds),
-            cost_model={} if model is None else dict(model.prices_s),
-            cost_model_error=None if model is None else model.error,
-            cost_model_worst=None if model is None else model.worst,
-            replayed_live=both,
-            replayed_differently=len(differing),
-            replayed_ties=sum(one.verdict == TIE for one in differing),
-            replayed_defects=sum(one.verdict == DEFECT for one in differing),
-            replayed_apart=max((one.largest for one in differing), default=None),
-            setting=screening.point.setting,
-        )
+        with screening.stage("quality", "scoring"):
+            rows = screening.rows(screened, model)
+        summary = summary_of(screening, screened, model)
+        summary |= replayed(len(timed) + len(differing), differing)
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()
     return found
+
+
+def summary_of(screening: Screening, screened: Sequence[Screened], model: CostModel | None) -> dict[str, Any]:
+    """What the screening cost, and how well it predicted.
+
+    live_: the calls that live runs of all points would have made. recorded_: the forwards that were run for the record
+    of these examples, by this command and earlier ones. cost_model: seconds of each thing; its errors are relative ones
+    of speedups of points that it was not fitted to.
+    """
+    counts = sum((one.counts for one in screened[1:]), Counter())
+    forwards = screening.recorded_forwards()
+    return {
+        "points": len(screened) - 1,
+        "live_target_calls": counts["target_calls"],
+        "live_draft_calls": counts["draft_calls"],
+        "recorded_target_calls": forwards["target"],
+        "recorded_draft_calls": forwards["draft"],
+        "vanilla_target_calls": screened[0].counts["target_calls"],
+        "record_bytes": screening.records.bytes,
+        "seconds": dict(screening.seconds),
+        "cost_model": {} if model is None else dict(model.prices_s),
+        "cost_model_error": None if model is None else model.error,
+        "cost_model_worst": None if model is None else model.worst,
+        "setting": screening.point.setting,
+        "confirmed": [],
+    }
+
+
+def replayed(live: int, differing: Sequence[Judged]) -> dict[str, Any]:
+    """How the record compares with the models themselves. live: texts that were decoded by both.
+
+    replayed_largest: of the differences between rows in the texts that differ, relative to the largest score.
+    """
+    verdicts = [one.verdict for one in differing]
+    return {
+        "replayed_live": live,
+        "replayed_differently": len(differing),
+        "replayed_ties": verdicts.count(TIE),
+        "replayed_defects": verdicts.count(DEFECT),
+        "replayed_largest": max((one.largest for one in differing), default=None),
+    }
 
 
 STARTUP = 10  # random points, from some of which the cost model learns

@@ -89,9 +89,6 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
     write_atomically(file, found[["policy", *knobs, *fixed]].to_csv(index=False).encode())
 
 
-NUMBERS = [name for name in Row.__dataclass_fields__ if name not in ("policy", "knobs", "split", "n_examples")]
-
-
 def plain(value: Any) -> str:
     """A value as text, the same before and after a file: 2.0 as 2, and nothing for None."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -102,45 +99,17 @@ def plain(value: Any) -> str:
         return str(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """What a screening cost, and how well it predicted.
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write `screen.json`, with the relative errors of the speedups that were predicted of confirmed points.
 
-    live_*: the calls that live runs of all points would have made. recorded_*: the forwards that were run for the
-    record of these examples, by this command and earlier ones. cost_model: seconds of each thing; cost_model_error,
-    cost_model_worst: of speedups of points that it was not fitted to, relative. replayed_live: texts that were decoded
-    live too, for the cost model; replayed_differently: how many of them differ, replayed_ties: how many by rounding
-    alone (`replay_check`), replayed_defects: the others, and replayed_apart: the largest difference of a row in them,
-    relative to the largest score. setting: what the texts were decoded with. prediction_error_*: relative errors of the
-    speedups that were predicted of confirmed points for the texts they were measured on, median and largest.
+    These are predicted for the texts that the points were measured on.
     """
-
-    points: int
-    live_target_calls: int
-    live_draft_calls: int
-    recorded_target_calls: int
-    recorded_draft_calls: int
-    vanilla_target_calls: int
-    record_bytes: int
-    seconds: Mapping[str, float]
-    cost_model: Mapping[str, float]
-    cost_model_error: float | None
-    cost_model_worst: float | None
-    replayed_live: int
-    replayed_differently: int
-    replayed_ties: int
-    replayed_defects: int
-    replayed_apart: float | None
-    setting: Mapping[str, Any]
-    confirmed: Sequence[Mapping[str, Any]] = ()
-
-    def write(self, folder: Path) -> None:
-        errors = [abs(one["predicted_speedup"] / one["speedup"] - 1) for one in self.confirmed]
-        found = {
-            "prediction_error_median": median(errors) if errors else None,
-            "prediction_error_largest": max(errors, default=None),
-        }
-        write_atomically(folder / SUMMARY, (json.dumps({**vars(self), **found}, indent=2) + "\n").encode())
+    errors = [abs(one["predicted_speedup"] / one["speedup"] - 1) for one in summary["confirmed"]]
+    found = {
+        "prediction_error_median": median(errors) if errors else None,
+        "prediction_error_largest": max(errors, default=None),
+    }
+    write_atomically(folder / SUMMARY, (json.dumps({**summary, **found}, indent=2) + "\n").encode())
 
 
 def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:

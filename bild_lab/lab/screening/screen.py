@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -22,9 +22,9 @@ from bild_lab.engine.record.model import text_name
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_finite, require_whole
 from bild_lab.lab.analysis.cost import Machine
-from bild_lab.lab.cli import progress
+from bild_lab.lab.cli import progress, stages
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
@@ -43,11 +43,6 @@ VANILLA = "vanilla"
 MOST_TIMED = 10  # points of a policy that are decoded live for the cost model
 REPEATS = 3  # of each of these texts; the median counts, as for any point
 MEMORY_BYTES = 2 * 2**30  # of each model's rows that stay in memory once they are on disk
-
-
-def _require_least(key: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < inf:
-        raise UserError(f"{key} must be a number >= 0, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,9 @@ class ScreenSpec:
         require_whole("screen.batch", self.batch, 1)
         if self.trials is not None:
             require_whole("screen.trials", self.trials, 1)
-        _require_least("screen.timed_s", self.timed_s)
+        require_finite("screen.timed_s", self.timed_s, 0)
         if self.max_loss is not None:
-            _require_least("screen.max_loss", self.max_loss)
+            require_finite("screen.max_loss", self.max_loss, 0)
         if self.subsets and self.trials is None:
             raise UserError("screen.subsets are searched, not multiplied out; give screen.trials")
         if not self.timed_s and self.confirmations:
@@ -110,6 +105,15 @@ class Screening:
     machine: Machine | None = None
     batch: int = QUIET_BATCH
     seconds: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def stage(self, name: str, shown: str = "") -> Iterator[None]:
+        """Counts the seconds that are spent inside. shown: what the command says meanwhile."""
+        if shown:
+            stages.enter(shown)
+        started = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - started
 
     @cached_property
     def cfg(self) -> DictConfig:
@@ -192,18 +196,17 @@ class Screening:
 
         Several examples decode at once where the models can. Rows are saved after each example.
         """
-        candidates, clock = [*([vanilla()] if alone else []), *candidates], time.perf_counter()
-        decoders = [self.decoder(one.policy, self.records) for one in candidates]
-        requests = self.requests
-        for decoder in {type(one.method): one for one in decoders}.values():
-            decoder.load_weights()
-        self.seconds["load"] += time.perf_counter() - clock
-        clock = time.perf_counter()
+        candidates = [*([vanilla()] if alone else []), *candidates]
+        with self.stage("load"):
+            decoders = [self.decoder(one.policy, self.records) for one in candidates]
+            requests = self.requests
+            for decoder in {type(one.method): one for one in decoders}.values():
+                decoder.load_weights()
         texts: list[list[Text]] = [[] for _ in requests]
         alike: dict[str, list[int]] = {}  # examples of one prompt share its record, so they run one after the other
         for index, request in enumerate(requests):
             alike.setdefault(text_name(request.source), []).append(index)
-        with progress() as bar:
+        with self.stage("replay"), progress() as bar:
             task = bar.add_task(f"recording and replaying {len(candidates)} points", total=len(requests))
 
             def loop_over(indices: Sequence[int]) -> Callable[[], None]:
@@ -220,13 +223,12 @@ class Screening:
 
             size = min(quiet_batch(one.method, one.models, requests, self.batch) for one in decoders)
             Batch(size).run([loop_over(indices) for indices in alike.values()])
-        self.seconds["replay"] += time.perf_counter() - clock
         return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]
 
-    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], int, list[Judged]]:
+    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], list[Judged]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
-        Also how many texts were decoded both ways, and a verdict on each replayed text that differs from the live one.
+        A replayed text that differs from the live one is not among them; it has a verdict instead.
         """
         chosen = [screened[0], *spread(screened[1:])]
         over = [partial(self.decoder, one.candidate.policy) for one in chosen]
@@ -234,13 +236,12 @@ class Screening:
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
         for method in methods.values():
             method.decode(self.requests[0], Trace())  # warms up
-        started, texts, both, differing = time.perf_counter(), [], 0, []
+        started, texts, differing = time.perf_counter(), [], []
         for index, request in enumerate(self.requests):
             found = time_methods(methods, [request], REPEATS, self.point.seed, decoders[0].synchronize)
             for place, one in enumerate(chosen):
                 (live,) = found[str(place)]
                 replayed = one.texts[index]
-                both += 1
                 if tuple(live.token_ids) == replayed.token_ids:
                     texts.append(TimedText(str(place), replayed.features, median(live.latency_s)))
                 else:
@@ -248,7 +249,7 @@ class Screening:
             if time.perf_counter() - started > timed_s:
                 break
         self.records.save()
-        return texts, both, differing
+        return texts, differing
 
     def rows(self, screened: Sequence[Screened], model: CostModel | None) -> list[Row]:
         """The points' rows. screened: the target alone first. model: None predicts no speeds."""

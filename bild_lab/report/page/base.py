@@ -32,11 +32,7 @@ _LEGEND = {"orientation": "h", "traceorder": "normal", "yref": "container", "yan
 def page_environment() -> Environment:
     """The templates of the package's pages. They escape every value."""
     return Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
 
 

@@ -30,6 +30,7 @@ KINDS = {  # the verdicts on a text that differs from the target's, and their co
     "defect of the model’s session": "#7a1f12",
 }
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_DASHED = {"type": "line", "line": {"color": MUTED, "width": 1, "dash": "dash"}}
 _LABEL = 26  # characters on a line of a bar's label
 _LARGEST = 22.0  # pixels, a node that is always reached
 _GOOD, _BAD = COLOURS[0], COLOURS[1]
@@ -157,20 +158,11 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
                 | {"hovertemplate": "predicted at batch %{x}: %{y:.2f}×<extra></extra>"}
             )
     batches = sorted({one.batch for curve in curves for one in curve.points})
-    even = {
-        "type": "line",
-        "xref": "paper",
-        "x0": 0,
-        "x1": 1,
-        "y0": 1,
-        "y1": 1,
-        "line": {"color": MUTED, "width": 1, "dash": "dash"},
-    }
     ticks = {"tickvals": batches, "ticktext": [str(one) for one in batches]}
     layout = {
         "xaxis": {"title": "Texts at once", "type": "log", **ticks},
         "yaxis": {"title": "Speedup at the same batch", "rangemode": "tozero"},
-        "shapes": [even],
+        "shapes": [{**_DASHED, "xref": "paper", "x0": 0, "x1": 1, "y0": 1, "y1": 1}],
     }
     return figure_of(traces, layout, height=440)
 
@@ -264,12 +256,11 @@ def _intervals(
             )
         )
     names = [_wrapped(label) for label in labels]
-    line = {"type": "line", "yref": "paper", "x0": middle, "x1": middle, "y0": 0, "y1": 1}
     layout = {
         "xaxis": {"title": title, "type": "log" if middle else "linear"},
         "yaxis": {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.4, -0.6]},
         "showlegend": False,
-        "shapes": [{**line, "line": {"color": MUTED, "width": 1, "dash": "dash"}}],
+        "shapes": [{**_DASHED, "yref": "paper", "x0": middle, "x1": middle, "y0": 0, "y1": 1}],
     }
     lines = sum(1 + name.count("<br>") for name in names)
     return figure_of(traces, layout, height=150 + 26 * len(names) + 10 * lines)

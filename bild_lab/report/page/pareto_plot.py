@@ -13,7 +13,7 @@ from typing import Any
 from bild_lab.lab.analysis.paired import DERIVED_KEYS, flat_setting
 from bild_lab.lab.formatting import MINUS, MISSING, TIMES, knob_value, number, short_name
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.results.groups import Group, Position
+from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import cell_of, name_of
@@ -33,6 +33,7 @@ _HOVER_NUMBERS = (
 )
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star")
 _NONE = "rgba(0,0,0,0)"
+_LATER = {"name": "bars of the other points", "legendgroup": "bars", "visible": "legendonly"}
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,6 @@ class Overlay:
     parts: list[Part]
     whole: Group
     differing: list[str]
-
-
-@dataclass(frozen=True)
-class _Series:
-    """Points that are drawn alike. barred: those whose bars are drawn at first."""
-
-    group: Group
-    results: Sequence[Result]
-    barred: Sequence[Result]
-    name: str
-    colour: str
-    symbol: str
 
 
 def overlays(groups: Sequence[Group]) -> list[Overlay]:
@@ -110,13 +99,15 @@ def _baseline_s(group: Group) -> float | None:
 
 def pareto_figure(group: Group, colours: dict[str, Mark]) -> Figure:
     """Draw the points of a setting. Marks of the front have their place in it, from 1, as in the list below it."""
-    barred = with_bars(group)
-    series = [
-        _Series(group, group.of_policy(name), barred, escape(name), colours[name].colour, colours[name].plotly_symbol)
-        for name in group.policies
-    ]
-    traces = [_front_line(group, MUTED, "Pareto front"), *_drawn(series), _front_numbers(group)]
-    return _figure(group, traces)
+    barred, later, traces = set(map(id, with_bars(group))), [], [_front_line(group, MUTED, "Pareto front")]
+    for policy in group.policies:
+        look, results = colours[policy], group.of_policy(policy)
+        others = [one for one in results if id(one) not in barred]
+        traces += _points(group, results, barred, escape(policy), (look.colour, look.plotly_symbol))
+        later.append(_bars(group, others, look.colour, **_LATER))
+    if shown := next((trace for trace in later if trace["x"]), None):  # one entry of the legend shows all of them
+        shown["showlegend"] = True
+    return _figure(group, [*traces, *later, _front_numbers(group)])
 
 
 def overlay_figure(overlay: Overlay) -> Figure:
@@ -127,13 +118,11 @@ def overlay_figure(overlay: Overlay) -> Figure:
     traces = []
     for part, colour in zip(overlay.parts, cycle(COLOURS), strict=False):
         label, group = escape(part.label), part.group
+        front = set(map(id, group.front()))
         names = {policy: f"{escape(policy)}, {label}" if len(policies) > 1 else label for policy in group.policies}
-        series = [
-            _Series(group, group.of_policy(policy), group.front(), name, colour, symbols[policy])
-            for policy, name in names.items()
-        ]
-        drawn = [trace for trace in _drawn(series) if "visible" not in trace]
-        traces += [_front_line(group, colour, None), *drawn]
+        traces.append(_front_line(group, colour, None))
+        for policy, name in names.items():
+            traces += _points(group, group.of_policy(policy), front, name, (colour, symbols[policy]))
         if part.baseline_s is not None and group.baseline_quality is not None:
             name = f"{group.setting.baseline}, {part.label}"
             traces.append(_baseline(part.baseline_s, group.baseline_quality, colour, name, f"<b>{escape(name)}</b>"))
@@ -172,22 +161,12 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
     return figure_of([trace for trace in traces if trace["x"]], layout, height=520)
 
 
-def _drawn(series: Sequence[_Series]) -> list[Trace]:
-    """The series of a picture; bars that are not drawn at first have one entry of the legend, which shows them."""
-    traces = [trace for each in series for trace in _traces(each)]
-    hidden = [trace for trace in traces if "visible" in trace]
-    if hidden:
-        hidden[0]["showlegend"] = True
-    return [*(trace for trace in traces if "visible" not in trace), *hidden]
-
-
-def _traces(series: _Series) -> list[Trace]:
-    """Marks with their bars, and the bars of the points that have none at first."""
-    placed = [(one, at) for one in series.results if (at := series.group.position(one)) is not None]
-    chosen = {id(result) for result in series.barred}
-    front = {id(result) for result in series.group.front()}
-    named = {"name": series.name, "legendgroup": series.name}
-    fills = [series.colour if id(one) in front else _NONE for one, _ in placed]
+def _points(group: Group, results: Sequence[Result], barred: set[int], name: str, look: tuple[str, str]) -> list[Trace]:
+    """Marks of a colour and a symbol, filled on the front. barred: the ids of the results whose bars are drawn."""
+    colour, symbol = look
+    placed = [(one, at) for one in results if (at := group.position(one)) is not None]
+    front = set(map(id, group.front()))
+    named = {"name": name, "legendgroup": name}
     marks = scatter(
         [(at.x, at.y) for _, at in placed],
         "markers",
@@ -195,16 +174,19 @@ def _traces(series: _Series) -> list[Trace]:
         text=[hover_text(one) for one, _ in placed],
         hovertemplate=HOVER,
         customdata=[name_of(one) for one, _ in placed],
-        marker={"symbol": series.symbol, "size": 10, "color": fills, "line": {"color": series.colour, "width": 2}},
+        marker={
+            "symbol": symbol,
+            "size": 10,
+            "color": [colour if id(one) in front else _NONE for one, _ in placed],
+            "line": {"color": colour, "width": 2},
+        },
     )
-    later = {"name": "bars of the other points", "legendgroup": "bars", "visible": "legendonly"}
-    bars = _bars([at for one, at in placed if id(one) in chosen], series.colour, named)
-    others = _bars([at for one, at in placed if id(one) not in chosen], series.colour, later)
-    return [trace for trace in (bars, marks, others) if trace["x"]]
+    return [_bars(group, [one for one in results if id(one) in barred], colour, **named), marks]
 
 
-def _bars(placed: Sequence[Position], colour: str, look: Trace) -> Trace:
-    """The intervals at these positions."""
+def _bars(group: Group, results: Sequence[Result], colour: str, **look: Any) -> Trace:
+    """The intervals of these results."""
+    placed = [at for one in results if (at := group.position(one)) is not None]
     return scatter(
         [(at.x, at.y) for at in placed],
         "markers",

@@ -39,16 +39,8 @@ _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
 # what identifies a point; everything else in a result was measured
 _NOT_METRICS = (
-    "schema",
-    "name",
-    "point",
-    "policy",
-    "knobs",
-    "composition",
-    "setting",
-    "facts",
-    "environment",
-    "stored_at",
+    *("schema", "name", "point", "policy", "knobs", "composition"),
+    *("setting", "facts", "environment", "stored_at"),
 )
 
 
@@ -158,13 +150,7 @@ class WandbLogger:
         return lines
 
     def begin(
-        self,
-        identity: str,
-        name: str,
-        config: dict,
-        kind: str,
-        notes: str | None = None,
-        tags: Sequence[str] = (),
+        self, identity: str, name: str, config: dict, kind: str, notes: str | None = None, tags: Sequence[str] = ()
     ) -> wandb.Run:
         """Begin a run, offline if the server cannot be reached.
 
@@ -274,9 +260,5 @@ def _settings() -> wandb.Settings:
     import wandb
 
     return wandb.Settings(
-        init_timeout=_INIT_TIMEOUT_S,
-        login_timeout=_INIT_TIMEOUT_S,
-        silent=True,
-        console="off",
-        x_disable_stats=True,
+        init_timeout=_INIT_TIMEOUT_S, login_timeout=_INIT_TIMEOUT_S, silent=True, console="off", x_disable_stats=True
     )

@@ -27,15 +27,8 @@ SWEEP_POINTS, PICTURE = "sweep_points", "pareto"
 LONGEST_TITLE = 128  # the service's limit for the name of a run or a report
 _RESULTS = ("checkpoint", "adapter", "heads")  # what trainings call their results
 _EXAMPLE_COLUMNS = (
-    "id",
-    "prompt",
-    "reference",
-    "prediction",
-    "baseline_prediction",
-    "same_output",
-    "tokens",
-    "latency_s",
-    "baseline_latency_s",
+    *("id", "prompt", "reference", "prediction", "baseline_prediction", "same_output"),
+    *("tokens", "latency_s", "baseline_latency_s"),
 )
 
 

@@ -6,23 +6,10 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import Template
-from bild_lab.lab.data.examples import (
-    Continuation,
-    Example,
-    conversation,
-    fill_template,
-    with_answers,
-    with_earlier_turns,
-)
+from bild_lab.lab.data.examples import Continuation, Example, conversation, with_answers
 
 CHAT = Template("[{question}]", " {answer} | [{question}]")
 FIRST = Example("81", "Write.", "", references=("a poem",), category="writing")
-
-
-def test_placeholders_are_filled_once_and_other_braces_stay() -> None:
-    assert (
-        fill_template("{answer} {x} {question}", answer="{question}", question="{answer}") == "{question} {x} {answer}"
-    )
 
 
 def test_a_conversation_is_an_example_for_each_turn() -> None:
@@ -53,7 +40,3 @@ def test_a_turn_whose_answer_is_missing_is_named() -> None:
     turns = conversation(FIRST, ["Write.", "Rewrite."], CHAT)
     with pytest.raises(UserError, match=r"turn 2 of example '81/2' needs the answer to '81'.*dataset.turns=1"):
         with_answers(turns, {"82": "Another."})
-
-
-def test_a_first_turn_needs_no_history() -> None:
-    assert with_earlier_turns(FIRST, {}, {}) is FIRST

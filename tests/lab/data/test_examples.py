@@ -47,28 +47,20 @@ def test_an_example_has_its_columns_its_filled_prompt_and_an_id_from_split_and_i
     assert examples[1] == Example("test-1", "Nein.", "de: Nein. {x}", ("No.",), None)
 
 
-def test_a_source_with_braces_is_not_evaluated(rows_file) -> None:
-    path = rows_file({"de": "{source} {0.__class__}", "en": "x"})
-    assert load_examples(spec(path=path))[0].prompt == "{source} {0.__class__}"
-
-
-def test_a_dotted_path_reads_nested_columns(rows_file) -> None:
-    path = rows_file({"translation": {"de": "Ja.", "en": "Yes."}})
-    example = load_examples(spec(path=path, source_column="translation.de", reference_column="translation.en"))[0]
-    assert (example.source, example.references) == ("Ja.", ("Yes.",))
-
-
-def test_a_column_whose_own_name_has_a_dot_is_read(rows_file) -> None:
-    assert load_examples(spec(path=rows_file({"a.de": "Ja.", "en": "Yes."}), source_column="a.de"))[0].source == "Ja."
-
-
-def test_the_first_column_that_exists_is_taken_and_the_first_turn_of_a_list(rows_file) -> None:
-    path = rows_file({"turns": ["Write.", "Rewrite."]}, {"prompt": None, "turns": ["Sing."]})
-    examples = load_examples(
-        spec(path=path, source_column=["prompt", "turns"], reference_column=None, metric="agreement")
-    )
-    assert [example.source for example in examples] == ["Write.", "Sing."]
-    assert examples[0].references == ()
+@pytest.mark.parametrize(
+    ("row", "column", "source"),
+    [
+        ({"translation": {"de": "Ja."}}, "translation.de", "Ja."),
+        ({"a.de": "Ja."}, "a.de", "Ja."),  # the column's own name has a dot
+        ({"turns": ["Write.", "Rewrite."]}, ["prompt", "turns"], "Write."),
+        ({"prompt": None, "turns": ["Sing."]}, ["prompt", "turns"], "Sing."),
+    ],
+)
+def test_the_first_column_that_exists_is_taken_a_field_of_one_or_the_first_turn_of_a_list(
+    rows_file, row: dict, column: str | list[str], source: str
+) -> None:
+    asked = spec(path=rows_file(row), source_column=column, reference_column=None, metric="agreement")
+    assert [(one.source, one.references) for one in load_examples(asked)] == [(source, ())]
 
 
 ALPACA = {"source_column": "instruction", "input_column": "input", "reference_column": None, "metric": "agreement"}
@@ -165,10 +157,8 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
 @pytest.mark.parametrize(
     ("fields", "key", "value"),
     [
-        *(
-            ({key: value}, key, str(value))
-            for key, value in [("limit", 0), ("limit", True), ("limit", 1.5), ("turns", 0)]
-        ),
+        *(({"limit": value}, "limit", str(value)) for value in (0, True, 1.5)),
+        ({"turns": 0}, "turns", "0"),
         ({"max_source_tokens": -1}, "max_source_tokens", "-1"),
         ({"prompt_template": "summarize:"}, "prompt_template", "'summarize:'"),
         ({"metric": "meteor"}, "metric", "'meteor'"),
@@ -324,18 +314,13 @@ def test_own_data_are_called_as_their_file_or_folder_is(file: str, name: str, tm
     assert replace(local(tmp_path / file), name="mine").name == "mine"
 
 
-def test_own_data_without_references_are_scored_by_agreement(rows_file) -> None:
-    (example,) = load_examples(local(rows_file({"question": "Who?"}), source_column="question"))
-    assert (example.source, example.references) == ("Who?", ())
-    assert local("a.jsonl").metric == "agreement"
-
-
-def test_own_data_with_references_need_a_metric(rows_file) -> None:
-    path = rows_file({"question": "Who?", "answer": "Me."})
+def test_own_data_are_scored_by_agreement_or_else_need_a_metric_for_their_references(rows_file) -> None:
+    path, question = rows_file({"question": "Who?", "answer": "Me."}), {"source_column": "question"}
+    assert local(path, **question).metric == "agreement"
+    assert load_examples(local(path, **question))[0].references == ()
     with pytest.raises(UserError, match="dataset.metric must be"):
-        local(path, source_column="question", reference_column="answer")
-    spec = local(path, source_column="question", reference_column="answer", metric="rouge")
-    assert load_examples(spec)[0].references == ("Me.",)
+        local(path, **question, reference_column="answer")
+    assert load_examples(local(path, **question, reference_column="answer", metric="rouge"))[0].references == ("Me.",)
 
 
 def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
@@ -343,26 +328,16 @@ def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
         load_examples(local(rows_file({"question": "Who?", "meta": {"by": 1}})))
 
 
-SOLVED = [{"q": f"What is {n} and {n}?", "a": f"{n} + {n} = {2 * n}\n#### {2 * n}"} for n in range(12)]
-
-
-@pytest.fixture
-def problems(tmp_path: Path) -> Path:
-    for split, rows in (("train", SOLVED[:9]), ("test", SOLVED[9:])):
-        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
-
-
-def test_gsm8k_asks_behind_eight_solved_problems_of_its_train_split(tmp_path: Path) -> None:
-    for split, rows in (("train", SOLVED[:9]), ("test", SOLVED[9:])):
-        rows = [{"question": row["q"], "answer": row["a"]} for row in rows]
+def test_gsm8k_asks_after_eight_solved_problems_of_its_train_split(tmp_path: Path) -> None:
+    solved = [{"question": f"What is {n} and {n}?", "answer": f"{2 * n}\n#### {2 * n}"} for n in range(12)]
+    for split, rows in (("train", solved[:9]), ("test", solved[9:])):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     examples = load_examples(from_config("gsm8k", path=str(tmp_path)))
-    assert [one.source for one in examples] == [row["q"] for row in SOLVED[9:]]
+    assert [one.source for one in examples] == [row["question"] for row in solved[9:]]
     *shots, asked = examples[0].prompt.split("\n\n")
-    assert shots == [f"Question: {row['q']}\nAnswer: {row['a']}" for row in SOLVED[:8]]
-    assert asked == f"Question: {SOLVED[9]['q']}\nAnswer:"
-    assert examples[0].references == (SOLVED[9]["a"],)
+    assert shots == [f"Question: {row['question']}\nAnswer: {row['answer']}" for row in solved[:8]]
+    assert asked == f"Question: {solved[9]['question']}\nAnswer:"
+    assert examples[0].references == (solved[9]["answer"],)
 
 
 def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) -> None:

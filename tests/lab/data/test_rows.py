@@ -47,24 +47,23 @@ def test_every_name_of_the_validation_split_finds_every_layout(folder, name: str
     assert found(folder(name, "test.jsonl"), split) == [name]
 
 
-def test_shards_come_in_order(folder) -> None:
-    names = [f"data/train-0000{index}-of-00003.parquet" for index in range(3)]
-    assert found(folder(*reversed(names)), "train") == names
+SHARDS = [f"data/train-0000{index}-of-00003.parquet" for index in range(3)]
+CONFIGS = ["de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parquet"]
 
 
-def test_a_missing_shard_is_refused(folder) -> None:
-    with pytest.raises(UserError, match="is one of 3 shards, got 2"):
-        found(folder("test-00000-of-00003.parquet", "test-00002-of-00003.parquet"), "test")
-
-
-def test_the_folder_of_the_config_is_taken_where_there_is_one(folder) -> None:
-    path = folder("de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parquet")
-    assert found(path, "test", "absent", "de-en") == ["de-en/test-00000-of-00001.parquet"]
-
-
-def test_metadata_and_hidden_files_are_no_data(folder) -> None:
-    path = folder("questions.jsonl", "dataset_infos.json", ".cache/test.jsonl")
-    assert found(path, "test") == ["questions.jsonl"]
+@pytest.mark.parametrize(
+    ("files", "asked", "names"),
+    [
+        (SHARDS[::-1], ["train"], SHARDS),  # in order
+        (CONFIGS, ["test", "absent", "de-en"], CONFIGS[:1]),  # of the first folder of these that exists
+        (["questions.jsonl", "dataset_infos.json", ".cache/test.jsonl"], ["test"], ["questions.jsonl"]),
+        (["flickr.jsonl", "test.jsonl"], ["flickr"], ["flickr.jsonl"]),  # a split with a name of its own
+    ],
+)
+def test_the_files_of_a_split_are_its_shards_and_nothing_else(
+    folder, files: list[str], asked: list[str], names: list[str]
+) -> None:
+    assert found(folder(*files), *asked) == names
 
 
 def test_a_lone_file_without_a_split_word_serves_any_split(folder) -> None:
@@ -72,18 +71,17 @@ def test_a_lone_file_without_a_split_word_serves_any_split(folder) -> None:
     assert found(path, "train") == found(path / "question.jsonl", "test") == ["question.jsonl"]
 
 
-def test_a_missing_split_names_those_there_are(folder) -> None:
-    with pytest.raises(UserError, match="has no split 'test', only train, validation; set dataset.split"):
-        found(folder("train.jsonl", "val.jsonl", "other.jsonl"), "test")
-
-
-def test_several_files_without_split_words_are_refused(folder) -> None:
-    with pytest.raises(UserError, match="cannot tell which file .* got a.jsonl, b.jsonl; name it test.jsonl"):
-        found(folder("a.jsonl", "b.jsonl"), "test")
-
-
-def test_a_split_with_a_name_of_its_own_is_found(folder) -> None:
-    assert found(folder("flickr.jsonl", "test.jsonl"), "flickr") == ["flickr.jsonl"]
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["test-00000-of-00003.parquet", "test-00002-of-00003.parquet"], "is one of 3 shards, got 2"),
+        (["train.jsonl", "val.jsonl", "other.jsonl"], "has no split 'test', only train, validation; set dataset.split"),
+        (["a.jsonl", "b.jsonl"], "cannot tell which file .* got a.jsonl, b.jsonl; name it test.jsonl"),
+    ],
+)
+def test_a_folder_without_the_whole_split_is_refused(folder, files: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        found(folder(*files), "test")
 
 
 @pytest.mark.parametrize(

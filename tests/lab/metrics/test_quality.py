@@ -81,12 +81,6 @@ def test_programs_run_in_every_function_only_where_that_was_allowed(monkeypatch:
         ran.clear()
 
 
-def test_the_same_seed_gives_the_same_interval_and_another_seed_another() -> None:
-    predictions, references = corpus(30, seed=0)
-    assert score("bleu", predictions, references, seed=1) == score("bleu", predictions, references, seed=1)
-    assert score("bleu", predictions, references, seed=1).low != score("bleu", predictions, references, seed=2).low
-
-
 def test_resamples_are_sums_over_draws_with_replacement() -> None:
     statistics = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
     drawn = np.random.default_rng(7).choice(3, size=(1000, 3))

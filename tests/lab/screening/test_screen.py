@@ -20,7 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.lab.screening.found import confirmation, to_confirm
 from bild_lab.lab.screening.replay import SECONDS
-from bild_lab.lab.screening.rows import NUMBERS, Row, require_same_setting, with_front, write_rows
+from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 from scripts import screen as script
 from tests.loopback_hub import REPOSITORY
@@ -171,9 +171,9 @@ def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
 
 
 def row(speedup: float, quality: float, **knobs: Any) -> Row:
-    numbers = dict.fromkeys(NUMBERS, 0) | {"on_front": False, "confirmed": "", "quality_metric": "BLEU"}
-    own = {"quality": quality, "predicted_speedup": speedup, "quality_difference": quality - 40}
-    return Row(policy="bild", knobs=knobs, split="validation", n_examples=3, **{**numbers, **own})
+    own = {"policy": "bild", "knobs": knobs, "split": "validation", "n_examples": 3, "quality_metric": "BLEU"}
+    own |= {"quality": quality, "predicted_speedup": speedup, "quality_difference": quality - 40}
+    return Row(**dict.fromkeys(Row.__dataclass_fields__, 0) | {"on_front": False, "confirmed": ""} | own)
 
 
 def test_rows_of_several_commands_make_one_table_with_one_front(tmp_path: Path) -> None:

@@ -42,10 +42,7 @@ def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -
     assert [point["label"] for point in page["points"]] == ["bild (rollback 5)", "bild (rollback 1)"]
     first, second = page["examples"]
     assert (first["id"], first["of"]) == ("test-1", [0, 1])
-    assert first["texts"] == [
-        [(SAME, "a man in a"), (BEFORE, "red"), (AFTER, "blue"), (SAME, "hat")],
-        [(SAME, TARGET)],
-    ]
+    assert first["texts"] == [[(SAME, "a man in a"), (BEFORE, "red"), (AFTER, "blue"), (SAME, "hat")], [(SAME, TARGET)]]
     assert first["changes"] == [pytest.approx(1 / 6, abs=1e-4), 0.0]
     assert first["speedups"] == [0.75, 3.0]  # of medians
     assert (second["id"], second["texts"], second["of"]) == ("test-0", [[(SAME, TARGET)]], [0, 0])
