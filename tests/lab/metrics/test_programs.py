@@ -83,7 +83,7 @@ def test_nothing_runs_without_permission_or_limits(monkeypatch: pytest.MonkeyPat
         score("pass_at_1", ["    return 2 * x"], [[TESTED]], run_code=True)
 
 
-def test_an_interpreter_that_fails_every_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_fails_every_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "ends_well", lambda program: False)
     with pytest.raises(UserError, match="a program that does nothing wrong fails"):
         passes(["    return 2 * x"], [[TESTED]])
