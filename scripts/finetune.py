@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from bild_lab.engine.models.ranks import launched
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir, typed
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.data.examples import Example
     from bild_lab.training.finetune import FinetuningJob
+    from bild_lab.training.start import StartingPoint
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
     require_writable(folder)
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     recipe = typed(Recipe, cfg.train, "train")
-    start = starting_point(cfg.model)
+    start = starting_point(cfg.model, recipe.max_target_tokens)
     if dataset.reference_column is None:
         raise UserError(f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column")
     if dataset.reference_template is not None:
@@ -86,6 +87,7 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
         )
     train, validation = examples(dataset, typed(ValidationSpec, cfg.validation, "validation"))
     return FinetuningJob(
+        start=start,
         train=train,
         validation=validation,
         metric=dataset.metric,
@@ -96,18 +98,20 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
         title=folder.name,
         logger=training_logger(cfg.logger),
         provenance={"dataset": asdict(dataset)},
-        **start,
     )
 
 
-def starting_point(model: DictConfig) -> dict[str, Any]:
-    """`conf/model` as the job's arguments."""
-    values = OmegaConf.to_container(model, resolve=True)
-    if "path" not in values:
-        return {"model": values}
-    if values["path"] is None:
+def starting_point(model: DictConfig, max_target_tokens: int) -> StartingPoint:
+    """`conf/model` as where the training starts, checked."""
+    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.training.start import FreshModel, FromCheckpoint, FromScratch
+
+    if "path" not in model:
+        return FromScratch(typed(FreshModel, model, "model"), max_target_tokens)
+    if model.path is None:
         raise UserError("set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as model=t5_tiny")
-    return {"model_path": values["path"], "model_revision": values["revision"]}
+    require_model_path("model.path", model.path)
+    return FromCheckpoint(Checkpoint(model.path, model.revision))
 
 
 def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Example, ...], tuple[Example, ...]]:

@@ -36,16 +36,8 @@ def generate(cfg: DictConfig) -> None:
     device = resolve_device(cfg.runtime.device)
     processes = process_group(device.type == "cpu", LONGEST_WAIT)
     job = calibration_job(cfg, processes.device if launched().count > 1 else device)
-    answered = 0
-
-    with answers_bar() as advance:
-
-        def report(done: int, total: int) -> None:
-            nonlocal answered
-            answered = done
-            advance(done, total)
-
-        generate_calibration(job, report)
+    with answers_bar() as report:
+        answered = generate_calibration(job, report)
     print_summary(job, answered)
     processes.destroy_process_group()
 
@@ -56,9 +48,9 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
 
     from bild_lab.engine.models.checkpoint import Checkpoint
     from bild_lab.engine.models.device import resolve_dtype
-    from bild_lab.engine.models.hf import HuggingFaceModel
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.data.examples import load_examples
+    from bild_lab.lab.decoding.load import load_model
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.training.calibration import CalibrationJob
@@ -71,8 +63,8 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
     examples, dtype, limit = load_examples(dataset), resolve_dtype(cfg.runtime.dtype), cfg.decoding.max_new_tokens
-    target = HuggingFaceModel(Checkpoint(cfg.model.path, cfg.model.revision), device, dtype)
-    target.checkpoint.check()
+    Checkpoint(cfg.model.path, cfg.model.revision).check()
+    target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
     return CalibrationJob(target, dataset, examples, limit, cfg.batch_size, cfg.part_size, folder)
 
 

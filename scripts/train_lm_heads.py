@@ -43,8 +43,10 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job on the dataset's references, or on the model's own answers."""
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.data.examples import load_examples
-    from bild_lab.training.modules.frozen import frozen_model, job_of, own_answers
+    from bild_lab.lab.point import sweep_folder
+    from bild_lab.training.modules.frozen import FrozenJob, frozen_model, own_answers
     from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
+    from bild_lab.training.reports import training_logger
 
     spec = typed(LayerHeadsSpec, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
     base = frozen_model(cfg, spec)
@@ -60,7 +62,16 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
         dataset, learned = typed(DatasetSpec, cfg.dataset, "dataset"), "references of"
         answers = reference_answers(base, dataset, load_examples(dataset), first.max_target_tokens)
     recipe, of = recipe_for(cfg, len(answers.answers)), answers.dataset
-    return job_of(cfg, spec, base, recipe, answers, {"data": f"{learned} {of.name} ({of.split})"})
+    return FrozenJob(
+        base=base,
+        spec=spec,
+        calibration=answers,
+        held_out=cfg.held_out,
+        recipe=recipe,
+        folder=sweep_folder(cfg),
+        logger=training_logger(cfg.logger),
+        provenance={"data": f"{learned} {of.name} ({of.split})"},
+    )
 
 
 def recipe_for(cfg: DictConfig, answers: int) -> Recipe:

@@ -9,26 +9,28 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from bild_lab.engine.drafters.ngram import vocabulary_hash
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.analysis.statistics import best_at_loss
 from bild_lab.lab.config import MeasureSpec, RuntimeSpec
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.wandb.logger import WandbLogger
-from bild_lab.training.answers import END, Answer, Calibration, tokenizer_hash
+from bild_lab.training.answers import END, Answer, Calibration
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.comparison import LOSSES, Comparison, Report, agreement, gains, measured_points
 from bild_lab.training.finetune import FinetuningJob, finetune
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import Recipe
+from bild_lab.training.start import FromCheckpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ def require_fits(calibration: Calibration, small: Checkpoint) -> None:
             f"answers are in {calibration.folder}, is {kinds[model['encoder_decoder']]} ({model['type']}); "
             "choose model.path of the same kind"
         )
-    if tokenizer_hash(small) != model["vocabulary"]:
+    if vocabulary_hash(small.vocabulary) != model["vocabulary"]:
         raise UserError(
             f"{small.path} ({len(small.vocabulary)} pieces) has another vocabulary than {model['path']}, whose answers "
             f"are in {calibration.folder}; choose model.path with the target's tokenizer"
@@ -170,8 +172,7 @@ def _training(
         metric=dataset.metric,
         recipe=job.recipe,
         folder=job.folder,
-        model_path=job.small.path,
-        model_revision=job.small.revision,
+        start=FromCheckpoint(job.small),
         teacher=job.calibration.target if job.recipe.soft_targets else None,
         max_source_tokens=dataset.max_source_tokens,
         data=f"{len(learned):,} greedy answers of {source['target']} to {dataset.name} ({dataset.split})",
@@ -195,7 +196,8 @@ def retokenized(small: Checkpoint, answers: Sequence[Answer]) -> float:
 
 def _measured(job: Alignment, draft: Checkpoint, held_out: Sequence[Answer], report: Report) -> dict[str, Any]:
     """A drafter's agreement with the target and, with a comparison, what decoding gains from it."""
-    model = HuggingFaceModel(draft, resolve_device(job.runtime.device), resolve_dtype(job.runtime.dtype))
+    device, dtype = resolve_device(job.runtime.device), resolve_dtype(job.runtime.dtype)
+    model = load_model(draft.path, draft.revision, str(device), dtype, "auto")
     longest, limit = job.calibration.dataset.max_source_tokens, job.calibration.manifest["decoding"]["max_new_tokens"]
     if job.comparison is None:
         answers = [(answer.prompt, answer.answer_token_ids) for answer in held_out]
@@ -219,8 +221,8 @@ def _swept(job: Alignment, draft: Checkpoint, report: Report) -> tuple[list[Resu
     if job.comparison.select is None:
         results = measured_points([speculative, *bild], sweep, job.logger, report)
         return results, [best_at_loss(results[1:], loss) for loss in LOSSES]
-    chosen = job.comparison.choose(bild, draft.fingerprint, report)
-    distinct = list({id(config): config for config in chosen if config is not None}.values())
-    results = measured_points([speculative, *distinct], sweep, job.logger, report)
-    own = {id(config): result for config, result in zip(distinct, results[1:], strict=True)}
-    return results, [own.get(id(config)) for config in chosen]
+    places = job.comparison.choose(bild, draft.fingerprint, report)
+    distinct = sorted({place for place in places if place is not None})
+    results = measured_points([speculative, *(bild[place] for place in distinct)], sweep, job.logger, report)
+    chosen = dict(zip(distinct, results[1:], strict=True))
+    return results, [chosen.get(place) for place in places]

@@ -19,13 +19,11 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.hf_generation import HuggingFaceGenerate
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.decoding.load import fits_twice
 from bild_lab.lab.hashing import content_hash
 
 MANIFEST = "manifest.json"
@@ -133,11 +131,6 @@ def read_part(file: Path) -> Iterator[Answer]:
         yield Answer(**row)
 
 
-def tokenizer_hash(checkpoint: Checkpoint) -> str:
-    """Identifies a tokenizer's pieces and their ids."""
-    return content_hash({"pieces": sorted(checkpoint.vocabulary.items(), key=lambda item: item[1])})
-
-
 def contents_hash(answers: Sequence[Answer]) -> str:
     """SHA-256 over the rows in their order, however they are divided into files."""
     digest = hashlib.sha256()
@@ -147,7 +140,7 @@ def contents_hash(answers: Sequence[Answer]) -> str:
 
 
 def greedy_answers(
-    model: HuggingFaceModel,
+    model: LoadedModel,
     sources: Sequence[Source],
     max_new_tokens: int,
     batch_size: int,
@@ -155,9 +148,9 @@ def greedy_answers(
 ) -> list[list[int]]:
     """The tokens that `vanilla` emits for each prompt, decoded in batches, the longest prompts first.
 
-    On our own decoders they are vanilla's; on the CPU kernels in every precision, else in float32. A model that has
-    none answers by batched `generate`. advance: called with 1 after each answer. Raises UserError for a batch that does
-    not fit into the memory.
+    They are vanilla's on the CPU kernels in every precision, and on our own decoders in float32. A model on hf answers
+    by batched `generate`. advance: called with 1 after each answer. Raises UserError for a batch that does not fit into
+    the memory.
     """
     order = sorted(range(len(sources)), key=lambda index: -source_length(sources[index]))
     requests = [
@@ -165,27 +158,16 @@ def greedy_answers(
         for ends in [model.checkpoint.end_tokens]
         for index in order
     ]
-    own = our_decoder(model)
-    method: Method = HuggingFaceGenerate(model) if own is None else DraftThenVerify(own, NoDraft(own), ExactMatch())
-    if own is not None:
-        own.load()
-        require_room([own], requests, batch_size, "batch_size")
+    method: Method = HuggingFaceGenerate(model)
+    if model.engine != "hf":
+        method = DraftThenVerify(model, NoDraft(model), ExactMatch())
+        model.load()
+        require_room([model], requests, batch_size, "batch_size")
     found = decode_batch(method, requests, Batch(batch_size), lambda index: advance(1))
     answers: list[list[int]] = [[]] * len(sources)
     for index, text in zip(order, found, strict=True):
         answers[index] = text.token_ids
     return answers
-
-
-def our_decoder(model: HuggingFaceModel) -> NativeModel | None:
-    """The model on our own decoders, with the weights that it has loaded; None for another architecture."""
-    if why_not_native(model.checkpoint.config, model.dtype) is not None:
-        return None
-    kernels = why_no_kernels(model.device, model.dtype) is None and fits_twice(model.checkpoint, model.dtype)
-    own = NativeModel(model, kernels=kernels)
-    if (module := vars(model).get("module")) is not None:
-        own.decoder = own.family(module)
-    return own
 
 
 def source_length(source: Source) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 import time
 from collections.abc import Callable
@@ -16,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.drafters.ngram import vocabulary_hash
 from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -34,11 +34,9 @@ from bild_lab.training.answers import (
     contents_hash,
     greedy_answers,
     read_part,
-    tokenizer_hash,
 )
-from bild_lab.training.folder import require_same_settings, write_json, writing
+from bild_lab.training.folder import keep_plan, write_json, writing
 
-PLAN = "plan.json"
 _WHAT, _REMEDY = "the calibration data", "finished parts are kept; make room and run the same command again"
 _MOVED = frozenset({"model.path", "model.revision", "dataset.path"})  # fingerprint and data hash identify the contents
 
@@ -50,7 +48,7 @@ class CalibrationJob:
     batch_size: prompts decoded at once. part_size: examples of one file; a kill loses at most one file per process.
     """
 
-    target: HuggingFaceModel
+    target: LoadedModel
     dataset: DatasetSpec
     examples: tuple[Example, ...]
     max_new_tokens: int
@@ -75,7 +73,7 @@ class CalibrationJob:
                 "fingerprint": checkpoint.fingerprint,
                 "type": checkpoint.config.model_type,
                 "encoder_decoder": checkpoint.encoder_decoder,
-                "vocabulary": tokenizer_hash(checkpoint),
+                "vocabulary": vocabulary_hash(checkpoint.vocabulary),
             },
             "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype},
             "dataset": asdict(self.dataset),
@@ -96,47 +94,31 @@ class CalibrationJob:
         return self.folder / f"{split}-{part.start:08d}-{part.stop:08d}.parquet"
 
 
-def generate_calibration(
-    job: CalibrationJob, report: Callable[[int, int], None] = lambda done, total: None
-) -> dict[str, Any]:
-    """Write the missing parts, each in one of the launched processes, and then the manifest; returns it.
+def generate_calibration(job: CalibrationJob, report: Callable[[int, int], None] = lambda count, total: None) -> int:
+    """Write the missing parts, each in one of the launched processes, and then the manifest.
 
-    A part is written whole or not at all: a killed run loses only unfinished parts, and the same call completes the
-    rest. report: called with the number of examples that this process has answered, and the number that it has to
-    answer. Raises UserError if the folder holds other answers, the disk is full or the batch does not fit into memory.
+    Returns how many examples this process had to answer. A part is written whole or not at all: a killed run loses only
+    unfinished parts, and the same call completes the rest. report: called with 1 after each answer, and the number that
+    this process has to answer. Raises UserError if the folder holds other answers, the disk is full or the batch does
+    not fit into memory.
     """
     ranks, missing = launched(), []
     if ranks.first:
-        _require_same_plan(job)
+        with writing(job.folder, _WHAT, _REMEDY):
+            keep_plan(job.folder, "answers", job.plan, _MOVED)
         missing = [part for part in job.parts if _rows(job.file(part)) != len(part)]
         if missing:
             (job.folder / MANIFEST).unlink(missing_ok=True)  # it says that all parts are there
     missing = ranks.broadcast(missing)  # all processes divide the same list, before one of them writes
     mine = missing[ranks.rank :: ranks.count]
-    done, total = 0, sum(map(len, mine))
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        report(done, total)
-
+    total = sum(map(len, mine))
     for part in mine:
-        _write_part(job, part, ranks.rank, advance)
+        _write_part(job, part, ranks.rank, lambda count: report(count, total))
     ranks.wait()
     if ranks.first and not (job.folder / MANIFEST).is_file():
         _write_manifest(job)
     ranks.wait()
-    return json.loads((job.folder / MANIFEST).read_text())
-
-
-def _require_same_plan(job: CalibrationJob) -> None:
-    """Store the plan in the folder. Raises UserError if it already holds other answers."""
-    file = job.folder / PLAN
-    if file.is_file():
-        require_same_settings(job.folder, "answers", json.loads(file.read_text()), job.plan, _MOVED)
-        return
-    with writing(job.folder, _WHAT, _REMEDY):
-        write_json(file, job.plan)
+    return total
 
 
 def _write_part(job: CalibrationJob, part: range, process: int, advance: Callable[[int], None]) -> None:

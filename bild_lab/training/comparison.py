@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.statistics import pareto_front
@@ -33,7 +32,8 @@ from bild_lab.lab.screening.rows import Row
 from bild_lab.lab.screening.screen import Screening
 from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.training.answers import Calibration, greedy_answers
-from bild_lab.training.batches import padded_with_mask
+from bild_lab.training.batches import Collator, TokenizedExample
+from bild_lab.training.soft_targets import soft_targets
 
 KNOBS = {"speculative": ("window",), "bild": ("fallback", "rollback")}  # named in a point's line
 LOSSES = (0.0, 1.0)  # points of quality below the target's that are allowed
@@ -119,8 +119,8 @@ class Comparison:
         ]
         return _Configured(tuple(configs), tuple(candidates), self.select, self.select_limit)
 
-    def choose(self, configs: Sequence[DictConfig], fingerprint: str, report: Report) -> list[DictConfig | None]:
-        """The fastest points that lose at most so much on `select`, one for each of LOSSES; None without any.
+    def choose(self, configs: Sequence[DictConfig], fingerprint: str, report: Report) -> list[int | None]:
+        """The places of the fastest points that lose at most so much on `select`, one for each of LOSSES.
 
         fingerprint: of the drafter's weights. Points are decoded over a record of the models' scores, and their speed
         is predicted (docs/screening.md). What was chosen is kept in `chosen.json`.
@@ -138,7 +138,7 @@ class Comparison:
                 rows = screening.rows(screened, fit(texts, "0"))
                 known[key] = [fastest(rows, loss) for loss in LOSSES]
                 write_atomically(file, (json.dumps(known, indent=2) + "\n").encode())
-        return [None if place is None else configs[place] for place in known[key]]
+        return known[key]
 
 
 @dataclass(frozen=True)
@@ -209,7 +209,7 @@ def pareto(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def agreement(
-    model: HuggingFaceModel, answers: TargetAnswers, max_source_tokens: int | None, max_new_tokens: int
+    model: LoadedModel, answers: TargetAnswers, max_source_tokens: int | None, max_new_tokens: int
 ) -> tuple[dict[str, float], list[str]]:
     """The shares of the target's tokens and texts that the model chooses too, and the model's own greedy texts."""
     checkpoint = model.checkpoint
@@ -223,23 +223,14 @@ def agreement(
     return shares, [checkpoint.tokenizer.decode(tokens, skip_special_tokens=True).strip() for tokens in own]
 
 
-@torch.inference_mode()
-def token_agreement(model: HuggingFaceModel, answers: TargetAnswers, max_source_tokens: int | None) -> float:
+def token_agreement(model: LoadedModel, answers: TargetAnswers, max_source_tokens: int | None) -> float:
     """The share of the target's tokens that the model predicts from the target's text before each of them."""
-    agreed = total = 0
-    for start in range(0, len(answers), _BATCH_SIZE):
-        prompts, targets = zip(*answers[start : start + _BATCH_SIZE], strict=True)
-        sources = [model.checkpoint.source(prompt, max_source_tokens) for prompt in prompts]
-        rows = [np.array([*source.prompt, *target[:-1]]) for source, target in zip(sources, targets, strict=True)]
-        ids, mask = (tensor.to(model.device) for tensor in padded_with_mask(rows, 0))
-        if model.checkpoint.encoder_decoder:
-            encoded = padded_with_mask([source.encoder_ids[0].numpy() for source in sources], 0)
-            encoder_ids, encoder_mask = (tensor.to(model.device) for tensor in encoded)
-            out = model.module(input_ids=encoder_ids, attention_mask=encoder_mask, decoder_input_ids=ids)
-        else:
-            out = model.module(input_ids=ids, attention_mask=mask)
-        for chosen, source, target in zip(out.logits.argmax(-1).tolist(), sources, targets, strict=True):
-            first = len(source.prompt) - 1  # the row that predicts the answer's first token
-            agreed += sum(ours == theirs for ours, theirs in zip(chosen[first:], target, strict=False))
-            total += len(target)
-    return agreed / total
+    examples = []
+    for prompt, answer in answers:
+        source = model.checkpoint.source(prompt, max_source_tokens)
+        ids = source.prompt if source.encoder_ids is None else source.encoder_ids[0]
+        examples.append(TokenizedExample(np.array(ids), np.array(answer)))
+    collate = Collator(0, model.checkpoint.decoder_start if model.checkpoint.encoder_decoder else None)
+    chosen = soft_targets(model.transformers, examples, collate, 1, _BATCH_SIZE)
+    same = [one.ids[:, 0] == example.answer for one, example in zip(chosen, examples, strict=True)]
+    return float(np.concatenate(same).mean())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shlex
 import time
@@ -30,6 +28,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import (
@@ -44,36 +43,30 @@ from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.reports import model_card
-from bild_lab.training.run import Objective, TrainingJob, TrainingRun
+from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
 from bild_lab.training.start import (
-    FreshModel,
-    FromCheckpoint,
-    FromScratch,
     StartingPoint,
     add_residual_dropout,
     require_references,
     require_room,
 )
-from bild_lab.training.trainer import TrainingTask
+from bild_lab.training.trainer import Objective
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuningJob(TrainingJob):
     """One training from examples to `folder/checkpoint`.
 
-    Either model_path (a folder, a hub id, or toy:small) or model (a fresh configuration, the fields of
-    `conf/model/*.yaml`) is given. The answer to learn is an example's first reference; validation scores against all
-    references. Without validation examples the last weights are kept. Raises UserError for soft targets without a
-    teacher, and for a teacher without them.
+    The answer to learn is an example's first reference; validation scores against all references. Without validation
+    examples the last weights are kept. Raises UserError for soft targets without a teacher, and for a teacher without
+    them.
     """
 
+    start: StartingPoint
     train: tuple[Example, ...]
     validation: tuple[Example, ...]
     metric: str  # bleu, rouge or agreement
-    model_path: str | None = None
-    model: Mapping[str, Any] | None = None
-    model_revision: str | None = None
     teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says
     max_source_tokens: int | None = None  # longer prompts are cut
     data: str = "examples given by the caller"  # what they are, for the model card
@@ -84,11 +77,6 @@ class FinetuningJob(TrainingJob):
             raise UserError(
                 "train.soft_targets are those of a target that answered: use scripts/align.py, or set "
                 "train.soft_targets=0 and give no teacher"
-            )
-        if (self.model_path is None) == (self.model is None):
-            raise UserError(
-                "a training needs either a checkpoint or a fresh configuration: "
-                "set model.path=DIR_OR_HUB_ID, or choose one such as model=t5_tiny"
             )
 
 
@@ -102,43 +90,30 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
     if not job.train:
         raise UserError("there are no examples to train on; check dataset.path, dataset.split and dataset.limit")
     require_references([*job.train, *job.validation])
-    start = starting_point(job)
-    layer_weights(job.recipe.loss, decoder_depth(start.config))
+    layer_weights(job.recipe.loss, decoder_depth(job.start.config))
     folder = TrainingFolder(job.folder)
     run = TrainingRun(
         job=job,
         folder=folder,
         title=job.title,
-        start=start.name,
-        identity=job_identity(job, start),
-        metric=job.metric,
-        evaluates=bool(job.validation),
+        start=job.start.name,
+        identity=job_identity(job),
+        metric=job.metric if job.validation else None,
         examples=len(job.train),
-        prepare=lambda arguments: _prepare(job, start, folder, arguments),
+        prepare=lambda arguments: _prepare(job, folder, arguments),
     )
     return run.train()
 
 
-def starting_point(job: FinetuningJob) -> StartingPoint:
-    """The job's checkpoint or fresh configuration, checked."""
-    if job.model_path is not None:
-        return FromCheckpoint(job.model_path, job.model_revision)
-    try:
-        fresh = FreshModel(**job.model)
-    except TypeError as error:
-        raise UserError(f"model: {error}; it has name, config, vocabulary and tokenizer") from error
-    return FromScratch(fresh, job.recipe.max_target_tokens)
-
-
-def job_identity(job: FinetuningJob, start: StartingPoint) -> dict[str, Any]:
+def job_identity(job: FinetuningJob) -> dict[str, Any]:
     """What decides a training's result."""
     return {
         **job.recipe.identity,
-        **start.identity,
+        **job.start.identity,
         "dataset.max_source_tokens": job.max_source_tokens,
         "metric": job.metric,
-        "training examples": _digest(job.train),
-        "validation examples": _digest(job.validation),
+        "training examples": data_hash(job.train),
+        "validation examples": data_hash(job.validation),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
     }
 
@@ -238,12 +213,10 @@ def _moved(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
-def _prepare(
-    job: FinetuningJob, start: StartingPoint, folder: TrainingFolder, arguments: TrainingArguments
-) -> Objective:
-    recipe = job.recipe
+def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArguments) -> Objective:
+    recipe, start = job.recipe, job.start
     with arguments.main_process_first(local=False):
-        tokenizer = _tokenizer(job, start, folder)
+        tokenizer = _tokenizer(job, folder)
     limits = (job.max_source_tokens, recipe.max_target_tokens)
     encoder_decoder = bool(start.config.is_encoder_decoder)
     train, validation = (
@@ -277,14 +250,12 @@ def _prepare(
 
     return Objective(
         model=model,
-        task=TrainingTask(
-            examples=train,
-            order=BatchOrder([one.length for one in train], recipe.batch_size, recipe.max_steps, recipe.seed),
-            collate=collate,
-            loss=loss,
-            evaluate=evaluator,
-            model_options={"output_hidden_states": loss.inner, "use_cache": False},
-        ),
+        examples=train,
+        order=BatchOrder([one.length for one in train], recipe.batch_size, recipe.max_steps, recipe.seed),
+        collate=collate,
+        loss=loss,
+        evaluate=evaluator,
+        model_options={"output_hidden_states": loss.inner, "use_cache": False},
         facts={
             "architecture": type(model).__name__,
             "parameters": model.num_parameters(),
@@ -297,12 +268,12 @@ def _prepare(
     )
 
 
-def _tokenizer(job: FinetuningJob, start: StartingPoint, folder: TrainingFolder) -> PreTrainedTokenizerBase:
+def _tokenizer(job: FinetuningJob, folder: TrainingFolder) -> PreTrainedTokenizerBase:
     """The starting point's tokenizer; one that is trained is kept for other processes and for a resumed training."""
     if folder.tokenizer.exists():
         return AutoTokenizer.from_pretrained(folder.tokenizer)
-    tokenizer = start.tokenizer(lambda: _texts(job.train))
-    if start.trains_tokenizer:
+    tokenizer = job.start.tokenizer(_texts(job.train))
+    if job.start.trains_tokenizer:
         folder.keep_tokenizer(tokenizer.save_pretrained)
     return tokenizer
 
@@ -333,10 +304,3 @@ def _card(metrics: Mapping[str, Any], folder: Path) -> str:
     ]
     summary = f"A {metrics['architecture']} with {metrics['parameters']:,} parameters, from {metrics['start']}"
     return model_card(metrics, folder.name, summary, evaluated, scores, commands, library="transformers")
-
-
-def _digest(examples: Sequence[Example]) -> str:
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(json.dumps([example.id, example.prompt, example.references]).encode() + b"\n")
-    return digest.hexdigest()[:16]

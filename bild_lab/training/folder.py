@@ -209,3 +209,12 @@ def require_same_settings(
                 f"{folder} holds {what} with {key}={before.get(key)}, but this command has {key}={now.get(key)}; "
                 "choose another name=NAME, or remove the folder"
             )
+
+
+def keep_plan(folder: Path, what: str, plan: Mapping[str, Any], ignored: frozenset[str] = frozenset()) -> None:
+    """Write what is planned into the folder, or raise UserError if `what` it holds was made by another plan."""
+    file = folder / "plan.json"
+    if file.is_file():
+        require_same_settings(folder, what, json.loads(file.read_text()), plan, ignored)
+    else:
+        write_json(file, plan)

@@ -24,7 +24,7 @@ class TerminalLog(TrainerCallback):
     If that is not a terminal, every logged loss is a line too.
     """
 
-    def __init__(self, bar: Progress, title: str, steps: int, metric: str) -> None:
+    def __init__(self, bar: Progress, title: str, steps: int, metric: str | None) -> None:
         self._metric, self._bar = metric, bar
         self._task = bar.add_task(title, total=steps, loss="")
         self._logged, self._best = "", float("-inf")
@@ -83,10 +83,10 @@ def progress_bar(shown: bool) -> Iterator[Progress]:
 
 @contextmanager
 def answers_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar of the first process's answers while the block runs; the block reports (answered, to answer)."""
+    """A bar of the first process's answers while the block runs; the block reports (more answers, all to answer)."""
     with progress(shown=launched().first) as bar:
         task = bar.add_task("answers", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda count, total: bar.update(task, advance=count, total=total)
 
 
 def training_logger(logger: DictConfig) -> WandbLogger | None:

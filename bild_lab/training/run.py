@@ -13,7 +13,6 @@ from typing import Any
 import numpy
 import torch
 from accelerate.state import AcceleratorState
-from torch import nn
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
@@ -28,22 +27,7 @@ from bild_lab.report.wandb.logger import TRAINING, WandbLogger
 from bild_lab.training.folder import METRICS, TrainingFolder, write_json
 from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import LogToWandb, TerminalLog, progress_bar
-from bild_lab.training.trainer import ResumableTrainer, TrainingTask, training_arguments
-
-
-@dataclass(frozen=True)
-class Objective:
-    """A model in memory, with what it learns and what is kept of it.
-
-    facts: the entries of metrics.json about model and data. save: writes the trained weights into a folder. card: the
-    README.md of the result, from its metrics.
-    """
-
-    model: nn.Module
-    task: TrainingTask
-    facts: Mapping[str, Any]
-    save: Callable[[Path], None]
-    card: Callable[[Mapping[str, Any]], str]
+from bild_lab.training.trainer import Objective, ResumableTrainer, training_arguments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +48,7 @@ class TrainingRun:
 
     start: the model that training starts from, as the logs name it. identity: settings and hashes that decide the
     result; only the same identity resumes a folder or gets its finished result. metric: the score that chooses the best
-    weights, if `evaluates`. examples: how many are trained on.
+    weights; None keeps the last. examples: how many are trained on.
     """
 
     job: TrainingJob
@@ -72,8 +56,7 @@ class TrainingRun:
     title: str
     start: str
     identity: Mapping[str, Any]
-    metric: str
-    evaluates: bool
+    metric: str | None
     examples: int
     prepare: Callable[[TrainingArguments], Objective]
 
@@ -95,7 +78,7 @@ class TrainingRun:
         folder, recipe = self.folder, self.job.recipe
         if self.job.progress:
             stages.enter("preparing model and texts")
-        arguments = training_arguments(recipe, folder, self.metric if self.evaluates else None)
+        arguments = training_arguments(recipe, folder, self.metric)
         try:
             with arguments.main_process_first(local=False):
                 if launched().first:
@@ -107,7 +90,7 @@ class TrainingRun:
         last = folder.last_checkpoint()
         with self._logs(arguments) as logs:
             callbacks = [*logs, *self.job.callbacks]
-            trainer = ResumableTrainer(objective.model, recipe, objective.task, folder, arguments, callbacks)
+            trainer = ResumableTrainer(objective, recipe, folder, arguments, callbacks)
             with holding(folder.lock) if launched().first else nullcontext():
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
         metrics = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,15 +23,13 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import content_hash
 
 PAD, END, UNKNOWN, START = "<pad>", "</s>", "<unk>", "<s>"  # ids 0, 1, 2 as in T5; decoders have 3 too
 _LONGEST_TEXT = 512  # tokens; the dataset decides whether longer texts are cut
 _SUBLAYER_ENDS = ("o_proj", "down_proj")  # the last products of attention and feed-forward
-
-Texts = Callable[[], Iterable[str]]
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,9 @@ class FromCheckpoint:
 
     trains_tokenizer = False
 
-    def __init__(self, path: str, revision: str | None = None) -> None:
-        require_model_path("model.path", path)
-        self._checkpoint = checkpoint = Checkpoint(path, revision)
+    def __init__(self, checkpoint: Checkpoint) -> None:
         checkpoint.check()
+        self._checkpoint = checkpoint
         require_fitting_tokenizer(checkpoint.tokenizer, checkpoint.config, checkpoint.end_tokens, checkpoint.path)
         self.name, self.config = checkpoint.path, checkpoint.config
 
@@ -60,7 +57,7 @@ class FromCheckpoint:
         """What decides the first weights, under the user's own dotted keys."""
         return {"model.weights": self._checkpoint.fingerprint}
 
-    def tokenizer(self, texts: Texts) -> PreTrainedTokenizerBase:
+    def tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         """The model's own."""
         return self._checkpoint.tokenizer
 
@@ -89,7 +86,7 @@ class FreshModel:
     """
 
     name: str
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
     vocabulary: int = 6000
     tokenizer: str | None = None
 
@@ -134,10 +131,10 @@ class FromScratch:
         config = {f"model.config.{key}": value for key, value in self._fresh.config.items()}
         return {**config, "model.vocabulary": self._fresh.vocabulary, "model.tokenizer": shared}
 
-    def tokenizer(self, texts: Texts) -> PreTrainedTokenizerBase:
+    def tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         if self._shared is not None:
             return self._shared.tokenizer
-        return train_tokenizer(texts(), self._fresh.vocabulary, self.config.is_encoder_decoder)
+        return train_tokenizer(texts, self._fresh.vocabulary, self.config.is_encoder_decoder)
 
     def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
         start = tokenizer.pad_token_id if self.config.is_encoder_decoder else None

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,23 +23,29 @@ from bild_lab.training.recipe import LONGEST_WAIT, SCHEDULES, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingTask:
-    """What a model is trained on.
+class Objective:
+    """A model in memory, with what it learns and what is kept of it.
 
     examples: indexed by what `order` yields, the examples of the whole training one after another. collate: makes a
-    batch. evaluate: called with the model and the loss. model_options: arguments of the model besides the batch.
+    batch. evaluate: called with the model and the loss. model_options: arguments of the model besides the batch. facts:
+    the entries of metrics.json about model and data. save: writes the trained weights into a folder. card: the
+    README.md of the result, from its metrics.
     """
 
+    model: torch.nn.Module
     examples: Any
     order: Sampler
     collate: Callable[[Any], dict[str, torch.Tensor]]
     loss: Callable[..., torch.Tensor]
     evaluate: Callable[..., dict[str, float]] | None
     model_options: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any]
+    save: Callable[[Path], None]
+    card: Callable[[Mapping[str, Any]], str]
 
 
 class ResumableTrainer(Trainer):
-    """Trains a model on a task, with its checkpoints in `folder.work`.
+    """Trains an objective's model, with its checkpoints in `folder.work`.
 
     Differences from the Trainer: the order of examples is one sequence, so that a resumed training sees the same
     examples; a loss may read inner layers; evaluation is ours; a checkpoint counts only when it is complete; a loss
@@ -47,22 +54,21 @@ class ResumableTrainer(Trainer):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        objective: Objective,
         recipe: Recipe,
-        task: TrainingTask,
         folder: TrainingFolder,
         arguments: TrainingArguments,
         callbacks: Sequence[TrainerCallback],
     ) -> None:
-        self._recipe, self._task, self._folder = recipe, task, folder
+        self._recipe, self._objective, self._folder = recipe, objective, folder
         self._restart_clock(0)
         super().__init__(
-            model=model,
+            model=objective.model,
             args=arguments,
-            train_dataset=task.examples,
-            eval_dataset=None if task.evaluate is None else [],  # the Trainer asks for one; `evaluate` has its own
-            data_collator=task.collate,
-            compute_loss_func=task.loss,
+            train_dataset=objective.examples,
+            eval_dataset=None if objective.evaluate is None else [],  # the Trainer asks for one; `evaluate` has its own
+            data_collator=objective.collate,
+            compute_loss_func=objective.loss,
             optimizer_cls_and_kwargs=optimizer(recipe),
             callbacks=[_LogLastStep(), *callbacks],
         )
@@ -71,24 +77,25 @@ class ResumableTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader:
         """Batches of the whole training; each process gets its part of every step."""
         loader = DataLoader(
-            self._task.examples,
+            self._objective.examples,
             batch_size=self._train_batch_size,
-            sampler=self._task.order,
-            collate_fn=self._task.collate,
+            sampler=self._objective.order,
+            collate_fn=self._objective.collate,
             pin_memory=self.args.dataloader_pin_memory,
         )
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *options: Any, **named: Any) -> Any:
-        """Call the model with the task's options; soft targets are the loss's alone."""
+        """Call the model with the objective's options; soft targets are the loss's alone."""
         soft = {name: inputs[name] for name in ("soft_ids", "soft_probs") if name in inputs}
-        self.compute_loss_func = partial(self._task.loss, **soft)
+        self.compute_loss_func = partial(self._objective.loss, **soft)
         fed = {name: tensor for name, tensor in inputs.items() if name not in soft}
-        return super().compute_loss(model, {**fed, **self._task.model_options}, *options, **named)
+        return super().compute_loss(model, {**fed, **self._objective.model_options}, *options, **named)
 
     def evaluate(self, *unused: Any, **named: Any) -> dict[str, float]:
-        """The task's evaluation under the Trainer's names, `eval_…`."""
-        found = {f"eval_{name}": value for name, value in self._task.evaluate(self.model, self._task.loss).items()}
+        """The objective's evaluation under the Trainer's names, `eval_…`."""
+        scores = self._objective.evaluate(self.model, self._objective.loss)
+        found = {f"eval_{name}": value for name, value in scores.items()}
         self.log(found)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
         self._restart_clock(self.state.global_step)

@@ -13,6 +13,7 @@ from transformers import TrainerCallback
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.finetune import FinetuningJob
 from bild_lab.training.recipe import Recipe
+from bild_lab.training.start import FreshModel, FromScratch
 
 WORDS = "Haus Hund Katze Baum Stadt Fluss Berg Kind Brot Wein Lied Buch Tag Nacht Wald Meer".split()
 TURNED = {word: word[::-1].lower() for word in WORDS}
@@ -86,18 +87,19 @@ def sentences(count: int, seed: int = 0) -> tuple[Example, ...]:
 
 
 def job(folder: Path, **changes: Any) -> FinetuningJob:
-    """A T5 from random weights; keywords change the job, or the recipe where it has that field."""
-    recipe = {key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__}
+    """A T5 from random weights; keywords change the model, the job, or the recipe where it has that field."""
+    recipe = replace(MICRO, **{key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__})
+    model = FreshModel(**changes.pop("model", T5))
     values = {
         "train": sentences(22),
         "validation": sentences(5, seed=1),
         "metric": "bleu",
         "folder": folder,
         "progress": False,
-        **({} if "model_path" in changes else {"model": T5}),
         **changes,
     }
-    return FinetuningJob(recipe=replace(MICRO, **recipe), **values)
+    values.setdefault("start", FromScratch(model, recipe.max_target_tokens))
+    return FinetuningJob(recipe=recipe, **values)
 
 
 def write_dataset(folder: Path, train: int = 30, validation: int = 6) -> Path:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
@@ -31,7 +31,6 @@ from tests.training.processes import TWO, finished, killed_when, started
 from tests.training.targets import ending
 
 Command = Callable[..., tuple[int, str]]
-CPU = torch.device("cpu")
 LIMIT = 9  # tokens of an answer
 FOLDER = Path("outputs/aligned")
 FAMILIES = ("t5", "llama", "deaf")
@@ -70,8 +69,7 @@ def answered(pairs: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactor
         name="multi30k", path=str(prompts), source_column="de", reference_column="en", metric="bleu", split="test"
     )
     for family in FAMILIES:
-        target = HuggingFaceModel(Checkpoint(str(pairs / family)), CPU, torch.float32)
-        job = CalibrationJob(target, dataset, load_examples(dataset), LIMIT, 32, 100, folder / family)
+        job = CalibrationJob(model_of(pairs / family), dataset, load_examples(dataset), LIMIT, 32, 100, folder / family)
         generate_calibration(job)
     return {family: folder / family for family in FAMILIES}
 
@@ -101,19 +99,12 @@ def base(pairs: Path, answered: dict[str, Path]) -> list[str]:
     ]
 
 
-def model_of(path: Path) -> HuggingFaceModel:
-    return HuggingFaceModel(Checkpoint(str(path)), CPU, torch.float32)
+def model_of(path: Path) -> LoadedModel:
+    return load_model(str(path), None, "cpu", torch.float32, "auto")
 
 
 def said(folder: Path) -> list[tuple[str, list[int]]]:
     return [(answer.prompt, answer.answer_token_ids) for answer in read_calibration(folder).answers]
-
-
-@pytest.mark.parametrize("family", ["t5", "llama"])
-def test_the_target_would_choose_every_token_of_its_own_answers(
-    pairs: Path, answered: dict[str, Path], family: str
-) -> None:
-    assert token_agreement(model_of(pairs / family), said(answered[family]), None) == 1
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
@@ -275,7 +266,6 @@ def test_a_small_model_that_does_not_fit_is_refused(
 
 
 BAD_INPUT = {
-    "misspelt key": (["held_uot=3"], "no configuration key held_uot; did you mean held_out?"),
     "another vocabulary of the unaligned": (
         [
             "calibration={answered}/llama",
@@ -285,11 +275,9 @@ BAD_INPUT = {
         "llama-words (41 pieces) has another vocabulary than",
     ),
     "no calibration data": (["calibration=/nowhere"], "no calibration data in /nowhere; make it with: python"),
-    "calibration is nothing": (["calibration=null"], "calibration must be a folder, got None"),
     "nothing left to train on": (["held_out=160"], "held_out=160 leaves none to train on"),
     "answers longer than a recipe's": (["train.max_target_tokens=3"], "would cut the target's longest answer of"),
     "no thresholds": (["comparison.fallback=[]"], "comparison.fallback must be a list of thresholds"),
-    "threshold out of range": (["comparison.fallback=[1.5]"], "must lie in [0, 1], got 1.5"),
     "chosen where it is measured": (["comparison.select=test"], "test and test are the same examples"),
     "another baseline": (["measure.baseline=bild"], "measure.baseline must be vanilla, got bild"),
 }
@@ -306,9 +294,6 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
     (line,) = printed.strip().splitlines()
     assert message in line
     assert list(Path().iterdir()) == []
-
-
-# by torchrun, which on CPUs means gloo; with --cpu accelerate starts one process, whatever is asked for
 
 
 @pytest.mark.slow

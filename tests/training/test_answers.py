@@ -12,12 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.decoding.load import load
+from bild_lab.lab.decoding.load import load, load_model
 from bild_lab.training.answers import (
     END,
     SCHEMA,
@@ -47,7 +45,7 @@ PROMPTS = [" ".join(f"w{3 + (7 * row + 5 * place) % 37}" for place in range(1 + 
 @pytest.mark.parametrize("longest", [None, 4])
 def test_answers_in_batches_are_those_of_one_by_one(targets: Path, family: str, longest: int | None) -> None:
     path = targets / family
-    model = HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), torch.float32)
+    model = load_model(str(path), None, "cpu", torch.float32, "auto")
     sources = [model.checkpoint.source(prompt, longest) for prompt in PROMPTS]
     expected = one_by_one(path, PROMPTS, longest)
     assert greedy_answers(model, sources, LIMIT, batch_size=7) == expected
@@ -57,7 +55,7 @@ def test_answers_in_batches_are_those_of_one_by_one(targets: Path, family: str, 
 
 def test_a_decoder_deeper_than_its_encoder_answers_in_batches_too(tmp_path: Path) -> None:
     path = save(tiny_t5(5, layers=1, decoder_layers=3), tmp_path / "deep")
-    model = HuggingFaceModel(Checkpoint(str(path)), torch.device("cpu"), torch.float32)
+    model = load_model(str(path), None, "cpu", torch.float32, "auto")
     sources = [model.checkpoint.source(prompt) for prompt in PROMPTS[:6]]
     assert greedy_answers(model, sources, LIMIT, batch_size=4) == one_by_one(path, PROMPTS[:6])
 

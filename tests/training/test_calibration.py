@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,14 +18,12 @@ import pytest
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.cli import run_application
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.training import calibration as generate
 from bild_lab.training.answers import SCHEMA, Answer, contents_hash, read_calibration
 from scripts import generate_calibration
 from tests.checkpoints import write_data
-from tests.thinned import thinned
 from tests.tiny import END
 from tests.training.processes import TWO, finished, killed_when, started
 
@@ -41,21 +38,11 @@ def command(command: Command) -> Command:
     return partial(command, generate_calibration, config="calibration")
 
 
-def called(patch: pytest.MonkeyPatch, *words: str) -> int:
-    patch.setenv("COLUMNS", "200")
-    patch.setattr(sys, "argv", ["generate_calibration.py", *words])
-    with pytest.raises(SystemExit) as ended:
-        run_application(generate_calibration.main, "calibration")
-    return ended.value.code or 0
-
-
 @pytest.fixture(scope="session")
 def made(targets: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The command's results, for tests that need them finished."""
     folder = tmp_path_factory.mktemp("made")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert called(patch, *words_for(targets / "t5", data)) == 0
+    finished(started(generate_calibration, folder, words_for(targets / "t5", data)))
     return folder / FOLDER
 
 
@@ -209,21 +196,6 @@ def test_damaged_parts_are_made_again_and_the_others_kept(command: Command, base
 
 
 @pytest.mark.usefixtures("there")
-def test_data_without_one_of_its_parts_is_not_taken_for_finished(
-    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (FOLDER / parts()[1]).unlink()
-
-    def full(path: Path, content: bytes) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(generate, "write_atomically", full)
-    assert command(*base)[0] == 2
-    with pytest.raises(UserError, match=re.escape("is not finished (2 parts")):
-        read_calibration(FOLDER)
-
-
-@pytest.mark.usefixtures("there")
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -243,16 +215,13 @@ def test_data_that_is_missing_unfinished_or_changed_is_refused(damage: Callable[
 
 
 BAD_INPUT = {
-    "misspelt key": (["model.pth=x"], "no configuration key model.pth; did you mean model.path?"),
     "no model": (["model.path=null"], "model.path must be a folder or a hub id, got null"),
-    "missing data": (["dataset.path=/nowhere"], "dataset.path /nowhere does not exist"),
     "no tokens": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1"),
     "empty parts": (["part_size=0"], "part_size must be a whole number >= 1, got 0"),
-    "unknown device": (["runtime.device=abacus"], "runtime.device must be auto, cpu"),
 }
 
 
-@pytest.mark.parametrize("case", thinned(BAD_INPUT, 5))
+@pytest.mark.parametrize("case", BAD_INPUT)
 def test_bad_input_gives_one_message_and_leaves_nothing(case: str, command: Command, base: list[str]) -> None:
     words, message = BAD_INPUT[case]
     code, printed = command(*base, *words)
@@ -267,9 +236,6 @@ def many(targets: Path, tmp_path: Path) -> list[str]:
     """A run of 120 parts, long enough to be killed in between."""
     data = write_data(tmp_path / "many", rows=120)
     return [*words_for(targets / "t5", data), "part_size=1"]
-
-
-# by torchrun, with gloo on CPUs; with --cpu Accelerate starts one process, whatever the number
 
 
 def killed_after(count: int, words: list[str], folder: Path, *launcher: str) -> None:

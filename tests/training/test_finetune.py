@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, TrainerCallback
 
 import bild_lab
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
 from bild_lab.training.finetune import finetune
 from bild_lab.training.folder import TrainingFolder
-from tests.lab.data.test_examples import from_config
+from bild_lab.training.start import FromCheckpoint
 from tests.thinned import thinned
 from tests.training.jobs import LLAMA, T5, Kill, job, losses, sentences
 
@@ -83,16 +84,6 @@ def test_the_model_card_has_data_recipe_scores_and_commands(whole: tuple[Path, d
     assert f"| validation bleu | {metrics['best']['bleu']:.2f} (95 %:" in card
     words = f"pair.target={folder}/checkpoint pair.draft=null dataset=NAME dataset.path=DIR"
     assert f"python run.py policy=vanilla {words}" in card
-
-
-def test_the_model_card_names_the_dataset_as_a_command_takes_it(whole: tuple[Path, dict]) -> None:
-    data = asdict(from_config("multi30k", path="my data", prompt_template="German: {source} English:", split="train"))
-    card = finetuning._card({**whole[1], "dataset": data}, Path("outputs/small"))
-    template = "'dataset.prompt_template=German: {source} English:'"
-    words = f"dataset=multi30k 'dataset.path=my data' dataset.split=train {template}"
-    assert f"pair.target=outputs/small/checkpoint pair.draft=null {words}" in card
-    toy = {**whole[1], "dataset": asdict(from_config("toy"))}
-    assert "dataset.path" not in finetuning._card(toy, Path("outputs/small"))
 
 
 @pytest.mark.parametrize("step", thinned([3, 1, 6], 3))
@@ -289,9 +280,11 @@ def test_without_validation_the_last_weights_are_kept(tmp_path: Path) -> None:
 def test_a_training_can_start_from_a_checkpoint_and_keeps_its_tokenizer(
     whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
-    start = str(whole[0] / "checkpoint")
-    metrics = finetune(job(tmp_path, model_path=start, max_steps=2, learning_rate=1e-9, scale_parameter=False))
-    assert metrics["start"] == start
+    start = Checkpoint(str(whole[0] / "checkpoint"))
+    metrics = finetune(
+        job(tmp_path, start=FromCheckpoint(start), max_steps=2, learning_rate=1e-9, scale_parameter=False)
+    )
+    assert metrics["start"] == start.path
     ours, theirs = weights(tmp_path), weights(whole[0])
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-6) for name in theirs)
     assert (tmp_path / "checkpoint" / "tokenizer.json").read_text() == (
@@ -317,15 +310,6 @@ def test_nothing_to_train_on_is_refused_before_anything_is_written(tmp_path: Pat
     with pytest.raises(UserError, match="example train-0 has no reference to learn from"):
         finetune(job(tmp_path / "new", train=tuple(replace(each, references=()) for each in sentences(3))))
     assert not (tmp_path / "new" / "checkpoint").exists()
-
-
-def test_a_loss_that_the_model_cannot_have_is_refused_before_the_data_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runs.TrainingRun, "_train", None)
-    shallow = {**T5, "config": {**T5["config"], "num_layers": 1, "num_decoder_layers": 1}}
-    with pytest.raises(UserError, match="averages over layers, but the model has one"):
-        finetune(job(tmp_path, model=shallow, loss="early_exit"))
 
 
 def test_a_training_leaves_global_state_alone(tmp_path: Path) -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -31,7 +28,6 @@ TINY = [
 ]
 QUICK = ["train.max_steps=4", "train.batch_size=4", "train.evaluate_every=2", "train.log_every=1", "train.device=cpu"]
 QUICK += ["train.max_target_tokens=12", "train.precision=float32"]
-DISK_BYTES = 2**23
 
 Command = Callable[..., tuple[int, str]]
 
@@ -94,7 +90,6 @@ BAD_INPUT = {
         "no configuration key train.max_setps; did you mean train.max_steps? `python finetune.py --cfg job`",
     ),
     "no model": ([], "set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as model=t5_tiny"),
-    "no checkpoint": (["model.path=./nowhere"], "no checkpoint folder ./nowhere"),
     "missing answers": ([*TINY, "dataset=mt_bench"], "dataset mt_bench has no answers to learn from"),
     "programs to learn": (
         [*TINY, "dataset=humaneval", "dataset.reference_column=test"],
@@ -119,60 +114,6 @@ def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command
     assert list(Path().glob("outputs/*")) == []
 
 
-def cut(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-
-
-def test_a_checkpoint_that_cannot_be_trained_on_gives_one_line_and_leaves_nothing(
-    command: Command, dataset: list[str], checkpoints: Path
-) -> None:
-    cut(Path(shutil.copytree(checkpoints / "t5", "broken")))
-    code, printed = command("name=again", "model.path=broken", *dataset, *QUICK)
-    assert code == 2 and "cannot read the weights of broken" in printed and printed.count("\n") == 1
-    assert list(Path().glob("outputs/*")) == []
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of a few megabytes, which only root can make."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = shutil.which("mount")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    made = subprocess.run(
-        [mount, "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", place], capture_output=True, check=False
-    )
-    if made.returncode:
-        pytest.skip(f"cannot mount a small disk: {made.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", "--lazy", place], check=True)
-
-
-@pytest.mark.slow
-def test_a_disk_that_fills_up_gives_one_line_and_the_same_command_resumes_when_there_is_room(
-    command: Command, dataset: list[str], small_disk: Path
-) -> None:
-    job = [*TINY, "model.config.d_ff=2048", *dataset, *QUICK]
-    assert command("name=whole", *job)[0] == 0
-    whole = json.loads(Path("outputs/whole/metrics.json").read_text())
-    Path("outputs").rename("before")
-    Path("outputs").symlink_to(small_disk)
-    filler = small_disk / "filler"
-    one = sum(file.stat().st_size for file in Path("before/whole/checkpoint").iterdir())
-    filler.write_bytes(bytes(DISK_BYTES - 2 * one))  # one of two checkpoints fits, optimizer included
-    code, printed = command("name=full", *job)
-    assert code == 2, printed
-    line = printed.strip().splitlines()[-1]
-    assert "error: cannot write the checkpoint to outputs/full/training/checkpoint-4: " in line
-    assert "No space left on device" in line and "resumes from outputs/full/training/checkpoint-2, which is" in line
-    filler.unlink()
-    code, printed = command("name=full", *job)
-    assert code == 0 and "resuming from step 2" in printed, printed
-    assert losses(json.loads(Path("outputs/full/metrics.json").read_text())) == losses(whole)
-
-
 @pytest.mark.parametrize("file", sorted((config_dir() / "train").glob("*.yaml")), ids=lambda file: file.stem)
 def test_every_recipe_of_the_project_is_one(file: Path) -> None:
     first = file.read_text().splitlines()[0]
@@ -180,19 +121,10 @@ def test_every_recipe_of_the_project_is_one(file: Path) -> None:
     assert typed(Recipe, OmegaConf.load(file), "train").name == file.stem
 
 
-@pytest.mark.parametrize("file", sorted((config_dir() / "model").glob("*.yaml")), ids=lambda file: file.stem)
-def test_every_model_opens_with_how_to_train_and_use_it(file: Path) -> None:
-    first = file.read_text().splitlines()[0]
-    assert first.startswith("#") and "python run.py" in first and "python scripts/finetune.py" in first
-
-
 @pytest.fixture
 def long(dataset: list[str]) -> list[str]:
     """A training of some seconds, with dropout."""
     return [*TINY, *dataset, *QUICK, "train.max_steps=120", "train.evaluate_every=20", "model.config.dropout_rate=0.1"]
-
-
-# starts several processes with or without GPUs; with --cpu Accelerate 1.15 starts one unless there is MPI
 
 
 @pytest.mark.slow
@@ -217,13 +149,7 @@ def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains(tmp_path: Path, long: list[str]) -> None:
     still = [word for word in long if "dropout" not in word] + ["model.config.dropout_rate=0", "train.max_steps=40"]
-    finished(
-        started(
-            finetune,
-            tmp_path,
-            ["name=one", *still],
-        )
-    )
+    finished(started(finetune, tmp_path, ["name=one", *still]))
     printed = finished(started(finetune, tmp_path, ["name=two", *still], *TWO))
     assert printed.count("outputs/two/checkpoint: 40 steps") == 1
     one, two = (json.loads((tmp_path / "outputs" / name / "metrics.json").read_text()) for name in ("one", "two"))

@@ -36,16 +36,9 @@ def test_a_table_that_was_built_drafts_losslessly(
     point = printed_point(printed)
     assert point.policy == "ngram" and point.knobs["table"] == "outputs/counted/table.safetensors"
     assert point.setting["target"] == str(checkpoints / "t5") and len(point.examples) == 6
-    code, printed = command(
-        run,
-        *base,
-        "policy=ngram",
-        "policy.table=outputs/counted/table.safetensors",
-        "decoding.max_new_tokens=12",
-        "measure.repeats=1",
-        "measure.warmup=0",
-        "name=tested",
-    )
+    decode = ["policy=ngram", "policy.table=outputs/counted/table.safetensors", "name=tested"]
+    quick = ["decoding.max_new_tokens=12", "measure.repeats=1", "measure.warmup=0"]
+    code, printed = command(run, *base, *decode, *quick)
     assert code == 0, printed
     frame = pd.read_csv("outputs/tested/sweep.csv")
     assert frame["policy"].tolist() == ["ngram"]
@@ -71,8 +64,6 @@ def test_order_1_leaves_bigrams_out(command: Command, base: list[str]) -> None:
 
 BAD_INPUT = {
     "order out of range": (["module.order=3"], "the order of n-grams must be 1 (unigrams) or 2 (bigrams), got 3"),
-    "misspelt key": (["module.ordr=1"], "no configuration key module.ordr"),
-    "missing split": (["dataset.split=dev"], "has no split 'validation', only test"),
     "no references": (["dataset=mt_bench"], "dataset mt_bench has no references to count"),
 }
 
@@ -84,12 +75,4 @@ def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command
     assert code == 2, printed
     (line,) = printed.strip().splitlines()
     assert message in line
-    assert list(Path().iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_policy_without_its_table_says_how_to_build_one(command: Command, base: list[str]) -> None:
-    code, printed = command(run, *base, "policy=ngram")
-    assert code == 2
-    assert "got null; make one with: python scripts/train_module.py module=ngram" in printed
     assert list(Path().iterdir()) == []

@@ -14,6 +14,7 @@ from bild_lab.errors import UserError
 from bild_lab.training.batches import Collator, TokenizedExample
 from bild_lab.training.finetune import finetune
 from bild_lab.training.soft_targets import soft_targets, taught
+from bild_lab.training.start import FromCheckpoint
 from tests.tiny import PAD, VOCABULARY
 from tests.training.jobs import MICRO, Kill, job, losses
 from tests.training.modules.frozen_jobs import frozen_job
@@ -78,14 +79,14 @@ def test_a_training_that_was_killed_resumes_with_the_same_losses(
 ) -> None:
     finetune(job(tmp_path / "teacher", max_steps=2))
     teacher = Checkpoint(str(tmp_path / "teacher" / "checkpoint"))
-    words = {"model_path": teacher.path, "teacher": teacher, "soft_targets": 90}
+    words = {"start": FromCheckpoint(teacher), "teacher": teacher, "soft_targets": 90}
     whole = finetune(job(tmp_path / "whole", **words))
     with pytest.raises(KeyboardInterrupt):
         finetune(job(tmp_path / "killed", callbacks=(Kill(3),), **words))
     assert (tmp_path / "killed" / "training" / "soft_targets.safetensors").is_file()
     monkeypatch.setattr("bild_lab.training.soft_targets.soft_targets", None)  # nobody asks again
     assert losses(finetune(job(tmp_path / "killed", **words))) == losses(whole)
-    hard = finetune(job(tmp_path / "hard", model_path=teacher.path))
+    hard = finetune(job(tmp_path / "hard", start=FromCheckpoint(teacher)))
     assert losses(hard) != losses(whole) and hard["identity"] != whole["identity"]
     assert whole["identity"]["teacher"] == teacher.fingerprint and "teacher" not in hard["identity"]
 

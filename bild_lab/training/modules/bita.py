@@ -49,9 +49,7 @@ class BitaSpec:
 
         All masks have the same weight (BiTA Eq. 1).
         """
-        masks = range(self.mask_tokens)
-        names, offsets = tuple(f"mask_{mask + 1}" for mask in masks), tuple(mask + 1 for mask in masks)
-        return Predictors(names, offsets, (1.0,) * self.mask_tokens, per_answer=self.splits)
+        return Predictors.in_turn("mask", 1, [1.0] * self.mask_tokens, per_answer=self.splits)
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder, an unknown prompt, or a prompt without tokens."""

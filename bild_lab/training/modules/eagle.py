@@ -66,12 +66,10 @@ class EagleSpec:
 
         EAGLE-1's first step weighs as much as there are steps, because the loss is a mean over all labels.
         """
-        steps = range(self.steps)
-        weights = tuple(DECAY**step for step in steps)
+        weights = [DECAY**step for step in range(self.steps)]
         if self.variant == EAGLE:
-            weights = (float(self.steps), *[0.0] * (self.steps - 1))
-        names = tuple(f"step_{step + 1}" for step in steps)
-        return Predictors(names, tuple(steps), weights, skipped=self.skipped, ahead=self.steps - 1)
+            weights = [float(self.steps), *[0.0] * (self.steps - 1)]
+        return Predictors.in_turn("step", 0, weights, skipped=self.skipped, ahead=self.steps - 1)
 
     def check(self, config: PreTrainedConfig) -> None:
         """Nothing to check: any decoder has states."""

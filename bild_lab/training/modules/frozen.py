@@ -16,13 +16,13 @@ from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_dtype
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, stages
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.answers import Calibration, read_calibrations
@@ -32,7 +32,6 @@ from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.modules.predictors import (
     AnsweredPrompt,
-    ContextChooser,
     EpochOrder,
     PredictionEvaluator,
     PredictionLoss,
@@ -43,9 +42,9 @@ from bild_lab.training.modules.predictors import (
 from bild_lab.training.modules.states import OneRowCheckpoint, SmallModule
 from bild_lab.training.recipe import LONGEST_WAIT, Recipe
 from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
-from bild_lab.training.run import Objective, TrainingJob, TrainingRun, isolated
+from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
-from bild_lab.training.trainer import TrainingTask
+from bild_lab.training.trainer import Objective
 
 
 class ModuleSpec(Protocol):
@@ -101,10 +100,6 @@ class FrozenJob(TrainingJob):
                 f"{self.base.path}, but a {self.spec.noun} learns the answers of its own model; "
                 "set calibration=null to generate them"
             )
-
-    @cached_property
-    def chooser(self) -> ContextChooser:
-        return ContextChooser(self.spec.predictors, self.recipe.seed)
 
     @cached_property
     def rows(self) -> tuple[AnsweredPrompt, ...]:
@@ -165,7 +160,6 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
         start=job.base.path,
         identity=job.identity,
         metric=job.spec.predictors.metric,
-        evaluates=True,
         examples=len(job.parts[0]),
         prepare=lambda arguments: _prepare(job, arguments),
     )
@@ -173,7 +167,7 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
 
 
 def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
-    recipe, dataset, (train, held_out) = job.recipe, job.calibration.dataset, job.parts
+    recipe, predictors, dataset, (train, held_out) = job.recipe, job.spec.predictors, job.calibration.dataset, job.parts
     half = job.base.config.dtype in (torch.bfloat16, torch.float16) and recipe.in_bfloat16
     base = job.base.weights(torch.bfloat16 if half else torch.float32)  # half precision if the device is fast at it
     base.requires_grad_(False).eval().to(arguments.device)
@@ -182,13 +176,11 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
     order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
     return Objective(
         model=module,
-        task=TrainingTask(
-            examples=RandomContexts(train, job.chooser),
-            order=EpochOrder(order),
-            collate=collate,
-            loss=PredictionLoss(job.spec.predictors.weights),
-            evaluate=PredictionEvaluator(held_out, job.chooser, recipe.evaluation_batch_size),
-        ),
+        examples=RandomContexts(train, predictors, recipe.seed),
+        order=EpochOrder(order),
+        collate=collate,
+        loss=PredictionLoss(predictors.weights),
+        evaluate=PredictionEvaluator(held_out, predictors, recipe.evaluation_batch_size),
         facts={
             "noun": job.spec.noun,
             "architecture": job.base.config.model_type,
@@ -198,7 +190,7 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
             "train_examples": len(train),
             "held_out_examples": len(held_out),
             "dropped_examples": len(job.calibration.answers) - len(job.rows),  # too short
-            "columns": job.spec.predictors.names,
+            "columns": predictors.names,
         },
         save=module.save,
         card=lambda metrics: _card(metrics, job.command),
@@ -237,38 +229,8 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
 def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     """A command's configuration as a job on the model's own answers; missing ones are generated."""
     base, recipe = frozen_model(cfg, spec), typed(Recipe, cfg.train, "train")
-    return job_of(cfg, spec, base, recipe, own_answers(cfg, recipe))
-
-
-def job_of(
-    cfg: DictConfig,
-    spec: ModuleSpec,
-    base: Checkpoint,
-    recipe: Recipe,
-    calibration: Calibration,
-    provenance: Mapping[str, Any] | None = None,
-) -> FrozenJob:
-    """The job of a command with these answers."""
-    return FrozenJob(
-        base=base,
-        spec=spec,
-        calibration=calibration,
-        held_out=cfg.held_out,
-        recipe=recipe,
-        folder=sweep_folder(cfg),
-        logger=training_logger(cfg.logger),
-        provenance=provenance or {},
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnswerSpec:
-    """How the model answers if no `calibration` is given; `CalibrationJob` checks the values."""
-
-    max_new_tokens: int
-    batch_size: int
-    part_size: int
-    dtype: str
+    given = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
+    return FrozenJob(base=base, spec=spec, recipe=recipe, held_out=cfg.held_out, folder=sweep_folder(cfg), **given)
 
 
 def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
@@ -276,17 +238,16 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
     if cfg.calibration:
         folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
         return read_calibrations([Path(folder) for folder in folders])
-    dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), typed(AnswerSpec, cfg.answers, "answers")
-    base, examples = Checkpoint(cfg.model.path, cfg.model.revision), load_examples(dataset)
-    folder = sweep_folder(cfg) / "calibration"
+    dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
+    examples, folder = load_examples(dataset), sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
-        target = HuggingFaceModel(
-            base, process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
-        )
+        device, dtype = process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
+        target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         with answers_bar() as report:
             generate_calibration(CalibrationJob(target, dataset, examples, *sizes, folder), report)
+    load_model.cache_clear()  # the training needs the memory
     return read_calibrations([folder])
 
 

@@ -5,8 +5,6 @@ Every finished example is kept.
 
 from __future__ import annotations
 
-import base64
-import json
 import shlex
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from safetensors.torch import load_file, save
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
@@ -36,14 +35,12 @@ from bild_lab.lab.metrics.quality import cut_text, score
 from bild_lab.lab.metrics.text_metrics import AGREEMENT
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.dataset_words import dataset_words
-from bild_lab.training.folder import METRICS, TrainingFolder, require_same_settings, write_json, writing
+from bild_lab.training.folder import METRICS, TrainingFolder, keep_plan, write_json, writing
 from bild_lab.training.modules.judge_search import Unchanged, search
 
-PLAN = "plan.json"
 EXAMPLES = 500  # searched without dataset.limit; each takes a few continuations by the target
 STRENGTHS = tuple(10.0 ** (power / 2) for power in range(-10, 3))  # C: the inverse of the penalty's weight
 ITERATIONS = 200
-_MOVED = frozenset({"dataset.path"})
 
 
 @dataclass(frozen=True)
@@ -120,12 +117,9 @@ def train_judge(job: JudgeJob, advance: Callable[[], None] = lambda: None) -> di
     folder.require_same(job.identity)
     if (finished := folder.finished()) is not None:
         return finished
-    if (job.labels / PLAN).is_file():
-        held = json.loads((job.labels / PLAN).read_text())
-        require_same_settings(job.labels, "labels", held, job.plan, _MOVED)
-    folder.begin(job.identity)
     with writing(job.labels, "the labels"):
-        write_json(job.labels / PLAN, job.plan)
+        keep_plan(job.labels, "labels", job.plan)
+    folder.begin(job.identity)
     started = time.perf_counter()
     with holding(folder.lock):
         labels = [_labelled(job, index, advance) for index in range(len(job.examples))]
@@ -143,19 +137,17 @@ def train_judge(job: JudgeJob, advance: Callable[[], None] = lambda: None) -> di
 
 def _labelled(job: JudgeJob, index: int, advance: Callable[[], None]) -> Labels:
     """The labels of one example, from its file or by search."""
-    file = job.labels / f"{index:06d}.json"
+    file = job.labels / f"{index:06d}.safetensors"
     if not file.is_file():
         with writing(file, "the labels", "make room, then run the same command again: finished examples are kept"):
-            write_atomically(file, json.dumps(_search(job, job.examples[index]), ensure_ascii=False).encode())
+            write_atomically(file, save(_search(job, job.examples[index])))
     advance()
-    held = json.loads(file.read_text())
-    states = np.frombuffer(base64.b64decode(held["hidden"]), np.float32).copy()
-    important = torch.tensor([one["important"] for one in held["mismatches"]], dtype=torch.bool)
-    width = states.size // max(1, len(important))  # of an answer without a mismatch nothing is known
-    return Labels(torch.from_numpy(states).view(len(important), width), important)
+    held = load_file(file)
+    return Labels(held["hidden"], held["important"])
 
 
-def _search(job: JudgeJob, example: Example) -> dict[str, Any]:
+def _search(job: JudgeJob, example: Example) -> dict[str, Tensor]:
+    """The example's mismatches as tensors, each in the order of the answer."""
     decoder, dataset, (target, draft) = job.decoder, job.dataset, job.decoder.models
     longest, agreement = dataset.max_source_tokens, dataset.metric == AGREEMENT
     request = decoder.request(example.prompt, job.max_new_tokens, Sampling(), max_source_tokens=longest)
@@ -171,14 +163,15 @@ def _search(job: JudgeJob, example: Example) -> dict[str, Any]:
         least = points(own) - job.spec.tolerance
         return lambda tokens: points(tokens) >= least
 
-    found = search(target, draft, request, judged)
-    states = [one.hidden.numpy() for one in found.mismatches]
+    found = search(target, draft, request, judged).mismatches
+    hidden = [one.hidden for one in found]
     return {
-        "id": example.id,
-        "own": list(found.own),
-        "kept": list(found.kept),
-        "mismatches": [{key: value for key, value in vars(one).items() if key != "hidden"} for one in found.mismatches],
-        "hidden": base64.b64encode(np.concatenate(states).tobytes() if states else b"").decode(),
+        "hidden": torch.stack(hidden) if hidden else torch.zeros(0, 1),
+        "important": torch.tensor([one.important for one in found], dtype=torch.bool),
+        **{
+            name: torch.tensor([getattr(one, name) for one in found], dtype=torch.int64)
+            for name in ("place", "target_token", "draft_token")
+        },
     }
 
 
@@ -191,31 +184,29 @@ def _fitted(job: JudgeJob, labels: Sequence[Labels], searched_s: float) -> tuple
     target, draft = (model.checkpoint for model in job.decoder.models)
     origins = [{"path": one.path, "revision": one.revision, "fingerprint": one.fingerprint} for one in (target, draft)]
     started = time.perf_counter()
-    fitted = fit(train, held_out, job.spec.recall, *origins)
+    head, figures = fit(train, held_out, job.spec.recall, *origins)
     every = _joined(labels)
     metrics = {
         "start": target.path,
         "noun": "judge",
         "architecture": target.config.model_type,
-        "parameters": fitted.head.weight.numel() + 1,
+        "parameters": head.weight.numel() + 1,
         "data": f"{len(every):,} mismatches of {draft.path} in {len(labels):,} answers to {job.dataset.name} "
         f"({job.dataset.split})",
         "examples": len(labels),
         "mismatches": len(every),
         "important": int(every.important.sum()),
         "held_out_mismatches": len(held_out),
-        "threshold": fitted.head.config.threshold,
-        **{name: getattr(fitted, name) for name in ("strength", "kept_share", "recall", "steps", "loss")},
+        **figures,
         "metric": "roc_auc",
-        "best": {"step": fitted.steps, "roc_auc": fitted.roc_auc},
+        "best": {"step": figures["steps"], "roc_auc": figures["roc_auc"]},
         "history": [],
         "search_s": searched_s,
         "training_s": time.perf_counter() - started,
         "identity": job.identity,
         "environment": environment(job.decoder.target.device),
     }
-
-    return fitted.head, metrics
+    return head, metrics
 
 
 def _joined(several: Sequence[Labels]) -> Labels:
@@ -236,29 +227,15 @@ class Labels:
         return self.important.shape[0]
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A classifier with its figures on held-out mismatches.
+def fit(
+    train: Labels, held_out: Labels, recall: float, base: dict, drafter: dict
+) -> tuple[JudgeHead, dict[str, float]]:
+    """The classifier with the largest area under the ROC curve on the held-out mismatches, and its figures on them.
 
-    strength: C. roc_auc: the chance that an important mismatch is rated above an unimportant one. kept_share: of the
-    unimportant mismatches below the threshold. recall: of the important ones, the share at or above it. loss: nats.
-    steps: of the optimizer.
-    """
-
-    head: JudgeHead
-    strength: float
-    roc_auc: float
-    kept_share: float
-    recall: float
-    loss: float
-    steps: int
-
-
-def fit(train: Labels, held_out: Labels, recall: float, base: dict, drafter: dict) -> Fitted:
-    """The classifier with the largest area under the ROC curve on the held-out mismatches.
-
-    recall: the threshold is the largest one at which so many of the held-out important mismatches are rejected.
-    Raises UserError if either part lacks important or unimportant mismatches.
+    recall: the threshold is the largest one at which so many of the held-out important mismatches are rejected. In the
+    figures it is the share of these that are, `kept_share` that of the unimportant mismatches below the threshold,
+    `strength` is C, `loss` in nats and `steps` the optimizer's. Raises UserError if either part lacks important or
+    unimportant mismatches.
     """
     for name, part in (("to learn from", train), ("held out", held_out)):
         important = int(part.important.sum())
@@ -284,15 +261,15 @@ def fit(train: Labels, held_out: Labels, recall: float, base: dict, drafter: dic
         head.weight.copy_(weight)
         head.bias.copy_(bias)
     below = chances < threshold
-    return Fitted(
-        head=head,
-        strength=strength,
-        roc_auc=area,
-        kept_share=float(below[~held_out.important].double().mean()),
-        recall=float((~below)[held_out.important].double().mean()),
-        loss=float(cross_entropy(scores, held_out.important.double())),
-        steps=steps,
-    )
+    return head, {
+        "threshold": threshold,
+        "strength": strength,
+        "roc_auc": area,
+        "kept_share": float(below[~held_out.important].double().mean()),
+        "recall": float((~below)[held_out.important].double().mean()),
+        "loss": float(cross_entropy(scores, held_out.important.double())),
+        "steps": steps,
+    }
 
 
 def regression(

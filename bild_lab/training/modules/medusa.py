@@ -45,7 +45,7 @@ class MedusaSpec:
     @property
     def predictors(self) -> Predictors:
         """Head i (from 0) after n tokens predicts token n + i + 1, as the model's own head predicts token n."""
-        return Predictors(*_heads(self.heads, first=1))
+        return Predictors.in_turn("head", 1, [DECAY**head for head in range(self.heads)])
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder."""
@@ -97,7 +97,8 @@ class HydraSpec:
 
         Each head reads the label of the head before.
         """
-        return Predictors(*_heads(self.heads, first=0), skipped=self.skipped, ahead=self.heads - 1)
+        weights = [DECAY**head for head in range(self.heads)]
+        return Predictors.in_turn("head", 0, weights, skipped=self.skipped, ahead=self.heads - 1)
 
     def check(self, config: PreTrainedConfig) -> None:
         """Nothing to check: any decoder has states."""
@@ -131,9 +132,3 @@ class HydraModule(SmallModule):
         path = (found.places[..., None] + ahead).clamp(max=found.tokens.shape[1] - 1)  # [batch, contexts, heads]
         tokens = found.tokens[every[..., None], path]
         return torch.stack([heads(int(head), states, tokens[..., : head + 1]) for head in ahead], 2)
-
-
-def _heads(count: int, first: int) -> tuple[tuple[str, ...], tuple[int, ...], tuple[float, ...]]:
-    """Names, offsets and weights of heads that predict one token after another."""
-    names = tuple(f"head_{number + 1}" for number in range(count))
-    return names, tuple(range(first, first + count)), tuple(DECAY**head for head in range(count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +40,12 @@ class Predictors:
     skipped: int = 0
     ahead: int = 0
     metric: str = ACCEPTED
+
+    @classmethod
+    def in_turn(cls, kind: str, first: int, weights: Sequence[float], **values: Any) -> Predictors:
+        """Predictors of one token after another, from offset `first` on: KIND_1, KIND_2, …"""
+        names = tuple(f"{kind}_{number}" for number in range(1, len(weights) + 1))
+        return cls(names, tuple(range(first, first + len(weights))), tuple(weights), **values)
 
     @property
     def shortest_answer(self) -> int:
@@ -84,49 +91,39 @@ class ChosenContexts:
     labels: Int[np.ndarray, "contexts predictors"]
 
 
-@dataclass(frozen=True)
-class ContextChooser:
-    """Chooses contexts in an answered prompt. After the last context one label is left."""
+def choose_contexts(
+    row: AnsweredPrompt, predictors: Predictors, random: np.random.Generator | None = None
+) -> ChosenContexts:
+    """Contexts of an answered prompt: drawn at random or, without a generator, spread evenly over the answer.
 
+    After the last context one label is left.
+    """
+    contexts = np.arange(row.prompt_length + predictors.skipped, row.length - min(predictors.offsets))
+    count = predictors.per_answer
+    if count is not None and count < len(contexts):
+        if random is None:
+            contexts = contexts[spread_evenly(count, len(contexts))]
+        else:
+            contexts = np.sort(random.choice(contexts, count, replace=False))
+    wanted = contexts[:, None] + np.array(predictors.offsets)
+    labels = np.where(wanted < row.length, row.tokens[np.minimum(wanted, row.length - 1)], IGNORED)
+    return ChosenContexts(row.tokens[: contexts.max() + predictors.ahead], contexts, labels)
+
+
+@dataclass(frozen=True)
+class RandomContexts(Dataset[ChosenContexts]):
+    """Answered prompts with random contexts, indexed by the epoch and the row's number, which alone decide them."""
+
+    rows: Sequence[AnsweredPrompt]
     predictors: Predictors
     seed: int
 
-    def at_random(self, row: AnsweredPrompt, epoch: int, index: int) -> ChosenContexts:
-        """Random contexts; the seed, the epoch and the row's number alone decide them."""
-        contexts, count = self._all(row), self.predictors.per_answer
-        if count is not None and count < len(contexts):
-            random = np.random.default_rng([self.seed, epoch, index])
-            contexts = np.sort(random.choice(contexts, count, replace=False))
-        return self._labelled(row, contexts)
-
-    def evenly(self, row: AnsweredPrompt) -> ChosenContexts:
-        """Contexts spread evenly over the answer, the same every time: for evaluation."""
-        contexts, count = self._all(row), self.predictors.per_answer
-        if count is not None and count < len(contexts):
-            contexts = contexts[spread_evenly(count, len(contexts))]
-        return self._labelled(row, contexts)
-
-    def _all(self, row: AnsweredPrompt) -> Int[np.ndarray, " contexts"]:
-        return np.arange(row.prompt_length + self.predictors.skipped, row.length - min(self.predictors.offsets))
-
-    def _labelled(self, row: AnsweredPrompt, contexts: Int[np.ndarray, " contexts"]) -> ChosenContexts:
-        wanted = contexts[:, None] + np.array(self.predictors.offsets)
-        labels = np.where(wanted < row.length, row.tokens[np.minimum(wanted, row.length - 1)], IGNORED)
-        return ChosenContexts(row.tokens[: contexts.max() + self.predictors.ahead], contexts, labels)
-
-
-class RandomContexts(Dataset[ChosenContexts]):
-    """Answered prompts with random contexts, indexed by the epoch and the row's number."""
-
-    def __init__(self, rows: Sequence[AnsweredPrompt], chooser: ContextChooser) -> None:
-        self._rows, self._chooser = rows, chooser
-
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __getitem__(self, place: tuple[int, int]) -> ChosenContexts:
         epoch, index = place
-        return self._chooser.at_random(self._rows[index], epoch, index)
+        return choose_contexts(self.rows[index], self.predictors, np.random.default_rng([self.seed, epoch, index]))
 
 
 class EpochOrder(Sampler[tuple[int, int]]):
@@ -202,7 +199,7 @@ class PredictionEvaluator:
     """Scores a module on held-out rows. Each process scores its share, and each gets the whole result."""
 
     rows: Sequence[AnsweredPrompt]
-    chooser: ContextChooser
+    predictors: Predictors
     batch_size: int
 
     def __call__(self, model: nn.Module, loss: PredictionLoss) -> dict[str, float]:
@@ -211,7 +208,7 @@ class PredictionEvaluator:
         For each predictor also the share of labels that are its first choice, `top_1_NAME`, or among its first five,
         `top_5_NAME`.
         """
-        started, predictors = time.perf_counter(), self.chooser.predictors
+        started, predictors = time.perf_counter(), self.predictors
         shares = launched().gather(self._sums(model, loss).tolist())
         loss_sum, metric_sum, contexts, *counts = map(sum, zip(*shares, strict=True))
         size = len(predictors.names)
@@ -225,10 +222,10 @@ class PredictionEvaluator:
     @torch.no_grad()
     def _sums(self, model: nn.Module, loss: PredictionLoss) -> Float[Tensor, " sums"]:
         """This process's sums: loss, metric, contexts; then each predictor's labels, first choices and first five."""
-        device, predictors = next(model.parameters()).device, self.chooser.predictors
+        device, predictors = next(model.parameters()).device, self.predictors
         sums = torch.zeros(3 + 3 * len(predictors.names), dtype=torch.double, device=device)
         for indices in evaluation_batches([row.length for row in self.rows], self.batch_size):
-            batch = collate([self.chooser.evenly(self.rows[index]) for index in indices])
+            batch = collate([choose_contexts(self.rows[index], predictors) for index in indices])
             labels = batch.pop("labels").to(device)
             predicted = model(**{name: tensor.to(device) for name, tensor in batch.items()})
             logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted

@@ -15,19 +15,10 @@ from bild_lab.training.modules.frozen import FrozenJob
 from bild_lab.training.recipe import Recipe
 from tests.tiny import END as END_TOKEN
 from tests.tiny import WORDS
+from tests.training import jobs
 
-MICRO = Recipe(
-    name="micro",
-    max_steps=6,
-    batch_size=4,
-    optimizer="adamw",
-    learning_rate=0.03,
-    schedule="cosine",
-    precision="float32",
-    max_target_tokens=20,
-    evaluate_every=2,
-    log_every=1,
-    device="cpu",
+MICRO = replace(
+    jobs.MICRO, optimizer="adamw", learning_rate=0.03, scale_parameter=False, schedule="cosine", max_target_tokens=20
 )
 BITA = BitaSpec(prompt="deep", prompt_tokens=2, mask_tokens=3, splits=2)
 

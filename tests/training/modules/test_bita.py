@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
@@ -93,17 +91,6 @@ def test_groups_of_one_forward_do_not_see_each_other(prompt: str, bases: dict[st
         torch.testing.assert_close(together[sample, group], alone[0, 0], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("prompt", ["deep", "shallow"])
-def test_masks_see_the_prompt(prompt: str, bases: dict[str, Checkpoint]) -> None:
-    adapter, text = adapter_for(bases["llama"], prompt), texts(1, 6)
-    rows = rows_beside(bases["llama"], adapter)
-    before = rows(text, torch.tensor([[6]]))
-    with torch.no_grad():
-        for name, weight in adapter.named_parameters():
-            weight *= 1.0 if name == "masks" else -1.0
-    assert not torch.allclose(before, rows(text, torch.tensor([[6]])), atol=1e-2)
-
-
 def test_the_attention_mask_is_that_of_the_papers_figure() -> None:
     drawn = """
         . . . . . p . . . .
@@ -128,20 +115,6 @@ def test_the_adapter_learns_and_nothing_else(prompt: str, bases: dict[str, Check
     assert all(weight.grad is None for weight in rows.base.parameters())
 
 
-def test_an_adapter_learns_what_follows(tmp_path: Path, bases: dict[str, Checkpoint]) -> None:
-    rows = rows_beside(bases["llama"], BitaAdapter.fresh(bases["llama"].config, {}, "deep", 4, 2, seed=0))
-    text, contexts = texts(1, 9), torch.tensor([[4, 7]])
-    labels = torch.stack([text[:, contexts[0] + 1], text[:, (contexts[0] + 2) % 9]], -1).view(1, 2, 2)
-    optimizer, loss = torch.optim.AdamW(rows.parameters(), 3e-2), PredictionLoss((1.0, 1.0))
-    for _ in range(60):
-        optimizer.zero_grad()
-        loss(rows(text[:, :7], contexts), labels).backward()
-        optimizer.step()
-    assert rows(text[:, :7], contexts).argmax(-1).tolist() == labels.tolist()
-    rows.save(tmp_path)
-    torch.testing.assert_close(BitaAdapter.load(tmp_path).masks, rows.weights.masks)
-
-
 REFUSED = {
     "mask_tokens": (0, "bita.mask_tokens must be a whole number >= 1, got 0"),
     "splits": (0, "bita.splits must be a whole number >= 1, got 0"),
@@ -156,12 +129,6 @@ def test_an_adapter_that_cannot_be_meant_is_refused(key: str, bases: dict[str, C
     values = {"prompt": "deep", "prompt_tokens": 4, "mask_tokens": 3, "splits": 2, key: value}
     with pytest.raises(UserError, match=message):
         BitaSpec(**values).check(bases["llama"].config)
-
-
-def test_an_encoder_decoder_is_refused(checkpoints: Path) -> None:
-    spec = BitaSpec(prompt="deep", prompt_tokens=4, mask_tokens=3, splits=2)
-    with pytest.raises(UserError, match="a BiTA adapter needs a decoder-only model, got the encoder–decoder t5"):
-        spec.check(Checkpoint(str(checkpoints / "t5")).config)
 
 
 def test_attention_that_cannot_be_given_a_prompt_is_refused(bases: dict[str, Checkpoint]) -> None:

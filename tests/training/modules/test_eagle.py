@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from bild_lab.engine.heads.eagle_files import read_eagle
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training.modules.eagle import EagleModule, EagleSpec
-from bild_lab.training.modules.frozen import FrozenJob, train_beside_frozen
+from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.modules.predictors import PredictionLoss
-from bild_lab.training.modules.states import OneRowCheckpoint
 from tests.engine.drafters.naive import eagle_behind
 from tests.engine.heads.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
@@ -120,20 +118,6 @@ def test_a_killed_training_resumes_with_the_same_noise(tmp_path: Path, checkpoin
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     quiet = train_beside_frozen(job(tmp_path / "quiet", spec=spec()))
     assert losses(quiet) != losses(whole)
-
-
-def one_row_job(folder: Path, base: Path, **changes: Any) -> FrozenJob:
-    checkpoint = OneRowCheckpoint(str(base))
-    return replace(frozen_job(folder, base, **changes), base=checkpoint)
-
-
-@pytest.mark.slow
-def test_an_encoder_decoder_trains_on_its_decoders_states(tmp_path: Path, checkpoints: Path) -> None:
-    changes = {"spec": spec(variant=EAGLE3), "max_steps": 40, "learning_rate": 0.02}
-    metrics = train_beside_frozen(one_row_job(tmp_path, checkpoints / "t5", **changes))
-    first, *_, last = losses(metrics)
-    assert last[1] < 0.98 * first[1]
-    assert read_eagle(tmp_path / "heads", 2).config.target_size == 32
 
 
 def test_what_cannot_be_trained_is_refused() -> None:

@@ -58,13 +58,6 @@ def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_an_accumulated_batch_has_the_same_losses(
-    whole: tuple[Path, dict[str, Any]], tmp_path: Path, checkpoints: Path
-) -> None:
-    parts = train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", accumulate=2))
-    assert losses(parts) == [(step, pytest.approx(loss, rel=1e-3)) for step, loss in losses(whole[1])]
-
-
 def test_answers_too_short_for_the_masks_are_dropped_and_counted(tmp_path: Path, checkpoints: Path) -> None:
     job = frozen_job(tmp_path, checkpoints / "llama")
     rows = answers(18, shortest=2)
@@ -87,10 +80,7 @@ def test_answers_of_another_model_are_refused(tmp_path: Path, checkpoints: Path)
 def test_a_folder_of_another_base_is_refused(tmp_path: Path, checkpoints: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", callbacks=(Kill(3),)))
-    with pytest.raises(
-        UserError,
-        match=r"model.weights=\w+, but this command has model.weights=\w+; choose another",
-    ):
+    with pytest.raises(UserError, match=r"model.weights=\w+, but this command has model.weights=\w+; choose another"):
         train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama-draft"))
     with pytest.raises(UserError, match="holds a training with bita.splits=2, but this command has bita.splits=3"):
         train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", spec=replace(BITA, splits=3)))
@@ -150,11 +140,7 @@ BAD_INPUT = {
     "an encoder–decoder": (["model.path={t5}"], "a BiTA adapter needs a decoder-only model, got the encoder–decoder"),
     "no masks": (["model.path={llama}", "bita.mask_tokens=0"], "bita.mask_tokens must be a whole number >= 1"),
     "no calibration": (["model.path={llama}", "calibration=nowhere"], "no calibration data in nowhere"),
-    "accumulation": (["model.path={llama}", "train.accumulate=3"], "must be a multiple of train.accumulate=3, got 4"),
-    "in the way": (
-        ["model.path={llama}", "name=taken"],
-        "taken/adapter is in the way: it is not the result of a",
-    ),
+    "in the way": (["model.path={llama}", "name=taken"], "taken/adapter is in the way: it is not the result of a"),
 }
 
 

@@ -86,11 +86,12 @@ def test_an_interrupted_search_goes_on_and_ends_the_same(job: JudgeJob, monkeypa
     assert heads[0].weight.tolist() == heads[1].weight.tolist() and heads[0].config == heads[1].config
 
 
-def test_an_answer_without_a_mismatch_has_no_labels(job: JudgeJob) -> None:
-    job.labels.mkdir(parents=True)
-    (job.labels / "000000.json").write_text(json.dumps({"mismatches": [], "hidden": ""}))
-    labels = _labelled(job, 0, lambda: None)
-    assert len(labels) == len(_joined([labels, labels])) == 0
+def test_an_answer_without_a_mismatch_has_no_labels(job: JudgeJob, checkpoints: Path) -> None:
+    alike = load(str(checkpoints / "llama"), str(checkpoints / "llama"), "speculative")
+    none = _labelled(replace(job, decoder=alike), 0, lambda: None)
+    assert len(none) == len(_joined([none, none])) == 0
+    some = labels(5, 0)
+    assert torch.equal(_joined([none, some]).hidden, some.hidden)
 
 
 def test_other_settings_are_refused_in_the_same_folder(job: JudgeJob) -> None:
@@ -124,28 +125,29 @@ def test_the_command_trains_a_judge_that_decodes(
         load(draft, target, "judge", adapter=place)
 
 
-def test_real_scores_that_never_change_teach_nothing(job: JudgeJob) -> None:
-    """Random models translate nothing rightly, so no mismatch matters."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "score", REAL_SCORE)
-        with pytest.raises(UserError, match="mismatches to learn from, 0 change the outcome, and a judge needs both"):
-            train_judge(replace(job, dataset=replace(job.dataset, metric="exact_match")))
-    assert len(list((job.folder / "labels").glob("0*.json"))) == 6
-
-
-def test_with_agreement_as_the_metric_every_other_text_is_another_outcome(job: JudgeJob) -> None:
-    dataset = replace(job.dataset, metric="agreement", reference_column=None)
-    examples = tuple(replace(one, references=()) for one in job.examples)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jobs, "score", REAL_SCORE)
-        with pytest.raises(UserError, match=r"of the (\d+) mismatches to learn from, \1 change the outcome"):
-            train_judge(replace(job, dataset=dataset, examples=examples))
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        ("exact_match", "mismatches to learn from, 0 change the outcome, and a judge needs both"),  # all are wrong
+        ("agreement", r"of the (\d+) mismatches to learn from, \1 change the outcome"),
+    ],
+)
+def test_real_scores_of_one_kind_teach_nothing(
+    metric: str, message: str, job: JudgeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "score", REAL_SCORE)
+    given = {"dataset": replace(job.dataset, metric=metric)}
+    if metric == "agreement":  # which needs no references
+        given["examples"] = tuple(replace(one, references=()) for one in job.examples)
+    with pytest.raises(UserError, match=message):
+        train_judge(replace(job, **given))
+    assert len(list(job.labels.glob("0*.safetensors"))) == 6
 
 
 REAL_SCORE = jobs.score
 
 
-@pytest.mark.parametrize(("field", "value"), [("tolerance", -1), ("held_out", 0), ("held_out", 1), ("recall", 1.1)])
+@pytest.mark.parametrize(("field", "value"), [("tolerance", -1), ("held_out", 0), ("recall", 1.1)])
 def test_settings_out_of_range_are_refused(field: str, value: float) -> None:
     with pytest.raises(UserError, match=f"module.{field} must lie in"):
         replace(SPEC, **{field: value})
@@ -188,15 +190,15 @@ def test_the_threshold_rejects_as_many_as_asked(recall: float, expected: float) 
 def test_the_figures_are_those_of_the_head_that_is_stored() -> None:
     """Its weights hold the standardization: hidden states go in as they are."""
     train, held_out = labels(200, 1), labels(80, 2)
-    fitted = fit(train, held_out, 0.9, {"path": "t"}, {"path": "d"})
-    chances = fitted.head(held_out.hidden)
-    threshold, important = fitted.head.config.threshold, held_out.important
-    assert fitted.roc_auc == pytest.approx(roc_auc(chances.detach(), important), abs=1e-6)
-    assert fitted.roc_auc > 0.8
-    assert fitted.recall == pytest.approx(float((chances >= threshold - 1e-6)[important].double().mean()))
-    assert fitted.kept_share == pytest.approx(float((chances < threshold - 1e-6)[~important].double().mean()))
-    assert fitted.recall >= 0.9 > 1 - fitted.kept_share
-    assert (fitted.head.config.base, fitted.head.config.drafter) == ({"path": "t"}, {"path": "d"})
+    head, figures = fit(train, held_out, 0.9, {"path": "t"}, {"path": "d"})
+    chances = head(held_out.hidden)
+    threshold, important = head.config.threshold, held_out.important
+    assert figures["roc_auc"] == pytest.approx(roc_auc(chances.detach(), important), abs=1e-6)
+    assert figures["roc_auc"] > 0.8
+    assert figures["recall"] == pytest.approx(float((chances >= threshold - 1e-6)[important].double().mean()))
+    assert figures["kept_share"] == pytest.approx(float((chances < threshold - 1e-6)[~important].double().mean()))
+    assert figures["recall"] >= 0.9 > 1 - figures["kept_share"]
+    assert (head.config.base, head.config.drafter) == ({"path": "t"}, {"path": "d"})
 
 
 @pytest.mark.parametrize("value", [True, False])

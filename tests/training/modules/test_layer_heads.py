@@ -5,13 +5,11 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import FalconConfig
 
 from bild_lab.engine.heads.layer_heads import LayerHeads
@@ -26,22 +24,17 @@ from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.papers.match_rates import greedy_states
-from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.modules.frozen import FrozenJob, train_beside_frozen
 from bild_lab.training.modules.layer_heads import (
     LayerHeadsModule,
     LayerHeadsSpec,
     reference_answers,
 )
-from bild_lab.training.modules.predictors import AnsweredPrompt, ContextChooser, collate
+from bild_lab.training.modules.predictors import AnsweredPrompt, choose_contexts, collate
 from bild_lab.training.modules.states import OneRowCheckpoint
 from scripts import match_rates, train_lm_heads
 from tests.checkpoints import write_data
 from tests.policies import FAMILIES, WINDOWED
-from tests.thinned import thinned
 from tests.tiny import END, PAD, START, TINY, VOCABULARY, save, tiny_t5
-from tests.training.jobs import Kill, losses
-from tests.training.modules.frozen_jobs import answers, calibration, frozen_job
 from tests.training.targets import ending
 
 Command = Callable[..., tuple[int, str]]
@@ -60,13 +53,6 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, family in ((3, "llama"), *((4, family) for family in WINDOWED)):
         save(TINY[family](seed, 4), folder / family)
     return folder
-
-
-def job(folder: Path, base: Path, **changes: Any) -> FrozenJob:
-    """A job of two heads that takes a second."""
-    checkpoint = OneRowCheckpoint(str(base))
-    given = {"spec": spec(), "calibration": calibration(checkpoint, answers(18)), **changes}
-    return replace(frozen_job(folder, base, **given), base=checkpoint)
 
 
 def noisy(model: LayerHeadsModule) -> LayerHeads:
@@ -88,7 +74,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
         noisy(rows),
         NativeModel(HuggingFaceModel(Checkpoint(str(deep / family)), torch.device("cpu"), torch.float32)),
     )
-    chooser, samples, decoded = ContextChooser(spec().predictors, 0), [], []
+    samples, decoded = [], []
     for length, prompt in enumerate(PROMPTS, start=4):
         source = target.source(prompt)
         _, text, states = greedy_states(target, Request(source, Limits(len(source.prompt), length)))
@@ -96,7 +82,7 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(family: str, ra
         row = checkpoint.source(prompt).prompt
         samples.append(AnsweredPrompt(torch.tensor([*row, *text]).numpy(), len(row)))
         decoded.append((text, torch.stack([heads.logits(layer, states[layer - 1]) for layer in (1, 3)], 1)))
-    batch = collate([chooser.evenly(sample) for sample in samples])
+    batch = collate([choose_contexts(sample, spec().predictors) for sample in samples])
     trained = rows(batch["input_ids"], batch["contexts"])
     assert trained.shape == (3, 6, 2, VOCABULARY)
     for index, (text, expected) in enumerate(decoded):
@@ -134,24 +120,6 @@ def test_references_are_learned_to_their_end_token(deep: Path) -> None:
     assert other.manifest["hash"] != found.manifest["hash"]
     with pytest.raises(UserError, match="example three has no reference to learn from"):
         reference_answers(base, spec, [Example("three", "w5", "w5")], 3)
-
-
-@pytest.mark.parametrize(("family", "rank"), thinned([("llama", 2), ("t5", None)], 2))
-def test_a_training_goes_on_as_if_it_had_not_been_killed(
-    family: str, rank: int | None, tmp_path: Path, deep: Path
-) -> None:
-    changes = {"spec": spec(rank=rank), "learning_rate": 0.01}
-    whole = train_beside_frozen(job(tmp_path / "whole", deep / family, **changes))
-    with pytest.raises(KeyboardInterrupt):
-        train_beside_frozen(job(tmp_path / "killed", deep / family, **changes, callbacks=(Kill(3),)))
-    saved = load_file(TrainingFolder(tmp_path / "killed", "heads").last_checkpoint() / "model.safetensors")
-    names = {"norms", "matrices"} if rank is None else {"norms", "head", "ups", "downs"}
-    assert set(saved) == {f"weights.{name}" for name in names}
-    assert losses(train_beside_frozen(job(tmp_path / "killed", deep / family, **changes))) == losses(whole)
-    ours, theirs = (load_file(tmp_path / name / "heads" / "heads.safetensors") for name in ("killed", "whole"))
-    assert set(theirs) == names and all(torch.equal(ours[name], theirs[name]) for name in names)
-    card = (tmp_path / "whole" / "heads" / "README.md").read_text()
-    assert "policy=ppd policy.exit_layer=3 policy.heads=" in card and "| top_1_layer_3 |" in card
 
 
 def test_the_match_rate_is_the_mean_over_layers() -> None:

@@ -51,20 +51,6 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoin
         torch.testing.assert_close(trained[sample, group], heads(final)[:, 0], rtol=1e-4, atol=1e-4)
 
 
-def test_fresh_heads_say_what_the_models_own_says(base: Checkpoint) -> None:
-    module = base.weights(torch.float32).eval()
-    rows = MedusaSpec(heads=2, layers=1).build(module, {}, seed=0)
-    text = torch.arange(3, 11)[None]
-    own = module(text).logits[0, 4]
-    torch.testing.assert_close(rows(text, torch.tensor([[5]]))[0, 0], own.expand(2, -1), rtol=1e-4, atol=1e-4)
-
-
-def test_each_further_head_weighs_four_fifths() -> None:
-    spec = MedusaSpec(heads=3, layers=1)
-    assert spec.predictors.weights == pytest.approx((1.0, 0.8, 0.64))
-    assert spec.predictors.offsets == (1, 2, 3)  # the model's own head predicts the token at 0
-
-
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_training_leaves_heads_that_learned(base: Checkpoint, shared: bool, tmp_path: Path) -> None:
     spec = MedusaSpec(heads=2, layers=1, shared=shared)
@@ -104,10 +90,11 @@ def test_hydra_heads_predict_in_training_what_they_predict_in_decoding(family: s
             torch.testing.assert_close(found[0, group, head], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_each_head_predicts_after_the_one_before() -> None:
-    found = HydraSpec(heads=3, layers=1).predictors
-    assert (found.offsets, found.ahead, found.skipped) == ((0, 1, 2), 2, 1)
-    assert found.weights == pytest.approx((1.0, 0.8, 0.64))
+def test_each_head_predicts_after_the_one_before_and_weighs_four_fifths_of_it() -> None:
+    medusa, hydra = (spec(heads=3, layers=1).predictors for spec in (MedusaSpec, HydraSpec))
+    assert medusa.weights == hydra.weights == pytest.approx((1.0, 0.8, 0.64))
+    assert medusa.offsets == (1, 2, 3)  # the model's own head predicts the token at 0
+    assert (hydra.offsets, hydra.ahead, hydra.skipped) == ((0, 1, 2), 2, 1)
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,13 +15,13 @@ from torch import nn
 from bild_lab.training.batches import IGNORED, BatchOrder
 from bild_lab.training.modules.predictors import (
     AnsweredPrompt,
-    ContextChooser,
     EpochOrder,
     OwnLoss,
     PredictionEvaluator,
     PredictionLoss,
     Predictors,
     RandomContexts,
+    choose_contexts,
     collate,
     leading_hits,
 )
@@ -30,41 +29,37 @@ from bild_lab.training.reports import TerminalLog
 
 
 def test_labels_are_the_tokens_after_the_next_one() -> None:
-    chosen = chooser(1, 2, 3).at_random(ROW, 0, 0)
+    chosen = choose_contexts(ROW, predictors(1, 2, 3))
     assert chosen.contexts.tolist() == [3, 4, 5, 6]  # the first is the prompt alone, the last has one label left
     assert chosen.labels.tolist() == [[21, 22, 23], [22, 23, 24], [23, 24, IGNORED], [24, IGNORED, IGNORED]]
 
 
 def test_predictors_of_equal_offset_have_the_same_labels() -> None:
-    chosen = chooser(0, 0).at_random(ROW, 0, 0)
+    chosen = choose_contexts(ROW, predictors(0, 0))
     assert chosen.contexts.tolist() == [3, 4, 5, 6, 7] and chosen.labels.tolist()[-1] == [24, 24]
 
 
 def test_contexts_are_chosen_again_in_every_epoch_and_for_every_answer() -> None:
-    chosen, row = chooser(1, per_answer=3), AnsweredPrompt(np.arange(60), prompt_length=2)
+    some, row = predictors(1, per_answer=3), AnsweredPrompt(np.arange(60), prompt_length=2)
 
-    def contexts(epoch: int, index: int, chosen: ContextChooser = chosen) -> list[int]:
-        return chosen.at_random(row, epoch, index).contexts.tolist()
+    def contexts(epoch: int, index: int, seed: int = 0) -> list[int]:
+        return RandomContexts([row] * 2, some, seed)[epoch, index].contexts.tolist()
 
     assert contexts(0, 0) == contexts(0, 0) == sorted(set(contexts(0, 0)))
-    others = [contexts(1, 0), contexts(0, 1), contexts(0, 0, replace(chosen, seed=1))]
-    assert len({tuple(each) for each in [contexts(0, 0), *others]}) == 4
-    assert chosen.evenly(row).contexts.tolist() == [2, 21, 40]
+    assert len({tuple(each) for each in (contexts(0, 0), contexts(1, 0), contexts(0, 1), contexts(0, 0, 1))}) == 4
+    assert choose_contexts(row, some).contexts.tolist() == [2, 21, 40]
 
 
 def test_the_order_has_the_number_of_the_epoch() -> None:
     order = list(EpochOrder(BatchOrder([5] * 5, batch_size=2, steps=5, seed=0)))
     assert [epoch for epoch, _ in order] == [0] * 4 + [1] * 4 + [2] * 2  # 4 of 5 fill batches
     assert len({index for epoch, index in order if epoch == 0}) == 4
-    two = chooser(1, per_answer=2)
-    chosen = RandomContexts([ROW] * 5, two)[order[4]]
-    assert chosen.contexts.tolist() == two.at_random(ROW, *order[4]).contexts.tolist()
 
 
 def test_rows_end_with_their_longest_context_and_fill_up_with_unlabelled_ones() -> None:
-    every = chooser(1, 2)
+    every = predictors(1, 2)
     short = AnsweredPrompt(np.array([7, 8, 9]), prompt_length=1)
-    batch = collate([every.at_random(row, 0, 0) for row in (ROW, short)])
+    batch = collate([choose_contexts(row, every) for row in (ROW, short)])
     assert batch["input_ids"].tolist() == [[10, 11, 12, 20, 21, 22], [7, 0, 0, 0, 0, 0]]
     assert batch["contexts"].tolist() == [[3, 4, 5, 6], [1, 1, 1, 1]]
     assert batch["labels"][1].tolist() == [[9, IGNORED]] + [[IGNORED, IGNORED]] * 3
@@ -73,10 +68,9 @@ def test_rows_end_with_their_longest_context_and_fill_up_with_unlabelled_ones() 
 ROW = AnsweredPrompt(np.array([10, 11, 12, 20, 21, 22, 23, 24]), prompt_length=3)
 
 
-def chooser(*offsets: int, per_answer: int | None = None) -> ContextChooser:
-    """Of predictors a, b, c with these offsets."""
-    names = tuple("abc"[: len(offsets)])
-    return ContextChooser(Predictors(names, offsets, (1.0,) * len(offsets), per_answer), seed=0)
+def predictors(*offsets: int, per_answer: int | None = None) -> Predictors:
+    """Predictors a, b, c with these offsets."""
+    return Predictors(tuple("abc"[: len(offsets)]), offsets, (1.0,) * len(offsets), per_answer)
 
 
 class Parrot(nn.Module):
@@ -94,13 +88,13 @@ def test_an_evaluation_counts_hits_by_predictor_and_the_leading_ones() -> None:
     chosen = torch.tensor([[[21, 22], [5, 23], [23, 0], [24, 0]]])  # of labels 21 22, 22 23, 23 24, 24 –
     logits = 10.0 * nn.functional.one_hot(chosen, 30).float()
     logits[0, 2, 1, 24] = 9.0  # the second choice
-    evaluate = PredictionEvaluator([ROW], chooser(1, 2), batch_size=4)
+    evaluate = PredictionEvaluator([ROW], predictors(1, 2), batch_size=4)
     scores = evaluate(Parrot(logits), PredictionLoss((1.0, 0.5)))
     assert scores["top_1_a"] == pytest.approx(3 / 4) and scores["top_1_b"] == pytest.approx(2 / 3)
     assert scores["top_5_b"] == 1.0
     assert 0 < scores["seconds"] < 10
     assert scores["accepted"] == (2 + 0 + 1 + 1) / 4
-    twice = PredictionEvaluator([ROW, ROW, ROW], chooser(1, 2), batch_size=1)
+    twice = PredictionEvaluator([ROW, ROW, ROW], predictors(1, 2), batch_size=1)
     again = twice(Parrot(logits), PredictionLoss((1.0, 0.5)))  # three batches
     assert {name: again[name] for name in scores if name != "seconds"} == pytest.approx(
         {name: value for name, value in scores.items() if name != "seconds"}
@@ -126,7 +120,7 @@ def test_a_fifth_choice_is_near_and_a_sixth_is_not_whatever_the_loss() -> None:
     logits[0, :, 0, :6] = torch.arange(6.0, 0.0, -1.0)
     for context, (label, score) in enumerate([(21, 2.5), (22, 1.5), (23, 2.5), (24, 6.5)]):
         logits[0, context, 0, label] = score
-    evaluate = PredictionEvaluator([ROW], chooser(1, 2), batch_size=4)
+    evaluate = PredictionEvaluator([ROW], predictors(1, 2), batch_size=4)
     for module in (Parrot(logits), Learner(logits)):
         scores = evaluate(module, PredictionLoss((0.5, 0.5)))
         assert (scores["top_1_a"], scores["top_5_a"]) == (1 / 4, 3 / 4)
