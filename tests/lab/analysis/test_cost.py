@@ -33,7 +33,7 @@ from bild_lab.engine.models import hf
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Rows, Session, Want
+from bild_lab.engine.session import Opening, Rows, Session, Want
 from bild_lab.engine.trace import Forward, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, dimensions, knows, total
