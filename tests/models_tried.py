@@ -58,7 +58,7 @@ class Tried:
 
 
 class SiblingTrees(Drafter):
-    """Drafts trees whose last branch is a text that is known already, behind siblings that are wrong.
+    """Drafts trees whose last branch is a text that is known already, after siblings that are wrong.
 
     texts: the new tokens after each prompt.
     """

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.module_layers import ModuleLayers
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, why_no_kernels
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
@@ -35,12 +33,6 @@ def native_session(
     encoder = PackedDecoder(decoder.encoder) if kernels and isinstance(decoder, T5Decoder) else None
     layers = NativeLayers(decoder, source, room, prefix, workspace, packed, encoder)
     return CachedSession(layers, source.prompt, forwards)
-
-
-def module_session(
-    module: PreTrainedModel, source: Source, prefix: Prefix | None = None, forwards: list[Forward] | None = None
-) -> CachedSession:
-    return CachedSession(ModuleLayers(module, source, prefix), source.prompt, forwards)
 
 
 def tree_rows(tokens, parents) -> Rows:

@@ -1,6 +1,6 @@
 """Architectures of Transformers at a few thousand random weights, for `tests/models_tried.py` and the tests.
 
-Each entry is what a configuration needs besides the common sizes. A name is a model type, and a variant behind a slash.
+Each entry is what a configuration needs besides the common sizes. A name is a model type, and a variant after a slash.
 """
 
 from __future__ import annotations

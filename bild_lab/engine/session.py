@@ -207,7 +207,7 @@ class GrownTree:
 
 
 class Session(Protocol):
-    """One sequence in one model. Its last committed token is not cached yet."""
+    """One sequence in one model. Its last committed token is not cached yet. By default it has no programs."""
 
     forwards: list[Forward]  # every forward so far, of all sessions of one decoding
 
@@ -223,9 +223,11 @@ class Session(Protocol):
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         """Run these rows of the text, and a chain after them, in one go; None if there is no program for it."""
+        return None
 
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
         """Run these rows of the text, and grow a tree after them, in one go; None if there is no program for it."""
+        return None
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep these rows of the last `extend` or tree (in order, root to leaf) and drop the others."""
@@ -246,6 +248,7 @@ class StagedSession(Session, Protocol):
         In one go; None if there is no program for it. The layers after it get their keys and values from that output.
         Returns the head's scores of it, and how many layers ran.
         """
+        return None
 
     def adopt(self, row: int, layers: Sequence[int]) -> None:
         """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""

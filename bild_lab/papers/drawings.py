@@ -240,12 +240,7 @@ class Piece:
     by_target: bool
 
 
-@dataclass(frozen=True)
-class Written:
-    """One source and its texts. plain: those of one writer each, by name. bild: the tokens of both models together."""
-
-    plain: dict[str, str]
-    bild: tuple[Piece, ...]
+Written = dict[str, list[Piece]]  # one source and its texts, by who wrote them
 
 
 def written(points: Sequence[Result]) -> list[Written]:
@@ -258,9 +253,10 @@ def written(points: Sequence[Result]) -> list[Written]:
     for one in (one for point in points if point.policy == "bild" for one in read_examples(point.folder)):
         if one.pieces and one.baseline_prediction is not None:
             texts = {"source": one.prompt, "large": one.baseline_prediction, "small": small.get(one.id, "not run")}
-            pieces = tuple(_pieces(one))
+            plain = {name: [Piece(f"{word} ", False) for word in text.split()] for name, text in texts.items()}
+            own = list(_pieces(one))
             differs = one.id in small and small[one.id] != one.baseline_prediction
-            found.append((differs, sum(piece.by_target for piece in pieces), Written(texts, pieces)))
+            found.append((differs, sum(piece.by_target for piece in own), {**plain, "BiLD": own}))
     return [text for *_, text in sorted(found, key=lambda rank: rank[:2], reverse=True)[:_TEXTS]]
 
 
@@ -276,7 +272,11 @@ def _pieces(example: MeasuredExample) -> Iterator[Piece]:
 
 def draw_texts(picture: Picture, path: Path) -> None:
     """Source, large model, small model and BiLD, the target's tokens bold and in another colour (BiLD Figure 10)."""
-    lines = [line for one in written(picture.points) for line in (*_block(one), [])]
+    lines: list[TextLine] = []
+    for one in written(picture.points):
+        for name, pieces in one.items():
+            lines += _laid_out(name, pieces, MUTED if name == "source" else INK)
+        lines.append([])
     inches = (7.75, _HEADING + _TEXT_LINE * (len(lines) + 1))  # a column is as wide as a character of the font
     with _page(path, inches, picture) as figure:
         axes = figure.add_axes((0.03, 0.0, 0.95, 1 - _HEADING / inches[1]))
@@ -291,14 +291,6 @@ def draw_texts(picture: Picture, path: Path) -> None:
 
 
 TextLine = list[tuple[int, str, str, str]]  # column, text, colour, weight
-
-
-def _block(one: Written) -> list[TextLine]:
-    lines: list[TextLine] = []
-    for name, text in one.plain.items():
-        words = [Piece(f"{word} ", False) for word in text.split()]
-        lines += _laid_out(name, words, MUTED if name == "source" else INK)
-    return [*lines, *_laid_out("BiLD", one.bild, INK)]
 
 
 def _laid_out(name: str, pieces: Sequence[Piece], colour: str) -> list[TextLine]:

@@ -161,7 +161,7 @@ def _drawn(name: str, published: Published, points: list[Any], scale: str, folde
         f"Of the {count} printed numbers {comparison.missing} were not measured." if count else "",
         *notes(results),
         (
-            "Small scale: other models, data and hardware than the paper's, so a verdict says how far apart two "
+            "Small scale: other models, data and hardware than the paper's, so a verdict says how different two "
             "numbers are, not that either is wrong. "
             f"Numbers are compared with the paper's {published.stands_for.panel}."
         )

@@ -1,4 +1,4 @@
-"""How often a head behind an early layer has the final token among its first choices (PPD §4.3, Tables 1, 4 to 6)."""
+"""How often a head on an early layer has the final token among its first choices (PPD §4.3, Tables 1, 4 to 6)."""
 
 from __future__ import annotations
 

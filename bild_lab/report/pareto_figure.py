@@ -12,7 +12,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import SubFigure
 from matplotlib.lines import Line2D
 from matplotlib.path import Path as MatplotlibPath
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
@@ -46,14 +46,12 @@ XY = tuple[float, float]  # in pixels
 
 @dataclass(frozen=True)
 class _Panel:
-    """One setting's part of the image: `bottom` and `height` are shares of the whole."""
+    """One setting's part of the image."""
 
-    figure: Figure
+    figure: SubFigure
     axes: Axes
     group: Group
     colours: dict[str, Mark]
-    bottom: float
-    height: float
 
 
 def draw_pareto(results: Sequence[Result], path: Path) -> None:
@@ -68,12 +66,11 @@ def draw_pareto(results: Sequence[Result], path: Path) -> None:
     if not groups:
         raise UserError("a Pareto figure wants a point with latency and quality, got none; run a point first")
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
-    height, (across, up) = 1 / len(groups), _PANEL_INCHES
+    across, up = _PANEL_INCHES
     with written_figure(path, (across, up * len(groups)), ("png", "pdf")) as figure:
-        for row, group in enumerate(groups, start=1):
-            bottom = 1 - row * height
-            axes = figure.add_axes((0.09, bottom + 0.205 * height, 0.81, 0.58 * height))
-            _draw_panel(_Panel(figure, axes, group, colours, bottom, height))
+        parts = figure.subfigures(len(groups), squeeze=False, hspace=0)[:, 0]
+        for part, group in zip(parts, groups, strict=True):
+            _draw_panel(_Panel(part, part.add_axes((0.09, 0.205, 0.81, 0.58)), group, colours))
 
 
 def _draw_panel(panel: _Panel) -> None:
@@ -175,7 +172,7 @@ def _draw_texts(panel: _Panel) -> None:
         (0.872, caption(group.results), {"color": INK}),  # left of the upper axis' title
     ):
         if text:
-            panel.figure.text(0.09, panel.bottom + share * panel.height, text, va="center", **font)
+            panel.figure.text(0.09, share, text, va="center", **font)
 
 
 def _draw_legend(panel: _Panel) -> None:
@@ -188,7 +185,7 @@ def _draw_legend(panel: _Panel) -> None:
         baseline = panel.group.setting.baseline
         handles.insert(0, Line2D([], [], ls="", marker="x", ms=8, mew=2.2, color=INK, label=baseline))
     handles.append(Line2D([], [], color=INK, lw=1.3, alpha=0.7, label="Pareto front (filled marks)"))
-    location = {"loc": "lower center", "bbox_to_anchor": (0.495, panel.bottom + 0.005 * panel.height)}
+    location = {"loc": "lower center", "bbox_to_anchor": (0.495, 0.005)}
     for columns in range(len(handles), 0, -1):  # as few rows as fit into the image
         look = {"frameon": False, "columnspacing": 1.6, "handletextpad": 0.4}
         legend = panel.figure.legend(handles=handles, ncols=columns, **location, **look)

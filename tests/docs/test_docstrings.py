@@ -23,7 +23,7 @@ def test_lines_that_explain_parameters_become_a_list() -> None:
     ]
 
 
-def test_a_list_begins_behind_an_empty_line() -> None:
+def test_a_list_begins_after_an_empty_line() -> None:
     assert as_list("Says what.\nlimit: rows", {"limit"}) == "Says what.\n\n- `limit`: rows"
 
 

@@ -55,7 +55,7 @@ def leaves(node: Any, prefix: str = "") -> Iterator[str]:
 
 
 def test_every_key_has_a_meaning() -> None:
-    """Write a comment behind a key in conf, or behind its field if the group has a schema."""
+    """Write a comment after a key in conf, or after its field if the group has a schema."""
     assert keys.without_meaning() == []
 
 
@@ -96,23 +96,23 @@ def test_defaults_are_those_that_a_command_takes() -> None:
     assert [key.default for key in listed()["dataset.turns"]] == ["1"]  # of the schema, as the toy corpus has none
 
 
-def test_a_meaning_is_the_comment_behind_a_key_and_the_lines_above_it(tmp_path: Path) -> None:
+def test_a_meaning_is_the_comment_after_a_key_and_the_lines_above_it(tmp_path: Path) -> None:
     file = tmp_path / "some.yaml"
     file.write_text(
         "# What it is: python run.py some=one\n"
-        "first: 1  # behind\n"
+        "first: 1  # after\n"
         "# above,\n# in two lines\n"
         "text: '# of the value'\n"
         "group:  # of the group\n"
         "  # above too\n"
-        "  inner: [1, 2]  # and behind\n"
+        "  inner: [1, 2]  # and after\n"
         "bare: null\n"
     )
     assert list(keys.keys_in(file)) == [
-        keys.Key("first", "1", "behind"),
+        keys.Key("first", "1", "after"),
         keys.Key("text", "'# of the value'", "above, in two lines"),
         keys.Key("group", None, "of the group"),
-        keys.Key("group.inner", "[1, 2]", "above too and behind"),
+        keys.Key("group.inner", "[1, 2]", "above too and after"),
         keys.Key("bare", "null", ""),
     ]
     assert keys.header(file) == "What it is"

@@ -64,7 +64,7 @@ def test_comments_in_pages_are_filled_in() -> None:
     assert "| `policy.rollback` |" in pages.generated("keys")
 
 
-def test_a_key_without_a_meaning_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_key_without_a_meaning_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(pages.keys, "without_meaning", lambda: ["measure.repeats"])
     pages.generated("keys")
     assert "measure.repeats has no meaning" in caplog.text

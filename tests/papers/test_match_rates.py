@@ -62,7 +62,7 @@ def requests(family: str) -> list[Request]:
 
 
 def states_of(model: PreTrainedModel, family: str, prompt: list[int], text: list[int]) -> list[torch.Tensor]:
-    """What every layer puts out at the last token, the whole text run anew; the last one's behind the final norm."""
+    """What every layer puts out at the last token, the whole text run anew; the last one's after the final norm."""
     if family == "t5":
         ids = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([[PAD, *text]])}
         states = model(**ids, output_hidden_states=True).decoder_hidden_states

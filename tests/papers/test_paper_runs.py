@@ -98,7 +98,7 @@ def test_a_dry_run_of_every_other_experiment_finds_its_names_on_the_cards(name: 
         ({"dataset": {"hub_config": "3.0.0"}}, "has the configurations none, got 3.0.0"),
     ],
 )
-def test_a_name_that_no_card_has_is_told(fault: dict, told: str) -> None:
+def test_a_name_that_no_card_has_is_named(fault: dict, told: str) -> None:
     assert not misspelt(setting())
     (message,) = misspelt(setting(**fault))
     assert told in message

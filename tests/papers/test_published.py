@@ -119,7 +119,7 @@ def test_the_quality_of_other_data_gets_no_verdict() -> None:
     assert compare([replace(cells[0], data="iwslt2017")], load_published("bild_speculative"), "paper").lines[0].beside
 
 
-def test_match_rates_of_a_small_model_stand_beside_those_behind_half_of_the_papers_layers() -> None:
+def test_match_rates_of_a_small_model_are_beside_those_after_half_of_the_papers_layers() -> None:
     half, last = "layer 3, trained, k = 5", "layer 5, trained, k = 5"
     cells = [Cell("toy", half, "match rate", 0.7, part=part) for part in ("", "tokens 3-4", "tokens 17-18")]
     compared = compare([*cells, Cell("toy", last, "match rate", 0.9)], load_published("ppd_tab4_6"), "small")

@@ -78,9 +78,6 @@ class SpeculativeDrafter(Drafter):
             calls=calls,
         )
 
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Nothing to do: the next call of `propose` gets the accepted text."""
-
     def rollback(self, length: int) -> None:
         self._session.rollback(length)
         self._drafter.rollback(length)

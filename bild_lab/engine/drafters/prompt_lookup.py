@@ -8,7 +8,7 @@ from bild_lab.engine.draft import Draft, empty_draft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import Model, Session, on_device
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import require_whole
 
 BOUNDARY = -1  # separates the encoder's input from the text: no match or copy crosses it
 
@@ -16,23 +16,20 @@ BOUNDARY = -1  # separates the encoder's input from the text: no match or copy c
 class PromptLookup(Drafter):
     """Proposes the tokens that followed the latest earlier occurrence of the text's longest suffix.
 
-    Suffixes of `longest_match` down to `shortest_match` tokens are looked for in the encoder's input,
-    if there is one, and in the text so far. A copy that reaches the end of the text continues with the
-    tokens it has just copied, so that a repetition is drafted a full window ahead.
+    Suffixes of `longest_match` tokens down to one are looked for in the encoder's input, if there is one, and in the
+    text so far. A copy that reaches the end of the text continues with the tokens it has just copied, so that a
+    repetition is drafted a full window ahead.
     """
 
     drafts_trees = False
 
-    def __init__(self, target: Model, window: int, longest_match: int, shortest_match: int = 1) -> None:
+    def __init__(self, target: Model, window: int, longest_match: int) -> None:
         require_whole("the draft window", window, 1)
-        require_whole("shortest_match", shortest_match, 1)
         require_whole("longest_match", longest_match, 1)
-        if longest_match < shortest_match:
-            raise UserError(f"longest_match must be >= shortest_match, got {longest_match} and {shortest_match}")
         self._device = target.device
         self._nothing = empty_draft(target.device)
         self._window = window
-        self._lengths = range(longest_match, shortest_match - 1, -1)
+        self._lengths = range(longest_match, 0, -1)
 
     def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits

@@ -1,7 +1,4 @@
-"""Small modules beside a frozen model, each in its own folder: BiTA's adapter, heads, EAGLE, judges.
-
-`bita_target` is a model with BiTA's adapter.
-"""
+"""Small modules beside a frozen model, each in its own folder: BiTA's adapter, heads, EAGLE, judges."""
 
 from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita
 from bild_lab.engine.heads.eagle import Eagle, EagleConfig

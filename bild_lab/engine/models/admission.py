@@ -77,12 +77,11 @@ class CheckFailed(Exception):
 class Outcome:
     """What the checks found.
 
-    rows: the length of the text. differences: for each check that ran, how far the logits are off, relative to their
+    differences: for each check that ran, how far the logits are off, relative to their
     spread. one_by_one: the session had to run each row in a forward of its own. failed: the check that failed, None
     if none did. problem: what was wrong then. refused: the session refused the check in words of its own.
     """
 
-    rows: int
     differences: dict[str, float]
     one_by_one: bool = False
     failed: str | None = None
@@ -132,14 +131,7 @@ def fingerprint(module: PreTrainedModel, feed: Feed) -> str:
 @lru_cache(maxsize=1)
 def _code() -> str:
     """A hash of the modules that feed a module of Transformers."""
-    names = (
-        "admission",
-        "cached_session",
-        "hf",
-        "layer_control",
-        "module_layers",
-        "slot_cache",
-    )
+    names = ("admission", "cached_session", "hf", "layer_control", "module_layers", "slot_cache")
     return hashlib.sha256(b"\0".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in names)).hexdigest()
 
 
@@ -175,7 +167,7 @@ def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: 
         failed, problem = trial.at, (str(error).strip().splitlines() or [""])[0][:200]
         if not isinstance(error, CheckFailed):
             problem = f"it raises {type(error).__name__}: {problem}"
-    return Outcome(len(trial.text), differences, one_by_one, failed, problem, refused)
+    return Outcome(differences, one_by_one, failed, problem, refused)
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -30,7 +31,6 @@ from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Rows, Session, Skipped, Want
-from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 
 
@@ -51,18 +51,15 @@ class HuggingFaceModel:
     ranks: ClassVar[Ranks] = ONE_PROCESS  # the processes that hold its weights
     parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several
 
-    layers_wanted: bool = field(default=False, init=False)  # whether a method runs only some layers
-    blocks_wanted: bool = field(default=False, init=False)  # whether a method skips attention or feed-forward alone
+    _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)  # of the weights
     _admitted: Feed | None = field(default=None, init=False)  # what its sessions were checked for
     _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
 
     @cached_property
     def module(self) -> PreTrainedModel:
         module = self.checkpoint.weights(self.dtype).to(self.device).eval()
-        if self.layers_wanted:
-            require_same_by_layers(module, self.checkpoint.path)
-        if self.blocks_wanted:
-            require_same_by_blocks(module, self.checkpoint.path)
+        for check_weights in self._checks:
+            check_weights(module, self.checkpoint.path)
         return module
 
     @property
@@ -134,28 +131,30 @@ class HuggingFaceModel:
 
         what: the method that needs them, for the message.
         """
-        self.layers_wanted = True
-        if "module" in vars(self):
-            require_same_by_layers(self.module, self.checkpoint.path)
-        elif not SlotCache(self.checkpoint.config).cuts:
+        if not SlotCache(self.checkpoint.config).cuts:
             raise UserError(NO_SINGLE_LAYERS.format(self.checkpoint.config.model_type))
-        elif decoder_layers(weightless(self.checkpoint)) is None:
+        if decoder_layers(self._outline) is None:
             raise UserError(
                 f"{what} runs some of the target's layers, and those of {self.checkpoint.path} "
                 f"({self.checkpoint.config.model_type}) are not in one list; choose another policy or target"
             )
+        self._require(require_same_by_layers)
 
     def require_blocks(self, what: str) -> None:
-        """The same for attention and feed-forward apart."""
+        """The same for attention and feed-forward separately."""
         self.require_layers(what)
-        self.blocks_wanted = True
+        self._require(require_same_by_blocks)
+
+    def _require(self, check_weights: Callable[[PreTrainedModel, str], None]) -> None:
+        """Check the weights now, or as soon as they are loaded."""
         if "module" in vars(self):
-            require_same_by_blocks(self.module, self.checkpoint.path)
+            check_weights(self.module, self.checkpoint.path)
+        elif check_weights not in self._checks:
+            self._checks.append(check_weights)
 
     @torch.inference_mode()
     def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
-        session = open_session(self.module, source, opening.prefix, self._one_by_one, opening.forwards)
-        return processed(session, source)
+        return processed(open_session(self.module, source, opening, self._one_by_one), source)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
@@ -179,15 +178,10 @@ class HuggingFaceModel:
 
 
 def open_session(
-    module: PreTrainedModel,
-    source: Source,
-    prefix: Prefix | None = None,
-    one_by_one: bool = False,
-    forwards: list[Forward] | None = None,
+    module: PreTrainedModel, source: Source, opening: Opening = ALONE, one_by_one: bool = False
 ) -> CachedSession:
     """A session of a module, as in `Model.start` and `ModuleLayers`."""
-    layers = ModuleLayers(module, source, prefix, one_by_one)
-    return CachedSession(layers, source.prompt, forwards)
+    return CachedSession(ModuleLayers(module, source, opening.prefix, one_by_one), source.prompt, opening.forwards)
 
 
 def weightless(checkpoint: Checkpoint) -> PreTrainedModel:

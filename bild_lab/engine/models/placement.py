@@ -20,7 +20,7 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks, launched, local_rank
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, Opening, Prefix, Session
-from bild_lab.errors import UserError, require_flag
+from bild_lab.errors import UserError
 
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 READS_VOCABULARY = "this drafter reads the target's vocabulary matrices"
@@ -39,7 +39,6 @@ class Placement:
     tensor_parallel: bool = False
 
     def __post_init__(self) -> None:
-        require_flag("runtime.tensor_parallel", self.tensor_parallel)
         if self.device_map is not None and self.device_map not in DEVICE_MAPS:
             raise UserError(
                 f"runtime.device_map must be null or one of {', '.join(DEVICE_MAPS)}, got {self.device_map!r}"

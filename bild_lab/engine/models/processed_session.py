@@ -13,19 +13,7 @@ from transformers import LogitsProcessorList
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import (
-    EVERYTHING,
-    Chain,
-    DraftedChain,
-    GrownTree,
-    Growth,
-    Rows,
-    Scores,
-    Session,
-    Want,
-    as_rows,
-    on_device,
-)
+from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, StagedSession, Want, as_rows, on_device
 from bild_lab.engine.trace import Forward
 
 
@@ -34,7 +22,7 @@ def processed(session: Session, source: Source) -> Session:
     return session if source.processors is None else ProcessedSession(session, source.processors, source.prompt)
 
 
-class SessionOver:
+class SessionOver(StagedSession):
     """A session over another one, to which it passes on what a subclass does not change. It has no programs."""
 
     def __init__(self, session: Session) -> None:
@@ -47,15 +35,6 @@ class SessionOver:
     @property
     def forwards(self) -> list[Forward]:
         return self._session.forwards
-
-    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
-        """Drafted one forward at a time."""
-
-    def until_saturated(self, token: int, bar: float) -> None:
-        """Run one layer at a time."""
-
-    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
-        """Grown one forward at a time."""
 
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep(path)

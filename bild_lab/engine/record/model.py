@@ -84,7 +84,7 @@ class RecordedModel:
             text = self._texts[name]
             text.close()
             if text.new and self.store is not None:
-                self.store.append(name, text.saved, text.new, text.forwards)
+                self.store.append(name, text.new, text.forwards)
                 self._held += text.forget_new()
         if self.store is not None and self._held > self._memory_bytes:
             used = set().union(*self._used.values())

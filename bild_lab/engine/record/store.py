@@ -44,12 +44,11 @@ class Entry:
 class Block:
     """The rows that were saved of a text at once. forwards: how many forwards of the model they took, by kind.
 
-    before: how many nodes the text had. kinds: each with dtype and width. order: parent, token and kind of each row.
+    kinds: each with dtype and width. order: parent, token and kind of each row.
     """
 
     start: int
     size: int
-    before: int
     kinds: list[tuple[str, str, int]]
     order: list[tuple[int, int, int]]
     forwards: dict[str, int]
@@ -108,14 +107,13 @@ class Store:
                 break
         return [block.tensors(content) for block in blocks]
 
-    def append(self, text: str, before: int, entries: Sequence[Entry], forwards: Mapping[str, int]) -> None:
+    def append(self, text: str, entries: Sequence[Entry], forwards: Mapping[str, int]) -> None:
         """Save new rows of a text, and have them survive a kill and a power cut."""
         kinds = {one.kind: (one.kind, str(one.row.dtype).removeprefix("torch."), one.row.shape[1]) for one in entries}
         names = list(kinds)
         order = [(one.parent, one.token, names.index(one.kind)) for one in entries]
         content = b"".join(one.row.contiguous().view(torch.uint8).numpy().tobytes() for one in entries)
-        counted = checksum(order, content)
-        block = Block(self._end, len(content), before, list(kinds.values()), order, dict(forwards), counted)
+        block = Block(self._end, len(content), list(kinds.values()), order, dict(forwards), checksum(order, content))
         if not self.folder.is_dir():
             write_atomically(self.folder / KEY, (json.dumps(self._key, indent=2) + "\n").encode())
         self._end = write_at(self.folder / ROWS, self._end, content)

@@ -68,7 +68,6 @@ class RecordedText:
         self._fed: list[int] = []  # tokens that the session has cached after the root
         for entry in (entry for block in blocks for entry in block):
             self._child(self.nodes[entry.parent], entry.token).rows[entry.kind] = entry.row
-        self.saved = len(self.nodes)  # nodes
 
     def close(self) -> None:
         """Free the session."""
@@ -77,7 +76,7 @@ class RecordedText:
     def forget_new(self) -> int:
         """Count all rows as saved. Returns how many bytes were new."""
         size = sum(entry.row.nbytes for entry in self.new)
-        self.new, self.saved = [], len(self.nodes)
+        self.new = []
         self.forwards.clear()
         return size
 

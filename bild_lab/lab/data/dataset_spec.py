@@ -14,10 +14,6 @@ from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import metric_named
 
 SHOT = "{source}\n{reference}\n\n"
-_TEXTS = (
-    *("path", "split", "prompt_template", "metric", "hub_id", "history", "next_turn_template"),
-    *("reference_template", "shot_split", "shot_template"),
-)
 _COLUMNS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
 
 
@@ -92,10 +88,6 @@ class DatasetSpec:
     def __post_init__(self) -> None:
         for field in (*_COLUMNS, "metrics", "cut"):
             object.__setattr__(self, field, _names(field, getattr(self, field)))
-        for field in _TEXTS:
-            value = getattr(self, field)
-            if value is not None and not isinstance(value, str):
-                raise UserError(f"dataset.{field} must be text, got {value!r}; quote it: dataset.{field}='\"{value}\"'")
         for field in ("limit", "max_source_tokens", "turns"):
             if getattr(self, field) is not None:
                 require_whole(f"dataset.{field}", getattr(self, field), 1, remedy="use null for no limit")

@@ -115,8 +115,8 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
     """Raise UserError if the folder's table is of other data, another target or precision: its rows would be mixed."""
     file = folder / SUMMARY
-    before = json.loads(file.read_text()).get("setting", {}) if file.is_file() else {}
-    if changed := [key for key in ("dataset", "weights", "dtype") if before and before[key] != setting[key]]:
+    before = json.loads(file.read_text())["setting"] if file.is_file() else setting
+    if changed := [key for key in ("dataset", "weights", "dtype") if before[key] != setting[key]]:
         key = changed[0]
         raise UserError(
             f"{folder / TABLE} was screened with {key} {before[key]}, this command has {setting[key]}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pytest
@@ -24,8 +24,16 @@ Proposals = Iterator[tuple[Draft, float]]  # every draft and its probability
 Sibling = Callable[[int, tuple[int, ...]], Tensor]  # q of a token, after another and its siblings so far
 
 
+GREEDY = Request(Source((0,)), Limits(1, 10))
+
+
 def sampled(temperature: float = 1.0) -> Request:
     return Request(Source((0,)), Limits(1, 99), Sampling(temperature=temperature), torch.Generator().manual_seed(0))
+
+
+def rows(*probs: Sequence[float]) -> Tensor:
+    """Logits that give these probabilities."""
+    return torch.tensor(probs, dtype=torch.float64).log()
 
 
 def table(seed: int, vocabulary: int = 3) -> Tensor:

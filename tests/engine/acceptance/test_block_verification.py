@@ -13,9 +13,10 @@ from torch import Tensor
 from bild_lab.engine.acceptance import BlockVerification, SpeculativeSampling
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.protocols import Acceptance
-from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.request import Request
 from tests.engine.acceptance.exact import (
     DRAFTER,
+    GREEDY,
     HALVINGS,
     NEARLY_ONE,
     TARGET,
@@ -31,8 +32,6 @@ from tests.engine.acceptance.exact import (
     targets,
 )
 from tests.thinned import thinned
-
-GREEDY = Request(Source((0,)), Limits(1, 10))
 
 
 def block_outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -> Distribution:

@@ -12,8 +12,8 @@ from torch import Tensor
 from bild_lab.engine.acceptance import SpeculativeCascade
 from bild_lab.engine.acceptance.cascades import DEFERRALS, cascaded
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.request import Limits, Request, Source
-from tests.engine.acceptance.exact import DRAFTER, TARGET, continued, drafts, emitted, sampled
+from bild_lab.engine.request import Request
+from tests.engine.acceptance.exact import DRAFTER, GREEDY, TARGET, continued, drafts, emitted, sampled
 
 RULES = tuple(DEFERRALS)
 Formula = Callable[[np.ndarray, np.ndarray, int, float], bool]
@@ -98,9 +98,6 @@ def test_the_rule_looks_at_the_models_own_distributions_at_any_temperature() -> 
     chow = DEFERRALS["chow"]
     assert not bool(chow(cool_p[None], cool_q[None], alpha)) and bool(chow(p[None], q[None], alpha))
     torch.testing.assert_close(cascade_output("chow", alpha, sampled(0.5)), cool_p, atol=1e-6, rtol=0)
-
-
-GREEDY = Request(Source((0,)), Limits(1, 10))
 
 
 @pytest.mark.parametrize(

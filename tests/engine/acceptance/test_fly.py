@@ -15,9 +15,8 @@ from bild_lab.engine.acceptance.fly import entropy_of_most_likely
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from tests.engine.acceptance.exact import DRAFTER, TARGET, Dice, Distribution, chain_of, rows_after, sampled
+from tests.engine.acceptance.exact import DRAFTER, GREEDY, TARGET, Dice, Distribution, chain_of, rows_after, sampled
 
-GREEDY = Request(Source((0,)), Limits(1, 30))
 SURE, UNSURE = [0.94, 0.02, 0.02, 0.02], [0.4, 0.3, 0.2, 0.1]  # both choose 0
 
 

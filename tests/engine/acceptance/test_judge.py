@@ -20,12 +20,11 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Scores
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.engine.acceptance.exact import DRAFTER, TARGET, chain_of, outcomes, rows_after, sampled
+from tests.engine.acceptance.exact import DRAFTER, GREEDY, TARGET, chain_of, outcomes, rows, rows_after, sampled
 from tests.engine.heads.tiny import random_judge
 from tests.policies import in_memory
 from tests.tiny import TINY, relative_of
 
-GREEDY = Request(Source((0,)), Limits(1, 10))
 MATTERS, DOES_NOT, LARGE = 5.0, -5.0, 99.0  # states of one number, and one that decides nothing
 
 
@@ -40,10 +39,6 @@ def head(threshold: float = 0.5) -> JudgeHead:
 def judging(states: list[float], threshold: float | None = None) -> Acceptance:
     """The rule in a round with these states: after the text, then after each drafted token."""
     return Judge(head(), threshold).in_round([0], Scores(None, torch.tensor(states, dtype=torch.float64)[:, None]))
-
-
-def rows(*probs: list[float]) -> Tensor:
-    return torch.tensor(probs, dtype=torch.float64).log()
 
 
 def test_a_mismatch_is_accepted_if_the_state_after_it_says_that_it_does_not_matter() -> None:

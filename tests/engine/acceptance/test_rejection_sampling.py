@@ -7,9 +7,9 @@ import torch
 
 from bild_lab.engine.acceptance import ExactMatch, RejectionSampling, SpeculativeSampling
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.request import Limits, Request, Source
 from tests.engine.acceptance.exact import (
     DRAFTER,
+    GREEDY,
     TARGET,
     chain_of,
     continued,
@@ -18,8 +18,6 @@ from tests.engine.acceptance.exact import (
     sampled,
     targets,
 )
-
-GREEDY = Request(Source((0,)), Limits(1, 10))
 
 
 def test_chains_are_emitted_with_exactly_the_targets_probabilities() -> None:

@@ -12,19 +12,24 @@ from torch import Tensor
 from bild_lab.engine.acceptance import RelaxedAcceptance
 from bild_lab.engine.acceptance.relaxed import Span, marked_span
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
 from bild_lab.errors import UserError
-from tests.engine.acceptance.exact import DRAFTER, TARGET, Dice, chain_of, continued, drafts, emitted, sampled
+from tests.engine.acceptance.exact import (
+    DRAFTER,
+    GREEDY,
+    TARGET,
+    Dice,
+    chain_of,
+    continued,
+    drafts,
+    emitted,
+    rows,
+    sampled,
+)
 from tests.policies import in_memory
 from tests.tiny import TINY
 
-GREEDY = Request(Source((0,)), Limits(1, 10))
 ROW = [0.4, 0.3, 0.2, 0.1]
-
-
-def rows(*probs: list[float]) -> Tensor:
-    return torch.tensor(probs, dtype=torch.float64).log()
 
 
 def near(probs: list[float], token: int, top_k: int, ratio: float) -> bool:

@@ -16,18 +16,19 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from tests.engine.acceptance.exact import (
     DRAFTER,
+    GREEDY,
     TARGET,
     Proposals,
     chain_of,
     continued,
     drafts,
     emitted,
+    rows,
     sampled,
     table,
     targets,
 )
 
-GREEDY = Request(Source((0,)), Limits(1, 10))
 TREE = [ROOT, ROOT, 0, 0]
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.05, 0.25], dtype=torch.float64)
@@ -185,12 +186,8 @@ def test_no_token_of_a_tree_is_likelier_than_lenience_allows() -> None:
     assert (first - p[0]).abs().max() > 0.01  # no longer the target's
 
 
-def logits_of(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64).log()
-
-
 def test_greedy_lenience_keeps_tokens_near_the_targets_best() -> None:
-    logits = logits_of([0.6, 0.31, 0.09], [0.6, 0.31, 0.09], [0.6, 0.29, 0.11], [0.1, 0.1, 0.8])
+    logits = rows([0.6, 0.31, 0.09], [0.6, 0.31, 0.09], [0.6, 0.29, 0.11], [0.1, 0.1, 0.8])
     logits += torch.tensor([[0.0], [3.0], [-2.0], [0.0]])  # probabilities do not change
     draft = Draft(torch.tensor([0, 1, 1]))
     assert SpeculativeSampling(0.5)(draft, logits, GREEDY) == Verdict((0, 1), 0)
@@ -209,16 +206,16 @@ def test_greedy_lenience_is_accepted_at_its_bound() -> None:
 
 def test_greedy_lenience_looks_at_the_logits_before_top_k() -> None:
     request = Request(Source((0,)), Limits(1, 10), Sampling(top_k=1))
-    logits = logits_of([0.5, 0.4, 0.1], [0.1, 0.1, 0.8])
+    logits = rows([0.5, 0.4, 0.1], [0.1, 0.1, 0.8])
     assert SpeculativeSampling(0.7)(Draft(torch.tensor([1])), logits, request) == Verdict((0,), 2)
 
 
 def test_greedy_lenience_takes_the_most_likely_sibling() -> None:
     # root -> {2, 1, 0}; 1 -> {2, 0}
     draft = Draft(torch.tensor([2, 1, 0, 2, 0]), torch.tensor([ROOT, ROOT, ROOT, 1, 1]))
-    near = logits_of([0.2, 0.45, 0.35], *[[0.3, 0.3, 0.4]] * 5)
+    near = rows([0.2, 0.45, 0.35], *[[0.3, 0.3, 0.4]] * 5)
     assert SpeculativeSampling(0.5)(draft, near, GREEDY) == Verdict((1, 3), 2)
-    far = logits_of([0.05, 0.05, 0.9], *[[0.3, 0.3, 0.4]] * 5)
+    far = rows([0.05, 0.05, 0.9], *[[0.3, 0.3, 0.4]] * 5)
     assert SpeculativeSampling(0.5)(draft, far, GREEDY) == Verdict((0,), 2)
 
 

@@ -15,11 +15,10 @@ from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from tests.engine.acceptance.exact import DRAFTER, TARGET, chain_of, continued, emitted, sampled
+from tests.engine.acceptance.exact import DRAFTER, GREEDY, TARGET, chain_of, continued, emitted, sampled
 from tests.engine.lossless.toy import TableModel
 
 WEIGHTS = (0.0, 0.3, 0.8, 1.0)
-GREEDY = Request(Source((0,)), Limits(1, 10))
 
 
 def distance(p: Tensor, q: Tensor) -> float:
@@ -78,12 +77,6 @@ def test_at_weight_1_even_a_tie_of_probabilities_is_decided_as_the_target_does()
     assert logits[0].softmax(-1).unique().shape == (1,)
     draft = Draft(torch.tensor([1]), own_probs=torch.tensor([[0.5, 0.5]], dtype=torch.float64))
     assert StaticEnsemble(1)(draft, logits, GREEDY) == Verdict((0,), 1)
-
-
-def test_greedily_neither_models_choice_may_win() -> None:
-    logits = torch.tensor([[0.5, 0.45, 0.05], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
-    draft = Draft(torch.tensor([2]), own_probs=torch.tensor([[0.05, 0.45, 0.5]], dtype=torch.float64))
-    assert StaticEnsemble(0.5)(draft, logits, GREEDY) == Verdict((), 1)
 
 
 def test_greedily_tokens_are_accepted_up_to_the_first_that_is_not_the_ensembles() -> None:

@@ -11,10 +11,8 @@ from torch import Tensor
 from bild_lab.engine.acceptance import StepScore
 from bild_lab.engine.acceptance.step_score import MeanLogProbability
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.request import Limits, Request, Source
-from tests.engine.acceptance.exact import sampled
+from tests.engine.acceptance.exact import GREEDY, sampled
 
-GREEDY = Request(Source((0,)), Limits(1, 10))
 LOGITS = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.3, 0.1]], dtype=torch.float64).log()
 STEP = Draft(torch.tensor([1, 0]))
 MEAN = (math.log(0.3) + math.log(0.1)) / 2

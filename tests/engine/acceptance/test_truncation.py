@@ -12,11 +12,19 @@ from bild_lab.engine.acceptance import RelaxedAcceptance, Rollback, TruncationSa
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.protocols import Acceptance
-from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from tests.engine.acceptance.exact import DRAFTER, TARGET, chain_of, continued, drafts, emitted, outcomes, sampled
+from tests.engine.acceptance.exact import (
+    DRAFTER,
+    GREEDY,
+    TARGET,
+    chain_of,
+    continued,
+    drafts,
+    emitted,
+    outcomes,
+    sampled,
+)
 
-GREEDY = Request(Source((0,)), Limits(1, 10))
 HOT = Sampling(temperature=1.0)
 NOTHING = Draft(torch.empty(0, dtype=torch.long))
 

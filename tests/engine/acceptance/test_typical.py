@@ -10,15 +10,10 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import TypicalAcceptance
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.request import Limits, Request, Source
-from tests.engine.acceptance.exact import sampled
+from bild_lab.engine.request import Request
+from tests.engine.acceptance.exact import GREEDY, rows, sampled
 
-GREEDY = Request(Source((0,)), Limits(1, 10))
 HOT = sampled()
-
-
-def rows(*probs: list[float]) -> Tensor:
-    return torch.tensor(probs, dtype=torch.float64).log()
 
 
 def bar(probs: list[float], epsilon: float, delta: float) -> float:
@@ -63,11 +58,6 @@ def test_every_token_has_the_bar_of_its_own_position() -> None:
     logits = rows([0.9, 0.1, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [0.9, 0.1, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0])
     assert bar([0.25] * 4, 0.5, 0.5) < 0.25 < bar([0.9, 0.1], 0.5, 0.5)
     assert TypicalAcceptance(0.5, 0.5)(Draft(torch.tensor([0, 2, 0])), logits, GREEDY) == Verdict((0, 1, 2), 3)
-
-
-def test_the_target_chooses_after_the_first_token_that_is_rejected() -> None:
-    logits = rows([0.9, 0.1], [0.01, 0.99], [0.9, 0.1], [0.9, 0.1])
-    assert TypicalAcceptance(0.09, 0.3)(Draft(torch.tensor([1, 0, 0])), logits, GREEDY) == Verdict((0,), 1)
 
 
 def test_the_targets_own_token_is_drawn_where_tokens_are_sampled() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import model
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import Trace
+from tests.stubs import NextLogits
 
 T = TypeVar("T", bound=Hashable)
 HALVES = (0.25, 0.75)  # stand for all uniform numbers where every threshold is 1/2 or no threshold at all
@@ -74,3 +79,31 @@ def distribution(run: Callable[[], T], monkeypatch: pytest.MonkeyPatch) -> dict[
             found[outcome] += chances.probability
             more = chances.rewind()
     return dict(found)
+
+
+def by_context(rows: Sequence[Sequence[float]]) -> NextLogits:
+    """One of these distributions after each text: every token of it matters, so that a stale cache would too."""
+    table = torch.tensor(rows, dtype=torch.float64).log()
+    return lambda tokens: table[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % len(rows)]
+
+
+def require_targets_distribution(
+    method: DraftThenVerify, target: NextLogits, prompt: tuple[int, ...], length: int, monkeypatch: pytest.MonkeyPatch
+) -> dict[tuple[int, ...], list[Trace]]:
+    """Every text that the method samples has exactly the probability that the target gives it. Returns its traces."""
+    request = Request(Source(prompt), Limits(len(prompt), length), Sampling(temperature=1.0))
+    traces: dict[tuple[int, ...], list[Trace]] = defaultdict(list)
+
+    def run() -> tuple[int, ...]:
+        text = tuple(method.decode(request, trace := Trace()))
+        traces[text].append(trace)
+        return text
+
+    found = distribution(run, monkeypatch)
+    assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
+    for text, probability in found.items():
+        expected = 1.0
+        for end in range(len(prompt), len(text)):
+            expected *= float(target(list(text[:end]))[text[end]].exp())
+        assert probability == pytest.approx(expected, abs=1e-12), text
+    return traces

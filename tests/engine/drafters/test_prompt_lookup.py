@@ -15,11 +15,11 @@ TARGET = StubModel(lambda _: torch.zeros(10))
 END = 9
 
 
-def searched(encoder: list[int], tokens: list[int], window: int, longest: int, shortest: int) -> list[int]:
+def searched(encoder: list[int], tokens: list[int], window: int, longest: int) -> list[int]:
     """Look for every suffix at every earlier place, the longest suffix and the latest place first."""
     places = [(tokens, start) for start in range(len(tokens) - 1, -1, -1)]
     places += [(encoder, start) for start in range(len(encoder) - 1, -1, -1)]
-    for length in range(min(longest, len(tokens)), shortest - 1, -1):
+    for length in range(min(longest, len(tokens)), 0, -1):
         for text, start in places:
             if start >= length and text[start - length : start] == tokens[-length:]:
                 copied = [*text]
@@ -46,14 +46,11 @@ def test_the_index_proposes_what_a_search_from_scratch_finds(encoder_decoder: bo
         encoder = [*chance.choices(letters, k=chance.randint(1, 15)), END] if encoder_decoder else []
         prompt = [0] if encoder_decoder else [0, *chance.choices(letters, k=chance.randint(1, 15))]
         tokens = prompt
-        window, shortest = chance.randint(1, 6), chance.randint(1, 2)
-        longest = chance.randint(shortest, 4)
-        drafter = lookup(
-            tokens, encoder or None, room=1000, window=window, longest_match=longest, shortest_match=shortest
-        )
+        window, longest = chance.randint(1, 6), chance.randint(1, 4)
+        drafter = lookup(tokens, encoder or None, room=1000, window=window, longest_match=longest)
         for _ in range(12):
             draft = drafter.propose(tokens)
-            assert draft.token_list == searched(encoder, tokens, window, longest, shortest), (encoder, tokens)
+            assert draft.token_list == searched(encoder, tokens, window, longest), (encoder, tokens)
             assert draft.probs is None and draft.calls == 0
             found += len(draft) > 0
             if chance.random() < 0.2:  # a drafter that asks this one had its text rejected

@@ -96,19 +96,6 @@ def test_every_prompt_says_something_else_and_fewer_tokens_of_it_do(engine: str)
         )
 
 
-@prompts
-def test_both_engines_say_the_same(prompt: str) -> None:
-    module = tiny_llama(2).double()
-    rows, parents = torch.tensor(TOKENS), torch.tensor(PARENTS)
-    native, other = (
-        adapted(module, engine, prompt).start(SOURCE, 8).extend(tree_rows(rows, parents), HEAD) for engine in ENGINES
-    )
-    torch.testing.assert_close(native.logits, other.logits, atol=1e-4, rtol=1e-4)  # as far as the engines agree
-    torch.testing.assert_close(native.head_input, other.head_input, atol=1e-4, rtol=1e-4)
-    with torch.inference_mode():
-        assert_same(native.logits, module.lm_head(native.head_input))
-
-
 @engines
 def test_forwards_are_recorded_with_their_probe_rows_and_the_prompts_slots(engine: str) -> None:
     forwards: list[Forward] = []

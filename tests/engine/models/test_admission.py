@@ -43,6 +43,7 @@ FEEDS = {
 }
 REFUSED = {
     ("bloom", Feed.TREES): (BRANCHING, "they are off by"),
+    ("bart", Feed.TREES): (BRANCHING, "tree drafts need a T5, mT5 or decoder-only target, got bart"),
     ("mamba2", Feed.TREES): (BRANCHING, "its drafts cannot branch; use a policy that drafts chains"),
     ("fsmt", Feed.CHAINS): (TOGETHER, "they are off by"),  # drafted rows see those behind them
     ("switch_transformers/capacity", Feed.CHAINS): (TOGETHER, "they are off by"),

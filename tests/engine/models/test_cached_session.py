@@ -294,12 +294,13 @@ def test_a_drafted_token_that_did_not_run_leaves_nothing_to_go_on_from() -> None
     {"skipped": Skipped(frozenset({0}))},
     {"layers": (1,)},
     {"gap": True},
-    {"mixed": True},
+    {"second": (0, 1)},
+    {"second": (1,)},
 ])  # fmt: skip
 def test_otherwise_all_layers_run_again(given: dict) -> None:
     session, layers = opened([5])
     exited(session, [5], 0, given.get("layers", (0,)), skipped=given.get("skipped", Skipped()))
-    exited(session, [6], 2 if "gap" in given else 1, (0, 1) if "mixed" in given else given.get("layers", (0,)))
+    exited(session, [6], 2 if "gap" in given else 1, given.get("second", given.get("layers", (0,))))
     if "forget" in given:
         session.rollback(0)
     before = len(layers.passes)

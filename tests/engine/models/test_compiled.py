@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,9 @@ import bild_lab
 from bild_lab.engine.models.native import NativeModel, compiled
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.trace import Trace
 from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.runner import time_methods
-from tests.checkpoints import SHARED, needs_shared
 from tests.policies import FAMILIES, WINDOWED
 from tests.sessions import native_session
-from tests.thinned import thinned
 from tests.tiny import PAD, tiny_t5
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -38,23 +33,6 @@ def decoders(checkpoints: Path, family: str, device: str = "cpu", **options: obj
         bild_lab.load(**paths, dtype="float64", device=device, engine="native", compile=each, **options)
         for each in (False, True)
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "policy"),
-    thinned(
-        [
-            *itertools.product(FAMILIES, ("speculative", "vanilla", "bild")),
-            *((family, "speculative") for family in WINDOWED),
-        ],
-        5,
-    ),
-)
-def test_fixed_shapes_decode_the_same_text(checkpoints: Path, traced: None, family: str, policy: str) -> None:
-    eager, fixed = decoders(checkpoints, family, policy=policy)
-    for prompt in ("ein Hund läuft", "zwei Kinder spielen im Wasser"):
-        assert fixed.generate(prompt, 24).token_ids == eager.generate(prompt, 24).token_ids
 
 
 @pytest.mark.slow
@@ -111,26 +89,6 @@ def test_a_text_longer_than_every_workspace_gets_a_larger_one(checkpoints: Path,
     assert [each.cache.capacity > small for each in model._free] == [True]
 
 
-def test_an_example_during_which_a_step_was_compiled_is_timed_again(checkpoints: Path, traced: None) -> None:
-    _, fixed = decoders(checkpoints, "t5", policy="vanilla")
-    model, calls = fixed.target, []
-    assert isinstance(model, NativeModel)
-
-    class Counted:
-        engine = "native"
-
-        def decode(self, request: object, trace: Trace) -> list[int]:
-            calls.append(model.compiled_steps)
-            return fixed.method.decode(request, trace)  # type: ignore[arg-type]
-
-    request = fixed.request("ein Hund läuft", 8)
-    timed = time_methods(
-        {"method": Counted()}, [request], 1, 0, lambda: None, lambda: None, lambda: model.compiled_steps
-    )
-    assert len(calls) == 2  # the first compiled
-    assert len(timed["method"][0].latency_s) == 1
-
-
 def test_more_rows_than_any_shape_run_uncompiled() -> None:
     assert [compiled.padded(count) for count in (1, 3, 8, 9, 64, 65)] == [1, 4, 8, 16, 64, 65]
 
@@ -141,27 +99,3 @@ def test_cuda_graphs_decode_the_same_text(checkpoints: Path, family: str) -> Non
     for policy in ("vanilla", "speculative"):
         eager, fixed = decoders(checkpoints, family, "cuda", policy=policy)
         assert fixed.generate("ein Hund läuft", 24).token_ids == eager.generate("ein Hund läuft", 24).token_ids
-
-
-@needs_cuda
-def test_a_round_waits_for_the_gpu_once(checkpoints: Path) -> None:
-    eager, _ = decoders(checkpoints, "t5", "cuda", policy="speculative")
-    request = eager.request("ein Hund läuft", 24)
-    eager.method.decode(request, Trace())
-    trace = Trace()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with pytest.warns(UserWarning, match="synchroniz") as waits:
-            eager.method.decode(request, trace)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len(waits) <= len(trace.rounds) + 3  # a few while the prompt is set up
-
-
-@needs_shared
-@pytest.mark.slow
-def test_a_trained_pair_decodes_the_same_text_compiled() -> None:
-    pair = {"target": str(SHARED / "models/t5-large"), "draft": str(SHARED / "models/t5-tiny")}
-    eager, fixed = (bild_lab.load(**pair, policy="bild", engine="native", compile=each) for each in (False, True))
-    prompt = "Ein Mann fährt mit dem Fahrrad durch den Wald."
-    assert fixed.generate(prompt, 40).token_ids == eager.generate(prompt, 40).token_ids

@@ -6,7 +6,6 @@ import copy
 import ctypes
 import logging
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from bild_lab.engine.models.native.cpu import PackedHeads, library, structures
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling, pick
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Chain, Prefix, Rows, Want, beside
 from bild_lab.engine.trace import Forward, Trace
 from tests.engine.models.test_native import ARCHITECTURES, build
@@ -36,6 +35,10 @@ from tests.tiny import PAD, START, TINY, VOCABULARY
 
 pytestmark = needs_kernels
 CPU = torch.device("cpu")
+
+
+def source_of(family: str) -> Source:
+    return Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -65,7 +68,7 @@ def written(session: CachedSession) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
 def test_a_branch_of_a_tree_is_a_chain_to_the_last_bit(family: str) -> None:
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    source = source_of(family)
     decoder = in_memory(TINY[family](0).bfloat16(), "kernels").decoder
     chain, tree = (native_session(decoder, source, 64, kernels=True) for _ in range(2))
     expected = chain.extend([source.prompt[-1], 7, 8, 20]).logits
@@ -133,7 +136,7 @@ def test_text_beside_a_prefix_scores_the_same_to_the_last_bit(name: str) -> None
 @pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
 def test_layers_in_two_ranges_are_all_of_them_to_the_last_bit(family: str) -> None:
     """As an early exit drafts: rounding the states between the ranges would change the logits."""
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    source = source_of(family)
     decoder = in_memory(TINY[family](0, layers=3).bfloat16(), "kernels").decoder
     whole, parts = (native_session(decoder, source, 64, kernels=True) for _ in range(2))
     tokens = [source.prompt[-1], 7, 8, 20]
@@ -156,12 +159,6 @@ def test_a_long_prompt_runs_by_itself_so_that_no_row_depends_on_it(monkeypatch: 
     assert [forward.rows for forward in session.forwards] == [9, 3]
 
 
-def test_a_number_picks_the_token_in_whose_share_it_falls() -> None:
-    probs = torch.tensor([[0.0, 0.25, 0.5, 0.0, 0.25, 0.0]]).expand(8, -1)
-    uniforms = torch.tensor([0.0, 0.2, 0.25, 0.3, 0.7, 0.75, 0.8, 1 - 1e-12], dtype=torch.float64)
-    assert pick(probs, uniforms).tolist() == [1, 1, 2, 2, 2, 4, 4, 4]
-
-
 CHAINS = [(sampling, stop) for sampling in (Sampling(), Sampling(0.8)) for stop in (None, 0.0, 0.35, 0.6)]
 
 
@@ -169,7 +166,7 @@ CHAINS = [(sampling, stop) for sampling in (Sampling(), Sampling(0.8)) for stop 
 @pytest.mark.parametrize("family", ["t5", "llama", "gemma3"])
 def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampling, stop: float | None) -> None:
     whole = in_memory(TINY[family](1), "kernels")
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    source = source_of(family)
     ended = 0
 
     def drafts(model: NativeModel) -> list[tuple[object, ...]]:
@@ -226,7 +223,7 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
     family: str, view: str, sampling: Sampling, stop: float | None
 ) -> None:
     whole = in_memory(TINY[family](1, layers=3), "kernels")
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    source = source_of(family)
     rule = ExactMatch() if sampling.greedy else SpeculativeSampling()
 
     def decoded(target: NativeModel) -> tuple[list[int], Trace]:
@@ -256,7 +253,7 @@ def test_the_target_goes_on_from_rows_that_a_view_ran_in_several_chains() -> Non
 def test_hidden_states_and_layers_are_those_of_pytorch() -> None:
     for family in ("t5", "llama"):
         decoder = in_memory(TINY[family](2, layers=3), "kernels").decoder
-        source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+        source = source_of(family)
         ours, theirs = (native_session(decoder, source, 64, kernels=each) for each in (True, False))
         for want in (Want(hidden=(0, 1, 2, 3), head_input=True), Want(layers=(0, 2), hidden=(1, 3)), Want(logits=1)):
             one, other = (session.extend([source.prompt[-1], 7, 8], want) for session in (ours, theirs))
@@ -304,14 +301,11 @@ def test_the_compiler_lays_the_structures_out_as_ctypes_does(tmp_path: Path) -> 
     assert list((ctypes.c_long * len(expected)).in_dll(ctypes.CDLL(str(made)), "layout")) == expected
 
 
-def compiler_that(fails: str) -> Callable[[Path], Path]:
-    def write(folder: Path) -> Path:
-        path = folder / "g++"
-        path.write_text(f"#!/bin/sh\n{fails}\n")
-        path.chmod(0o755)
-        return path
-
-    return write
+def compiler_that(fails: str, folder: Path) -> Path:
+    path = folder / "g++"
+    path.write_text(f"#!/bin/sh\n{fails}\n")
+    path.chmod(0o755)
+    return path
 
 
 @pytest.mark.parametrize(
@@ -330,7 +324,7 @@ def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    compiler = "no-such-compiler" if script is None else str(compiler_that(script)(tmp_path))
+    compiler = "no-such-compiler" if script is None else str(compiler_that(script, tmp_path))
     monkeypatch.setenv("CXX", compiler)
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
     for cached in (library.library, library._why_no_library):

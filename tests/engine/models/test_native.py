@@ -37,11 +37,10 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.model import why_not_native
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Prefix, Rows, Want
+from bild_lab.engine.session import Prefix, Want
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import load_model
-from tests.checkpoints import SHARED, needs_shared
-from tests.sessions import module_session, native_session, needs_kernels, tree_rows
+from tests.sessions import native_session, needs_kernels, tree_rows
 
 SIZES = {
     "vocab_size": 90,
@@ -191,20 +190,6 @@ def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> No
     torch.testing.assert_close(hidden[:-1], expected, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["t5 v1.1", "llama", "gemma3"])
-def test_layers_run_in_any_ranges_to_the_same_end(name: str) -> None:
-    _, decoder, source = build(name)
-    whole = native_session(decoder, source, 20)
-    split = native_session(decoder, source, 20)
-    fed = [*source.prompt, 7, 8]
-    expected = whole.extend(fed[whole.length :]).logits
-    first = Want(logits=0, layers=range(1), hidden=(1,), prompt=True)
-    states = split.extend(fed[split.length :], first).hidden[0]
-    rest = Want(logits=len(expected), layers=range(1, len(decoder.layers)))
-    torch.testing.assert_close(split.extend(Rows(fed, states=states), rest).logits, expected)
-    assert split.length == whole.length
-
-
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama", "mistral", "qwen3 windows", "gemma3"])
 def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
     _, decoder, source = build(name)
@@ -248,14 +233,6 @@ def test_a_cache_that_is_too_small_grows(name: str) -> None:
     actual = session.extend(tokens[-1:]).logits
     expected = uncached_logits(module, source, [*source.prompt[:-1], *tokens])[-1:]
     torch.testing.assert_close(actual, expected, atol=2e-3, rtol=1e-3)
-
-
-def test_only_the_rows_asked_for_are_scored() -> None:
-    _, decoder, source = build("llama")
-    assert native_session(decoder, source, 9).extend([5, 6, 7], Want(logits=1)).logits.shape == (1, 90)
-    module = build("t5 v1.1")[0]
-    source = build("t5 v1.1")[2]
-    assert module_session(module, source).extend([5, 6, 7], Want(logits=1)).logits.shape == (1, 90)
 
 
 @pytest.mark.parametrize(
@@ -314,15 +291,3 @@ def test_a_model_that_does_not_fit_twice_runs_without_a_packed_copy(
             bild_lab.load(str(checkpoints / "t5"), policy="vanilla", device="cpu", engine="kernels")
     finally:
         load_model.cache_clear()
-
-
-@needs_shared
-@pytest.mark.parametrize("name", ["t5-large", "t5-tiny", "llama-large", "llama-small"])
-def test_trained_checkpoints_score_as_in_transformers(name: str) -> None:
-    folder = str(SHARED / "models" / name)
-    native, hf = (bild_lab.load(folder, policy="vanilla", engine=engine).target for engine in ("native", "hf"))
-    source = native.checkpoint.source("German: Ein Hund läuft am Strand. English:")
-    tokens = [source.prompt[-1], 20, 30, 40, 50]
-    expected = hf.start(source, 10).extend(tokens).logits
-    actual = native.start(source, 10).extend(tokens).logits
-    torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)

@@ -73,13 +73,6 @@ def test_prompt_lookup_of_transformers_leaves_room_for_a_whole_draft() -> None:
         load(loaded(module), policy=policy).generate(repeated, wanted + 1)
 
 
-def test_a_drafter_with_fewer_positions_than_the_text_is_refused() -> None:
-    decoder = load(loaded(short_gpt2()), loaded(short_gpt2(17)), policy=shipped("speculative"))
-    assert len(decoder.generate(PROMPT, 11).token_ids) > 0
-    with pytest.raises(UserError, match="reads at most 17 tokens, got a prompt of 7 and 12 new tokens"):
-        decoder.generate(PROMPT, 12)
-
-
 def test_a_source_beyond_the_encoders_positions_is_refused() -> None:
     decoder = load(loaded(build("bart")), policy=shipped("vanilla"))
     with pytest.raises(

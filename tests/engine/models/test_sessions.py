@@ -8,20 +8,19 @@ from functools import partial
 
 import pytest
 import torch
-from transformers import BartConfig, BartForConditionalGeneration
 
+from bild_lab.engine.models.hf import open_session
 from bild_lab.engine.models.native import compiled
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Session
-from bild_lab.errors import UserError
 from tests.policies import WINDOWED
-from tests.sessions import module_session, native_session, needs_kernels, tree_rows
+from tests.sessions import native_session, needs_kernels, tree_rows
 from tests.stubs import NextLogits, uncached
 from tests.thinned import thinned
-from tests.tiny import PAD, START, TINY, VOCABULARY, tiny_t5
+from tests.tiny import PAD, START, TINY, tiny_t5
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +49,7 @@ def opened_on(engine: str, family: str) -> Opened:
         module = module.double()
     large = uncached(copy.deepcopy(module).double(), source)
     if engine == "hf":
-        return module_session(module, source), large, list(source.prompt)
+        return open_session(module, source), large, list(source.prompt)
     decoder = (T5Decoder if t5 else LlamaDecoder)(module)
     workspace = Workspace(decoder, 128, 16 if t5 else 0) if engine == "compiled" else None
     session = native_session(decoder, source, 4, workspace=workspace, kernels=engine == "kernels")
@@ -161,24 +160,3 @@ def test_a_tree_leaves_no_trace_on_the_module(opened: Callable[[], Opened]) -> N
     session.extend(tree_rows(ROWS, torch.tensor(PARENTS)))
     again, large, _ = opened()
     assert_scores(again.extend([prompt[-1], 6]).logits, large, [prompt, [*prompt, 6]])
-
-
-def test_an_encoder_decoder_with_absolute_positions_refuses_trees_but_runs_chains() -> None:
-    torch.manual_seed(0)
-    config = BartConfig(
-        vocab_size=VOCABULARY,
-        d_model=16,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        max_position_embeddings=64,
-    )
-    module = BartForConditionalGeneration(config).double().eval()
-    source = Source((2,), torch.tensor([[5, 9, 12]]))
-    session, large = module_session(module, source), uncached(module, source)
-    assert_scores(session.extend([2, 6]).logits, large, [[2], [2, 6]])
-    with pytest.raises(UserError, match="tree drafts need a T5, mT5 or decoder-only target, got bart"):
-        session.extend(tree_rows(ROWS, torch.tensor(PARENTS)))

@@ -55,17 +55,3 @@ def test_states_of_the_prompt_and_of_a_tree(family: str, engine: str) -> None:
     assert [each.shape[0] for each in (after.head_input, *after.hidden)] == [1] * 3
     for found, expected in zip((after.head_input, *after.hidden), states_of(module, [*prompt, 8, 9, 11]), strict=True):
         torch.testing.assert_close(found[0], expected[-1], rtol=1e-3, atol=1e-3)
-
-
-@needs_kernels
-def test_a_long_prompt_runs_by_itself_whether_its_states_are_asked_for_or_not() -> None:
-    """Else its last row would be summed in another order than the baseline's."""
-    prompt = (START, *[5] * LONG)
-    model = in_memory(tiny_llama(0, layers=3), "kernels")
-    forwards = []
-    for want in (Want(), Want(hidden=(1,), prompt=True)):
-        session = model.start(Source(prompt), 20)
-        logits = session.extend([prompt[-1]], want).logits
-        forwards.append(([(one.rows, one.cached, one.scored) for one in session.forwards], logits))
-    assert forwards[0][0] == forwards[1][0] == [(LONG, 0, 1), (1, LONG, 1)]
-    assert torch.equal(forwards[0][1], forwards[1][1])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from threading import Barrier, Event
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,50 +42,3 @@ def test_an_error_beside_is_raised_and_the_threads_are_as_before() -> None:
     with pytest.raises(ValueError, match="beside"), two_lanes(CPU) as together:
         together(lambda: None, fail)
     assert torch.get_num_threads() == before
-
-
-def test_on_a_gpu_the_work_beside_has_a_stream_that_waits_for_earlier_work_and_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[tuple[object, ...]] = []
-
-    class Stream:
-        def __init__(self, device: object) -> None:
-            self.device = device
-
-        def wait_event(self, event: str) -> None:
-            told.append(("beside waits", event))
-
-    class Current:
-        def record_event(self) -> str:
-            told.append(("recorded",))
-            return "begun"
-
-        def wait_stream(self, stream: Stream) -> None:
-            told.append(("waits for", stream.device))
-
-    @contextmanager
-    def inside(stream: Stream) -> Iterator[None]:
-        told.append(("into", stream.device))
-        yield
-        told.append(("out of", stream.device))
-
-    def work(name: str) -> str:
-        told.append((name,))
-        return name
-
-    device, current = SimpleNamespace(type="cuda"), Current()
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", inside)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda asked: {id(device): current}[id(asked)])
-    with two_lanes(device) as together:
-        assert together(lambda: work("here"), lambda: work("beside")) == ("here", "beside")
-    assert told == [
-        ("recorded",),
-        ("here",),
-        ("beside waits", "begun"),
-        ("into", device),
-        ("beside",),
-        ("out of", device),
-        ("waits for", device),
-    ]

@@ -139,20 +139,28 @@ def compare(policy: str, family: str, engine: str, settings: int, folder: Path, 
             assert counted(traces[0], engine) == counted(traces[1], engine), (policy, node)
 
 
-@pytest.mark.parametrize(("engine", "policy"), thinned(product(("native", "hf"), RECORDED), 8))
-def test_what_is_decoded_over_a_record_is_what_is_decoded_live(policy: str, engine: str, tmp_path: Path) -> None:
+def compare_families(policy: str, engine: str, settings: int, folder: Path) -> None:
     for family in FAMILIES:
         if (policy, family) not in REFUSED:
-            compare(policy, family, engine, 1, tmp_path)
+            compare(policy, family, engine, settings, folder)
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy"),
+    [
+        *thinned(product(("native", "hf"), RECORDED), 8),
+        *(pytest.param("kernels", policy, marks=needs_kernels) for policy in RECORDED),
+    ],
+)
+def test_what_is_decoded_over_a_record_is_what_is_decoded_live(policy: str, engine: str, tmp_path: Path) -> None:
+    compare_families(policy, engine, 2 if engine == "kernels" else 1, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["native", "hf"])
+@pytest.mark.parametrize("engine", ["native", "hf", pytest.param("kernels", marks=needs_kernels)])
 @pytest.mark.parametrize("policy", RECORDED)
 def test_thirty_settings_of_every_policy_are_decoded_as_live(policy: str, engine: str, tmp_path: Path) -> None:
-    for family in FAMILIES:
-        if (policy, family) not in REFUSED:
-            compare(policy, family, engine, 30, tmp_path)
+    compare_families(policy, engine, 30, tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -168,23 +176,6 @@ def test_a_record_serves_decoding_with_processors_and_without(family: str) -> No
         texts += [emitted(one, request, Trace()) for one in methods]
     assert texts[::2] == texts[1::2]
     assert texts[0] != texts[2]
-
-
-@needs_kernels
-@pytest.mark.parametrize("policy", RECORDED)
-def test_and_so_it_is_by_the_kernels(policy: str, tmp_path: Path) -> None:
-    for family in FAMILIES:
-        if (policy, family) not in REFUSED:
-            compare(policy, family, "kernels", 2, tmp_path)
-
-
-@pytest.mark.slow
-@needs_kernels
-@pytest.mark.parametrize("policy", RECORDED)
-def test_and_so_are_thirty_by_the_kernels(policy: str, tmp_path: Path) -> None:
-    for family in FAMILIES:
-        if (policy, family) not in REFUSED:
-            compare(policy, family, "kernels", 30, tmp_path)
 
 
 def recorded(family: str, folder: Path) -> Models:

@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
     """With three texts."""
     made = Store(tmp_path / "record", KEY)
     for text, first in (("one", 10), ("two", 20), ("three", 30)):
-        made.append(text, 1, entries(first), {"whole": 2})
+        made.append(text, entries(first), {"whole": 2})
     return made
 
 
@@ -39,9 +39,7 @@ def test_what_was_saved_is_read_again(store: Store) -> None:
 
 def test_rows_keep_their_precision_and_their_kinds(tmp_path: Path) -> None:
     rows = [torch.randn(1, 4).bfloat16(), torch.randn(1, 2, dtype=torch.float64)]
-    Store(tmp_path / "r", KEY).append(
-        "text", 1, [Entry(0, 5, "logits", rows[0]), Entry(0, 5, "head_input", rows[1])], {}
-    )
+    Store(tmp_path / "r", KEY).append("text", [Entry(0, 5, "logits", rows[0]), Entry(0, 5, "head_input", rows[1])], {})
     ((one, other),) = Store(tmp_path / "r", KEY).read("text")
     assert torch.equal(one.row, rows[0]) and torch.equal(other.row, rows[1])
     assert (one.kind, other.kind) == ("logits", "head_input")
@@ -57,14 +55,14 @@ def test_a_record_that_was_cut_short_keeps_its_whole_texts_and_goes_on(
         again = Store(store.folder, KEY)
     assert "cut short" in caplog.text and len(caplog.records) == 1
     assert "three" not in again and again.read("three") == []
-    again.append("three", 1, entries(40), {})
+    again.append("three", entries(40), {})
     assert [read(store.folder, text)[0] for text in ("one", "two", "three")] == [10.0, 20.0, 40.0]
 
 
 def test_rows_that_a_kill_left_without_their_line_are_written_over(store: Store) -> None:
     with (store.folder / ROWS).open("ab") as stream:
         stream.write(b"half a block")
-    Store(store.folder, KEY).append("four", 1, entries(40), {})
+    Store(store.folder, KEY).append("four", entries(40), {})
     assert read(store.folder, "four") == [40.0, 41.0, 42.0]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -17,14 +16,13 @@ from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft, SpeculativeDrafter, SyntheticDrafter
 from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import NeedsScoresError, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.engine.vocabularies import strings as module
 from bild_lab.engine.vocabularies.strings import branches, merged
 from bild_lab.errors import UserError
-from tests.engine.drafters.chances import distribution
+from tests.engine.drafters.chances import require_targets_distribution
 from tests.engine.vocabularies.foreign import KINDS, TEXTS, Reciter, checkpoint, overlap, reciter, tokenizer
 from tests.stubs import StubModel
 
@@ -211,22 +209,8 @@ def test_sampled_text_is_exactly_distributed_as_the_targets(
     target = StubModel(lambda tokens: torch.tensor(law(tokens), dtype=torch.float64).log())
     model = TranslatedModel(Reciter(two_tokens), both, "strings")
     method = DraftThenVerify(target, DRAFTERS[drafter](model), SpeculativeSampling())
-    request = Request(Source((0,)), Limits(1, length), Sampling(temperature=1.0))
-    accepted = [0]
-
-    def run() -> tuple[int, ...]:
-        trace = Trace()
-        text = tuple(method.decode(request, trace))
-        accepted.append(trace.accepted)
-        return text
-
-    found = distribution(run, monkeypatch)
-    for rest in itertools.product(range(3), repeat=length):
-        wanted, text = 1.0, (0, *rest)
-        for end in range(1, length + 1):
-            wanted *= law(list(text[:end]))[text[end]]
-        assert found.get(text, 0.0) == pytest.approx(wanted, abs=1e-12)
-    assert max(accepted) > 1
+    traces = require_targets_distribution(method, target.next_logits, (0,), length, monkeypatch)
+    assert max(trace.accepted for several in traces.values() for trace in several) > 1
 
 
 class FakePieces:

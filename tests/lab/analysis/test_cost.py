@@ -30,6 +30,7 @@ from transformers import (
 )
 
 from bild_lab.engine.draft import Tree
+from bild_lab.engine.models import hf
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request, Source
@@ -40,7 +41,7 @@ from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, dimensions, kno
 from bild_lab.lab.config import compose_policy
 from bild_lab.lab.decoding.load import build_method
 from tests.policies import in_memory
-from tests.sessions import module_session, native_session
+from tests.sessions import native_session
 from tests.thinned import thinned
 from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
 
@@ -98,7 +99,7 @@ def open_session(
     engine: str, module: PreTrainedModel, source: Source, room: int = 40, forwards: list[Forward] | None = None
 ) -> Session:
     if engine == "hf":
-        return module_session(module, source, forwards=forwards)
+        return hf.open_session(module, source, Opening(forwards))
     family = T5Decoder if module.config.is_encoder_decoder else LlamaDecoder
     return native_session(family(module), source, room, forwards=forwards)
 

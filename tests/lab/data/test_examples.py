@@ -170,7 +170,6 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
         ({"source_column": []}, "source_column", "[]"),
         ({"id_column": 3}, "id_column", "3"),
         ({"split": ""}, "split", "empty"),
-        ({"split": 3}, "split", "3"),
         ({"path": None}, "path=DIR", "'made'"),
         ({"turns": 2}, "turns", "dataset.metric=agreement"),
         ({"turns": None, "metric": "agreement", "max_source_tokens": 9}, "max_source_tokens", "9"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,30 +122,6 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(metric, monkeypatch: pyte
     for refused in (lambda: score("evaluate:share", ["a"], [["a"]]), lambda: require_loadable("evaluate:share")):
         with pytest.raises(UserError, match="^evaluate:share compares no predictions with references"):
             refused()
-
-
-def test_the_metric_of_a_name_is_loaded_and_its_only_number_is_its_value(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "own").mkdir()
-    (script := tmp_path / "own" / "own.py").write_text("")
-    loaded: list[str] = []
-
-    def load(name: str, keep_in_memory: bool) -> SimpleNamespace:
-        loaded.append(name)
-        if name == "nothing" or not keep_in_memory:
-            raise FileNotFoundError("no\n  such metric")
-        return SimpleNamespace(name=name, features=texts(), compute=lambda **given: {"of": share(**given)["share"]})
-
-    monkeypatch.setitem(sys.modules, "evaluate", SimpleNamespace(load=load))
-    text_metrics._module.cache_clear()
-    require_loadable("evaluate:hub_share@of")
-    require_loadable(f"evaluate:{script.parent}")
-    assert score("evaluate:hub_share", PREDICTIONS, REFERENCES).value == pytest.approx(400 / 6)
-    assert loaded == ["hub_share", str(script)]
-    with pytest.raises(UserError, match="^the metric evaluate:nothing cannot be loaded: no such metric; without"):
-        require_loadable("evaluate:nothing")
-    text_metrics._module.cache_clear()
 
 
 @pytest.mark.slow

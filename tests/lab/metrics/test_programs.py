@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -26,19 +25,11 @@ else:
 
 
 def test_an_answer_passes_if_its_program_runs_to_the_end() -> None:
-    answers = ["    return 2 * x", "    return x", "    return", "    return 2 *", "    import sys\n    sys.exit(0)"]
-    assert passes(answers, [[TESTED]] * 5) == [100, 0, 0, 0, 0]
+    answers = ["    return 2 * x", "    return x", "    return", "    return 2 *"]
+    answers += [f"    import os, sys\n    {leave}(0)" for leave in ("sys.exit", "os._exit")]
+    assert passes(answers, [[TESTED]] * 6) == [100, 0, 0, 0, 0, 0]
     quality = score("pass_at_1", answers[:2], [[TESTED]] * 2, run_code=True)
     assert (quality.metric, quality.value) == ("pass@1", 50)
-
-
-def test_a_program_that_leaves_early_has_not_passed() -> None:
-    assert not ends_well("import os\nos._exit(0)\nassert False")
-
-
-def test_there_is_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    socket.socket().close()  # outside there is one
-    assert ends_well(REFUSED.format(attempt="import socket; socket.socket()"))
 
 
 def test_files_can_be_read_but_not_changed(tmp_path: Path) -> None:
@@ -57,6 +48,7 @@ def test_files_can_be_read_but_not_changed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "attempt",
     [
+        "__import__('socket').socket()",
         "os.fork()",
         "os.kill(os.getppid(), 0)",
         "os.posix_spawn('/bin/true', ['true'], {})",
@@ -65,7 +57,7 @@ def test_files_can_be_read_but_not_changed(tmp_path: Path) -> None:
         "fcntl.fcntl(1, fcntl.F_SETOWN, 1)",
     ],
 )
-def test_there_are_no_other_processes_and_signals(attempt: str) -> None:
+def test_there_are_no_network_other_processes_and_signals(attempt: str) -> None:
     assert ends_well("import fcntl, os\n" + REFUSED.format(attempt=attempt))
 
 
@@ -91,7 +83,7 @@ def test_nothing_runs_without_permission_or_limits(monkeypatch: pytest.MonkeyPat
         score("pass_at_1", ["    return 2 * x"], [[TESTED]], run_code=True)
 
 
-def test_an_interpreter_that_fails_every_program_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_fails_every_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "ends_well", lambda program: False)
     with pytest.raises(UserError, match="a program that does nothing wrong fails"):
         passes(["    return 2 * x"], [[TESTED]])

@@ -78,7 +78,7 @@ def test_a_wrong_row_is_a_defect(replayed: Replayed) -> None:
         plant(first, right)
 
 
-def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_sides_apart(
+def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_sides_differently(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -121,12 +121,12 @@ def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
     whole = {file: content[: content.rfind(b"\n") + 1] for file, content in cut.items()}
     assert sum(content.count(b"\n") for content in whole.values()) == 3 and whole != cut
 
-    def behind_what_was_whole(file: Path, start: int, content: bytes) -> int:
+    def after_what_was_whole(file: Path, start: int, content: bytes) -> int:
         assert start >= len(whole.get(Path(os.path.relpath(file)), b""))
         return write_at(file, start, content)
 
     write_at = store.write_at
-    monkeypatch.setattr(store, "write_at", behind_what_was_whole)
+    monkeypatch.setattr(store, "write_at", after_what_was_whole)
     code, printed = screen(*lists)
     assert code == 0, printed
     assert all(file.read_bytes().startswith(content) for file, content in whole.items())

@@ -10,7 +10,6 @@ import pytest
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.screening.rows import Row, write_rows
 from bild_lab.report.page.grid import grids, knob_maps, screened_points
-from bild_lab.report.page.html import write_html
 from bild_lab.report.style import marks
 from tests.report.sample import sample_baseline, sample_result, sample_sweep
 
@@ -110,12 +109,3 @@ def test_the_fastest_point_within_each_loss_is_named(folder: Path) -> None:
 def test_a_point_whose_speed_was_not_predicted_is_left_out(tmp_path: Path) -> None:
     write_rows(tmp_path, [replace(one, predicted_speedup=None) for one in ROWS])
     assert screened_points(tmp_path, []) == [] == screened_points(tmp_path / "nowhere", [])
-
-
-def test_the_page_escapes_names_and_draws_a_grid_without_live_points(tmp_path: Path) -> None:
-    attack = "</script><img src=x onerror=alert(1)>"
-    write_rows(tmp_path, [row(attack, window=5)])
-    write_html("grid", [], [], tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    assert "The screened grid: 1 points on 7 examples of validation" in page
-    assert "<img" not in page

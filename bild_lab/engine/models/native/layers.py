@@ -127,7 +127,6 @@ class NativeLayers(Layers):
         if (packed := self._whole) is None:
             return None
         self._reserve(start + len(tokens) + chain.steps)
-        self.place(packed, start + len(tokens) + chain.steps)
         kind = ("draft", chain.layers, chain.skipped)
         return self._together(kind, partial(run_program, packed.draft), (self, start, tokens, chain))
 
@@ -135,16 +134,13 @@ class NativeLayers(Layers):
         if (packed := self._whole) is None:
             return None
         self._reserve(start + 1)
-        self.place(packed, start + 1)
         found = packed.run(torch.tensor([token]), [self.text_rows(start, 1)], bar=bar)
         return found.logits, found.ran
 
     def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
         if (packed := self._whole) is None:
             return None
-        slots = start + len(tokens) + (growth.depth - 1) * growth.width
-        self._reserve(slots)
-        self.place(packed, slots)
+        self._reserve(start + len(tokens) + (growth.depth - 1) * growth.width)
         return self._together("grow", partial(run_program, packed.grow), (self, start, tokens, growth))
 
     def text_rows(self, start: int, count: int, scored: int = 1, tree: Tree | None = None) -> TextRows:
@@ -157,11 +153,6 @@ class NativeLayers(Layers):
         """The slots, positions and visible slots of a pass's rows."""
         probe = None if self._prefix is None else self._prefix.probe(work.tokens, self.decoder.embedding.shape[0])
         return place_rows(work.start, work.count, self.device, work.tree, self.reserved, probe)
-
-    def place(self, packed: PackedDecoder, positions: int) -> None:
-        """Let the kernels have the rotations of so many positions."""
-        if positions > packed.positions:
-            packed.rotate_by(*self.decoder.rotations(positions))
 
     def scored(self, work: Pass) -> int:
         """The kernels run the head wherever its input is asked for."""
@@ -176,10 +167,12 @@ class NativeLayers(Layers):
         return self._prefix.embed(work.tokens, self.decoder.embedding.shape[0], self.decoder.embed)
 
     def _reserve(self, slots: int) -> None:
-        """Make sure that the cache has this many slots."""
+        """Make sure that the cache has so many slots, and the kernels the rotations of as many positions."""
         if slots > self.cache.capacity:
             self.cache = self.cache.grown(2 * slots)
             self._workspace = None  # its compiled steps only use its own cache
+        if self.packed is not None and slots > self.packed.positions:
+            self.packed.rotate_by(*self.decoder.rotations(slots))
 
 
 Work = tuple[NativeLayers, Pass]
@@ -220,8 +213,6 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
     Logits and hidden states are float32 whatever the precision of the weights.
     """
     first, one = works[0]
-    for layers, work in works:
-        layers.place(first.packed, work.start + work.count)
     given = None if one.states is None else joined([work.states for _, work in works])
     found = first.packed.run(
         joined([work.tokens for _, work in works]),

@@ -30,14 +30,11 @@ class Pool:
 
     def take(self, capacity: int) -> PooledCache:
         """A place for a text of about so many slots."""
+        texts = self.keys.shape[1]
         if not self._free:
-            texts = self.keys.shape[1]
             more = max(1, 2 * texts)
-            self._free = list(range(more - 1, texts - 1, -1))
-            self.keys, self.values = (grown(each, more, each.shape[3]) for each in (self.keys, self.values))
-            sources = (self.source_keys, self.source_values)
-            self.source_keys, self.source_values = (grown(each, more, each.shape[3]) for each in sources)
-        self.reserve(capacity)
+            self._free, texts = list(range(more - 1, texts - 1, -1)), more
+        self._grow(texts, capacity, 0)
         return PooledCache(self, self._free.pop())
 
     def give_back(self, place: int) -> None:
@@ -45,18 +42,21 @@ class Pool:
 
     def reserve(self, slots: int) -> None:
         """Make sure that every text has so many slots."""
-        if slots > self.keys.shape[3]:
-            self.keys, self.values = (grown(each, each.shape[1], slots) for each in (self.keys, self.values))
+        self._grow(self.keys.shape[1], slots, 0)
 
     def remember(self, place: int, memory: Memory) -> Memory:
         """Store a text's source. Returns it as it lies here."""
         count = memory.keys.shape[2]
-        if count > self.source_keys.shape[3]:
-            sources = (self.source_keys, self.source_values)
-            self.source_keys, self.source_values = (grown(each, each.shape[1], count) for each in sources)
+        self._grow(self.keys.shape[1], 0, count)
         keys, values = (each[:, place, :, :count] for each in (self.source_keys, self.source_values))
         keys[:], values[:] = memory.keys, memory.values
         return Memory(keys, values)
+
+    def _grow(self, texts: int, slots: int, source: int) -> None:
+        """Make sure that there are so many texts, with so many slots each, and rows of the longest source."""
+        self.keys, self.values = (grown(each, texts, slots) for each in (self.keys, self.values))
+        sources = (self.source_keys, self.source_values)
+        self.source_keys, self.source_values = (grown(each, texts, source) for each in sources)
 
     def write(
         self, layer: int, rows: SideBySide, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
@@ -77,8 +77,9 @@ class Pool:
 def grown(
     store: Float[Tensor, "layers texts heads slots dim"], texts: int, slots: int
 ) -> Float[Tensor, "layers more heads longer dim"]:
-    """The same rows with room for more texts and slots. New slots are zeros: masked slots must not hold NaN."""
-    return pad(store, (0, 0, 0, slots - store.shape[3], 0, 0, 0, texts - store.shape[1]))
+    """The same rows with room for so many texts and slots. New slots are zeros: masked slots must not hold NaN."""
+    more, longer = texts - store.shape[1], max(0, slots - store.shape[3])
+    return pad(store, (0, 0, 0, longer, 0, 0, 0, more)) if more or longer else store
 
 
 class PooledCache(KeyValueCache):
