@@ -57,9 +57,10 @@ def tokenize(
     UserError for a decoder's prompt without tokens.
     """
     found = []
+    cut = {} if max_source_tokens is None else {"truncation": True, "max_length": max_source_tokens}
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]
-        prompts = _prompt_ids(tokenizer, [example.prompt for example in chunk], max_source_tokens)
+        prompts = tokenizer([example.prompt for example in chunk], verbose=False, **cut)["input_ids"]
         answers = tokenizer([example.references[0] for example in chunk], add_special_tokens=False, verbose=False)
         for example, prompt, answer in zip(chunk, prompts, answers["input_ids"], strict=True):
             if not prompt and not encoder_decoder:
@@ -67,11 +68,6 @@ def tokenize(
             ended = [*answer[: max_target_tokens - 1], tokenizer.eos_token_id]
             found.append(TokenizedExample(np.array(prompt, np.int32), np.array(ended, np.int32)))
     return found
-
-
-def _prompt_ids(tokenizer: PreTrainedTokenizerBase, prompts: list[str], longest: int | None) -> list[list[int]]:
-    cut = {} if longest is None else {"truncation": True, "max_length": longest}
-    return tokenizer(prompts, verbose=False, **cut)["input_ids"]
 
 
 @dataclass(frozen=True)

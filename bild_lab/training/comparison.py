@@ -113,11 +113,11 @@ class Comparison:
 
     def grid(self, configs: Sequence[DictConfig]) -> _Configured:
         """These points as a screening takes them."""
-        candidates = [
-            Candidate((), config.policy.name, knob_values(OmegaConf.to_container(config.policy)), config.policy)
-            for config in configs
-        ]
-        return _Configured(tuple(configs), tuple(candidates), self.select, self.select_limit)
+        candidates = tuple(
+            Candidate((), policy.name, knob_values(OmegaConf.to_container(policy)), policy)
+            for policy in (config.policy for config in configs)
+        )
+        return _Configured(configs[0], candidates, self.select, self.select_limit)
 
     def choose(self, configs: Sequence[DictConfig], fingerprint: str, report: Report) -> list[int | None]:
         """The places of the fastest points that lose at most so much on `select`, one for each of LOSSES.
@@ -143,18 +143,19 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Configured:
-    """Points as a screening takes them, from whole configurations.
+    """Points as a screening takes them: configurations that differ in their policy alone.
 
-    candidates: one for each. limit: of the texts of the split `select`; other splits keep that of their configuration.
+    limit: of the texts of the split `select`; other splits keep that of their configuration.
     """
 
-    configs: tuple[DictConfig, ...]
+    shared: DictConfig
     candidates: tuple[Candidate, ...]
     select: str
     limit: int | None
 
     def config(self, candidate: Candidate, split: str, _name: str) -> DictConfig:
-        config = self.configs[self.candidates.index(candidate)].copy()
+        config = self.shared.copy()
+        config.policy = candidate.policy
         config.dataset.split = split
         if split == self.select:
             config.dataset.limit = self.limit

@@ -230,8 +230,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     special = start.special_tokens(tokenizer)
     collate = Collator(special.pad, special.start)
     if job.teacher is not None:
-        if job.progress:
-            stages.enter("asking the target for soft targets")
+        stages.enter("asking the target for soft targets")
         with arguments.main_process_first(local=False):
             train = taught(train, job.teacher, collate, recipe, folder.soft_targets, arguments.device)
     weights = layer_weights(recipe.loss, decoder_depth(start.config))

@@ -71,13 +71,13 @@ class TerminalLog(TrainerCallback):
 
 
 @contextmanager
-def progress_bar(shown: bool) -> Iterator[Progress]:
+def progress_bar() -> Iterator[Progress]:
     """A bar of training steps while the block runs."""
     stages.leave()
-    own = Console(stderr=True, soft_wrap=True, highlight=False, quiet=not shown)
+    own = Console(stderr=True, soft_wrap=True, highlight=False)
     counted = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn())
     columns = (*counted, TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    with Progress(*columns, console=own, disable=not shown, expand=True) as bar:
+    with Progress(*columns, console=own, expand=True) as bar:
         yield bar
 
 

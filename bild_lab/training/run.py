@@ -32,11 +32,10 @@ from bild_lab.training.trainer import Objective, ResumableTrainer, training_argu
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """What every training is given. progress: whether the terminal shows it. provenance: for metrics.json as it is."""
+    """What every training is given. provenance: for metrics.json as it is."""
 
     recipe: Recipe
     folder: Path
-    progress: bool = True
     logger: WandbLogger | None = None
     callbacks: tuple[TrainerCallback, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -76,8 +75,7 @@ class TrainingRun:
 
     def _train(self) -> dict[str, Any]:
         folder, recipe = self.folder, self.job.recipe
-        if self.job.progress:
-            stages.enter("preparing model and texts")
+        stages.enter("preparing model and texts")
         arguments = training_arguments(recipe, folder, self.metric)
         try:
             with arguments.main_process_first(local=False):
@@ -120,7 +118,7 @@ class TrainingRun:
         if not launched().first:
             yield []
             return
-        with progress_bar(self.job.progress) as bar:
+        with progress_bar() as bar:
             logs: list[TrainerCallback] = [TerminalLog(bar, self.title, self.job.recipe.max_steps, self.metric)]
             if self.job.logger is not None:  # a resumed training continues the run of the same identity
                 about = {"composition": self.start, "environment": dict(environment(arguments.device))}

@@ -95,7 +95,6 @@ def job(folder: Path, **changes: Any) -> FinetuningJob:
         "validation": sentences(5, seed=1),
         "metric": "bleu",
         "folder": folder,
-        "progress": False,
         **changes,
     }
     values.setdefault("start", FromScratch(model, recipe.max_target_tokens))

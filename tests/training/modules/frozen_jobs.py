@@ -52,7 +52,6 @@ def frozen_job(folder: Path, base: Path, **changes: Any) -> FrozenJob:
         "calibration": calibration(checkpoint, answers(18)),
         "held_out": 4,
         "folder": folder,
-        "progress": False,
         **changes,
     }
     return FrozenJob(recipe=replace(MICRO, **recipe), **values)

@@ -15,7 +15,7 @@ from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.training.modules.bita import BitaModule, BitaSpec, visible_rows
 from bild_lab.training.modules.predictors import PredictionLoss
-from tests.tiny import END, PAD, START, VOCABULARY, save, tiny_llama, untied
+from tests.tiny import DECODER_SIZES, VOCABULARY, save, tiny_llama, untied
 
 PROMPTS = ("deep", "shallow", "none")
 
@@ -23,19 +23,7 @@ PROMPTS = ("deep", "shallow", "none")
 def tiny_qwen(seed: int) -> PreTrainedModel:
     """A Qwen2 with grouped-query attention and biases."""
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.25,
-        tie_word_embeddings=False,
-        pad_token_id=PAD,
-        eos_token_id=END,
-        bos_token_id=START,
-    )
+    config = Qwen2Config(**DECODER_SIZES, num_hidden_layers=3)
     return untied(Qwen2ForCausalLM(config), 3.0)
 
 
