@@ -58,7 +58,7 @@ TABLES = {  # what speculative decoding sweeps over in each of its tables
 }
 TASKS = {  # by data set, what is decoded
     "wmt14_en_de": ("translate English to German: a text", ("ein Text",), "bleu"),
-    "cnn_dailymail": ("summarize: a text", ("a summary",), "rouge"),
+    "cnn_dailymail": ("summarize: a text", ("a summary",), "rougeLsum"),
 }
 ROW = {"en": "a text", "de": "ein Text", "article": "a text", "highlights": "a summary", "id": "one"}
 ROW |= {"document": "a text", "summary": "a summary", "prompt": "a text", "task_id": "one", "question_id": 1}
@@ -191,6 +191,18 @@ def test_small_takes_nothing_of_the_papers_models_and_data(experiment: str) -> N
     models = {cfg.pair.target, cfg.pair.draft} - {None}
     assert all(one.startswith(("toy:", "outputs/toy")) for one in models) and cfg.dataset.name == "toy"
     assert cfg.dataset.limit == 24 and cfg.dataset.chat_template == "{question}"
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("bild/") and "scale=" not in one])
+def test_bilds_runs_decode_the_whole_validation_split_by_algorithm_1(command: str) -> None:
+    """The paper's figures and the released `--do_eval` are of the validation split; Figure 10 is for reading."""
+    experiment = shlex.split(command)[0]
+    cfg, questions = of_command(command), experiment == "bild/lossy_step_cascade"
+    assert cfg.dataset.split == ("train" if questions else "validation")
+    assert (cfg.dataset.limit is None) == ("fig10" not in experiment)
+    assert "dataset.split" not in swept(command) and "dataset.limit" not in swept(command)
+    unverified = not cfg.policy.get("verify_tail", True)
+    assert unverified == (cfg.policy.name.startswith("bild") and experiment != "bild/fig2")
 
 
 @pytest.mark.parametrize("table", TABLES)
