@@ -51,7 +51,7 @@ def compare(cfg: DictConfig) -> None:
         why = why or shared.why
         examples = (read_examples(one.folder) for one in (pair.a, pair.b))
         compared.append(compare_pair(pair, *examples, shared.references, shared.keys))
-    if all(one.quality is not None for one in compared):
+    if all(one.quality.difference is not None for one in compared):
         why = ""
     remarks = notes(compared, differences(matching.pairs), {"A": matching.only_a, "B": matching.only_b}, why)
     write_comparison(folder, names, compared, remarks)

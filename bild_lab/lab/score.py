@@ -84,7 +84,7 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
     requests, examples, clock = measured.requests, measured.examples, Clock(measured.stage)
     decoder = point.decoders[METHOD]
     with clock.part("trace"):
-        stages = _traced(point, requests, timed)
+        stages_s, spans = _traced(point, requests, timed)
     with clock.part("certify"):
         certificates = _certified(point, requests, timed) if point.measure.certify else None
     with clock.part("check"):
@@ -119,40 +119,35 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             agreement_with_target=agreement(timed) if point.baseline_is_target else None,
             certificate=None if certificates is None else count_verdicts(certificates),
             peak_memory_mb=None if "side_by_side" in measured.surroundings else peak_memory_mb(decoder.target.device),
-            **_stages_and_costs(point, timed, stages),
+            **_stages_and_costs(point, timed, stages_s),
             environment=Environment({**measured.surroundings, "code": point.code}),
             seconds={},
         )
     seconds = {part: measured.seconds.get(part, 0.0) + clock.laps.get(part, 0.0) for part in ("setup", *PARTS)}
     result = replace(result, seconds={**seconds, "total": sum(seconds.values())})
     rows = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
-    spans = iter(() if stages is None else stages.spans)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
-        rows[index] = with_trace(rows[index], example.prompt, next(spans, ()), decoder.pieces)
+        stages = spans[index] if spans else ()
+        rows[index] = with_trace(rows[index], example.prompt, stages, decoder.pieces)
     return result, rows
 
 
-@dataclass(frozen=True)
-class Stages:
-    """The time of traced examples by stage.
-
-    seconds: in prefill, draft, verify and host code, over all examples. spans: for each example, its stages in order.
-    """
-
-    seconds: dict[str, float]
-    spans: tuple[list[Span], ...]
+Stages = tuple[dict[str, float], list[list[Span]]]  # seconds of each stage, and every example's stages in order
 
 
-def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
+def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | tuple[None, None]:
     """The time of the first examples by stage; None without rounds, and in a batch, where stages overlap."""
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
     if not count or point.batch > 1 or not timed[METHOD][0].trace.rounds:
-        return None
+        return None, None
     return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
 
 
 def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None]) -> Stages:
-    """Decode the examples once more with a clock in each stage. Host code is the time between the stages."""
+    """Decode the examples once more with a clock in each stage. Host code is the time between the stages.
+
+    Returns the seconds in prefill, draft, verify and host over all examples, and the stages of each example.
+    """
     seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
     spans = []
     for index, request in enumerate(requests):
@@ -165,7 +160,7 @@ def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchro
             seconds[stage] += part
         seconds["host"] += whole - sum(trace.stages_s.values())
         spans.append(trace.spans)
-    return Stages(seconds, tuple(spans))
+    return seconds, spans
 
 
 def seeded(request: Request, seed: int, index: int) -> Request:
@@ -195,22 +190,22 @@ def _certified(point: Point, requests: list[Request], timed: dict[str, list[Time
     return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
-def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages | None) -> dict[str, Any]:
+def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages_s: dict[str, float] | None) -> dict[str, Any]:
     """Fields of a Result: seconds by stage, the cost of all forwards, and the predictions of theory."""
-    seconds = None if stages is None else stages.seconds
     count, prediction = point.measure.traced_examples, None
-    if seconds is not None and BASELINE in timed:
+    if stages_s is not None and BASELINE in timed:
         traced = {name: several[:count] for name, several in timed.items()}
         end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
-        prediction = predict(**traced, stages_s=seconds, end_tokens=end_tokens)
-    width = DTYPES[point.setting["dtype"]].itemsize
-    alone = point.batch == 1  # in a batch several texts share what a forward reads
+        prediction = predict(**traced, stages_s=stages_s, end_tokens=end_tokens)
+    # in a batch several texts share what a forward reads
+    work = work_of(timed, DTYPES[point.setting["dtype"]].itemsize) if point.batch == 1 else None
+    tokens = sum(len(one.token_ids) for one in timed[METHOD])
     return {
-        "stages_s": seconds,
+        "stages_s": stages_s,
         "prediction": prediction,
-        "pipeline": pipeline_summary(timed, seconds, count),
-        "cost": decoding_costs(timed, width) if alone else None,
-        "work": work_of(timed, width) if alone else None,
+        "pipeline": pipeline_summary(timed, stages_s, count),
+        "cost": None if work is None else decoding_costs(work, tokens),
+        "work": work,
     }
 
 

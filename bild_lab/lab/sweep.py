@@ -31,7 +31,7 @@ from omegaconf.errors import OmegaConfBaseException
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, require_basic_launcher, stages
-from bild_lab.lab.config import compose_config, knob_values, policy_label, shipped_knobs
+from bild_lab.lab.config import compose_config, knob_values, policy_label, shipped_knobs, without_hydra
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.decoding.load import build, load_model
 from bild_lab.lab.formatting import knob_label, short_name, times
@@ -64,7 +64,7 @@ def measure_point(cfg: DictConfig) -> float:
             measured = True
             result = _measure(point, sweep, process_age_s() if _is_first() else time.perf_counter() - begun_s)
         else:
-            console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
+            console.print(f"[dim]{escape(_title(point, sweep))}: finished before[/dim]")
         if ranks.first:
             sweep.forget_failure(failure_hash(cfg))
             _log(cfg, sweep, result)
@@ -92,8 +92,8 @@ def _prepare(cfg: DictConfig) -> Point:
 
 def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     """Measure a point, showing how far it is."""
-    progress, place = _own_progress(sweep.folder), _place()
-    bars = PointProgress(_title(point), len(point.examples), place, progress.total or place, progress.typical_s)
+    progress, place, title = _own_progress(sweep.folder), _place(), _title(point, sweep)
+    bars = PointProgress(title, len(point.examples), place, progress.total or place, progress.typical_s)
     with bars as shown:
         result = run_point(point, sweep, setup_s, shown.advance, shown.stage)
     speedup, others = result.speedup.value, result.further_qualities.values()
@@ -101,7 +101,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
     left = "" if later <= 0 else f"; {remaining(later * (progress.typical_s or point_s))}"
     scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (result.quality, *others))
-    console.print(f"{escape(_title(point))}: {escape(scored)}{faster}{left}")
+    console.print(f"{escape(title)}: {escape(scored)}{faster}{left}")
     if result.environment.busy:
         busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
@@ -124,9 +124,9 @@ def _place() -> int:
     return (HydraConfig.get().job.get("num") or 0) + 1
 
 
-def _title(point: Point) -> str:
-    total = _own_progress(sweep_folder(OmegaConf.create({"name": point.name}))).total
-    return title_of(point, _place(), total or _place(), HydraConfig.get().overrides.task)
+def _title(point: Point, sweep: Sweep) -> str:
+    points = _own_progress(sweep.folder).total or _place()
+    return title_of(point, _place(), points, HydraConfig.get().overrides.task)
 
 
 def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) -> str:
@@ -323,7 +323,7 @@ def _check(config: DictConfig) -> None:
     try:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
-        _prepare(OmegaConf.masked_copy(config, [key for key in config if key != "hydra"]))
+        _prepare(without_hydra(config))
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error)
     except Exception:  # a bug of ours: Hydra would only warn and continue

@@ -238,14 +238,6 @@ def measured_costs(
     return costs
 
 
-def facts_of_fit(point: Point, split: str) -> dict[str, Any]:
-    """What a file says of the machine, the models and the texts."""
-    setting = point.setting
-    machine = {key: setting[key] for key in ("hardware", "threads", "engine", "dtype", "device", "code")}
-    texts = {"dataset": setting["dataset"], "split": split}
-    return {"policy": point.policy, "target": setting["weights"], "machine": machine, "texts": texts}
-
-
 def with_fitted_tree(point: Point) -> Point:
     """The point with `tree: auto` fitted, or as it is if its policy asks for none.
 
@@ -257,7 +249,12 @@ def with_fitted_tree(point: Point) -> Point:
     if not isinstance(drafter, CandidateDrafter) or drafter.fitted:
         return point
     split, examples = other_texts(point)
-    facts = facts_of_fit(point, split)
+    facts = {
+        "policy": point.policy,
+        "target": point.setting["weights"],
+        "machine": {key: point.setting[key] for key in ("hardware", "threads", "engine", "dtype", "device", "code")},
+        "texts": {"dataset": point.setting["dataset"], "split": split},
+    }
     named = named_files(resolved(OmegaConf.create(point.config_yaml).policy))
     decisive = {
         **facts,

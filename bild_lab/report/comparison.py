@@ -38,7 +38,7 @@ _BASE = "baseline B/A: the same of the baselines timed beside them, which should
 def summary(compared: Sequence[Compared]) -> str:
     """Count the verdicts, and say how many would come by chance."""
     speed = _counted([one.speed_verdict for one in compared])
-    quality = _counted([one.quality_verdict for one in compared])
+    quality = _counted([one.quality.verdict for one in compared])
     count = len(compared)
     counted = f"{count} point{'' if count == 1 else 's'} compared. B against A: {speed} in speed; {quality} in quality."
     if count == 1:
@@ -143,12 +143,12 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
             "speed": one.speed_verdict,
             "why_not_compared": one.unfit,
             "quality_metric": one.pair.a.quality.metric,
-            "quality_a": one.qualities[0],
-            "quality_b": one.qualities[1],
-            **_estimate("quality_difference", one.quality),
-            "p_value": None if one.quality is None else one.quality.p_value,
-            "quality": one.quality_verdict,
-            **{name: value for further in one.further for name, value in _columns(further).items()},
+            "quality_a": one.quality.values[0],
+            "quality_b": one.quality.values[1],
+            **_estimate("quality_difference", one.quality.difference),
+            "p_value": None if one.quality.difference is None else one.quality.difference.p_value,
+            "quality": one.quality.verdict,
+            **{name: value for further in one.judged[1:] for name, value in _columns(further).items()},
         }
         for one in compared
     ]
@@ -189,14 +189,14 @@ def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
     """The cells of each point by their titles: its name, its speed, and its quality by every metric."""
     lead = {one.pair.a.quality.metric for one in compared}
     metrics = ["quality" if len(lead) > 1 else lead.pop()]
-    metrics += dict.fromkeys(each.metric for one in compared for each in one.further)
+    metrics += dict.fromkeys(each.metric for one in compared for each in one.judged[1:])
     rows = []
     for one in compared:
         a, b = (TableCell(times(each.value), interval(each.low, each.high)) for each in one.speedups)
         row = {"point": _point(one, compared), "speedup A": a, "speedup B": b}
         row |= {"latency B/A": _ratio(one.latency), "baseline B/A": _ratio(one.baseline_latency)}
         row |= {"speed": _verdict(one.speed_verdict)}
-        judged = dict(zip((metrics[0], *(each.metric for each in one.further)), one.judged, strict=True))
+        judged = dict(zip((metrics[0], *(each.metric for each in one.judged[1:])), one.judged, strict=True))
         for metric in metrics:
             titles = (f"{metric} A", f"{metric} B", f"{metric}, B minus A", f"{metric}, verdict")
             row |= dict(zip(titles, _quality(judged.get(metric)), strict=True))

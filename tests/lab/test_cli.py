@@ -25,7 +25,6 @@ from safetensors.torch import load_file, save_file
 import run
 from bild_lab.lab import cli, runner
 from bild_lab.lab.cli import quote_free_text
-from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.records import Sweep
@@ -176,47 +175,6 @@ def test_a_failure_is_forgotten_once_its_point_succeeds(
 
 
 @pytest.mark.slow
-def test_a_policy_with_another_drafter_is_labelled_so(command: Command, base: list[str]) -> None:
-    code, printed = command(*base, "policy.decoder.drafter={_target_:bild_lab.engine.drafters.NoDraft}")
-    assert code == 2  # the file's window and stop rule are still there
-    assert "NoDraft has no parameter 'stop'" in printed
-    code, printed = command(*base, "~policy.decoder.drafter.stop", "policy.decoder.drafter.window=3")
-    assert code == 0, printed
-    (label,) = pd.read_csv("outputs/tested/sweep.csv")["policy"]
-    assert label == "bild (changed: drafter.window, drafter.stop._target_, drafter.stop.threshold)"
-
-
-@pytest.mark.slow
-def test_sampling_repeats_with_its_seed_and_claims_no_agreement(command: Command, base: list[str]) -> None:
-    code, printed = command(*base, "policy=speculative", "decoding=sample")
-    assert code == 0, printed
-    assert pd.read_csv("outputs/tested/sweep.csv")["agreement_with_target"].isna().all()
-    first = Path(points()[0] / "examples.jsonl").read_text()
-    code, printed = command(*base, "policy=speculative", "decoding=sample", "name=again")
-    tokens = [[json.loads(line)["token_ids"] for line in text.splitlines()] for text in (first, _only_examples())]
-    assert tokens[0] == tokens[1]  # the same seed, the same text
-
-
-def _only_examples() -> str:
-    (file,) = Path("outputs/again/points").glob("*/examples.jsonl")
-    return file.read_text()
-
-
-@pytest.mark.slow
-def test_a_certified_run_judges_every_text(command: Command, base: list[str]) -> None:
-    sweep = ["-m", "policy=speculative,bild_no_fallback", "policy.window=3"]
-    code, printed = command(*base, *sweep, "measure.certify=true")
-    assert code == 0, printed
-    table = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
-    verdicts = table[["certificate_equal", "certificate_ties", "certificate_defects"]]
-    assert verdicts.loc["speculative"].tolist() == [6, 0, 0]
-    assert verdicts.loc["bild_no_fallback"].sum() == 6
-    examples = Path("outputs/tested/points") / table.loc["bild_no_fallback", "point"] / "examples.jsonl"
-    judged = [json.loads(line)["certificate"]["verdict"] for line in examples.read_text().splitlines()]
-    assert judged.count("defect") == verdicts.loc["bild_no_fallback", "certificate_defects"]
-
-
-@pytest.mark.slow
 def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Command) -> None:
     sweep = ["-m", "policy=speculative,typical_acceptance,fly", "decoding=sample", "measure.baseline=null"]
     code, printed = command(*sweep, "name=tested", "dataset.limit=6", "policy.window=3", "measure.certify=true")
@@ -228,22 +186,6 @@ def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Comm
     assert table.loc["fly", columns].tolist() == [0, 0, 0, 6]
     assert table.loc["speculative", "certificate_output"] < 1e-6 < table.loc["typical_acceptance", "certificate_output"]
     assert "Distributions when sampling" in Path("outputs/tested/report.html").read_text()
-
-
-@pytest.mark.slow
-def test_a_point_measured_anew_replaces_the_old_one_in_the_table(
-    command: Command, base: list[str], checkpoints: Path, tmp_path: Path
-) -> None:
-    draft = tmp_path / "draft"
-    shutil.copytree(checkpoints / "t5-draft", draft)
-    command(*base, f"pair.draft={draft}")
-    shutil.copy(checkpoints / "t5" / "model.safetensors", draft)  # other weights under the same path
-    load_model.cache_clear()  # as a new process would
-    code, printed = command(*base, f"pair.draft={draft}")
-    assert code == 0, printed
-    assert len(points()) == 2
-    frame = pd.read_csv("outputs/tested/sweep.csv")
-    assert frame["acceptance_rate"].tolist() == [1.0]  # the target drafts for itself
 
 
 @pytest.mark.slow
@@ -361,20 +303,9 @@ BAD_INPUT = {
     "unknown key": (["flavour=sweet"], "no configuration key flavour"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
     "unknown experiment": (["experiment=xyz"], "there is no experiment 'xyz'. There are first_run, "),
-    "fallback out of range": (["policy.fallback=1.5"], r"must lie in [0, 1], got 1.5"),
-    "rollback out of range": (["policy.rollback=0"], "rollback threshold, in nats, must lie in (0, inf], got 0"),
     "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),
-    "missing checkpoint": (["pair.target=/nowhere/model"], "no checkpoint folder /nowhere/model"),
     "unreachable hub": (["pair.target=google/t5"], "wanted the checkpoint google/t5 from the Hugging Face hub"),
-    "missing data": (["dataset.path=/nowhere"], "dataset.path /nowhere does not exist"),
-    "wrong columns": (["dataset.source_column=fr"], "wants column fr, got columns de, en"),
-    "certificate without a baseline": (
-        ["measure.certify=true", "measure.baseline=null"],
-        "measure.certify compares greedy text with",
-    ),
-    "name with a slash": (["name=a/b"], "name must be a plain folder name"),
     "whole sweep out of range": (["-m", "policy.fallback=2,3"], r"must lie in [0, 1], got 2"),
-    "no drafter": (["policy.decoder.drafter=null"], "DraftThenVerify"),
     "logger mode": (["logger=wandb", "logger.mode=onlin"], "logger mode wants online or offline, got onlin"),
     "knob of one policy only": (
         ["-m", "policy=bild,vanilla", "policy.fallback=0.5"],
@@ -403,15 +334,8 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
 def test_the_script_runs_as_a_process_and_tells_its_exit_code(base: list[str], tmp_path: Path) -> None:
     script = Path(run.__file__)
     environment = {**os.environ, "PYTHONPATH": str(script.parent)}
-    done = subprocess.run(
-        [sys.executable, str(script), *base, "policy.fallbck=1"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    words = [sys.executable, str(script), *base, "policy.fallbck=1"]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "did you mean policy.fallback?" in done.stderr
     assert "Traceback" not in done.stderr

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
-import multiprocessing
-import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-import run
 from bild_lab.lab import hashing
 from bild_lab.lab.hashing import EVERY_POINT, PACKAGE, code_hash, code_text, reached
 
@@ -119,53 +114,3 @@ DIFFERENT = {
 @pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
 def test_different_code_is_different_text(one: str, other: str) -> None:
     assert code_text(ast.parse(one)) != code_text(ast.parse(other))
-
-
-def sweep_with(checkout: Path, folder: Path, words: list[str], log: Path) -> None:
-    """In a forked process: run the checkout's run.py, whose package takes the place of ours."""
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("bild_lab", "run")]:
-        del sys.modules[name]
-    sys.path.insert(0, str(checkout))
-    os.chdir(folder)
-    sys.stdout = sys.stderr = log.open("w")
-    sys.argv = ["run.py", *words]
-    import bild_lab.lab.cli
-    import run
-
-    assert Path(bild_lab.__file__).is_relative_to(checkout)
-    bild_lab.lab.cli.run_application(run.main)
-
-
-@pytest.mark.slow
-def test_a_sweep_measures_again_only_where_measuring_code_changed(
-    package: Path, checkpoints: Path, data: Path, tmp_path: Path
-) -> None:
-    checkout, source = package.parent, Path(run.__file__).parent
-    shutil.copytree(source / "conf", checkout / "conf")
-    shutil.copy(source / "run.py", checkout)
-    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
-    words += [f"dataset.path={data}", "decoding.max_new_tokens=8", "measure.repeats=1"]
-    words += ["measure.warmup=0", "policy=bild", "policy.rollback=2", "name=tested"]
-
-    def sweep(log: str) -> tuple[str, list[dict]]:
-        process = multiprocessing.get_context("fork").Process(
-            target=sweep_with, args=(checkout, tmp_path, words, tmp_path / log)
-        )
-        process.start()
-        process.join(300)
-        printed = (tmp_path / log).read_text()
-        assert process.exitcode == 0, printed
-        files = (tmp_path / "outputs" / "tested" / "points").glob("*/result.json")
-        return printed, sorted((json.loads(file.read_text()) for file in files), key=lambda result: result["stored_at"])
-
-    printed, (first,) = sweep("first")
-    assert "finished before" not in printed and first["counts"]["rollbacks"] == 0
-    for module in ("report/terminal.py", "training/trainer.py", ROLLBACK):
-        (package / module).write_text(f"# a new comment\n{(package / module).read_text()}")
-    edit(checkout / "conf" / "policy" / "bild.yaml", "name: bild", "# a new comment\nname: bild")
-    printed, results = sweep("prose")
-    assert "finished before" in printed and results == [first]
-    edit(package / ROLLBACK, "-self._threshold)", "-self._threshold + 1000)")
-    printed, results = sweep("rule")
-    assert "finished before" not in printed
-    assert [result["counts"]["rollbacks"] > 0 for result in results] == [False, True]

@@ -135,15 +135,6 @@ def test_two_commits_of_one_folder_are_compared(command: Command, sweep: Callabl
     assert "commit: A aaa1111, B bbb2222" in printed
 
 
-def test_hardware_that_differs_is_named_and_latency_left_alone(command: Command, sweep: Callable[..., Sweep]) -> None:
-    sweep("here", 1.0)
-    sweep("there", 0.5, hardware="a fast CPU")
-    _, printed = command("outputs/here", "outputs/there")
-    assert "not compared in speed; 2 no difference in quality" in printed
-    assert "Latencies are not compared: different hardware: cpu AMD EPYC 7B13, cpu a fast CPU." in printed
-    assert table()["latency_ratio"].isna().all()
-
-
 def test_data_that_moved_is_read_from_where_the_other_side_has_it(
     command: Command, sweep: Callable[..., Sweep], data: Path, tmp_path: Path
 ) -> None:

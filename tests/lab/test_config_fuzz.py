@@ -67,25 +67,9 @@ BAD_VALUES = {
     "policy.decoder.acceptance": ["null", "3"],
     "logger._target_": ["null", "3", "subprocess.Popen"],
 }
-BROKEN = [
-    "=",
-    "=x",
-    "x",
-    "+",
-    "~",
-    "-x",
-    "--nope",
-    "a..b=1",
-    "policy.window=${",
-    "policy.window=[1",
-    "policy.window={a",
-]
+BROKEN = ["=", "=x", "x", "+", "~", "-x", "--nope", "a..b=1"]
 BROKEN += [
-    "policy.window={a",
-    "policy.window='3",
-    "policy.window=???",
-    "policy.window=${policy.window}",
-    "policy.window=${oc.env:NO_SUCH}",
+    f"policy.window={value}" for value in ("${", "[1", "{a", "'3", "???", "${policy.window}", "${oc.env:NO_SUCH}")
 ]
 BROKEN += ["policy.window=3,4", "policy.window=range(1,3)", "policy@x=bild", "policy=../pair/toy", "policy=bild/"]
 BROKEN += ["hydra.mode=FAST", "hydra/sweeper=best", "hydra/launcher=3", "hydra/luncher=basic", "hydra.nothing=3"]

@@ -73,19 +73,9 @@ def test_every_setting_that_can_change_a_number_changes_the_name(base: list[str]
 
 def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     words = ["name=held", "policy=speculative", "policy.window=3", "decoding=sample", "decoding.temperature=0.7"]
-    words += [
-        "decoding.top_k=5",
-        "decoding.top_p=0.5",
-        "runtime.batch=2",
-        "runtime.seed=4",
-        "dataset.max_source_tokens=40",
-        "measure.warmup=3",
-        "resume=false",
-        "runtime.device=cpu",
-        "runtime.threads=3",
-        "runtime.compile_drafter=false",
-        "pair.vocabularies=strings",
-    ]
+    words += ["decoding.top_k=5", "decoding.top_p=0.5", "runtime.batch=2", "runtime.seed=4", "resume=false"]
+    words += ["dataset.max_source_tokens=40", "measure.warmup=3", "runtime.device=cpu", "runtime.threads=3"]
+    words += ["runtime.compile_drafter=false", "pair.vocabularies=strings"]
     point = prepare(compose_config([*base, *words]))
     named = "target draft second_draft source_language target_language dataset split prompt_template chat_template"
     measured = "metric dtype compile batch device threads processors decoding seed repeats warmup baseline"
@@ -216,11 +206,6 @@ def test_other_weights_of_target_or_drafter_give_another_name(base: list[str], c
     assert name_of(*base, drafting, other) != name_of(*base, drafting)
     assert name_of(*base, alone, other) == name_of(*base, alone)
     assert name_of(*base, alone, f"pair.target={checkpoints / 't5-draft'}") != name_of(*base, alone)
-
-
-def test_a_compiled_target_is_another_point_than_the_same_engine_not_compiled(base: list[str]) -> None:
-    native = [*base, "runtime.engine=native"]
-    assert name_of(*native, "runtime.compile=true") != name_of(*native)
 
 
 def test_other_hardware_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

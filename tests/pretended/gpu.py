@@ -140,34 +140,19 @@ class GpuStream:
         event.record(self)
         return event
 
-    def synchronize(self) -> None:
-        self.machine.wait("Stream.synchronize", self.queue.clock)
-
-    def query(self) -> bool:
-        return self.machine.host.get(self.queue.id, 0) >= self.queue.time
-
 
 class GpuEvent:
     """An event, as `torch.cuda.Event`."""
 
-    def __init__(self, machine: Machine, **options: Any) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.clock: Clock = {}
 
     def record(self, stream: GpuStream | None = None) -> None:
         self.clock = (self.machine.current if stream is None else stream.queue).clock
 
-    def wait(self, stream: GpuStream | None = None) -> None:
-        (self.machine.current if stream is None else stream.queue).learn(self.clock)
-
     def synchronize(self) -> None:
         self.machine.wait("Event.synchronize", self.clock)
-
-    def query(self) -> bool:
-        return all(self.machine.host.get(stream, 0) >= time for stream, time in self.clock.items())
-
-    def elapsed_time(self, other: GpuEvent) -> float:
-        return 0.001
 
 
 class GpuGraph:
@@ -252,9 +237,6 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
     def synchronize(device: Any = None) -> None:
         machine.wait_for_all("torch.cuda.synchronize")
 
-    def set_sync_debug_mode(mode: str) -> None:
-        machine.warns = mode == "warn"
-
     properties = SimpleNamespace(
         name="Pretended GPU",
         total_memory=16 * GIB,
@@ -273,29 +255,23 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
         "set_device": lambda device: None,
         "device": device,
         "synchronize": synchronize,
-        "set_sync_debug_mode": set_sync_debug_mode,
         "Stream": lambda device=None, priority=0: GpuStream(machine),
-        "Event": lambda **options: GpuEvent(machine, **options),
         "CUDAGraph": lambda keep_graph=False: GpuGraph(machine, keep_graph),
         "graph": graph,
         "stream": stream,
         "current_stream": lambda device=None: active[-1],
-        "default_stream": lambda device=None: default,
         "is_current_stream_capturing": lambda: machine.capture is not None,
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (8, 0),
         "is_bf16_supported": lambda *args, **kwargs: True,
         "mem_get_info": lambda device=None: (15 * GIB, 16 * GIB),
-        "memory_allocated": lambda device=None: 0,
         "max_memory_allocated": lambda device=None: 2**20,
         "reset_peak_memory_stats": lambda device=None: None,
-        "empty_cache": lambda: None,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: None,
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
-        "utilization": lambda device=None: 0,
     }
 
 

@@ -7,7 +7,6 @@ or if the host has waited for it before. Memory that is used before its last use
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -159,7 +158,6 @@ class Machine:
         self.capture: Capture | None = None
         self.copies: list[Copy] = []
         self.launched = 0
-        self.warns = False  # of waits, as torch.cuda.set_sync_debug_mode asks for
 
     def wait(self, what: str, clock: Clock | None = None) -> None:
         """The host waits: for the current stream, or for what a clock says."""
@@ -167,9 +165,6 @@ class Machine:
         if self.capture is not None:
             raise CudaFault(f"a graph is being captured, and the host waits: {what} at {line}")
         self.waits.append(Wait(what, line, within))
-        if self.warns:
-            file, _, number = line.rpartition(":")
-            warnings.warn_explicit("called a synchronizing CUDA operation", UserWarning, file, int(number))
         for stream, time in (self.current.clock if clock is None else clock).items():
             self.host[stream] = max(self.host.get(stream, 0), time)
         self.finish_copies()

@@ -72,9 +72,6 @@ class GpuTensor(torch.Tensor):
     def pin_memory(self, device: Any = None) -> torch.Tensor:
         raise CudaFault("only host memory can be pinned")
 
-    def record_stream(self, stream: Any) -> None:
-        self.memory.uses = [each for each in self.memory.uses if each.stream != stream.queue.id]
-
     @property
     def extent(self) -> Extent:
         """The bytes from its first to its last element."""
@@ -86,13 +83,6 @@ class GpuTensor(torch.Tensor):
 
     def new_tensor(self, data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
         return torch.tensor(data, dtype=dtype or self.dtype, device=DEVICE if device is None else device)
-
-    def __tensor_flatten__(self) -> Any:
-        return ["held"], (self.memory, self.machine)
-
-    @staticmethod
-    def __tensor_unflatten__(inner: Any, context: Any, size: Any, stride: Any) -> GpuTensor:
-        return GpuTensor(inner["held"], *context)
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         copied = self.detach().clone()

@@ -13,7 +13,14 @@ from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 
 SETTING = {
     **{"target": "t5-large", "draft": "t5-tiny", "dataset": "multi30k", "split": "test", "n_examples": 100},
-    **{"metric": "bleu", "dtype": "bfloat16", "device": "cpu", "threads": 2, "engine": "hf"},
+    **{
+        "metric": "bleu",
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "hardware": "AMD EPYC 7B13",
+        "threads": 2,
+        "engine": "hf",
+    },
     "decoding": {"max_new_tokens": 128, "temperature": 0.0, "top_k": None, "top_p": None},
     **{"seed": 0, "repeats": 3, "warmup": 3, "baseline": "vanilla"},
 }

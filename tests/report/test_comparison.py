@@ -14,8 +14,9 @@ from tests.report.sample import ENVIRONMENT, sample_result
 
 def compared(**environment: object) -> Compared:
     a, b = sample_result("bild", {}, 1.4), sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, **environment})
-    over = {"n_examples": 100, "decoded": (100, 100), "speedups": (a.speedup, b.speedup), "qualities": (41.0, 41.0)}
-    return Compared(Pair(a, b, {}), **over, latency=None, baseline_latency=None, unfit=None, quality=None)
+    over = {"n_examples": 100, "decoded": (100, 100), "speedups": (a.speedup, b.speedup)}
+    judged = (ComparedQuality("BLEU", (41.0, 41.0), None),)
+    return Compared(Pair(a, b, {}), **over, latency=None, baseline_latency=None, unfit=None, judged=judged)
 
 
 def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:
@@ -27,7 +28,7 @@ def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:
 def test_every_metric_has_its_columns_and_its_line(tmp_path: Path) -> None:
     one = compared()
     chrf = ComparedQuality("chrF", (61.0, 60.0), Difference("chrF", -1.0, -1.5, -0.5, 0.001))
-    both = [replace(one, further=(chrf,)), one]
+    both = [replace(one, judged=(*one.judged, chrf)), one]
     frame = comparison_frame(both)
     assert frame["chrF_a"].tolist()[0] == 61 and frame["chrF_difference_low"].tolist()[0] == -1.5
     assert frame["chrF_verdict"].tolist()[0] == "worse" and frame["chrF_verdict"].isna()[1]

@@ -198,6 +198,11 @@ def kinds_of(forwards: Iterable[Forward], bytes_per_value: int) -> list[ForwardK
     return sorted(found, key=lambda one: (one.model, one.rows))
 
 
+def total_of(kinds: Iterable[ForwardKind]) -> Cost:
+    """The cost of all these forwards."""
+    return sum((Cost(one.flops, one.bytes_moved) for one in kinds), Cost())
+
+
 @dataclass(frozen=True)
 class Machine:
     """A machine's declared figures.

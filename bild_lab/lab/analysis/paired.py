@@ -66,22 +66,20 @@ class ComparedQuality:
 class Compared:
     """A pair compared over the examples that both sides decoded.
 
-    n_examples: how many these are; decoded: how many A and B have. speedups, qualities: of A and B over these examples,
-    with a value of None if it is not known. latency: B's total latency divided by A's; below 1 if B is faster.
-    baseline_latency: the same ratio for the baselines timed with them; it shows how much the machine itself changed.
-    unfit: why latencies are not compared. quality: B minus A. further: the metrics after the leading one.
+    n_examples: how many these are; decoded: how many A and B have. speedups: of A and B over these examples. latency:
+    B's total latency divided by A's; below 1 if B is faster. baseline_latency: the same ratio for the baselines timed
+    with them; it shows how much the machine itself changed. unfit: why latencies are not compared. judged: every
+    metric, the leading one first.
     """
 
     pair: Pair
     n_examples: int
     decoded: tuple[int, int]
     speedups: tuple[Speedup, Speedup]
-    qualities: tuple[float | None, float | None]
     latency: Speedup | None
     baseline_latency: Speedup | None
     unfit: str | None
-    quality: Difference | None
-    further: tuple[ComparedQuality, ...] = ()
+    judged: tuple[ComparedQuality, ...]
 
     @property
     def speed_verdict(self) -> str:
@@ -91,14 +89,9 @@ class Compared:
         return "faster" if self.latency.high < 1 else "slower" if self.latency.low > 1 else SAME
 
     @property
-    def judged(self) -> tuple[ComparedQuality, ...]:
-        """Every metric, the leading one first."""
-        return (ComparedQuality(self.pair.a.quality.metric, self.qualities, self.quality), *self.further)
-
-    @property
-    def quality_verdict(self) -> str:
-        """Of the leading metric."""
-        return self.judged[0].verdict
+    def quality(self) -> ComparedQuality:
+        """The leading metric."""
+        return self.judged[0]
 
 
 def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
@@ -173,12 +166,10 @@ def compare_pair(
         for result, examples in ((pair.a, first), (pair.b, second))
     )
     further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
-    lead, *others = (_compared(metric, a, b) for metric in (pair.a.setting.metric, *further))
+    judged = tuple(_compared(metric, a, b) for metric in (pair.a.setting.metric, *further))
     unfit = _why_not_comparable(pair)
     ratios = (None, None) if unfit else (_ratio(a.latency_s, b.latency_s), _ratio(a.baseline_s, b.baseline_s))
-    decoded, speedups = (len(first), len(second)), (a.speedup, b.speedup)
-    numbers = (speedups, lead.values, *ratios, unfit, lead.difference, tuple(others))
-    return Compared(pair, len(keys), decoded, *numbers)
+    return Compared(pair, len(keys), (len(first), len(second)), (a.speedup, b.speedup), *ratios, unfit, judged)
 
 
 @dataclass(frozen=True)
@@ -241,10 +232,7 @@ def _ratio(a: Sequence[Sequence[float] | None], b: Sequence[Sequence[float] | No
 
 def _why_not_comparable(pair: Pair) -> str | None:
     """Why the latencies of A and B cannot be compared; None if they can."""
-    a, b = (
-        f"{one.setting.device.partition(':')[0]} {one.setting.hardware or one.environment.gpu or one.environment.cpu}"
-        for one in (pair.a, pair.b)
-    )
+    a, b = (f"{one.setting.device.partition(':')[0]} {one.setting.hardware}" for one in (pair.a, pair.b))
     if a != b:
         return f"different hardware: {a}, {b}"
     shared = pair.a.environment.shared_device or pair.b.environment.shared_device

@@ -104,7 +104,7 @@ def require_engines(names: Sequence[str]) -> None:
 def figures(result: Result, engine: str) -> dict[str, Value]:
     """The acceptance figures that a serving engine or Spec-Bench prints, by its names (docs/policies.md).
 
-    All None if the result drafted nothing, or is older than the counts by position.
+    All None if the result drafted nothing.
     """
     counts, tokens = result.counts, result.tokens
     calls, accepted, drafted, judged = counts.target_calls, counts.accepted, counts.drafted, counts.judged_by_position

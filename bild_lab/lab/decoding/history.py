@@ -39,7 +39,11 @@ def with_history(
         answers = greedy_history(examples, vanilla, max_new_tokens, setting["max_source_tokens"])
         content = json.dumps({"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False)
         write_atomically(file, content.encode() + b"\n")
-    return with_answers(examples, _read(file))
+    try:
+        answers = json.loads(file.read_text())["answers"]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot read the conversations' history in {file}: {error}; remove this file") from error
+    return with_answers(examples, answers)
 
 
 def greedy_history(
@@ -63,10 +67,3 @@ def greedy_history(
         found = vanilla.generate(prompts, max_new_tokens, max_source_tokens=max_source_tokens, batch=None)
         answers |= {each: answer.text.strip() for each, answer in zip(asked, found, strict=True)}
     return answers
-
-
-def _read(file: Path) -> dict[str, str]:
-    try:
-        return json.loads(file.read_text())["answers"]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read the conversations' history in {file}: {error}; remove this file") from error

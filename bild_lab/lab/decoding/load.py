@@ -48,8 +48,8 @@ from bild_lab.lab.decoding.languages import (
 
 ENGINES = ("auto", "kernels", "native", "hf")
 OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
-    "pair": [one.name for one in fields(PairSpec) if one.name.endswith(("_revision", "_language", "vocabularies"))],
-    "runtime": [one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "threads", "seed")],
+    "pair": {one.name for one in fields(PairSpec) if one.name.endswith(("_revision", "_language", "vocabularies"))},
+    "runtime": {one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "threads", "seed")},
 }
 ON_ONE_DEVICE = Placement()
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
@@ -76,18 +76,13 @@ def load(
     given = {"target": target, "draft": draft, "second_draft": second_draft}
     in_memory = {key: one for key, one in given.items() if not isinstance(one, str | Path | None)}
     paths = {key: None if one is None else key if key in in_memory else str(one) for key, one in given.items()}
-    chosen = {group: _taken(options, keys) for group, keys in OPTIONS.items()}
+    chosen = {group: {key: options.pop(key) for key in keys & options.keys()} for group, keys in OPTIONS.items()}
     decoding = DecodingSpec(max_new_tokens=1, processors=options.pop("processors", NONE))
     if options and not isinstance(policy, str):
         raise UserError(f"knobs need a policy's name, got a composed policy; set {', '.join(options)} in it instead")
     node = compose_policy(policy, options) if isinstance(policy, str) else policy
     pair = typed(PairSpec, {"name": "user", **paths, **chosen["pair"]}, "pair")
     return decoder_of(node, pair, decoding, typed(RuntimeSpec, chosen["runtime"], "runtime"), in_memory=in_memory)
-
-
-def _taken(options: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Take the options with these names out."""
-    return {key: options.pop(key) for key in keys if key in options}
 
 
 def decoder_of(

@@ -89,35 +89,32 @@ def certify(
     token, target_token = (text[position] if position < len(text) else None for text in (tokens, own))
     if token is None or target_token is None:  # one text continues after the other has ended
         return Certificate(DEFECT, position, token, target_token)
-    scored = verification(target, request, own[:position], method)
-    pair = torch.tensor([token, target_token], device=scored.alone.device)
-    if not bool(scored.alone[pair].isfinite().all()):  # a processor forbids the token
+    rows, alone, wide = verification(target, request, own[:position], method)
+    pair = torch.tensor([token, target_token], device=alone.device)
+    if not bool(alone[pair].isfinite().all()):  # a processor forbids the token
         return Certificate(DEFECT, position, token, target_token)
-    rounding = torch.finfo(target.dtype).eps * float(scored.alone[pair].abs().max())
-    changes = torch.stack([(logits - scored.alone)[pair] for logits in scored.wide]).abs()
+    rounding = torch.finfo(target.dtype).eps * float(alone[pair].abs().max())
+    changes = torch.stack([(logits - alone)[pair] for logits in wide]).abs()
     noise = float(changes.max().clamp(min=rounding))  # NaN stays, which `max` of numbers may drop
-    gap, wide_gap = (float(logits[target_token] - logits[token]) for logits in (scored.alone, scored.wide[0]))
-    best, second = scored.alone.topk(2).values.tolist()
-    verdict = TIE if best - float(scored.alone[pair].min()) <= SLACK * noise else DEFECT
-    if not noise <= most_noise(target.dtype, target.depth) * largest([scored.alone, *scored.wide]):
+    gap, wide_gap = (float(logits[target_token] - logits[token]) for logits in (alone, wide[0]))
+    best, second = alone.topk(2).values.tolist()
+    verdict = TIE if best - float(alone[pair].min()) <= SLACK * noise else DEFECT
+    if not noise <= most_noise(target.dtype, target.depth) * largest([alone, *wide]):
         verdict = SESSION_DEFECT
-    return Certificate(verdict, position, token, target_token, gap, best - second, noise, scored.rows, wide_gap)
+    return Certificate(verdict, position, token, target_token, gap, best - second, noise, rows, wide_gap)
 
 
-@dataclass(frozen=True)
-class Verification:
-    """The target's logits in one context. alone: one row after another. rows: how many ran at once for the others.
+Logits = Float[Tensor, " vocab"]
 
-    wide: scored anew with so many rows, then, if they are known, those that the rule read.
+
+def verification(
+    target: LoadedModel, request: Request, emitted: Sequence[int], method: Method | None
+) -> tuple[int, Logits, tuple[Logits, ...]]:
+    """Score the context after these tokens with the rows of the round that verified it, else in one forward.
+
+    Returns how many rows ran at once; the target's logits one row after another; and those with so many rows, then, if
+    they are known, those that the rule read.
     """
-
-    rows: int
-    alone: Float[Tensor, " vocab"]
-    wide: tuple[Float[Tensor, " vocab"], ...]
-
-
-def verification(target: LoadedModel, request: Request, emitted: Sequence[int], method: Method | None) -> Verification:
-    """Score the context after these tokens with the rows of the round that verified it, else in one forward."""
     text, before = [*request.source.prompt, *emitted], request.limits.prompt_length - 1
     rows, want, row, read = as_rows(text[before:]), LAST, 0, ()
     if isinstance(method, DraftThenVerify) and method.feeds > Feed.ROWS:
@@ -130,7 +127,7 @@ def verification(target: LoadedModel, request: Request, emitted: Sequence[int], 
                 read = (precise(one.logits[row]),)
                 break
     model = OneRow(target, request)
-    return Verification(len(rows.tokens), model.after(text), (model.together(before, rows, want)[row], *read))
+    return len(rows.tokens), model.after(text), (model.together(before, rows, want)[row], *read)
 
 
 def most_noise(dtype: torch.dtype, depth: int) -> float:

@@ -16,7 +16,7 @@ from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import kinds_of, knows, total
+from bild_lab.lab.analysis.cost import kinds_of, total_of
 from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
@@ -177,19 +177,10 @@ def work_of(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> Work 
     return Work(kinds[METHOD], kinds.get(BASELINE, []), rounds[METHOD], rounds.get(BASELINE, 0))
 
 
-def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> DecodingCosts | None:
-    """Operations and memory traffic of the method, and their ratios to the baseline's (BiLD Figure 8).
-
-    None if forwards were not recorded (Transformers' own loop), or if the cost of an architecture is unknown.
-    """
-    forwards = {name: [each for one in several for each in one.trace.forwards] for name, several in timed.items()}
-    own = forwards[METHOD]
-    if not own or not all(knows(each.config) for several in forwards.values() for each in several):
-        return None
-    spent, tokens = total(own, bytes_per_value), sum(len(one.token_ids) for one in timed[METHOD])
-    ratios = {}
-    if forwards.get(BASELINE):
-        base = total(forwards[BASELINE], bytes_per_value)
+def decoding_costs(work: Work, tokens: int) -> DecodingCosts:
+    """Operations and memory traffic of the method's tokens, and their ratios to the baseline's (BiLD Figure 8)."""
+    spent, base, ratios = total_of(work.method), total_of(work.baseline), {}
+    if base.flops:
         flops, moved = spent.flops / base.flops, spent.bytes_moved / base.bytes_moved
         ratios = {"flops_ratio": flops, "bytes_ratio": moved, "intensity_ratio": flops / moved}
     return DecodingCosts(

@@ -58,7 +58,7 @@ def shared_texts(a: Result, b: Result) -> SharedTexts:
     Of equal data one side's will do. Raises UserError if the data differ, for example in `dataset.limit`, and one
     side's cannot be read: equal ids may then belong to different texts.
     """
-    if a.setting.data == b.setting.data or None in (a.setting.data, b.setting.data):
+    if a.setting.data == b.setting.data:
         known, why = examples_of([a, b])
         return SharedTexts(None if known is None else _references(known), why=why)
     sides = [examples_of([one]) for one in (a, b)]
@@ -95,7 +95,7 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
         except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
             why = why or str(error)
             continue
-        if result.setting.data in (None, data_hash(examples)):
+        if result.setting.data == data_hash(examples):
             return {(str(one.id), one.turn): one for one in examples}, ""
         why = why or f"dataset {config.dataset.name} has changed since"
     return None, why

@@ -110,7 +110,10 @@ class Sweep:
             with suppress(OSError, ValueError):
                 failed.append(from_json(Failure, json.loads(file.read_bytes())))
         damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
-        return failed + [_damage(file) for file in damaged if self.newest(file.parent.name.partition(".")[0]) is None]
+        lost = [file for file in damaged if self.newest(file.parent.name.partition(".")[0]) is None]
+        message = "{} cannot be read: it was damaged after it was written; run the same sweep to measure it again"
+        causes = {file.parent.name: FailureCause("Damaged", message.format(file)) for file in lost}
+        return failed + [Failure(point, "unknown", {}, cause) for point, cause in causes.items()]
 
     @contextmanager
     def report_lock(self) -> Iterator[None]:
@@ -208,15 +211,9 @@ def _read(file: Path) -> Result | None:
         return None
 
 
-def _damage(file: Path) -> Failure:
-    message = f"{file} cannot be read: it was damaged after it was written; run the same sweep to measure it again"
-    return Failure(file.parent.name, "unknown", {}, FailureCause("Damaged", message))
-
-
-def _age(result: Result) -> tuple[str, int, str]:
-    """A sort key that is greater for later results, even if the clock was set back in between."""
-    number = result.folder.name.partition(".")[2]
-    return (result.stored_at, int(number) if number.isdigit() else 1, result.folder.name)
+def _age(result: Result) -> tuple[str, str]:
+    """A sort key that is greater for later results."""
+    return result.stored_at, result.folder.name
 
 
 def _identity(result: Result) -> str:

@@ -75,10 +75,14 @@ class Column:
         return times(value) if self.unit == TIMES else number(value / self.scale, self.digits)
 
 
-def column(explanation: str, *, required: bool = False, **shown: Any) -> Any:
-    """A field of a result that is a column, None unless it is required. shown: the other fields of `Column`."""
-    default = dataclasses.MISSING if required else None
-    return dataclasses.field(default=default, metadata={"column": Column(explanation, **shown)})
+def column(explanation: str, **shown: Any) -> Any:
+    """A field of a result that is a column; None where it was not measured. shown: the other fields of `Column`."""
+    return dataclasses.field(default=None, metadata={"column": Column(explanation, **shown)})
+
+
+def required(explanation: str, **shown: Any) -> Any:
+    """A field that is a column, and that every result has."""
+    return dataclasses.field(metadata={"column": Column(explanation, **shown)})
 
 
 def low_end(of_what: str, unit: str) -> Any:
@@ -97,23 +101,20 @@ def group(prefix: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 def columns_of(kind: type, prefix: str = "", path: str = "") -> Iterator[Column]:
-    """The columns of a dataclass and of its groups, in the order of their fields."""
+    """The columns of a dataclass and of its groups, in the order of their fields.
+
+    A mapping's columns are in its KEYS, by the keys that they show.
+    """
+    for one in getattr(kind, "KEYS", ()):
+        yield dataclasses.replace(one, path=f"{path}{one.name}")
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        place = f"{path}{field.name}"
         if (one := field.metadata.get("column")) is not None:
-            yield dataclasses.replace(one, name=one.name or f"{prefix}{field.name}", path=place)
+            name, place = one.name or f"{prefix}{field.name}", one.path or field.name
+            yield dataclasses.replace(one, name=name, path=f"{path}{place}")
         elif "prefix" in field.metadata:
-            inner = next(one for one in (hints[field.name], *get_args(hints[field.name])) if hasattr(one, "columns"))
-            yield from inner.columns(field.metadata["prefix"], f"{place}.")
-
-
-class HasColumns:
-    """A part of a result whose fields are columns."""
-
-    @classmethod
-    def columns(cls, prefix: str, path: str) -> Iterator[Column]:
-        yield from columns_of(cls, prefix, path)
+            (inner,) = (one for one in get_args(hints[field.name]) or [hints[field.name]] if one is not NoneType)
+            yield from columns_of(inner, field.metadata["prefix"], f"{path}{field.name}.")
 
 
 T = TypeVar("T")
@@ -148,15 +149,16 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
         (kind,) = (each for each in get_args(kind) if each is not NoneType)  # unions here are X | None
         return None if value is None else from_json(kind, value, where)
     if origin in (Mapping, dict):
-        return {
-            key: from_json(get_args(kind)[1], item, f"{where}.{key}") for key, item in _object(value, where).items()
-        }
+        items = _plain(dict, value, where).items()
+        return {key: from_json(get_args(kind)[1], item, f"{where}.{key}") for key, item in items}
     if origin in (Sequence, list):
-        return [from_json(get_args(kind)[0], item, f"{where}[{at}]") for at, item in enumerate(_list(value, where))]
+        return [
+            from_json(get_args(kind)[0], item, f"{where}[{at}]") for at, item in enumerate(_plain(list, value, where))
+        ]
     if issubclass(kind, Mapping):
-        return kind(_object(value, where))
+        return kind(_plain(dict, value, where))
     if is_dataclass(kind):
-        return _dataclass(kind, _object(value, where), where)
+        return _dataclass(kind, _plain(dict, value, where), where)
     return _number(value, where) if kind is float else _plain(kind, value, where)
 
 
@@ -179,14 +181,6 @@ def _dataclass(kind: type[T], value: Mapping[str, Any], where: str) -> T:
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ValueError(f"{each.name} is missing in {where or 'the file'}")
     return kind(**found)
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    return _plain(dict, value, where)
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    return _plain(list, value, where)
 
 
 def _number(value: Any, where: str) -> float:

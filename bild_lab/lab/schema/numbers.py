@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bild_lab.lab.schema.columns import (
-    NATS,
-    POINTS,
-    SHARE,
-    TIMES,
-    Column,
-    HasColumns,
-    column,
-    columns_of,
-    high_end,
-    low_end,
-)
+from bild_lab.lab.schema.columns import NATS, POINTS, SHARE, TIMES, column, high_end, low_end, required
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quality(HasColumns):
+class Quality:
     """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over examples.
 
     signature: how it was computed. extra: further scores of the same outputs, such as rouge1. What compares with the
     baseline is None without one.
     """
 
-    metric: str = column("The quality metric, on a scale of 0 to 100.", name="quality_metric", required=True)
-    value: float | None = column(
-        "The metric of the point’s outputs, with its 95 % interval.", name="quality", unit=POINTS, required=True
+    metric: str = required("The quality metric, on a scale of 0 to 100.", name="quality_metric")
+    value: float | None = required(
+        "The metric of the point’s outputs, with its 95 % interval.", name="quality", unit=POINTS
     )
     low: float | None = low_end("the quality", POINTS)
     high: float | None = high_end("the quality", POINTS)
@@ -55,28 +44,27 @@ class Quality(HasColumns):
 
 
 @dataclass(frozen=True)
-class Latency(HasColumns):
+class Latency:
     """Seconds per example; the median of an example's repeats counts. total: of all examples.
 
     In a batch an example's seconds are those from its place to its end, so they overlap with those of others.
     """
 
-    median: float = column(
+    median: float = required(
         "Seconds from an example’s token ids to those of its output, in a batch with its waits for others. Half of the "
         "examples took less than the median, 95 % less than p95.",
         label="median latency per example",
         heading="latency",
         short="ms",
         unit="s",
-        required=True,
     )
-    p95: float = column("95 % of the examples took less.", label="latency, p95", unit="s", required=True)
-    mean: float = column("The mean over the examples.", label="latency, mean", unit="s", required=True)
+    p95: float = required("95 % of the examples took less.", label="latency, p95", unit="s")
+    mean: float = required("The mean over the examples.", label="latency, mean", unit="s")
     total: float
 
 
 @dataclass(frozen=True)
-class Speedup(HasColumns):
+class Speedup:
     """Baseline time over method time, with a 95 % bootstrap interval over examples. All None without a baseline."""
 
     value: float | None = column(
@@ -91,7 +79,7 @@ class Speedup(HasColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts(HasColumns):
+class Counts:
     """Totals over the rounds of all examples. All None for a method without rounds, such as Transformers' own.
 
     acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
@@ -152,7 +140,7 @@ class Category:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change(HasColumns):
+class Change:
     """What differs from the baseline's texts, and how likely the target itself finds the texts.
 
     The first two are None when sampling, where texts differ anyway. Every low and high is a 95 % bootstrap interval
@@ -204,7 +192,7 @@ class Change(HasColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CertificateCounts(HasColumns):
+class CertificateCounts:
     """How many examples are the target's own, differ by rounding, or differ by more.
 
     output: the largest total variation between what the rule emits and the target's distribution. rounding: by the
@@ -213,65 +201,53 @@ class CertificateCounts(HasColumns):
     The last three are None for greedy texts.
     """
 
-    equal: int = column(
+    equal: int = required(
         "Examples whose text is the target’s own; when sampling, whose tokens have its distribution to 1e-6 of total "
         "variation.",
         digits=0,
-        required=True,
     )
-    ties: int = column(
-        "Examples that differ from it by a numerical tie; when sampling, by rounding.", digits=0, required=True
-    )
-    defects: int = column("Examples that differ from it by more.", digits=0, required=True)
+    ties: int = required("Examples that differ from it by a numerical tie; when sampling, by rounding.", digits=0)
+    defects: int = required("Examples that differ from it by more.", digits=0)
     unjudged: int | None = column("Sampled examples of a rule whose output distribution has no closed form.", digits=0)
     output: float | None = column(
         "The largest total variation between what the rule emits and the target’s distribution, in any context."
     )
-    rounding: Mapping[str, float] | None = None
+    rounding: Mapping[str, float] | None = column(
+        "The largest total variation between the target’s distribution with many rows in a forward and with one.",
+        path="most_rounding",
+    )
 
     @property
     def most_rounding(self) -> float | None:
         """Over all numbers of rows."""
         return max(self.rounding.values()) if self.rounding else None
 
-    @classmethod
-    def columns(cls, prefix: str, path: str) -> Iterator[Column]:
-        yield from columns_of(cls, prefix, path)
-        yield Column(
-            "The largest total variation between the target’s distribution with many rows in a forward and with one.",
-            f"{prefix}rounding",
-            f"{path}most_rounding",
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingCosts(HasColumns):
+class DecodingCosts:
     """Operations and memory traffic of all forwards, and their ratios to the baseline's (None without a baseline)."""
 
-    flops_per_token: float = column(
+    flops_per_token: float = required(
         "Arithmetic operations per emitted token (GFLOP: billions of them).",
         label="operations per token",
         heading="GFLOP/token",
         unit="FLOP",
         digits=3,
         scale=1e9,
-        required=True,
     )
-    bytes_per_token: float = column(
+    bytes_per_token: float = required(
         "Memory traffic per emitted token (MB: millions of bytes).",
         label="memory traffic per token",
         heading="MB/token",
         unit="bytes",
         digits=1,
         scale=1e6,
-        required=True,
     )
-    flops_per_byte: float | None = column(
+    flops_per_byte: float | None = required(
         "Arithmetic intensity: operations per byte of memory traffic.",
         label="intensity",
         heading="FLOP/byte",
         unit="FLOP/byte",
-        required=True,
     )
     flops_ratio: float | None = column(
         "Operations per token over the baseline’s.", label="operations, relative", heading="operations", unit=TIMES
@@ -285,61 +261,54 @@ class DecodingCosts(HasColumns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prediction(HasColumns):
+class Prediction:
     """Speedups over the target alone, from theory to measured time; each step adds one cost that theory leaves out."""
 
-    cost_ratio: float = column(
+    cost_ratio: float = required(
         "The cost ratio: seconds of a drafter step over seconds of a token by the target alone.",
         label="cost ratio",
         heading="c",
         digits=3,
-        required=True,
     )
-    window: int | None = column(
+    window: int | None = required(
         "Tokens per draft, if all drafts have the same length.",
         label="fixed window",
         heading="window",
         unit="tokens",
         digits=0,
-        required=True,
     )
-    theorem: float | None = column(
+    theorem: float | None = required(
         "The speedup over the target alone that Theorem 3.8 of speculative decoding gives for the acceptance rate α, "
         "the window and the cost ratio c. Each of the next columns adds one thing that it leaves out.",
         label="Theorem 3.8",
         heading="Thm 3.8",
         unit=TIMES,
-        required=True,
     )
-    rounds: float = column(
+    rounds: float = required(
         "The same speedup with the measured numbers of tokens and drafter steps per target call.",
         label="with real rounds",
         heading="rounds",
         unit=TIMES,
-        required=True,
     )
-    verify: float = column(
+    verify: float = required(
         "The one before, with the measured time of verification, including the acceptance rule.",
         label="with real verification",
         heading="+ verify",
         unit=TIMES,
-        required=True,
     )
-    host: float = column(
+    host: float = required(
         "The one before, with the time of host code between the stages.",
         label="with host code",
         heading="+ host",
         unit=TIMES,
-        required=True,
     )
-    prefill: float = column(
+    prefill: float = required(
         "The one before, with the encoder and prompt, and the actual lengths of the texts.",
         label="with prefill",
         heading="+ prefill",
         unit=TIMES,
-        required=True,
     )
-    acceptance_rate: float | None = column(
+    acceptance_rate: float | None = required(
         "The acceptance rate on the traced examples.",
         name="traced_acceptance_rate",
         label="acceptance rate, traced",
@@ -347,21 +316,19 @@ class Prediction(HasColumns):
         unit=SHARE,
         digits=1,
         in_table=False,
-        required=True,
     )
-    measured: float = column(
+    measured: float = required(
         "The timed speedup of the traced examples, without the waits of the traced pass.",
         name="traced_speedup",
         label="speedup, traced",
         heading="measured",
         unit=TIMES,
         in_table=False,
-        required=True,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pipeline(HasColumns):
+class Pipeline:
     """Measurements of predictive pipelined decoding, and Theorem 4.1 with the measured match rate.
 
     layers: of the target. exit_layer: after how many layers the next token is started. match_rate: over the tokens that
@@ -372,13 +339,13 @@ class Pipeline(HasColumns):
 
     layers: int
     exit_layer: int
-    match_rate: float | None = column("The share of correct predictions.", unit=SHARE, required=True)
-    latency_units: float = column("Layer times per token.", unit="layers", required=True)
-    compute_units: float = column("Layers that ran per token.", unit="layers", required=True)
-    predicted_latency_units: float = column(
-        "Layer times per token by Theorem 4.1 of predictive pipelined decoding.", unit="layers", required=True
+    match_rate: float | None = required("The share of correct predictions.", unit=SHARE)
+    latency_units: float = required("Layer times per token.", unit="layers")
+    compute_units: float = required("Layers that ran per token.", unit="layers")
+    predicted_latency_units: float = required(
+        "Layer times per token by Theorem 4.1 of predictive pipelined decoding.", unit="layers"
     )
-    predicted_compute_units: float = column("Layers that run per token by Theorem 4.1.", unit="layers", required=True)
+    predicted_compute_units: float = required("Layers that run per token by Theorem 4.1.", unit="layers")
     theorem: float | None = column("The speedup by Theorem 4.1.", unit=TIMES)
     exit: float | None = column(
         "The one before, with the measured time up to the exit, the head and the choice of candidates included.",

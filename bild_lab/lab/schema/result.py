@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.columns import NOT_STORED, SHARE, TIMES, Column, column, columns_of, from_json, group, to_json
+from bild_lab.lab.schema.columns import (
+    NOT_STORED,
+    SHARE,
+    TIMES,
+    Column,
+    column,
+    columns_of,
+    from_json,
+    group,
+    required,
+    to_json,
+)
 from bild_lab.lab.schema.numbers import (
     Category,
     CertificateCounts,
@@ -51,6 +62,23 @@ class Record(Mapping[str, Any]):
 class Setting(Record):
     """Everything that two points must share to be compared, such as models, data and hardware (`lab/point.py`)."""
 
+    KEYS: ClassVar = (
+        Column("The large model, whose output is wanted.", "target"),
+        Column("The small model that drafts, if the pair has one.", "draft"),
+        Column("The dataset.", "dataset"),
+        Column("The part of the dataset.", "split"),
+        Column(
+            "How many examples were decoded. Each turn of a conversation is an example.",
+            "n_examples",
+            label="examples",
+            digits=0,
+        ),
+        Column("The precision of the weights.", "dtype"),
+        Column("The device that decoded.", "device"),
+        Column("How many texts decoded at once.", "batch", digits=0),
+        Column("The temperature of sampling; 0: the most likely token.", "temperature", digits=1),
+    )
+
     def get(self, key: str, default: Any = None) -> Any:
         return super().get(key, 1 if key == "batch" else default)  # which only batches have
 
@@ -59,58 +87,35 @@ class Setting(Record):
         """0 for greedy decoding."""
         return self["decoding"]["temperature"]
 
-    @classmethod
-    def columns(cls, prefix: str, path: str) -> Iterator[Column]:
-        for one in (
-            Column("The large model, whose output is wanted.", "target"),
-            Column("The small model that drafts, if the pair has one.", "draft"),
-            Column("The dataset.", "dataset"),
-            Column("The part of the dataset.", "split"),
-            Column(
-                "How many examples were decoded. Each turn of a conversation is an example.",
-                "n_examples",
-                label="examples",
-                digits=0,
-            ),
-            Column("The precision of the weights.", "dtype"),
-            Column("The device that decoded.", "device"),
-            Column("How many texts decoded at once.", "batch", digits=0),
-            Column("The temperature of sampling; 0: the most likely token.", "temperature", digits=1),
-        ):
-            yield replace(one, path=f"{path}{one.name}")
-
 
 class Environment(Record):
     """The environment of a point's measurement: versions, hardware, other load (`lab/measure/environment.py`)."""
+
+    KEYS: ClassVar = (
+        Column(
+            "Whether another process of bild_lab used the device meanwhile. Do not rely on the timings then.",
+            "shared_device",
+        ),
+        Column(
+            "How much of all cores’ time other processes used while the point was timed. Above 10 % do not rely on "
+            "the timings.",
+            "busy_elsewhere_percent",
+            label="machine busy elsewhere",
+            unit="%",
+            digits=0,
+        ),
+        Column(
+            "How many points were timed together, text by text in turn beside one baseline; empty for a point by "
+            "itself.",
+            "side_by_side",
+            digits=0,
+        ),
+    )
 
     @property
     def busy(self) -> bool:
         """Whether other processes used more than `BUSY_PERCENT` of the machine while the point was timed."""
         return (self.busy_elsewhere_percent or 0.0) > BUSY_PERCENT
-
-    @classmethod
-    def columns(cls, prefix: str, path: str) -> Iterator[Column]:
-        for one in (
-            Column(
-                "Whether another process of bild_lab used the device meanwhile. Do not rely on the timings then.",
-                "shared_device",
-            ),
-            Column(
-                "How much of all cores’ time other processes used while the point was timed. Above 10 % do not rely on "
-                "the timings.",
-                "busy_elsewhere_percent",
-                label="machine busy elsewhere",
-                unit="%",
-                digits=0,
-            ),
-            Column(
-                "How many points were timed together, text by text in turn beside one baseline; empty for a point by "
-                "itself.",
-                "side_by_side",
-                digits=0,
-            ),
-        ):
-            yield replace(one, path=f"{path}{one.name}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +130,8 @@ class Result:
     folder: of the files; it is not stored in them.
     """
 
-    point: str = column("The folder of the point: a hash of everything that affects its numbers.", required=True)
-    policy: str = column("How tokens were decoded: by which target, drafter and acceptance rule.", required=True)
+    point: str = required("The folder of the point: a hash of everything that affects its numbers.")
+    policy: str = required("How tokens were decoded: by which target, drafter and acceptance rule.")
     name: str
     knobs: Mapping[str, Any]
     composition: str
@@ -142,11 +147,9 @@ class Result:
     latency_s: Latency = group("latency_s_")
     baseline_latency_s: Latency | None = None
     speedup: Speedup = group("speedup_", Speedup())
-    tokens: int = column(
-        "Tokens emitted, after every cut at an end token or the length limit.", digits=0, required=True
-    )
-    tokens_per_s: float = column(
-        "Emitted tokens per second.", label="tokens per second", heading="tokens/s", unit="1/s", digits=1, required=True
+    tokens: int = required("Tokens emitted, after every cut at an end token or the length limit.", digits=0)
+    tokens_per_s: float = required(
+        "Emitted tokens per second.", label="tokens per second", heading="tokens/s", unit="1/s", digits=1
     )
     baseline_tokens_per_s: float | None = column("The baseline’s tokens per second.", unit="1/s", digits=1)
     tokens_per_s_ratio: float | None = column("Tokens per second over the baseline’s.", unit=TIMES)

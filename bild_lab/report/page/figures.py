@@ -224,7 +224,7 @@ def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> l
     """
     metric = escape(compared[0].pair.a.quality.metric) if compared else ""
     speeds = [(one.latency, one.speed_verdict) for one in compared]
-    qualities = [(one.quality, one.quality_verdict) for one in compared]
+    qualities = [(one.quality.difference, one.quality.verdict) for one in compared]
     figures = [
         _intervals("Latency B/A<br>(left of the line B is faster)", 1.0, speeds, labels),
         _intervals(f"{metric}, B minus A<br>(right of the line B is better)", 0.0, qualities, labels),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -35,7 +34,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Opening, Rows, Session, Want
-from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.engine.trace import Forward, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Cost, Matrices, by_model, dimensions, knows, total
 from bild_lab.lab.config import compose_policy
@@ -43,7 +42,7 @@ from bild_lab.lab.decoding.load import build_method
 from tests.policies import in_memory
 from tests.sessions import native_session
 from tests.thinned import thinned
-from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
+from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
 
 NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 SIZES = {
@@ -242,64 +241,6 @@ def test_an_unknown_architecture_is_refused_by_name() -> None:
         assert not knows(config)
         with pytest.raises(UserError, match=f"known for t5, .*, qwen3, gemma3_text, got {config.model_type}"):
             total([Forward(LLAMA, 1), Forward(config, 1)], 2)
-
-
-@dataclass(frozen=True)
-class EngineModel:
-    """A module behind one of the engines, without a checkpoint."""
-
-    module: PreTrainedModel
-    engine: str
-    device: torch.device = torch.device("cpu")
-
-    def start(self, source: Source, room: int, opening: Opening) -> Session:
-        return open_session(self.engine, self.module, source, room, opening.forwards)
-
-
-def decode(policy: str, target: EngineModel, draft: EngineModel, source: Source, new: int, **knobs: object) -> Trace:
-    method = build_method(compose_policy(policy, knobs), {"target": lambda: target, "draft": lambda: draft})
-    method.decode(Request(source, Limits(len(source.prompt), new, NEVER)), trace := Trace())
-    return trace
-
-
-def log_of(trace: Trace, **names: PreTrainedConfig) -> list[tuple[object, ...]]:
-    """Model, rows, cached, scored, source and encoder of every forward."""
-    named = {id(config): name for name, config in names.items()}
-    return [(named[id(f.config)], f.rows, f.cached, f.scored, f.source, f.encoder) for f in trace.forwards]
-
-
-def speculative_log(
-    rounds: list[Round], prompt: int, source: int, scores_all: bool
-) -> list[tuple[str, int, int, int, int, bool]]:
-    """The forwards that these rounds need when no token is computed twice."""
-    log = [(name, source, 0, 0, source, True) for name in ("target", "draft") if source]
-    length, target_cached, draft_cached = prompt, 0, 0
-    for each in rounds:
-        for call in range(each.draft_calls):
-            rows = length + call - draft_cached
-            log.append(("draft", rows, draft_cached, rows if scores_all else 1, source, False))
-            draft_cached += rows
-        drafted = len(each.drafted)
-        log.append(("target", length + drafted - target_cached, target_cached, drafted + 1, source, False))
-        target_cached = length + each.accepted
-        draft_cached = min(draft_cached, target_cached)
-        length = target_cached + 1
-    return log
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("family", ["t5 gated", "llama"])
-def test_speculative_decoding_runs_no_token_twice_unless_rejected(family: str, engine: str) -> None:
-    target = EngineModel(make(family), engine)
-    draft = EngineModel(relative_of(make(family), 3, noise=0.02), engine)  # a configuration of its own
-    source = source_of(target.module)
-    trace = decode("speculative", target, draft, source, 24, window=3)
-    outcomes = {each.accepted for each in trace.rounds}
-    assert {0, 1, 3} <= outcomes, "the case should see rejections and whole drafts"
-    encoded = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
-    scores_all = engine == "hf" and encoded > 0  # T5 in Transformers has no other way
-    expected = speculative_log(trace.rounds, len(source.prompt), encoded, scores_all)
-    assert log_of(trace, target=target.module.config, draft=draft.module.config) == expected
 
 
 # policies that run some of the target's layers at a time

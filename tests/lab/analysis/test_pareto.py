@@ -47,11 +47,8 @@ def test_best_compares_each_result_with_the_baseline_of_its_own_setting():
     assert best_at_loss([easy, sample_result("bild", {}, 1.1, 0.0)], 0.0) is easy
 
 
-def test_the_baseline_is_no_candidate():
+def test_the_baseline_and_results_without_one_are_no_candidates():
     assert best_at_loss([sample_baseline()], 5.0) is None
-
-
-def test_results_without_a_baseline_are_no_candidates():
     alone = with_quality(sample_result("bild", {}, None, setting={"baseline": None}), baseline=None)
     assert best_at_loss([alone], 5.0) is None
 

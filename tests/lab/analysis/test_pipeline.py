@@ -67,17 +67,9 @@ def test_a_point_stores_the_summary_and_the_table_shows_it(
     checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    overrides = [
-        "name=pipeline",
-        f"pair.target={checkpoints / 'llama'}",
-        "dataset=multi30k",
-        f"dataset.path={data}",
-        "dataset.limit=2",
-        "decoding.max_new_tokens=6",
-        "measure.repeats=1",
-        "measure.warmup=0",
-    ]
-    cfg = compose_config([*overrides, "policy=ppd"])
+    words = ["policy=ppd", "name=pipeline", f"pair.target={checkpoints / 'llama'}", "dataset=multi30k"]
+    words += [f"dataset.path={data}", "dataset.limit=2", "decoding.max_new_tokens=6"]
+    cfg = compose_config([*words, "measure.repeats=1", "measure.warmup=0"])
     result = run_point(prepare(cfg), Sweep(tmp_path / "outputs" / "pipeline"))
     assert result.agreement_with_target == 1.0
     row = to_row(result)

@@ -25,11 +25,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
 }
 
 
-def test_there_is_an_expected_value_for_every_tool() -> None:
-    assert tuple(EXPECTED) == ENGINES
-
-
-@pytest.mark.parametrize("engine", EXPECTED)
+@pytest.mark.parametrize("engine", ENGINES)
 def test_figures_are_those_of_the_tool(engine: str) -> None:
     assert figures(sample_result("speculative", {}, 1.5, tokens=7, **COUNTS), engine) == EXPECTED[engine]
 
@@ -40,9 +36,8 @@ def test_a_tree_counts_by_its_nodes_and_for_tensorrt_by_its_longest_branch() -> 
     assert figures(result, "tensorrt_llm")["acceptance_rate"] == 4 / 8
 
 
-@pytest.mark.parametrize("judged", [None, []])
-def test_results_that_drafted_nothing_or_are_older_have_none(judged: list | None) -> None:
-    result = sample_result("vanilla", {}, 1.0, **{**COUNTS, "judged_by_position": judged})
+def test_results_that_drafted_nothing_have_none() -> None:
+    result = sample_result("vanilla", {}, 1.0, **{**COUNTS, "judged_by_position": []})
     for engine in ENGINES:
         assert set(figures(result, engine).values()) == {None}
 

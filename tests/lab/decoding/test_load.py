@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from bild_lab.engine.vocabularies import overlap
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_policy, describe_decoder, policy_label, policy_names
 from bild_lab.lab.decoding.languages import warn
-from tests.checkpoints import SHARED, needs_shared
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
 from tests.thinned import thinned
@@ -158,19 +156,3 @@ def test_a_composition_is_described_and_changes_are_marked() -> None:
     assert policy_label(policy) == "bild (changed: drafter.window)"
     policy.decoder.acceptance = {"_target_": "bild_lab.engine.acceptance.SpeculativeSampling"}
     assert policy_label(policy) == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
-
-
-@pytest.mark.slow
-@needs_shared
-@pytest.mark.parametrize(
-    ("family", "draft", "template"), [("t5", "tiny", "{}"), ("llama", "small", "German: {} English:")]
-)
-def test_trained_checkpoints_decode_as_transformers_does(family: str, draft: str, template: str) -> None:
-    models = SHARED / "models"
-    rows = (SHARED / "data" / "multi30k" / "test.jsonl").read_text().splitlines()[:4]
-    prompts = [template.format(json.loads(row)["de"]) for row in rows]
-    target, small = str(models / f"{family}-large"), str(models / f"{family}-{draft}")
-    expected = [transformers_greedy(models / f"{family}-large", prompt, 40) for prompt in prompts]
-    for policy, knobs in (("vanilla", {}), ("speculative", {"window": 4}), ("bild", {"rollback": 0.69})):
-        decoder = bild_lab.load(target, small, policy, **knobs)
-        assert [decoder.generate(prompt, max_new_tokens=40).token_ids for prompt in prompts] == expected

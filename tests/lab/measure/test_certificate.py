@@ -61,28 +61,11 @@ def test_two_tokens_tied_below_the_best_are_a_defect() -> None:
 
 
 def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
-    class Noisy(StubModel):
-        """Scores that depend on how many rows are fed at once, as in half precision."""
-
-        def start(self, source: Source, room: int, *_: object):  # type: ignore[no-untyped-def]
-            session = super().start(source, room)
-            extend = session.extend
-
-            def noisy(tokens, want):  # type: ignore[no-untyped-def]
-                scores = extend(tokens, want)
-                if len(as_rows(tokens).tokens) > 1:
-                    scores.logits[:, 4] += 0.06
-                return scores
-
-            session.extend = noisy  # type: ignore[method-assign]
-            return session
-
-    def logits(_: list[int]) -> torch.Tensor:
-        return torch.tensor([0, 0, 0, 5.0, 4.9, 0], dtype=torch.float64)
-
-    assert certify(StubModel(logits), REQUEST, [3, 4], [3, 3]).verdict == DEFECT
-    assert certify(Noisy(logits, dtype=torch.bfloat16), REQUEST, [3, 4], [3, 3]).verdict == TIE
-    found = certify(Noisy(logits), REQUEST, [3, 4], [3, 3])  # no rounding in float32 comes to 0.06 nats
+    """In a forward of two rows, the prompt and the token before, token 4 gets more."""
+    texts = (REQUEST, [3, 4], [3, 3])
+    assert certify(by_width({}), *texts).verdict == DEFECT
+    assert certify(by_width({2: 0.006}, torch.bfloat16), *texts).verdict == TIE
+    found = certify(by_width({2: 0.006}), *texts)  # no rounding in float32 comes to so much
     assert found.verdict == SESSION_DEFECT == "defect of the model's session"
     assert count_verdicts([found]) == CertificateCounts(equal=0, ties=0, defects=1)
 
@@ -240,10 +223,10 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(dra
     text = method.decode(request, Trace())[2:]
     verified = [shape(rows) for rows in target.rows]
     for length in range(len(text)):
-        found = verification(target, request, text[:length], method)
-        assert found.rows == width
-        assert len(found.wide) == 2  # anew, and what the rule read
-        assert all(torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in (found.alone, *found.wide))
+        rows, alone, wide = verification(target, request, text[:length], method)
+        assert rows == width
+        assert len(wide) == 2  # anew, and what the rule read
+        assert all(torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in (alone, *wide))
         assert shape(target.rows[-1]) in verified
     assert set(target.rooms) == {8}
 
@@ -251,8 +234,8 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(dra
 def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> None:
     target = noting()
     for method in (None, DraftThenVerify(target, NoDraft(target), ExactMatch())):
-        found = verification(target, REQUEST, [3, 4, 5], method)
-        assert (found.rows, len(found.wide)) == (4, 1)
-        assert torch.equal(found.wide[0], by_text([0, 3, 4, 5]))
+        rows, _, wide = verification(target, REQUEST, [3, 4, 5], method)
+        assert (rows, len(wide)) == (4, 1)
+        assert torch.equal(wide[0], by_text([0, 3, 4, 5]))
         assert shape(target.rows[-1]) == ([0, 3, 4, 5], None)
     assert set(target.rooms) == {8}

@@ -63,14 +63,6 @@ def test_the_first_models_scores_are_given_back(checkpoints: Path) -> None:
     assert torch.equal(scores, text_logits(decoder.running[0], request, [5, 6, END]))
 
 
-@pytest.mark.parametrize(("emitted", "rows"), [([], 1), ([5], 1), ([5, 6], 2)])
-def test_every_emitted_token_has_its_row_and_an_empty_text_one(
-    emitted: list[int], rows: int, checkpoints: Path
-) -> None:
-    decoder = load(str(checkpoints / "llama"), policy="vanilla")
-    assert len(text_logits(decoder.target, decoder.request("w5 w9", 10), emitted)) == rows
-
-
 @pytest.mark.parametrize("engine", ["native", "hf"])
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_it_is_the_sum_over_the_tokens_of_the_text(

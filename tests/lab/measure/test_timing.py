@@ -33,18 +33,18 @@ def test_the_spans_of_an_example_are_its_rounds_in_turn_and_add_up_to_the_stages
     method = DraftThenVerify(next_number(), ModelDrafter(next_number(), 3), ExactMatch())
     lengths = (8, 4)
     requests = [Request(Source((0,)), Limits(1, length)) for length in lengths]
-    stages = trace_stages(method, requests, 0, lambda: None)
+    seconds, spans_of_all = trace_stages(method, requests, 0, lambda: None)
     # a round emits four tokens: three that were drafted and the target's own
-    assert [[stage for stage, _, _ in spans] for spans in stages.spans] == [
+    assert [[stage for stage, _, _ in spans] for spans in spans_of_all] == [
         ["prefill", *["draft", "verify"] * (length // 4)] for length in lengths
     ]
-    for spans in stages.spans:
+    for spans in spans_of_all:
         moments = [moment for _, start, end in spans for moment in (start, end)]
         assert 0 < moments[0] and moments == sorted(moments)
     for stage in ("prefill", "draft", "verify"):
-        parts = [end - start for spans in stages.spans for name, start, end in spans if name == stage]
-        assert stages.seconds[stage] == pytest.approx(sum(parts))
-    assert stages.seconds["host"] > 0
+        parts = [end - start for spans in spans_of_all for name, start, end in spans if name == stage]
+        assert seconds[stage] == pytest.approx(sum(parts))
+    assert seconds["host"] > 0
 
 
 @pytest.fixture(autouse=True)
@@ -182,10 +182,10 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(score, "StageTrace", lambda synchronize: StageTrace(synchronize=synchronize, started=now[0]))
     requests = noted(temperature=1.0, examples=2)[2]
-    stages = trace_stages(Staged(), requests, 5, lambda: None)
-    assert stages.seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
+    seconds, spans_of_all = trace_stages(Staged(), requests, 5, lambda: None)
+    assert seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
     assert seen == [(7,), 5 * 1_000_003, (8,), 5 * 1_000_003 + 1]  # prepared, then decoded
-    assert [spans[0] for spans in stages.spans] == [("prefill", 8, 9)] * 2
+    assert [spans[0] for spans in spans_of_all] == [("prefill", 8, 9)] * 2
 
 
 @pytest.mark.parametrize("repeats", [1, 2, 3])

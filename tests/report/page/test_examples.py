@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
+from bild_lab.lab.config import typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.report.page import examples
 from bild_lab.report.page.examples import AFTER, BEFORE, SAME, change, text_browser, traced_points
 from bild_lab.report.page.tables import name_of
@@ -75,7 +81,9 @@ def test_sources_and_references_are_read_from_the_data_set(tmp_path: Path, data:
     config = f"""
 dataset: {{name: multi30k, path: "{data}", split: test, source_column: de, reference_column: en, metric: bleu}}
 """
-    Sweep(tmp_path).write_point(FAST.point, config, FAST, [example(0, "a man in a blue hat")])
+    known = data_hash(load_examples(typed(DatasetSpec, OmegaConf.create(config).dataset, "dataset")))
+    result = replace(FAST, setting=Setting({**FAST.setting, "data": known}))
+    Sweep(tmp_path).write_point(FAST.point, config, result, [example(0, "a man in a blue hat")])
     (group,) = by_setting(Sweep(tmp_path).results())
     stored = {name_of(one): [example(0, "a man in a blue hat")] for one in group.results}
     (only,) = text_browser(group, stored)["examples"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bild_lab.lab.analysis.paired import Compared, Pair
+from bild_lab.lab.analysis.paired import Compared, ComparedQuality, Pair
 from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.results.groups import batch_curves, by_setting
 from bild_lab.lab.schema.numbers import Speedup
@@ -103,8 +103,9 @@ def compared(latency: tuple | None = (0.8, 0.7, 0.9), quality: tuple | None = (0
     result, unknown = sample_result("bild", {}, 1.5), (Speedup(), Speedup())
     ratio = None if latency is None else Speedup(*latency)
     difference = None if quality is None else Difference("BLEU", *quality)
-    own = {"n_examples": 3, "decoded": (3, 3), "speedups": unknown, "qualities": (None, None), "unfit": None}
-    return Compared(Pair(result, result, {}), **own, latency=ratio, baseline_latency=None, quality=difference)
+    judged = (ComparedQuality("BLEU", (None, None), difference),)
+    own = {"n_examples": 3, "decoded": (3, 3), "speedups": unknown, "unfit": None, "judged": judged}
+    return Compared(Pair(result, result, {}), **own, latency=ratio, baseline_latency=None)
 
 
 def test_a_comparison_has_both_intervals_of_every_point_in_the_colour_of_its_verdict() -> None:
