@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.models.admission import CHANGING, rotations
 from bild_lab.engine.models.native.attention import PlacedRows, joined
 from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
+from bild_lab.engine.models.weights import module_weights
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # a layer's kind, as named in the configurations
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # as `stack.py` names them
@@ -62,8 +63,10 @@ MODEL_TYPES = tuple(FAMILIES)
 class LlamaDecoder(Stack):
     """A decoder of this family. A kind of layer has a window or none, and may have a rotation of its own."""
 
-    def __init__(self, module: PreTrainedModel, weights: Mapping[str, Tensor], held: bool = True) -> None:
+    def __init__(self, module: PreTrainedModel, weights: Mapping[str, Tensor] | None = None, held: bool = True) -> None:
+        """weights: of the module, which is then only asked for its configuration. held: as in `layers_of`."""
         self.config = config = module.config
+        weights = module_weights(module, module.dtype, module.device) if weights is None else weights
         family, kinds = FAMILIES[config.model_type], layer_kinds(config)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, joined, normalize
 from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
+from bild_lab.engine.models.weights import module_weights
 
 MODEL_TYPES = ("t5", "mt5")
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # which all layers share
@@ -38,8 +39,10 @@ class Memory:
 class T5Decoder(Stack):
     """The decoder, and the encoder, whose head gives the cross-attention keys and values of all layers."""
 
-    def __init__(self, module: PreTrainedModel, weights: Mapping[str, Tensor], held: bool = True) -> None:
+    def __init__(self, module: PreTrainedModel, weights: Mapping[str, Tensor] | None = None, held: bool = True) -> None:
+        """weights: of the module, which is then only asked for its configuration. held: as in `layers_of`."""
         self.config = config = module.config
+        weights = module_weights(module, module.dtype, module.device) if weights is None else weights
         embedding, gated = weights["shared.weight"], config.is_gated_act
         self._farthest = config.relative_attention_max_distance  # the bias is constant from there on
         back = -torch.arange(self._farthest + 1, device=embedding.device)
