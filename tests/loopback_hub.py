@@ -1,7 +1,7 @@
 """A Hugging Face hub on the loopback interface, serving datasets and models from memory, also badly.
 
-Its models `{"google/mt5-small": contents(folder)}` are a checkpoint under a published id, and `pickled` makes its weights
-a pickle.
+Its models `{"google/mt5-small": contents(folder)}` are a checkpoint under a published id, and `pickled` makes its
+weights a pickle.
 """
 
 from __future__ import annotations
