@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -30,6 +30,7 @@ from transformers import (
 
 from bild_lab.engine.models.hub import hub_problem, require_hub
 from bild_lab.engine.models.pieces import Pieces
+from bild_lab.engine.models.weights import WeightFiles
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.files import shipped
@@ -215,6 +216,11 @@ class Checkpoint:
         return model
 
     @property
+    def weight_files(self) -> Path | None:
+        """The folder of the safetensors files that hold the weights as they are, fetched if need be; None without."""
+        return self._read("weights", WeightFiles)
+
+    @property
     def files(self) -> Path:
         """The folder of the files that have been read: of the hub's, the one in its cache, named after their commit."""
         if self.in_folder:
@@ -303,6 +309,7 @@ class LoadedCheckpoint(Checkpoint):
 
     module: PreTrainedModel | None = None
     own_tokenizer: PreTrainedTokenizerBase | None = None
+    weight_files: ClassVar[None] = None
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__

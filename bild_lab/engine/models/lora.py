@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub import snapshot_download
@@ -46,6 +46,8 @@ class AdapterCheckpoint(Checkpoint):
 
     Raises UserError without that package, and for an adapter that names no base.
     """
+
+    weight_files: ClassVar[None] = None  # it has only what is added to the base's
 
     @cached_property
     def base(self) -> Checkpoint:

@@ -15,9 +15,9 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from tests.loopback_hub import load_in_a_fresh_process, loopback_hub
+from tests.loopback_hub import CONVERSION, load_in_a_fresh_process, loopback_hub
 
-CONVERTED = {"hub_revision": "refs/convert/parquet", "hub_data_dir": "de-en"}
+CONVERTED = {"hub_revision": CONVERSION, "hub_data_dir": "de-en"}
 SHARDS = "['Ja', 'Nein', 'Gut']"
 
 
@@ -38,18 +38,26 @@ def parquet(*sentences: str) -> bytes:
 REPOSITORIES = {
     "me/parquet": {"data/test-00000-of-00001.parquet": parquet("Ja")},
     "me/gated": {"de-en/test.jsonl": jsonl("Ja")},
-    "me/script": {"script.py": b"raise SystemExit", "de-en/test/0000.parquet": parquet("Ja", "Nein")},
+    "me/script": {"script.py": b"raise SystemExit"},
+    f"me/script@{CONVERSION}": {"de-en/test/0000.parquet": parquet("Ja", "Nein")},
     "me/long": {"long-test.jsonl": jsonl("Ja", "Nein")},
     "me/short": {"data/short-test.parquet": parquet("Ja", "Nein")},
     "me/damaged": {"data/test.parquet": parquet("Ja", "Nein")},
-    "me/shards": {"de-en/test/0000.parquet": parquet("Ja", "Nein"), "de-en/test/0001.parquet": parquet("Gut")},
+    f"me/shards@{CONVERSION}": {
+        "de-en/test/0000.parquet": parquet("Ja", "Nein"),
+        "de-en/test/0001.parquet": parquet("Gut"),
+    },
 }
 HALF = {"data/test.parquet": REPOSITORIES["me/damaged"]["data/test.parquet"][:400]}  # as it was uploaded
 FAULTS = {  # what is asked for, what is said of it, and what comes when the fault is gone
     "missing": ({"hub_id": "me/missing"}, ["doesn't exist on the Hub", "check its name"], None),
     "gated": ({"hub_id": "me/gated"}, ["gated", "must be authenticated", "`hf auth login`"], None),
     "gated folder": ({"hub_id": "me/gated", "hub_data_dir": "de-en"}, ["gated", "`hf auth login`"], None),
-    "no folder": ({"hub_id": "me/shards", "hub_data_dir": "de-fr"}, ["no folder 'de-fr'", "hub_data_dir"], None),
+    "no folder": (
+        {"hub_id": "me/shards", **CONVERTED, "hub_data_dir": "de-fr"},
+        ["no folder 'de-fr'", "hub_data_dir"],
+        None,
+    ),
     "revision": ({"hub_id": "me/parquet", "hub_revision": "v9"}, ["Revision 'v9' doesn't exist", "revision"], None),
     "script": ({"hub_id": "me/script"}, ["scripts are no longer supported", "hub_revision=refs/convert/parquet"], None),
     "stopped early": ({"hub_id": "me/long"}, ["stopped early; repeat the command"], "['Ja', 'Nein']"),
