@@ -85,6 +85,7 @@ from pathlib import Path
 import psutil, torch
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native import NativeModel
 if sys.argv[2] == "whole":
     Checkpoint.weight_files = None
 NativeModel(HuggingFaceModel(Checkpoint(sys.argv[3]), torch.device("cpu"), torch.bfloat16), kernels=True).load()
@@ -110,8 +111,8 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
         words = [sys.executable, "-c", PEAK, str(tmp_path / "large"), how, str(tmp_path / "tiny")]
         return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
 
-    assert peak("parts") < 1.25 * size
-    assert peak("whole") > 1.5 * size  # planted: the whole module beside its packed copy
+    parts, whole = peak("parts"), peak("whole")  # planted: the whole module beside its packed copy
+    assert parts < whole - size / 2, (parts / size, whole / size)
 
 
 def test_a_model_from_files_decodes_as_its_module_does(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
