@@ -94,7 +94,7 @@ def loopback_hub(
     repository with branches alone has an empty main.
     gated: repositories whose files want a login and a permission, which nobody has. truncated: names of files that
     end before the length they announce. shortened: of those that announce, when asked for, half their length only.
-    fetched: takes `owner/name@revision/path` of every file that was sent.
+    fetched: takes `owner/name@branch/path` of every file that was sent.
     """
 
     class Handler(_HubHandler):
@@ -151,7 +151,7 @@ class _HubHandler(BaseHTTPRequestHandler):
             return self._error("GatedRepo", 403 if "Authorization" in self.headers else 401)
         path = "/".join(rest[2:])
         if self.command == "GET" and path in files:
-            self.sent.append(f"{repository}@{revision}/{path}")
+            self.sent.append(f"{repository}@{known[revision]}/{path}")
         return self._file(files, commit, path)
 
     do_HEAD = do_GET

@@ -154,7 +154,8 @@ class _Models:
         if key not in self._in_memory:
             path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
             options = (self.engine, self._runtime.compile, self._runtime.trust_remote_code, placement)
-            return load_model(path, revision, self.device, self.dtype, *options)
+            pickles = self._runtime.allow_pickles
+            return load_model(path, revision, self.device, self.dtype, *options, pickles)
         if self.engine != "hf" or self._runtime.compile or placement.spread:
             raise UserError(
                 "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
@@ -193,6 +194,7 @@ def load_model(
     compile: bool = False,
     trust_remote_code: bool = False,
     placement: Placement = ON_ONE_DEVICE,
+    allow_pickles: bool = False,
 ) -> LoadedModel:
     """A checkpoint's model, shared by all decoders of the process.
 
@@ -200,7 +202,7 @@ def load_model(
     the model does not allow.
     """
     require_engine(engine)
-    checkpoint = adapter_or_model(Checkpoint(path, revision, trust_remote_code))
+    checkpoint = adapter_or_model(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
     if engine in ("kernels", "native") and placement.spread:
         raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)

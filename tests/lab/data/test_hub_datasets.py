@@ -43,6 +43,12 @@ REPOSITORIES = {
     "me/long": {"long-test.jsonl": jsonl("Ja", "Nein")},
     "me/short": {"data/short-test.parquet": parquet("Ja", "Nein")},
     "me/damaged": {"data/test.parquet": parquet("Ja", "Nein")},
+    "me/large": {
+        "de-en/train-00000-of-00002.parquet": parquet("Viel"),
+        "de-en/train-00001-of-00002.parquet": parquet("Mehr"),
+        "de-en/validation-00000-of-00001.parquet": parquet("Wenig"),
+        "de-en/test-00000-of-00001.parquet": parquet("Ja"),
+    },
     f"me/shards@{CONVERSION}": {
         "de-en/test/0000.parquet": parquet("Ja", "Nein"),
         "de-en/test/0001.parquet": parquet("Gut"),
@@ -103,3 +109,17 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
 def spec_of(**fields: str) -> DatasetSpec:
     columns = {"source_column": "translation.de", "reference_column": "translation.en"}
     return DatasetSpec(name="x", metric="bleu", **columns, **fields)
+
+
+@pytest.mark.slow
+def test_only_the_files_of_the_split_are_downloaded(tmp_path: Path) -> None:
+    asked = [{"hub_id": "me/large", "hub_data_dir": "de-en", "split": split} for split in ("test", "val", "tset")]
+    fetched: list[str] = []
+    with loopback_hub(REPOSITORIES, fetched=fetched) as endpoint:
+        test, validation, misspelt = load_in_a_fresh_process(endpoint, tmp_path, *asked)
+    assert [test, validation] == ["['Ja']", "['Wenig']"]
+    assert "no split 'tset' in de-en, only test, train, validation; set dataset.split" in misspelt
+    assert fetched == [f"me/large@main/de-en/{split}-00000-of-00001.parquet" for split in ("test", "validation")]
+    absent = {**asked[0], "split": "train"}
+    again, lacking = load_in_a_fresh_process("http://127.0.0.1:9", tmp_path, asked[0], absent)
+    assert again == test and "local cache lacks a part of de-en" in lacking
