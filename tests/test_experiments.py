@@ -28,6 +28,7 @@ from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
 from bild_lab.papers.match_rate_command import match_rates
+from bild_lab.papers.paper_runs import size_of
 from bild_lab.papers.published import SCALES, load_published
 from tests.engine.drafters.tables import ngram_table
 from tests.engine.heads.tiny import files_of
@@ -178,7 +179,7 @@ def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     if plain.policy.name == "ppd":  # the tiny model has one layer to exit from
         here.append("policy.exit_layer=1")
     if plain.policy.name == "layer_skip":
-        here.append("policy.skipped_layers=[1]")
+        here += ["policy.skipped_layers=[1]", "policy.skipped_attention=[]", "policy.skipped_feed_forward=[]"]
     cfg = configured(command, [*last, *here])
     assert prepare(cfg).policy == cfg.policy.name  # its parts are those of the policy's file
     cached_examples.cache_clear()
@@ -254,6 +255,18 @@ def test_bitas_commands_measure_every_row_and_panel_that_the_paper_prints(name: 
     else:
         assert pairs == told[1]
     assert data == ({"xsum", "mt_bench", "cip", "humaneval_x"} if name == "bita_tab1" else {"mt_bench"})
+
+
+def test_layers_to_skip_are_chosen_for_the_depth_of_each_target() -> None:
+    """No command shares a list among targets, and the blocks left out lie in every third of the target's layers."""
+    skipping = [one for one in commands("bita_tab2") if "policy=layer_skip" in one]
+    assert sorted(pair for one in skipping for pair in values(one, "pair")) == ["llama2_70b_chat", "llama2_7b_chat"]
+    for one in skipping:
+        (pair,) = values(one, "pair")
+        depth = size_of(compose("config", [f"pair={pair}"]).pair.target).layers
+        words = dict(word.split("=", 1) for word in shlex.split(one)[1:])
+        blocks = [at for key, value in words.items() if key.startswith("policy.skipped_") for at in json.loads(value)]
+        assert max(blocks) < depth and {3 * at // depth for at in blocks} == {0, 1, 2}, one
 
 
 @pytest.mark.parametrize("name", BITA)

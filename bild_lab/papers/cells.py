@@ -120,10 +120,13 @@ def prompt_design(point: Result) -> str | None:
 
 
 def tree(point: Result) -> str | None:
-    """BiTA's ways of decoding; a straightforward chain has one candidate per mask."""
+    """BiTA's ways of decoding; a straightforward chain has one candidate per mask.
+
+    The authors' narrowing tree has the name of the paper's row, efficient tree-based decoding.
+    """
     if point.policy != "bita":
         return None
-    kind = point.knobs["tree"]
+    kind = point.knobs["tree"].replace("narrowing", "efficient")
     return kind if kind == "straightforward" else f"{kind}, k = {point.knobs['top_k']}"
 
 
