@@ -136,7 +136,8 @@ class TrainingRun:
                 about = {"composition": self.start, "environment": dict(environment(arguments.device))}
                 about = {**self.identity, **about}
                 name = content_hash(dict(self.identity))
-                logs.append(LogToWandb(self.job.logger.begin(name, self.folder.root.name, about, TRAINING)))
+                run = self.job.logger.begin(name, self.folder.root.name, about, TRAINING)
+                logs.append(LogToWandb(run, self.metric))
             yield logs
 
     def _progress(self, state: TrainerState) -> dict[str, Any]:
