@@ -197,7 +197,7 @@ def hub_rows(
 
 
 def _folder(hub_id: str, data_dir: str, revision: str | None) -> Path:
-    """One folder of a dataset's files, in the hub's cache.
+    """One folder of a dataset's files, or one file, in the hub's cache.
 
     With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not show whether the
     download was complete. `snapshot_download` keeps a list of the files. A cache that was filled in another way has no
@@ -206,7 +206,7 @@ def _folder(hub_id: str, data_dir: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HTTPError
 
-    where: dict[str, Any] = {"revision": revision, "allow_patterns": f"{data_dir}/*"}
+    where: dict[str, Any] = {"revision": revision, "allow_patterns": [data_dir, f"{data_dir}/*"]}
     cached_only = hub_problem() is not None
     try:
         snapshot = snapshot_download(hub_id, repo_type="dataset", local_files_only=cached_only, **where)
@@ -215,8 +215,10 @@ def _folder(hub_id: str, data_dir: str, revision: str | None) -> Path:
             require_hub(f"dataset {hub_id!r}, whose local cache lacks a part of {data_dir},", REMEDY)
         raise UserError(_complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)) from error
     folder = Path(snapshot, data_dir)
-    if not folder.is_dir():
-        raise UserError(f"dataset {hub_id!r} has no folder {data_dir!r}; correct dataset.hub_data_dir, or {REMEDY}")
+    if not folder.exists():
+        raise UserError(
+            f"dataset {hub_id!r} has no folder or file {data_dir!r}; correct dataset.hub_data_dir, or {REMEDY}"
+        )
     return folder
 
 
