@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,11 +11,11 @@ from pathlib import Path
 
 from bild_lab.errors import UserError
 from bild_lab.files import shipped
-from bild_lab.lab.cli import console, escape
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
 from bild_lab.lab.data.rows import Row, canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 
+log = logging.getLogger(__name__)
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this instead of texts it may not distribute
 ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")  # "from" in ShareGPT's files
 NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
@@ -123,7 +124,7 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
                 yield turn if answer is None or not spec.reference_column else replace(turn, references=(answer,))
     if unanswered:
-        console.print(escape(f"{spec.name}: {unanswered} conversations without an answered question are left out"))
+        log.warning("%s: %d conversations without an answered question are left out", spec.name, unanswered)
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:

@@ -166,7 +166,7 @@ class OwnLoss:
     """The logits of a module that learns more than the labels, and its loss for each label.
 
     It may be of the first predictors alone: then the others are not trained. logits: None of a module that never holds
-    all of them. It gives its choices instead, as `first_choices` does, except while training, where nobody reads them.
+    all of them. It gives its choices instead, as `first_choices` does, except where gradients are recorded.
     """
 
     logits: Float[Tensor, "*rows predictors vocab"] | None

@@ -73,11 +73,11 @@ def test_a_conversation_ends_where_its_speakers_do_not_take_turns(
 
 
 def test_conversations_without_an_answered_question_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = file(tmp_path, [], TALK, [("human", "w4")], [("gpt", "w4")])
     assert [one.id for one in load_examples(spec(path))] == ["train-1", "train-1/2"]
-    assert "sharegpt: 3 conversations without an answered question are left out" in capsys.readouterr().err
+    assert "sharegpt: 3 conversations without an answered question are left out" in caplog.text
 
 
 def test_only_answers_and_the_end_tokens_after_them_are_learned(tmp_path: Path, checkpoints: Path) -> None:
