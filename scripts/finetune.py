@@ -17,7 +17,7 @@ import hydra
 from omegaconf import DictConfig
 
 from bild_lab.engine.models.ranks import launched
-from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config import config_dir, typed
 
@@ -111,7 +111,8 @@ def starting_point(model: DictConfig, max_target_tokens: int) -> StartingPoint:
     if model.path is None:
         raise UserError("set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as model=t5_tiny")
     require_model_path("model.path", model.path)
-    return FromCheckpoint(Checkpoint(model.path, model.revision))
+    require_flag("model.allow_pickles", model.allow_pickles)
+    return FromCheckpoint(Checkpoint(model.path, model.revision, allow_pickles=model.allow_pickles))
 
 
 def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Example, ...], tuple[Example, ...]]:

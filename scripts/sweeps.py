@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -304,6 +303,8 @@ def log(cfg: DictConfig) -> None:
 
 def log_sweep(sweep: Sweep, logger: Any) -> None:
     """Log every point, oldest first, and the sweep as a whole."""
+    from bild_lab.lab.results.commits import stored_config
+
     results = sweep.results()
     for number, result in enumerate(results, 1):
         console.print(
@@ -313,17 +314,6 @@ def log_sweep(sweep: Sweep, logger: Any) -> None:
     logger.log_sweep(sweep)
     for line in logger.closing():
         console.print(escape(line))
-
-
-def stored_config(result: Result) -> dict[str, Any]:
-    """The configuration that a point was measured with. Raises UserError if it cannot be read."""
-    from bild_lab.lab.results.records import CONFIG
-
-    file = result.folder / CONFIG
-    try:
-        return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except (OSError, ValueError, OmegaConfBaseException) as error:
-        raise UserError(f"{file} cannot be read: {error}; measure the point again with resume=false") from error
 
 
 def trace(cfg: DictConfig) -> None:

@@ -28,15 +28,15 @@ def report(cfg: DictConfig) -> None:
     from bild_lab.files import write_atomically
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.report.wandb.report import connect, group_report, publish, report_spec, require_logged
+    from bild_lab.report.wandb.report import connect, group_report, logged_panels, publish, report_spec
 
     require_flag("offline", cfg.offline)
     folder = sweep_folder(cfg)
     require_writable(folder)
     groups = [str(group).removeprefix(f"{OUTPUTS}/").rstrip("/") for group in cfg.groups]
-    built = group_report(groups, cfg.project, cfg.entity, cfg.title)
     api, why = (None, "") if cfg.offline else connect()
-    require_logged(groups, cfg.project, cfg.entity, OUTPUTS, api)
+    panels = logged_panels(groups, cfg.project, cfg.entity, OUTPUTS, api)
+    built = group_report(groups, panels, cfg.project, cfg.entity, cfg.title)
     path = folder / "report.json"
     write_atomically(path, report_spec(built).encode())
     output.print(escape(f"{path}: the spec of {built.title!r}"))

@@ -1,7 +1,12 @@
-"""A Hugging Face hub on the loopback interface, serving datasets and models from memory, also badly."""
+"""A Hugging Face hub on the loopback interface, serving datasets and models from memory, also badly.
+
+Its models `{"google/mt5-small": contents(folder)}` are a checkpoint under a published id, and `pickled` makes its
+weights a pickle.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -14,8 +19,11 @@ from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-REVISIONS = ("main", COMMIT, "refs/convert/parquet")
+import torch
+from safetensors.torch import load
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of every main
+CONVERSION = "refs/convert/parquet"
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOTHING: Mapping[str, Mapping[str, bytes]] = {}
 _LOAD_ALL = """
@@ -47,8 +55,23 @@ def printed_in_a_fresh_process(code: str, endpoint: str, home: Path, *words: str
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a repository, by name."""
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    """The files of a repository, by their paths in it."""
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def pickled(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """A checkpoint whose weights are in `pytorch_model.bin` instead of `model.safetensors`."""
+    written = io.BytesIO()
+    torch.save(load(files["model.safetensors"]), written)
+    return {
+        **{name: files[name] for name in files if name != "model.safetensors"},
+        "pytorch_model.bin": written.getvalue(),
+    }
+
+
+def commit_of(repository: str, branch: str) -> str:
+    """The commit at the end of a branch."""
+    return COMMIT if branch == "main" else sha1(f"{repository}@{branch}".encode()).hexdigest()
 
 
 def load_in_a_fresh_process(endpoint: str, home: Path, *specs: dict[str, str], token: str = "") -> list[str]:
@@ -63,16 +86,21 @@ def loopback_hub(
     gated: Collection[str] = (),
     truncated: Collection[str] = (),
     shortened: Collection[str] = (),
+    fetched: list[str] | None = None,
 ) -> Iterator[str]:
     """Serve `{"owner/name": {"data/test.jsonl": b"..."}}`; yields the endpoint's URL.
 
+    A key `owner/name@refs/convert/parquet` is a branch, with its own files and commit; without it there is none. A
+    repository with branches alone has an empty main.
     gated: repositories whose files want a login and a permission, which nobody has. truncated: names of files that
     end before the length they announce. shortened: of those that announce, when asked for, half their length only.
+    fetched: takes `owner/name@branch/path` of every file that was sent.
     """
 
     class Handler(_HubHandler):
-        kinds = {"datasets": datasets, "models": models}
+        kinds = {"datasets": _by_branch(datasets), "models": _by_branch(models)}
         withheld, cut, halved = frozenset(gated), frozenset(truncated), frozenset(shortened)
+        sent = [] if fetched is None else fetched
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -85,8 +113,18 @@ def loopback_hub(
         thread.join()
 
 
+def _by_branch(repositories: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, Mapping[str, bytes]]]:
+    """The files of every repository by the name of the branch."""
+    branches: dict[str, dict[str, Mapping[str, bytes]]] = {}
+    for name, files in repositories.items():
+        repository, _, branch = name.partition("@")
+        branches.setdefault(repository, {"main": {}})[branch or "main"] = files
+    return branches
+
+
 class _HubHandler(BaseHTTPRequestHandler):
-    kinds: Mapping[str, Mapping[str, Mapping[str, bytes]]] = {}
+    kinds: Mapping[str, Mapping[str, Mapping[str, Mapping[str, bytes]]]] = {}
+    sent: list[str] = []
     withheld: frozenset[str] = frozenset()
     cut: frozenset[str] = frozenset()
     halved: frozenset[str] = frozenset()
@@ -99,16 +137,22 @@ class _HubHandler(BaseHTTPRequestHandler):
         path = path[api:]
         kind = path.pop(0) if path[:1] in (["datasets"], ["models"]) else "models"  # files of models have no prefix
         repository, rest = "/".join(path[:2]), path[2:]
-        files = self.kinds[kind].get(repository)
-        if files is None:
+        branches = self.kinds[kind].get(repository)
+        if branches is None:
             return self._error("RepoNotFound")
-        if rest[:1] in (["resolve"], ["revision"], ["tree"]) and rest[1] not in REVISIONS:
+        revision = rest[1] if rest[:1] in (["resolve"], ["revision"], ["tree"]) else "main"
+        known = {name: name for name in branches} | {commit_of(repository, name): name for name in branches}
+        if revision not in known:
             return self._error("RevisionNotFound")
+        files, commit = branches[known[revision]], commit_of(repository, known[revision])
         if api:
-            return self._api(repository, files, rest)
+            return self._api(repository, commit, files, rest)
         if repository in self.withheld:
             return self._error("GatedRepo", 403 if "Authorization" in self.headers else 401)
-        return self._file(files, "/".join(rest[2:]))
+        path = "/".join(rest[2:])
+        if self.command == "GET" and path in files:
+            self.sent.append(f"{repository}@{known[revision]}/{path}")
+        return self._file(files, commit, path)
 
     do_HEAD = do_GET
 
@@ -116,12 +160,12 @@ class _HubHandler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._error("EntryNotFound")
 
-    def _api(self, repository: str, files: Mapping[str, bytes], rest: list[str]) -> None:
+    def _api(self, repository: str, commit: str, files: Mapping[str, bytes], rest: list[str]) -> None:
         if rest[:1] == ["tree"]:
             return self._tree(files, "/".join(rest[2:]))
         siblings = [{"rfilename": path} for path in files]
         gated = "auto" if repository in self.withheld else False
-        self._json({"id": repository, "sha": COMMIT, "siblings": siblings, "private": False, "gated": gated})
+        self._json({"id": repository, "sha": commit, "siblings": siblings, "private": False, "gated": gated})
 
     def _tree(self, files: Mapping[str, bytes], folder: str) -> None:
         prefix = f"{folder}/" if folder else ""
@@ -139,10 +183,10 @@ class _HubHandler(BaseHTTPRequestHandler):
                 entries[path] = {"type": "file", "path": path, "size": len(files[path]), "oid": oid}
         self._json(list(entries.values()))
 
-    def _file(self, files: Mapping[str, bytes], path: str) -> None:
+    def _file(self, files: Mapping[str, bytes], commit: str, path: str) -> None:
         if path not in files:
             return self._error("EntryNotFound")
-        headers = {"ETag": f'"{sha1(files[path]).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{sha1(files[path]).hexdigest()}"', "X-Repo-Commit": commit}
         if path in self.cut and self.command == "GET":
             self.close_connection = True
             return self._reply(200, files[path], headers, sent=len(files[path]) // 2)

@@ -28,6 +28,7 @@ from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
 from bild_lab.papers.match_rate_command import match_rates
+from bild_lab.papers.paper_runs import size_of
 from bild_lab.papers.published import SCALES, load_published
 from tests.engine.drafters.tables import ngram_table
 from tests.engine.heads.tiny import files_of
@@ -58,7 +59,7 @@ TABLES = {  # what speculative decoding sweeps over in each of its tables
 }
 TASKS = {  # by data set, what is decoded
     "wmt14_en_de": ("translate English to German: a text", ("ein Text",), "bleu"),
-    "cnn_dailymail": ("summarize: a text", ("a summary",), "rouge"),
+    "cnn_dailymail": ("summarize: a text", ("a summary",), "rougeLsum"),
 }
 ROW = {"en": "a text", "de": "ein Text", "article": "a text", "highlights": "a summary", "id": "one"}
 ROW |= {"document": "a text", "summary": "a summary", "prompt": "a text", "task_id": "one", "question_id": 1}
@@ -178,7 +179,7 @@ def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     if plain.policy.name == "ppd":  # the tiny model has one layer to exit from
         here.append("policy.exit_layer=1")
     if plain.policy.name == "layer_skip":
-        here.append("policy.skipped_layers=[1]")
+        here += ["policy.skipped_layers=[1]", "policy.skipped_attention=[]", "policy.skipped_feed_forward=[]"]
     cfg = configured(command, [*last, *here])
     assert prepare(cfg).policy == cfg.policy.name  # its parts are those of the policy's file
     cached_examples.cache_clear()
@@ -191,6 +192,18 @@ def test_small_takes_nothing_of_the_papers_models_and_data(experiment: str) -> N
     models = {cfg.pair.target, cfg.pair.draft} - {None}
     assert all(one.startswith(("toy:", "outputs/toy")) for one in models) and cfg.dataset.name == "toy"
     assert cfg.dataset.limit == 24 and cfg.dataset.chat_template == "{question}"
+
+
+@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("bild/") and "scale=" not in one])
+def test_bilds_runs_decode_the_whole_validation_split_by_algorithm_1(command: str) -> None:
+    """The paper's figures and the released `--do_eval` are of the validation split; Figure 10 is for reading."""
+    experiment = shlex.split(command)[0]
+    cfg, questions = of_command(command), experiment == "bild/lossy_step_cascade"
+    assert cfg.dataset.split == ("train" if questions else "validation")
+    assert (cfg.dataset.limit is None) == ("fig10" not in experiment)
+    assert "dataset.split" not in swept(command) and "dataset.limit" not in swept(command)
+    unverified = not cfg.policy.get("verify_tail", True)
+    assert unverified == (cfg.policy.name.startswith("bild") and experiment != "bild/fig2")
 
 
 @pytest.mark.parametrize("table", TABLES)
@@ -242,6 +255,18 @@ def test_bitas_commands_measure_every_row_and_panel_that_the_paper_prints(name: 
     else:
         assert pairs == told[1]
     assert data == ({"xsum", "mt_bench", "cip", "humaneval_x"} if name == "bita_tab1" else {"mt_bench"})
+
+
+def test_layers_to_skip_are_chosen_for_the_depth_of_each_target() -> None:
+    """No command shares a list among targets, and the blocks left out lie in every third of the target's layers."""
+    skipping = [one for one in commands("bita_tab2") if "policy=layer_skip" in one]
+    assert sorted(pair for one in skipping for pair in values(one, "pair")) == ["llama2_70b_chat", "llama2_7b_chat"]
+    for one in skipping:
+        (pair,) = values(one, "pair")
+        depth = size_of(compose("config", [f"pair={pair}"]).pair.target).layers
+        words = dict(word.split("=", 1) for word in shlex.split(one)[1:])
+        blocks = [at for key, value in words.items() if key.startswith("policy.skipped_") for at in json.loads(value)]
+        assert max(blocks) < depth and {3 * at // depth for at in blocks} == {0, 1, 2}, one
 
 
 @pytest.mark.parametrize("name", BITA)

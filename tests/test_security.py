@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import bild_lab
 import run
@@ -18,6 +19,7 @@ from bild_lab.lab.cli import require_no_secrets
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.decoding.load import build
+from tests.loopback_hub import contents, pickled
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"
 SCRIPT = "<script>alert('w3')</script>"
@@ -59,8 +61,32 @@ def test_a_checkpoints_own_code_runs_only_where_it_was_asked_for(
 def test_pickled_weights_are_refused_before_anything_is_read(checkpoints: Path, tmp_path: Path) -> None:
     folder = changed(checkpoints / "t5", tmp_path / "pickled")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin and no safetensors.*save_pretrained\(NEW_DIR\)"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin and no safetensors.*runtime\.allow_pickles=true"):
         Checkpoint(str(folder)).check()
+
+
+class Harm:
+    """Writes a file as it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (Path("harmed"),)
+
+
+def test_pickles_that_are_allowed_give_the_same_weights_and_run_nothing(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = changed(checkpoints / "t5", tmp_path / "pickled")
+    for name, content in pickled(contents(folder)).items():
+        (folder / name).write_bytes(content)
+    (folder / "model.safetensors").unlink()
+    wanted = bild_lab.load(str(checkpoints / "t5"), policy="vanilla").generate("w5 w9", max_new_tokens=5)
+    got = bild_lab.load(str(folder), policy="vanilla", allow_pickles=True).generate("w5 w9", max_new_tokens=5)
+    assert got.token_ids == wanted.token_ids
+    torch.save({"shared.weight": Harm()}, folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match="cannot read the weights"):
+        Checkpoint(str(folder), allow_pickles=True).weights(torch.float32)
+    assert not Path("harmed").exists()
 
 
 def test_pickles_beside_safetensors_are_not_looked_at(checkpoints: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from tokenizers import Tokenizer
@@ -309,6 +309,7 @@ class SyntheticCheckpoint(Checkpoint):
     """Random weights of a configuration, in memory, with the interface of a checkpoint."""
 
     shape: PreTrainedConfig = field(default_factory=T5Config)
+    weight_files: ClassVar[None] = None
 
     @cached_property
     def config(self) -> PreTrainedConfig:

@@ -95,6 +95,7 @@ class RuntimeSpec:
     threads: int | None = whole(1, MOST_THREADS, default=None)  # of the CPU; null: PyTorch chooses
     seed: int = whole(0, default=0)
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
+    allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
     device_map: str | None = None  # how the target is spread over devices
     tensor_parallel: bool = False  # each process of torchrun holds a shard of the target
 

@@ -45,6 +45,7 @@ from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, 
 from bild_lab.lab.measure.environment import placement_setting
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
+from bild_lab.lab.metrics.sentences import splitter_name
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, EVALUATE, PASS_AT_1, require_loadable, script_of
 from bild_lab.lab.results.records import require_writable
 
@@ -278,9 +279,11 @@ def _inputs(
 
 
 def _further_metrics(scoring: Scoring) -> dict[str, str]:
-    """What else decides about the scores: further metrics, and what those of `evaluate` depend on."""
+    """What else decides about the scores: further metrics, and what ROUGE-Lsum and those of `evaluate` depend on."""
     found = dict.fromkeys(scoring.metrics[1:], "")
     for metric in scoring.metrics:
+        if metric == "rougeLsum":
+            found[metric] = splitter_name()
         if metric.startswith(EVALUATE):
             script = script_of(metric)
             found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"

@@ -120,10 +120,13 @@ def prompt_design(point: Result) -> str | None:
 
 
 def tree(point: Result) -> str | None:
-    """BiTA's ways of decoding; a straightforward chain has one candidate per mask."""
+    """BiTA's ways of decoding; a straightforward chain has one candidate per mask.
+
+    The authors' narrowing tree has the name of the paper's row, efficient tree-based decoding.
+    """
     if point.policy != "bita":
         return None
-    kind = point.knobs["tree"]
+    kind = point.knobs["tree"].replace("narrowing", "efficient")
     return kind if kind == "straightforward" else f"{kind}, k = {point.knobs['top_k']}"
 
 
@@ -153,11 +156,12 @@ def _adapter(point: Result, key: str) -> Any:
 
 def cell(data: str, row: str, quantity: str, number: Number, formula: float | None = None) -> list[Cell]:
     """The number as a cell; no cell for a number that is not known."""
+    metric = number.metric if isinstance(number, Quality) else None
     if isinstance(number, Speedup | Quality):
         value, bounds = number.value, (number.low, number.high)
     else:
         value, bounds = number, (None, None)
-    return [] if value is None else [Cell(data, row, quantity, value, *bounds, formula)]
+    return [] if value is None else [Cell(data, row, quantity, value, *bounds, formula, metric=metric)]
 
 
 def at_losses(row: RowOf) -> Cells:
@@ -328,8 +332,8 @@ def greatest(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _vanilla(points: Sequence[Result]) -> list[Cell]:
-    found = []
-    for panel in dict.fromkeys(map(dataset, points)):
-        quality = baseline_quality(point for point in points if dataset(point) == panel)
-        found += cell(panel, "vanilla", "quality", quality)
-    return found
+    qualities: dict[str, Quality] = {}
+    for point in points:
+        if point.quality.baseline is not None:
+            qualities.setdefault(dataset(point), point.quality)
+    return [Cell(panel, "vanilla", "quality", one.baseline, metric=one.metric) for panel, one in qualities.items()]

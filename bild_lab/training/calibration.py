@@ -13,9 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from bild_lab.engine.drafters.ngram import vocabulary_hash
+from bild_lab.engine.models.device import within_memory
 from bild_lab.engine.models.ranks import launched
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_whole
@@ -125,13 +125,10 @@ def _write_part(job: CalibrationJob, part: range, process: int, advance: Callabl
     examples, checkpoint = [job.examples[index] for index in part], job.target.checkpoint
     sources = [checkpoint.source(example.prompt, job.dataset.max_source_tokens) for example in examples]
     started = time.perf_counter()
-    try:
+    with within_memory(checkpoint.path, job.target.device, "set runtime.dtype=bfloat16, or use a larger device"):
+        job.target.load()
+    with within_memory(f"batch_size={job.batch_size}", job.target.device, "lower it, finished parts are kept"):
         emitted = greedy_answers(job.target, sources, job.max_new_tokens, job.batch_size, advance)
-    except torch.OutOfMemoryError as error:
-        raise UserError(
-            f"batch_size={job.batch_size} does not fit into the memory of {job.target.device}; lower it, "
-            "finished parts are kept"
-        ) from error
     seconds = time.perf_counter() - started
     rows = [
         Answer(

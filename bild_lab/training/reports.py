@@ -102,15 +102,23 @@ def print_closing(logger: WandbLogger | None) -> None:
 
 
 class LogToWandb(TrainerCallback):
-    """Sends every log and evaluation of a training to a run."""
+    """Sends every log and evaluation of a training to a run.
 
-    def __init__(self, run: Any) -> None:
+    metric: of the evaluations, None without any. Curves are over the training's step, also after it was resumed.
+    """
+
+    def __init__(self, run: Any, metric: str | None) -> None:
         self._run = run
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+        best = {"loss": "min"} if metric is None else {"loss": "min", "eval_loss": "min", f"eval_{metric}": "max"}
+        for name, summary in best.items():  # what the table of runs shows, rather than the last value
+            run.define_metric(name, step_metric="step", summary=summary)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """The numbers, under their step."""
+        """The numbers, and their step."""
         numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
-        self._run.log(numbers, step=state.global_step)
+        self._run.log({**numbers, "step": state.global_step})  # wandb's own step cannot go back, as resuming does
 
     def on_train_end(self, args, state, control, **kwargs):
         """The best score as the run's summary."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
+from bild_lab.engine.models.device import within_memory
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.files import holding
@@ -81,7 +82,8 @@ class TrainingRun:
             with arguments.main_process_first(local=False):
                 if launched().first:
                     folder.begin(self.identity)
-            objective = self.prepare(arguments)
+            with self._within_memory(arguments):
+                objective = self.prepare(arguments)
         except UserError:
             folder.abandon()
             raise
@@ -89,7 +91,8 @@ class TrainingRun:
         with self._logs(arguments) as logs:
             callbacks = [*logs, *self.job.callbacks]
             trainer = ResumableTrainer(objective, recipe, folder, arguments, callbacks)
-            with holding(folder.lock) if launched().first else nullcontext():
+            held = holding(folder.lock) if launched().first else nullcontext()
+            with self._within_memory(arguments), held:
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
         metrics = {
             "start": self.start,
@@ -112,6 +115,15 @@ class TrainingRun:
         launched().wait()
         return folder.finished()
 
+    def _within_memory(self, arguments: TrainingArguments) -> AbstractContextManager[None]:
+        """Names the keys that make a step smaller, where memory runs out."""
+        recipe = self.job.recipe
+        each = f"{self.title}: train.batch_size={recipe.batch_size} in train.accumulate={recipe.accumulate} passes"
+        shorter = f"lower train.max_target_tokens={recipe.max_target_tokens} or dataset.max_source_tokens"
+        if recipe.accumulate < recipe.batch_size:
+            shorter = f"set train.accumulate={min(2 * recipe.accumulate, recipe.batch_size)}, or {shorter}"
+        return within_memory(each, arguments.device, f"{shorter}, under another name=NAME if this one is taken")
+
     @contextmanager
     def _logs(self, arguments: TrainingArguments) -> Iterator[list[TrainerCallback]]:
         """The logs on terminal and Weights & Biases; only the first process has them."""
@@ -124,7 +136,8 @@ class TrainingRun:
                 about = {"composition": self.start, "environment": dict(environment(arguments.device))}
                 about = {**self.identity, **about}
                 name = content_hash(dict(self.identity))
-                logs.append(LogToWandb(self.job.logger.begin(name, self.folder.root.name, about, TRAINING)))
+                run = self.job.logger.begin(name, self.folder.root.name, about, TRAINING)
+                logs.append(LogToWandb(run, self.metric))
             yield logs
 
     def _progress(self, state: TrainerState) -> dict[str, Any]:

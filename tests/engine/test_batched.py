@@ -194,8 +194,8 @@ def test_windowed_layers_are_exact(family: str, engine: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "engine"), some(on(ENGINES, [("t5",), ("llama",)]), {("llama", "kernels")}))
-def test_long_prompts_run_by_themselves(family: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_layers, "KERNEL_ROWS", 6)
+def test_long_prompts_run_by_themselves_or_in_parts(family: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_layers, "ALONE_ROWS" if engine == "native" else "LONG_PROMPT", 6)
     case = Case("speculative", family, engine)
     assert differences(case.alone(), case.together(4)) == set()
 

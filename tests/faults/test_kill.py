@@ -36,7 +36,7 @@ def test_publishing_a_point_is_one_step(ground: Ground, after: bool, finished: i
     assert killed_and_resumed(ground, KillAtCall("rename", after, nth=2)) == finished
 
 
-@pytest.mark.parametrize(("target", "after"), [("sweep.csv", False), ("report.html", True)])
+@pytest.mark.parametrize(("target", "after"), [("sweep.csv", False), ("pareto.png", True)])
 def test_a_sweep_killed_in_its_report_has_all_points(ground: Ground, target: str, after: bool) -> None:
     assert killed_and_resumed(ground, KillAtCall("replace", after, target=target)) == 4
 

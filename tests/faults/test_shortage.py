@@ -37,7 +37,7 @@ def test_a_disk_that_fills_costs_the_points_that_no_longer_fit(small_disk: Groun
     assert len(kept) == 1
     assert list(small_disk.sweep.points.glob(".*")) == []  # no half-written rest takes room
     filler.unlink()
-    assert "whose disk is full" in full.printed
+    assert "nothing can be stored in" in full.printed
     again = small_disk.start(*SWEEP)
     assert again.ended() == 0, again.printed
     small_disk.require_whole(4, kept)

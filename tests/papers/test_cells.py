@@ -12,7 +12,7 @@ from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.cells import cost_ratios, greatest, match_rates, replaced_share, table, tokens_per_call
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
-from bild_lab.papers.published import Cell
+from bild_lab.papers.published import Cell, compare, load_published
 from tests.papers.samples import bild, bita, known, other, points
 from tests.report.sample import sample_baseline, with_quality, with_speedup
 
@@ -144,6 +144,19 @@ def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets(
     alone = point(1, 0.0, baseline=None, dataset="toy")
     assert replaced_share([alone, several[0]]) == [VANILLA]
     assert replaced_share([alone, *several]) == [share, VANILLA]
+
+
+def test_a_quality_is_compared_with_the_papers_only_by_the_papers_metric() -> None:
+    def verdict(metric: str) -> tuple[str, ...]:
+        point = bild(1.7, setting={"dataset": "cnn_dailymail"})
+        found = FIGURES["bild_fig4"].numbers(
+            [known("t5", with_quality(point, metric=metric, value=41.5, baseline=41.5))]
+        )
+        lines = compare(found, load_published("bild_fig4"), "paper").lines
+        return tuple(line.verdict for line in lines if line.cell.quantity in ("quality", "quality at minimal loss"))
+
+    assert verdict("ROUGE-Lsum") == ("agrees", "agrees")
+    assert verdict("ROUGE-L") == verdict("ROUGE-1") == ("–", "–")
 
 
 def speculative(value: float, loss: float = 0.0) -> Result:

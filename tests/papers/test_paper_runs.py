@@ -9,7 +9,7 @@ import pytest
 from hydra import initialize_config_dir
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import compose_config, config_dir
 from bild_lab.papers.paper_runs import Setting, commands, figures, hub, needs, on_hub, settings_of
 from bild_lab.papers.published import load_published, published_names
 from scripts import paper_run
@@ -18,7 +18,7 @@ from tests.thinned import thinned
 
 def setting(**changes: object) -> Setting:
     dataset = {
-        "name": "xsum", "hub_id": "EdinburghNLP/xsum", "hub_config": None, "hub_data_dir": None, "split": "test",
+        "name": "xsum", "hub_id": "EdinburghNLP/xsum", "hub_config": None, "hub_data_dir": "default", "split": "test",
         "source_column": "document", "reference_column": "summary", "id_column": "id", "category_column": None,
         "limit": 200, "max_source_tokens": 512,
     }  # fmt: skip
@@ -95,7 +95,7 @@ def test_a_dry_run_of_every_other_experiment_finds_its_names_on_the_cards(name: 
         ({"dataset": {"hub_id": "xsum"}}, "no data set xsum is known"),
         ({"dataset": {"split": "tests"}}, "has the splits test, validation, got tests"),
         ({"dataset": {"source_column": "dokument"}}, "got source_column dokument"),
-        ({"dataset": {"hub_config": "3.0.0"}}, "has the configurations none, got 3.0.0"),
+        ({"dataset": {"hub_config": "3.0.0"}}, "has the configurations default, got 3.0.0"),
     ],
 )
 def test_a_name_that_no_card_has_is_named(fault: dict, told: str) -> None:
@@ -133,3 +133,17 @@ def test_the_script_tells_what_a_figure_or_an_experiment_needs(command: Callable
     code, told = command(paper_run, "bild/thresholds", "gpu=t4")
     assert code == 0 and "kssteven/mT5-large-iwslt2017-de-en" in told
     assert command(paper_run, "bild/abacus")[0] == 2
+
+
+def test_a_data_set_that_is_a_script_is_read_from_the_hubs_conversion() -> None:
+    read = {name: compose_config([f"dataset={name}"]).dataset for name in dataset_names()}
+    scripts = {hub_id for hub_id, card in hub()["datasets"].items() if card.get("script")}
+    asked = [(name, data) for name, data in read.items() if data.get("hub_id") in scripts]
+    assert {"xsum", "iwslt2017", "lima", "humaneval_x"} <= {name for name, _ in asked}
+    for name, data in asked:
+        assert data.hub_revision == "refs/convert/parquet" and data.hub_config is None, name
+        assert data.hub_data_dir in hub()["datasets"][data.hub_id]["configs"], name
+
+
+def dataset_names() -> list[str]:
+    return sorted(file.stem for file in (config_dir() / "dataset").glob("*.yaml"))

@@ -318,3 +318,20 @@ def test_a_training_leaves_global_state_alone(tmp_path: Path) -> None:
     assert AcceleratorState._shared_state == {}  # else every later user of Accelerate would get bfloat16
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory")],
+)
+def test_memory_that_runs_out_is_one_message_with_the_keys_to_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(runs.ResumableTrainer, "train", full)
+    with pytest.raises(
+        UserError, match=r"train\.batch_size=4 .* set train\.accumulate=2, or lower train\.max_target_tok"
+    ):
+        finetune(job(tmp_path))

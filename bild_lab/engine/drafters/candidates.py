@@ -104,8 +104,9 @@ class MedusaDrafter(CandidateDrafter):
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
     matrix as one. The residual blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
 
-    tree: full_tree (the paper's Cartesian product), efficient_tree (BiTA's), a file that `auto` kept, or auto:
-    `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a file.
+    tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), a file that `auto` kept,
+    or auto: `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a
+    file.
     """
 
     wants = Want(head_input=True)
@@ -149,12 +150,12 @@ class MaskTokenDrafter(CandidateDrafter):
     1 ahead. The most likely tokens of each mask are the candidates of the next draft. The first forward has no
     draft, and one group after the prompt.
 
-    tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; full_tree extends every
-    candidate. Both have a group of masks after every token. straightforward (Figure 4) drafts a chain of each
-    mask's most likely token, with a single group after the last committed token. So predictions for tokens that
-    have since been accepted are lost, and the remaining ones were made without seeing those tokens. A file that
-    `auto` kept has a tree for each number of candidates, and says after which tokens masks run, and how
-    many; auto: `run.py` fits one.
+    tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree is the same with one
+    candidate fewer at each depth; full_tree extends every candidate. All have a group of masks after every token.
+    straightforward (Figure 4) drafts a chain of each mask's most likely token, with a single group after the last
+    committed token. So predictions for tokens that have since been accepted are lost, and the remaining ones were made
+    without seeing those tokens. A file that `auto` kept has a tree for each number of candidates, and says after which
+    tokens masks run, and how many; auto: `run.py` fits one.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: its configuration; the weights are the target's.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.

@@ -41,6 +41,20 @@ def efficient_tree(widths: Sequence[int]) -> list[Node]:
     return nodes
 
 
+def narrowing_tree(widths: Sequence[int]) -> list[Node]:
+    """An efficient tree with one candidate fewer at each depth: 5, 4, 3 where 5 are asked for.
+
+    Source: BiTA's released evaluation (tree_type upper-triangle in `decode_alg_mask_tree2` of tests/eval_infer.py); the
+    paper states the top 5 of every mask (§4.1.2). Raises UserError where a depth would have no candidate.
+    """
+    if wrong := [width for depth, width in enumerate(widths) if width <= depth]:
+        raise UserError(
+            f"a narrowing_tree has one candidate fewer at each of its {len(widths)} depths, got top_k {wrong[0]}; "
+            f"give at least {len(widths)}, or tree=efficient_tree"
+        )
+    return efficient_tree([width - depth for depth, width in enumerate(widths)])
+
+
 def full_tree(widths: Sequence[int]) -> list[Node]:
     """Each depth's candidates as children of every candidate of the previous depth (BiTA §4.3.4)."""
     nodes: list[Node] = []
@@ -53,7 +67,11 @@ def full_tree(widths: Sequence[int]) -> list[Node]:
 
 
 Growth = Callable[[Sequence[int]], list[Node]]
-GROWTHS: dict[str, Growth] = {"efficient_tree": efficient_tree, "full_tree": full_tree}
+GROWTHS: dict[str, Growth] = {
+    "efficient_tree": efficient_tree,
+    "full_tree": full_tree,
+    "narrowing_tree": narrowing_tree,
+}
 TreeFile = Annotated[str, NamesFile((*GROWTHS, "straightforward", "auto", "chain", "dynamic", "eagle_tree"))]
 
 

@@ -7,23 +7,16 @@ ones are written as SafeAILab's, with the model that they were trained for under
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 from transformers import LlamaConfig
 
 from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, Eagle, EagleConfig, spread_layers
-from bild_lab.engine.heads.folder import Kind, described, require_made_for, shapes
-from bild_lab.engine.models.hub import hub_problem, require_hub
+from bild_lab.engine.heads.folder import Kind, described, released_folder, require_made_for, shapes, tensors_of
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath, write_atomically
 
@@ -37,7 +30,7 @@ KIND = Kind(
     noun="EAGLE",
     remedy=f"make one with: {TRAIN} and give outputs/eagle/heads, or give a released one",
 )
-PICKLED = "pytorch_model.bin"
+WEIGHTS = (KIND.weights, "pytorch_model.bin")
 LAYERS = {EAGLE: "layers.0.", EAGLE3: "midlayer."}  # how SafeAILab's releases name the layer
 RENAMED = {"model.": "", "layers.0.": "", "midlayer.": "", "transformer.": "", "self_attn.": "", "mlp.": ""}
 IGNORED = ("t2d", "rotary_emb.inv_freq")  # the first follows from d2t, the second from the configuration
@@ -53,7 +46,7 @@ def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagl
     if path is None:
         raise UserError(f"policy {variant} needs a trained layer; {KIND.remedy}, as policy.heads=outputs/eagle/heads")
     checkpoint = target.checkpoint
-    eagle = read_eagle(local_folder(path), checkpoint.depth)
+    eagle = read_eagle(released_folder(path, KIND, WEIGHTS), checkpoint.depth)
     config, noun = eagle.config, f"the EAGLE {path}"
     if config.variant != variant:
         raise UserError(f"{noun} is of the variant {config.variant}, got policy={variant}; use policy={config.variant}")
@@ -67,25 +60,9 @@ def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagl
     return eagle.to(target.device, target.dtype).eval().requires_grad_(False)
 
 
-def local_folder(path: str) -> Path:
-    """The folder itself, or where the hub's files are. Raises UserError if there are none."""
-    folder = Path(path).expanduser()
-    if folder.is_dir() or folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
-        return folder
-    offline = hub_problem() is not None  # files downloaded before can still be used
-    try:
-        wanted = [KIND.config, "*.safetensors", PICKLED]
-        return Path(snapshot_download(path, allow_patterns=wanted, local_files_only=offline))
-    except LocalEntryNotFoundError:
-        require_hub(f"the EAGLE {path}", "give a local folder instead: policy.heads=DIR")
-        raise
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise UserError(f"no EAGLE in a folder {path} or on the hub: {error}; {KIND.remedy}") from error
-
-
 def read_eagle(folder: Path, depth: int) -> Eagle:
     """Read an EAGLE on the CPU. depth: how many layers the target has. Raises UserError for any other folder."""
-    weights = _named(_tensors(folder))
+    weights = _named(tensors_of(folder, KIND, WEIGHTS))
     config = _config(folder, weights, depth)
     eagle = Eagle(config)
     wanted, came = shapes(eagle.state_dict()), shapes(weights)
@@ -116,21 +93,6 @@ def save_eagle(eagle: Eagle, folder: Path) -> None:
         written["eagle_config"] = {"use_aux_hidden_state": True, AUX_LAYERS: list(config.target_layers)}
     write_atomically(folder / KIND.weights, to_bytes(tensors, metadata={"format": "pt"}))
     write_atomically(folder / KIND.config, (json.dumps(written, indent=2) + "\n").encode())
-
-
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    """The weights under the names of their file. Nothing but tensors is read from a pickle."""
-    try:
-        if (file := folder / KIND.weights).is_file():
-            return load_file(file)
-        if (file := folder / PICKLED).is_file():
-            found = torch.load(file, map_location="cpu", weights_only=True)
-            if isinstance(found, Mapping) and all(isinstance(value, Tensor) for value in found.values()):
-                return dict(found)
-            raise UserError(f"{file} must hold tensors by name, got something else; {KIND.remedy}")
-    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise UserError(f"cannot read {file}: {str(error).splitlines()[0]}; {KIND.remedy}") from error
-    raise UserError(f"{folder} is no {KIND.noun}: it needs {KIND.config} and {KIND.weights}; {KIND.remedy}")
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+import pickle
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from bild_lab.engine.models.hub import hub_problem, require_hub
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 
@@ -147,6 +152,40 @@ def read_weights(folder: Path, kind: Kind, module: nn.Module) -> None:
     if wanted != came:
         raise UserError(f"{path} must hold {described(wanted)}, got {described(came)}; {kind.remedy}")
     module.load_state_dict(tensors)
+
+
+def released_folder(path: str, kind: Kind, files: Sequence[str]) -> Path:
+    """The folder itself, or where the hub's files are. files: patterns of what is fetched. Raises UserError if none."""
+    folder = Path(path).expanduser()
+    if folder.is_dir() or folder.is_absolute() or path.startswith((".", "~")) or path.count("/") != 1:
+        return folder
+    offline = hub_problem() is not None  # files downloaded before can still be used
+    try:
+        return Path(snapshot_download(path, allow_patterns=[kind.config, *files], local_files_only=offline))
+    except LocalEntryNotFoundError:
+        require_hub(f"the {kind.noun} {path}", "give a local folder instead: policy.heads=DIR")
+        raise
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise UserError(f"no {kind.noun} {path} here or on the hub: {error}; {kind.remedy}") from error
+
+
+def tensors_of(folder: Path, kind: Kind, names: Sequence[str]) -> dict[str, Tensor]:
+    """The weights in the first of these files that there is. Nothing but tensors is read from a pickle.
+
+    Raises UserError if there is none, and for a file that holds something else.
+    """
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        raise UserError(f"{folder} is no {kind.noun}: it needs {kind.config} and {names[0]}; {kind.remedy}")
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise UserError(f"cannot read {file}: {str(error).splitlines()[0]}; {kind.remedy}") from error
+    if isinstance(found, Mapping) and all(isinstance(value, Tensor) for value in found.values()):
+        return dict(found)
+    raise UserError(f"{file} must hold tensors by name, got something else; {kind.remedy}")
 
 
 def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.heads.folder import Kind, SavedModule, base_of
+from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, described, released_folder, shapes, tensors_of
 from bild_lab.engine.sampling import precise
-from bild_lab.errors import require_flag, require_whole
+from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
@@ -27,6 +30,13 @@ KIND = Kind(
     noun="folder of Medusa heads",
     remedy=f"make one with: {TRAIN} and give policy.heads=outputs/medusa/heads",
 )
+RELEASED = Kind(  # as FasterDecoding releases them
+    weights="medusa_lm_head.safetensors",
+    config="config.json",
+    noun="release of Medusa heads",
+    remedy="give a release such as policy.heads=FasterDecoding/medusa-vicuna-7b-v1.3, or train your own: " + TRAIN,
+)
+RELEASED_WEIGHTS = (RELEASED.weights, "medusa_lm_head.pt")
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,13 @@ class MedusaHeads(SavedModule):
             made.outputs.copy_(lm_head.detach())  # the same for every head
         return made
 
+    @classmethod
+    def load(cls, folder: Path | str) -> Self:
+        """Own heads, or released ones from a folder or the hub. Raises UserError for any other folder."""
+        place = released_folder(str(folder), RELEASED, RELEASED_WEIGHTS)
+        released = any((place / name).is_file() for name in RELEASED_WEIGHTS)
+        return read_released(place) if released else super().load(place)
+
     def attach(self, lm_head: Float[Tensor, "vocab dim"]) -> MedusaHeads:
         """End in this matrix of the target, if the heads share one."""
         self._shared = (lm_head.detach(),)
@@ -111,6 +128,45 @@ class MedusaHeads(SavedModule):
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
         return x @ (self._shared[0] if self.config.shared else self.outputs[:depth]).mT
+
+
+def read_released(folder: Path) -> MedusaHeads:
+    """Heads in the layout of FasterDecoding's releases (`MedusaModel` of medusa/model/medusa_model.py), on the CPU.
+
+    A head i of n blocks has i.0.linear.weight, i.0.linear.bias … and the matrix i.n.weight. Their numbers are taken
+    from the weights: the authors read them without asking whether config.json names as many. Raises UserError for
+    weights that are no such heads, and for fewer heads than config.json names.
+    """
+    tensors = tensors_of(folder, RELEASED, RELEASED_WEIGHTS)
+    try:
+        config = json.loads((folder / RELEASED.config).read_text())
+        named, base = config["medusa_num_heads"], {"path": config["base_model_name_or_path"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder / RELEASED.config} must hold medusa_num_heads and base_model_name_or_path, got none ({error}); "
+            + RELEASED.remedy
+        ) from error
+    ends = sorted(int(found[1]) for name in tensors if (found := re.fullmatch(r"0\.(\d+)\.weight", name)))
+    heads, layers = sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors), (ends or [0])[-1]
+    vocabulary, dim = tensors[f"0.{layers}.weight"].shape if ends else (0, 0)
+    wanted: dict[str, tuple[int, ...]] = {}
+    for head in range(heads):
+        for layer in range(layers):
+            wanted |= {f"{head}.{layer}.linear.weight": (dim, dim), f"{head}.{layer}.linear.bias": (dim,)}
+        wanted[f"{head}.{layers}.weight"] = (vocabulary, dim)
+    if heads < max(1, named) or wanted != shapes(tensors):
+        raise UserError(f"{folder} must hold {named} Medusa heads, got {described(shapes(tensors))}; {RELEASED.remedy}")
+
+    def stacked(part: str) -> Tensor:  # [heads, layers, …]
+        rows = [[tensors[f"{head}.{at}.linear.{part}"] for at in range(layers)] for head in range(heads)]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    made = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base))
+    weights = {"outputs": torch.stack([tensors[f"{head}.{layers}.weight"] for head in range(heads)])}
+    if layers:
+        weights |= {"blocks": stacked("weight"), "biases": stacked("bias")}
+    made.load_state_dict(weights, strict=layers > 0)
+    return made
 
 
 def load_medusa(target: LoadedModel, path: FilePath | None) -> MedusaHeads:

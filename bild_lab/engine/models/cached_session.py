@@ -29,6 +29,7 @@ from bild_lab.engine.session import (
 from bild_lab.engine.trace import Forward
 
 PROMPT = Want(logits=1, prompt=True)
+LONG_PROMPT = 256  # rows
 
 
 @dataclass(frozen=True)
@@ -76,8 +77,7 @@ class Layers(Protocol):
     """What an engine implements: a model's layers and the KV cache of one sequence. By default it has no programs.
 
     reserved: the first slots, which hold a prefix and never roll back. source: the number of encoder tokens,
-    0 for decoder-only models. longest_joined: a longer prompt runs by itself, any other with the first rows;
-    None: every prompt runs with them.
+    0 for decoder-only models.
     """
 
     config: PreTrainedConfig
@@ -85,7 +85,6 @@ class Layers(Protocol):
     depth: int
     reserved: int
     source: int
-    longest_joined: int | None = None
 
     def run(self, work: Pass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
@@ -158,9 +157,7 @@ class CachedSession:
     @torch.inference_mode()
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
         rows = as_rows(rows)
-        if want.prompt and want.logits is None and not self._joins():
-            return self._behind_long_prompt(rows, want)
-        if rows.position is not None or not (want.prompt or self._joins()):
+        if rows.position is not None:
             self.prefill()
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
         count, waiting = tokens.shape[0], len(self._pending) if rows.states is None else 0
@@ -237,18 +234,9 @@ class CachedSession:
         if row:
             self.layers.gather(self._cached, [row], layers)
 
-    def _behind_long_prompt(self, rows: Rows, want: Want) -> Scores:
-        """The rows behind a prompt that runs by itself, with the states of both."""
-        last = self._pending.pop()
-        before = self.extend([last], replace(want, logits=1))
-        scores = self.extend(rows, want)
-        head_input = torch.cat([before.head_input, scores.head_input]) if want.head_input else None
-        pairs = zip(before.hidden, scores.hidden, strict=True)
-        return Scores(scores.logits, head_input, tuple(torch.cat(pair) for pair in pairs))
-
     def _fed(self, rows: Sequence[int]) -> list[int]:
-        """These rows behind the prompt's, if those run with them."""
-        if not self._joins():
+        """These rows after the prompt's, unless it is long: a program holds all its rows in memory."""
+        if len(self._pending) > LONG_PROMPT:
             self.prefill()
         return [*self._pending, *rows]
 
@@ -264,11 +252,6 @@ class CachedSession:
             self.forwards.append(Forward(self.layers.config, rows, start, scored, source, **what))
             start += rows
         return start
-
-    def _joins(self) -> bool:
-        """Whether the prompt runs with the first rows."""
-        longest = self.layers.longest_joined
-        return longest is None or len(self._pending) <= longest
 
     def _behind_prompt(self, tokens: Tensor, tree: Tree | None) -> tuple[Tensor, Tree | None]:
         """The pending prompt tokens, then these rows; with a tree, the combined tree."""

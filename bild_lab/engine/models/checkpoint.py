@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HTTPError
 from safetensors import SafetensorError
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -30,14 +33,16 @@ from transformers import (
 
 from bild_lab.engine.models.hub import hub_problem, require_hub
 from bild_lab.engine.models.pieces import Pieces
+from bild_lab.engine.models.weights import WeightFiles
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.files import shipped
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_REMEDY = (
-    "pickled weights can run code as they are read. Where you trust them, save them anew with Transformers: "
-    "AutoModelForCausalLM or AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
+    "set runtime.allow_pickles=true (in scripts/finetune.py model.allow_pickles=true) to read tensors from them, and "
+    "nothing else, or give a revision that has safetensors, or save them anew with Transformers: AutoModelForCausalLM "
+    "or AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
 )
 REMOTE_CODE = "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
 GGUF_REMEDY = (
@@ -62,12 +67,15 @@ class Checkpoint:
     revision: a branch, tag or commit on the hub.
     trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint is refused.
     folder: where the files are, if `path` is only a name.
+    allow_pickles: where there are no safetensors, read tensors, and nothing else, from pickles (PyTorch's
+    `weights_only`); without it such a checkpoint is refused.
     """
 
     path: str
     revision: str | None = None
     trust_remote_code: bool = False
     folder: Path | None = None
+    allow_pickles: bool = False
 
     @property
     def location(self) -> str:
@@ -105,12 +113,22 @@ class Checkpoint:
     def check(self) -> None:
         """Raise UserError unless the small files exist and fit together, and the weights are safe to read."""
         _ = self.vocabulary, self.end_tokens
-        folder = Path(self.location)
-        pickles = sorted(file.name for suffix in PICKLES for file in folder.glob(f"*{suffix}"))
-        if pickles and not any(folder.glob("*.safetensors")):
+        if not self.allow_pickles and (pickles := self._pickles_alone):
             raise UserError(f"{self.path} has {pickles[0]} and no safetensors weights; {PICKLE_REMEDY}")
         if self.encoder_decoder:
             _ = self.decoder_start
+
+    @cached_property
+    def _pickles_alone(self) -> list[str]:
+        """The names of pickled weights; none where there are safetensors, or a hub that cannot be asked."""
+        names: list[str] = []
+        if self.in_folder:
+            names = [file.name for file in Path(self.location).iterdir()]
+        elif self.on_hub and hub_problem() is None:
+            with suppress(HTTPError, OSError, ValueError):  # the configuration came from the cache
+                names = HfApi().list_repo_files(self.location, revision=self.revision)
+        safe = any(name.endswith(".safetensors") for name in names)
+        return [] if safe else sorted(name for name in names if name.endswith(PICKLES))
 
     @property
     def encoder_decoder(self) -> bool:
@@ -197,12 +215,13 @@ class Checkpoint:
 
         Raises UserError if the checkpoint lacks any weight.
         """
-        with no_progress_bars():
+        with no_progress_bars(), no_conversion_service():
             model, info = self._read(
                 "weights",
                 self.auto_class,
                 dtype=dtype,
-                use_safetensors=True,
+                use_safetensors=None if self.allow_pickles else True,
+                weights_only=True,
                 output_loading_info=True,
                 trust_remote_code=self.trust_remote_code,
                 **placement,
@@ -213,6 +232,11 @@ class Checkpoint:
                 "it may be truncated or belong to another architecture"
             )
         return model
+
+    @property
+    def weight_files(self) -> Path | None:
+        """The folder of the safetensors files that hold the weights as they are, fetched if need be; None without."""
+        return self._read("weights", WeightFiles)
 
     @property
     def files(self) -> Path:
@@ -260,7 +284,7 @@ class Checkpoint:
                 f"the weights of {self.path} are quantized ({method}) and cannot be read here: {root_cause(error)}; "
                 "install what is missing, or give a checkpoint that is not quantized"
             ) from error
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except (OSError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
             if options.get("local_files_only"):
                 require_hub(
                     f"the checkpoint {self.path}", "give a local folder instead: pair.target=DIR, pair.draft=DIR"
@@ -303,6 +327,7 @@ class LoadedCheckpoint(Checkpoint):
 
     module: PreTrainedModel | None = None
     own_tokenizer: PreTrainedTokenizerBase | None = None
+    weight_files: ClassVar[None] = None
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -353,6 +378,21 @@ def no_progress_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def no_conversion_service() -> Iterator[None]:
+    """Keep Transformers from asking a service of the hub to convert a checkpoint of pickles."""
+    name = "DISABLE_SAFETENSORS_CONVERSION"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -30,6 +32,20 @@ def resolve_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise UserError(f"runtime.dtype must be one of {', '.join(DTYPES)}, got {name!r}")
     return DTYPES[name]
+
+
+@contextmanager
+def within_memory(what: str, device: torch.device, remedy: str) -> Iterator[None]:
+    """Turn running out of memory in the block, on a GPU or a CPU, into a UserError.
+
+    what: the thing that does not fit, as its keys. remedy: which key to change.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # PyTorch has an error of its own for GPUs alone
+        if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error).lower():
+            raise
+        raise UserError(f"{what} does not fit into the memory of {device}; {remedy}") from error
 
 
 def processor(*fields: str) -> str:

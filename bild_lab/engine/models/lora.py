@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub import snapshot_download
@@ -37,7 +37,7 @@ def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
         folder = Path(snapshot_download(checkpoint.path, allow_patterns=FILES, **offline))
     elif not (Path(checkpoint.location) / SETTINGS).is_file():
         return checkpoint
-    return AdapterCheckpoint(checkpoint.path, revision, checkpoint.trust_remote_code, folder)
+    return AdapterCheckpoint(checkpoint.path, revision, checkpoint.trust_remote_code, folder, checkpoint.allow_pickles)
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class AdapterCheckpoint(Checkpoint):
 
     Raises UserError without that package, and for an adapter that names no base.
     """
+
+    weight_files: ClassVar[None] = None  # it has only what is added to the base's
 
     @cached_property
     def base(self) -> Checkpoint:
@@ -58,7 +60,7 @@ class AdapterCheckpoint(Checkpoint):
         settings = json.loads((Path(self.location) / SETTINGS).read_text())
         if not (name := settings.get("base_model_name_or_path")):
             raise UserError(f"{self.path} names no base_model_name_or_path in its {SETTINGS}; add the model's folder")
-        return Checkpoint(name, settings.get("revision"), self.trust_remote_code)
+        return Checkpoint(name, settings.get("revision"), self.trust_remote_code, allow_pickles=self.allow_pickles)
 
     @cached_property
     def config(self) -> PreTrainedConfig:

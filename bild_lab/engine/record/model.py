@@ -14,7 +14,6 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass, is_first
-from bild_lab.engine.models.native.layers import KERNEL_ROWS
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.record.store import Store
 from bild_lab.engine.record.text import HEAD_INPUT, LOGITS, Node, RecordedText
@@ -133,7 +132,6 @@ class RecordedLayers(Layers):
     def __init__(self, model: RecordedModel, text: RecordedText, source: Source, reserved: int) -> None:
         self.config, self.depth, self.device = model.config, model.depth, model.device
         self.reserved, self.source = reserved, 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
-        self.longest_joined = KERNEL_ROWS if model.engine == "kernels" else None
         self.cached, self._text = reserved, text
         self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
         self._nodes: list[Node] = []  # by slot, from there on

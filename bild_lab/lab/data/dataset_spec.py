@@ -74,9 +74,9 @@ class DatasetSpec:
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     # a file or folder with columns `id` and `answer`, which later turns continue; references: the dataset's own answers
     history: str | None = None
-    # bleu, chrf, ter (as 100 minus TER), rouge, exact_match, numeric (the last number), pass_at_1 (of programs),
-    # evaluate:NAME_OR_PATH, or agreement (the share of texts that are the baseline's own); null: agreement without
-    # references
+    # bleu, chrf, ter (as 100 minus TER), rouge1, rouge2, rougeL (or rouge), rougeLsum (by sentences), exact_match,
+    # numeric (the last number), pass_at_1 (of programs), evaluate:NAME_OR_PATH, or agreement (the share of texts that
+    # are the baseline's own); null: agreement without references
     metric: str | None
     metrics: Any = None  # several at once, of which the first leads; null: metric alone
     cut: Any = None  # the text that is scored ends before the first of these; agreement compares all
@@ -112,7 +112,7 @@ class DatasetSpec:
         _require(self.source_column or self.path, "source_column must name the column to decode from, got none")
         held = self.prompt_template or ""
         _require("{source}" in held, f"prompt_template must contain {{source}}, got {self.prompt_template!r}")
-        _require(self.metric, "metric must be bleu (translations) or rouge (summaries, answers), got none")
+        _require(self.metric, "metric must be bleu (translations) or rougeLsum (summaries), got none")
         _require(len(set(self.scored)) == len(self.scored), f"metrics must be different ones, got {self.scored}")
         for metric in self.scored:
             metric_named(metric)

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from bild_lab.engine.models.hub import hub_problem, offline_hub, require_hub
@@ -91,7 +91,7 @@ def _holds_data(file: Path, folder: Path) -> bool:
     return file.suffix.lower() in SUFFIXES and file.is_file() and file.name not in METADATA_FILES and not hidden
 
 
-def _split_of(relative: Path, wanted: str) -> str | None:
+def _split_of(relative: PurePath, wanted: str) -> str | None:
     """The split in a file's name, else the split in the nearest folder's name; None if there is none."""
     for part in (relative.stem, *reversed(relative.parent.parts)):
         for word in re.split(r"[^a-z0-9]+", part.lower()):
@@ -184,42 +184,69 @@ def hub_rows(
 ) -> Iterator[tuple[str, Row]]:
     """Rows of one split of a dataset on the hub, or in its local cache, each with its location ("wmt/wmt14 row 3").
 
+    With `data_dir` only the files of the split are downloaded; without it `datasets` prepares every split.
     Raises UserError if the hub is unreachable and the cache does not have the complete dataset (within about 5 s), if
     the dataset is missing, gated, a script, or has no such config, revision or split, and if a download stops early or
     a file is damaged.
     """
     if data_dir:
-        yield from local_rows(_folder(hub_id, data_dir.strip("/"), revision), split, [config] if config else [])
+        folder = _folder(hub_id, data_dir.strip("/"), split, revision)
+        yield from local_rows(folder, split, [config] if config else [])
         return
     dataset = _load(hub_id, {"name": config, "revision": revision, "split": split})
     for index, row in enumerate(dataset):
         yield f"{hub_id} row {index}", row
 
 
-def _folder(hub_id: str, data_dir: str, revision: str | None) -> Path:
-    """One folder of a dataset's files, or one file, in the hub's cache.
+def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Path:
+    """One folder of a dataset's repository, with the split's files, or one file, in the hub's cache.
 
     With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not show whether the
     download was complete. `snapshot_download` keeps a list of the files. A cache that was filled in another way has no
     list, and counts as complete.
     """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HTTPError
+    from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError, HTTPError
 
-    where: dict[str, Any] = {"revision": revision, "allow_patterns": [data_dir, f"{data_dir}/*"]}
+    where: dict[str, Any] = {"repo_type": "dataset", "revision": revision}
     cached_only = hub_problem() is not None
     try:
-        snapshot = snapshot_download(hub_id, repo_type="dataset", local_files_only=cached_only, **where)
+        if cached_only:
+            listed = [entry.path for entry in get_cached_repo_tree(hub_id, **where)]
+        else:
+            listed = HfApi().list_repo_files(hub_id, **where)
+        wanted = _files_of_split(hub_id, listed, data_dir, canonical_split(split))
+    except CachedRepoTreeNotFoundError:
+        wanted = [data_dir, f"{data_dir}/*"]
+    except (HTTPError, OSError) as error:
+        raise UserError(_complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)) from error
+    try:
+        snapshot = snapshot_download(hub_id, local_files_only=cached_only, allow_patterns=wanted, **where)
     except (HTTPError, OSError, ValueError) as error:
         if cached_only:
             require_hub(f"dataset {hub_id!r}, whose local cache lacks a part of {data_dir},", REMEDY)
         raise UserError(_complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)) from error
-    folder = Path(snapshot, data_dir)
-    if not folder.exists():
+    return Path(snapshot, data_dir)
+
+
+def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: str) -> list[str]:
+    """The paths of a split in a folder of a repository; the only file, where its name has no split, or is given.
+
+    Raises UserError if the folder or the split is not there.
+    """
+    if data_dir in listed:
+        return [data_dir]
+    paths = [PurePosixPath(path) for path in listed if path.startswith(f"{data_dir}/")]
+    splits = {path: _split_of(path.relative_to(data_dir), split) for path in paths if path.suffix in SUFFIXES}
+    if not splits:
+        raise UserError(f"dataset {hub_id!r} has no folder {data_dir!r}; correct dataset.hub_data_dir, or {REMEDY}")
+    wanted = splits if set(splits.values()) == {None} else [path for path in splits if splits[path] == split]
+    if not wanted:
+        there = ", ".join(sorted({name for name in splits.values() if name is not None}))
         raise UserError(
-            f"dataset {hub_id!r} has no folder or file {data_dir!r}; correct dataset.hub_data_dir, or {REMEDY}"
+            f"dataset {hub_id!r} has no split {split!r} in {data_dir}, only {there}; set dataset.split to one of them"
         )
-    return folder
+    return [str(path) for path in wanted]
 
 
 def _load(hub_id: str, options: dict[str, Any]) -> Any:

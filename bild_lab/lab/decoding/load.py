@@ -11,14 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import psutil
 import torch
 from omegaconf import DictConfig
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
 from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
-from bild_lab.engine.models.hf import HuggingFaceModel, weightless
+from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.lora import adapter_or_model
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.models.placement import Placement
@@ -155,7 +154,8 @@ class _Models:
         if key not in self._in_memory:
             path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
             options = (self.engine, self._runtime.compile, self._runtime.trust_remote_code, placement)
-            return load_model(path, revision, self.device, self.dtype, *options)
+            pickles = self._runtime.allow_pickles
+            return load_model(path, revision, self.device, self.dtype, *options, pickles)
         if self.engine != "hf" or self._runtime.compile or placement.spread:
             raise UserError(
                 "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
@@ -184,12 +184,6 @@ def require_engine(engine: str) -> None:
         raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
 
 
-def fits_twice(checkpoint: Checkpoint, dtype: torch.dtype) -> bool:
-    """Whether this machine has room for two copies of the weights."""
-    numbers = sum(weight.numel() for weight in weightless(checkpoint).parameters())
-    return 2 * numbers * dtype.itemsize < psutil.virtual_memory().total
-
-
 @lru_cache(maxsize=4)
 def load_model(
     path: str,
@@ -200,6 +194,7 @@ def load_model(
     compile: bool = False,
     trust_remote_code: bool = False,
     placement: Placement = ON_ONE_DEVICE,
+    allow_pickles: bool = False,
 ) -> LoadedModel:
     """A checkpoint's model, shared by all decoders of the process.
 
@@ -207,7 +202,7 @@ def load_model(
     the model does not allow.
     """
     require_engine(engine)
-    checkpoint = adapter_or_model(Checkpoint(path, revision, trust_remote_code))
+    checkpoint = adapter_or_model(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
     if engine in ("kernels", "native") and placement.spread:
         raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
@@ -218,8 +213,6 @@ def load_model(
         if engine == "kernels" and compile:
             raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
         lacking = "native was asked for" if engine == "native" or compile else why_no_kernels(where, dtype)
-        if lacking is None and not fits_twice(checkpoint, dtype):
-            lacking = "its weights and their packed copy do not fit into memory"
         if engine == "kernels" and lacking is not None:
             raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
         return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile, kernels=lacking is None)

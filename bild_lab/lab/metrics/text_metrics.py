@@ -18,6 +18,7 @@ from jaxtyping import Float
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics.programs import passes
+from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
 
 AGREEMENT, PASS_AT_1 = "agreement", "pass_at_1"
 EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
@@ -84,18 +85,18 @@ def _sacrebleu(kind: str, references: tuple[tuple[str, ...], ...]) -> Any:
 def rouge(lead: str, shown: str, predictions: Sequence[str], references: References) -> Measure:
     """The mean f-measure of `rouge_score` with its stemmer; of several references the best one counts.
 
-    ROUGE-Lsum takes each line of a text for a sentence, ROUGE-L the whole text for one. The others of `ROUGE` are
-    extra.
+    ROUGE-Lsum compares sentence by sentence, split as Transformers' run_summarization.py splits them; the others take
+    the whole text. Those of `ROUGE` that do not lead are extra.
     """
     scored = [_rouge(prediction, tuple(several)) for prediction, several in zip(predictions, references, strict=True)]
     extra = {name: float(np.mean([one[name] for one in scored])) for name in ROUGE if name != lead}
-    signature = f"stemmer:yes|lsum:newline|version:rouge_score.{version('rouge_score')}"
+    signature = f"stemmer:yes|sentences:{splitter_name()}|version:rouge_score.{version('rouge_score')}"
     return mean_of(shown, [one[lead] for one in scored], signature, extra)
 
 
 @lru_cache(maxsize=100_000)  # baselines repeat from point to point
 def _rouge(prediction: str, references: tuple[str, ...]) -> dict[str, float]:
-    scores = _rouge_scorer().score_multi(references, prediction)
+    scores = _rouge_scorer().score_multi([*map(sentence_lines, references)], sentence_lines(prediction))
     return {name: 100.0 * scores[name].fmeasure for name in ROUGE}
 
 
@@ -143,6 +144,7 @@ METRICS = {
     # edits per 100 words of the reference (Snover et al., 2006); 100 minus it is below 0 with more edits than words
     "ter": Metric("TER", partial(counted_by_sacrebleu, "TER"), higher_is_better=False),
     "rouge": Metric("ROUGE-L", partial(rouge, "rougeL")),
+    **{name: Metric(f"ROUGE-{name.removeprefix('rouge')}", partial(rouge, name)) for name in ROUGE},
     "exact_match": Metric("exact match", partial(share_of, equals)),
     "numeric": Metric("numeric match", partial(share_of, same_number)),
     PASS_AT_1: Metric("pass@1", lambda shown, *texts: mean_of(shown, passes(*texts)), runs_code=True),

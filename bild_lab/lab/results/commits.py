@@ -81,6 +81,15 @@ def _text(example: Example) -> tuple[Any, ...]:
     return example.prompt, tuple(example.references), example.continues
 
 
+def stored_config(result: Result) -> dict[str, Any]:
+    """The configuration that a point was measured with. Raises UserError if it cannot be read."""
+    file = result.folder / CONFIG
+    try:
+        return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (OSError, ValueError, OmegaConfBaseException) as error:
+        raise UserError(f"{file} cannot be read: {error}; measure the point again with resume=false") from error
+
+
 def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Example] | None, str]:
     """The dataset's examples by id and turn, from the first of these results whose dataset can be read as it was.
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.results.commits import examples_of
-from bild_lab.lab.results.groups import pair_title
+from bild_lab.lab.results.commits import examples_of, stored_config
+from bild_lab.lab.results.groups import by_setting, pair_title
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.wandb.panels import panels, sweep_panels, title
+from bild_lab.report.wandb.panels import front_lines, panels, standing, sweep_panels, title
 
 if TYPE_CHECKING:
     import wandb
@@ -36,6 +36,7 @@ _INIT_TIMEOUT_S = 20
 _LONGEST_TAG = 64  # the service's limit
 _LONGEST_GROUP = 60  # characters of a group's name in the id of a run, which the service limits to 128
 _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
+_BEST = {"best": 0.0, "best-within-one-point": 1.0}  # aliases, and the points of quality that may be lost
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
 # what identifies a point; everything else in a result was measured
 _NOT_METRICS = (
@@ -46,13 +47,17 @@ _NOT_METRICS = (
 
 @dataclass(frozen=True)
 class Logged:
-    """One run. measured: when its point was measured, None for a run that is no point. mode: "online" or "offline"."""
+    """One run. measured: when its point was measured, None for a run that is no point. mode: "online" or "offline".
+
+    on_front: whether the point was on the front of its sweep's points then.
+    """
 
     run: str
     measured: str | None
     mode: str
     project: str
     entity: str | None
+    on_front: bool | None = None
 
 
 class NoLogger:
@@ -95,50 +100,70 @@ class WandbLogger:
     def log_point(self, result: Result, config: dict, again: bool = False) -> None:
         """Write one result as a finished run: `config` as its configuration, the numbers as its summary.
 
-        Its row, its curves and its examples become tables and charts. A measurement that is in the project already is
-        left out unless `again` is set.
+        Its row, its curves and its examples become tables and charts, its files an artifact. A measurement that is in
+        the project already is left out unless `again` is set, or it joined or left its sweep's front since.
         """
-        measured = result.environment.started
-        if not again and self._logged(result.point, measured) in noted(self._directory):
-            return
+        others = Sweep(result.folder.parents[1]).results() if result.folder else []
+        groups = by_setting([*(other for other in others if other.point != result.point), result])
+        place = standing(result, next(group for group in groups if any(one is result for one in group.results)))
+        logged = self._logged(result.point, result.environment.started, place["on_front"])
+        if again or logged not in noted(self._directory):
+            self._write_point(result, config, place)
+
+    def _write_point(self, result: Result, config: dict, place: Mapping[str, Any]) -> None:
         examples = read_examples(result.folder)
         dataset, why = examples_of([result]) if examples else (None, "")
         if why and not self._warned:
             self._warned = True
             log.warning("examples are logged without references, as the dataset cannot be read again: %s", why)
-        logged = panels(result, examples, dataset or {})
+        shown = panels(result, examples, dataset or {})
         about = described(result, config)
         tags = [pair_title(result.setting)[:_LONGEST_TAG], str(result.setting.dataset)[:_LONGEST_TAG]]
         run = self.begin(result.point, title(result), about, POINT, tags=tags)
-        run.log(logged)
-        run.summary.update(flat_metrics(result))
-        self._end(run, result.point, measured)
+        run.log(shown)
+        run.summary.update({**flat_metrics(result), **place})
+        if result.folder:
+            run.log_artifact(self._files(result), aliases=[result.point])
+        self._end(run, self._logged(result.point, result.environment.started, place["on_front"]))
 
     def log_sweep(self, sweep: Sweep) -> None:
-        """Write a run for the sweep as a whole: its points with the Pareto front, the picture, the headline.
+        """Write a run for the sweep as a whole: its points with the Pareto fronts, the picture, the headline.
 
-        Report, picture and table are attached as an artifact. A sweep without a finished point is left out.
+        Report, picture and table are attached as an artifact, and the artifact of the best point gets an alias. Points
+        that joined or left the front since they were logged are logged again. A sweep without a finished point is left
+        out.
         """
         import wandb
 
-        from bild_lab.report.headline import headline
+        from bild_lab.report.headline import headline, leading
 
         results = sweep.results()
         if not results:
             return
+        groups = by_setting(results)
+        last = {one.run: one for one in noted(self._directory)}
+        for result, place in ((result, standing(result, group)) for group in groups for result in group.results):
+            before = last.get(self._id(result.point))
+            if before is not None and before.on_front != place["on_front"]:
+                self._write_point(result, stored_config(result), place)
         found = headline(results)
         first, *others = (dict(result.setting) for result in results)
         shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
         about = {"sweep": sweep.name, "policies": sorted({one.policy for one in results}), "setting": shared}
         run = self.begin(SWEEP, self._group, about, SWEEP, found)
-        run.log(sweep_panels(results, sweep.folder / "pareto.png"))
-        run.summary.update({"headline": found, "points": len(results), "failed": len(sweep.failures())})
+        run.log(sweep_panels(results, sweep.folder / "pareto.png", self._group))
+        shown = {"panels": list(front_lines(results, self._group)), "points": len(results)}
+        run.summary.update({"headline": found, "failed": len(sweep.failures()), **shown})
         artifact = wandb.Artifact(f"sweep-{_plain(self._group, 100)}", "sweep", description=found)
         for name in _REPORT_FILES:
             if (sweep.folder / name).is_file():
                 artifact.add_file(str(sweep.folder / name))
         run.log_artifact(artifact)
-        self._end(run, SWEEP, None)
+        leader = leading(groups)
+        for alias, loss in _BEST.items() if leader.enough else ():  # of the setting that the headline is about
+            if (best := leader.best(loss)) is not None and best.folder:
+                run.log_artifact(self._files(best), aliases=[alias])  # the same files: one more alias for that version
+        self._end(run, self._logged(SWEEP))
 
     def closing(self) -> list[str]:
         """Where the runs of this process are: their address, and how to send those written offline."""
@@ -171,7 +196,7 @@ class WandbLogger:
             "tags": list(dict.fromkeys([*self._tags, *tags])),
             "dir": str(self._directory.absolute()),  # absolute: wandb's service has its own working folder
             "reinit": "finish_previous",
-            "settings": _settings(),
+            "settings": _settings(kind),
         }
         run = None
         if self._mode == ONLINE:
@@ -190,12 +215,21 @@ class WandbLogger:
     def _id(self, identity: str) -> str:
         return f"{_plain(self._group, _LONGEST_GROUP)}-{identity}"
 
-    def _logged(self, identity: str, measured: str | None) -> Logged:
-        return Logged(self._id(identity), measured, self._mode, self._project, self._entity)
+    def _files(self, result: Result) -> wandb.Artifact:
+        """A point's folder: a version of the artifact that all points of the sweep share."""
+        import wandb
 
-    def _end(self, run: wandb.Run, identity: str, measured: str | None) -> None:
+        artifact = wandb.Artifact(f"points-{_plain(self._group, 100)}", POINT, description=title(result))
+        for file in sorted(result.folder.iterdir()):  # add_dir would print
+            artifact.add_file(str(file))
+        return artifact
+
+    def _logged(self, identity: str, measured: str | None = None, on_front: bool | None = None) -> Logged:
+        return Logged(self._id(identity), measured, self._mode, self._project, self._entity, on_front)
+
+    def _end(self, run: wandb.Run, logged: Logged) -> None:
         run.finish()
-        note(self._directory, self._logged(identity, measured))
+        note(self._directory, logged)
 
 
 def note(folder: Path, logged: Logged) -> None:
@@ -255,10 +289,12 @@ def flat_metrics(result: Result) -> dict[str, float | str | list]:
     return metrics
 
 
-def _settings() -> wandb.Settings:
-    """Keep wandb from timing the machine, wrapping the terminal or waiting long for a server or a login."""
+def _settings(kind: str) -> wandb.Settings:
+    """Keep wandb from wrapping the terminal or waiting long for a server or a login.
+
+    It samples the machine (GPU, memory, power) in trainings alone: nothing runs beside a timed text.
+    """
     import wandb
 
-    return wandb.Settings(
-        init_timeout=_INIT_TIMEOUT_S, login_timeout=_INIT_TIMEOUT_S, silent=True, console="off", x_disable_stats=True
-    )
+    limits = {"init_timeout": _INIT_TIMEOUT_S, "login_timeout": _INIT_TIMEOUT_S}
+    return wandb.Settings(**limits, silent=True, console="off", x_disable_stats=kind != TRAINING)

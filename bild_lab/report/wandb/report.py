@@ -9,9 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import COLUMNS
-from bild_lab.report.wandb.logger import noted, sync_command
-from bild_lab.report.wandb.panels import ACCEPTANCE, EXAMPLES, LONGEST_TITLE, POINTS
+from bild_lab.report.wandb.logger import SWEEP, noted, sync_command
+from bild_lab.report.wandb.panels import (
+    ACCEPTANCE,
+    EXAMPLES,
+    LONGEST_TITLE,
+    PICTURE,
+    POINTS,
+    SWEEP_POINTS,
+    front_key,
+    front_lines,
+)
 
 if TYPE_CHECKING:
     import wandb
@@ -19,12 +29,21 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 20
 _BARS = ("speedup", "acceptance_rate", "tokens_per_target_call", "quality_difference")  # one panel for each
+_BY = ("config.policy.name", "config.pair.name")
+_HIGH = 12  # of a chart, in the report's rows
+_FRONTS = (
+    "A line is a policy's best quality within a latency, in one sweep; further left is faster. Latency is relative to "
+    "the baseline, or in seconds where the panel says so. Intervals are in the pictures and the table: lines have none."
+)
 
 
-def group_report(groups: Sequence[str], project: str, entity: str | None, title: str | None) -> Report:
-    """Lay out a report: quality against latency for all groups, then numbers, acceptance curves and tables.
+def group_report(
+    groups: Sequence[str], panels: Sequence[str], project: str, entity: str | None, title: str | None
+) -> Report:
+    """Lay out a report: the Pareto panels of all groups, each panel's numbers, then curves and tables of each group.
 
-    Sends nothing. Raises UserError without wandb-workspaces, without groups, or for a group given twice.
+    panels: as `logged_panels` finds them. Sends nothing. Raises UserError without wandb-workspaces, without groups, or
+    for a group given twice.
     """
     if not groups or len(set(groups)) < len(groups):
         raise UserError(
@@ -33,25 +52,22 @@ def group_report(groups: Sequence[str], project: str, entity: str | None, title:
         )
     wr, expr = _libraries()
 
-    def runs(named: Sequence[str]) -> list[Any]:
+    def runs(named: Sequence[str], *filters: Any, groupby: Sequence[str] = ()) -> list[Any]:
         # no entity: the report's own project, which need not be looked up
-        return [wr.Runset(name=group, filters=[expr.Metric("Group") == group]) for group in named]
+        return [
+            wr.Runset(name=group, filters=[expr.Metric("Group") == group, *filters], groupby=list(groupby))
+            for group in named
+        ]
 
-    scatter = wr.ScatterPlot(
-        title="Quality against relative latency (further left is faster)",
-        x=wr.SummaryMetric("relative_latency"),
-        y=wr.SummaryMetric(COLUMNS["quality"].summary_key),
-        layout=wr.Layout(w=24, h=12),
-    )
-    bars = [
-        wr.BarPlot(
-            title=COLUMNS[name].words.capitalize(),
-            metrics=[wr.SummaryMetric(COLUMNS[name].summary_key)],
-            layout=wr.Layout(w=12, h=8),
+    fronts = wr.PanelGrid(runsets=runs(groups, expr.Metric("JobType") == SWEEP), panels=_fronts(wr, panels))
+    numbers = [
+        block
+        for panel in panels
+        for block in (
+            wr.H2(panel),
+            wr.PanelGrid(runsets=runs(groups, expr.Summary("panel") == panel, groupby=_BY), panels=_bars(wr)),
         )
-        for name in _BARS
     ]
-    overview = wr.PanelGrid(runsets=runs(groups), panels=[scatter, *bars])
     details = [block for group in groups for block in (wr.H2(group), _details(wr, runs([group])))]
     compared = ", ".join(groups)
     title = title or f"bild_lab: {compared if len(compared) < 100 else f'{len(groups)} sweeps'}"
@@ -62,7 +78,10 @@ def group_report(groups: Sequence[str], project: str, entity: str | None, title:
         entity=entity or "",
         title=title,
         description="Sweeps of bild_lab: every point is timed against its baseline, example by example in turn.",
-        blocks=[wr.H1("Together"), overview, *details],
+        blocks=[
+            *(wr.H1("Quality against latency"), wr.P(text=_FRONTS), fronts),
+            *(wr.H1("By policy and pair"), *numbers, wr.H1("By sweep"), *details),
+        ],
         width="fluid",
     )
 
@@ -87,31 +106,39 @@ def connect() -> tuple[wandb.Api | None, str]:
     return api, ""
 
 
-def require_logged(
+def logged_panels(
     groups: Sequence[str], project: str, entity: str | None, outputs: Path, api: wandb.Api | None
-) -> None:
-    """Raise UserError for a sweep without runs in the project: a report on it would be empty.
+) -> list[str]:
+    """The Pareto panels of sweeps that were logged, each once. Raises UserError for a sweep that was not: it is empty.
 
-    api: is asked for the runs of each group. With None the records under `outputs` decide.
+    api: is asked for the sweeps' runs. With None the records and results under `outputs` decide.
     """
+    found: dict[str, None] = {}
     for group in groups:
         folder = outputs / group
-        if not (noted(folder) if api is None else _count(api, group, project, entity)):
+        if api is None:
+            shown = list(front_lines(Sweep(folder).results(), group)) if noted(folder) else None
+        else:
+            shown = _sent_panels(api, group, project, entity)
+        if shown is None:
             raise UserError(
                 f"sweep {group!r} has no runs in project {project!r}; log it: python scripts/sweeps.py log "
                 f"{shlex.quote(str(folder))}, or if it was logged offline, send it: {sync_command(folder)}"
             )
+        found |= dict.fromkeys(shown)
+    return list(found)
 
 
-def _count(api: wandb.Api, group: str, project: str, entity: str | None) -> int:
-    """How many runs a group has on the server; none in a project that does not exist."""
+def _sent_panels(api: wandb.Api, group: str, project: str, entity: str | None) -> list[str] | None:
+    """What the run of a whole sweep on the server says of its panels; None without such a run, or such a project."""
     place = f"{entity or api.default_entity}/{project}"
     try:
-        return len(api.runs(place, filters={"group": group}, per_page=1))
+        runs = list(api.runs(place, filters={"group": group, "jobType": SWEEP}))
     except ValueError:  # the client's word for an unknown project
-        return 0
+        return None
     except Exception as error:  # the client raises errors of many types
         raise UserError(f"the runs of {place} cannot be read: {_line(error)}") from error
+    return runs[0].summary.get("panels") if runs else None
 
 
 def publish(report: Report, api: wandb.Api) -> tuple[str | None, str]:
@@ -136,6 +163,40 @@ def _libraries() -> tuple[Any, Any]:
             "reports need wandb-workspaces, which is not installed; pip install 'bild_lab[reports]'"
         ) from error
     return v2, expr
+
+
+def _fronts(wr: Any, panels: Sequence[str]) -> list[Any]:
+    """A chart for each panel on the left, the picture of each sweep on the right, all points below."""
+    charts = [
+        wr.CustomChart(
+            query={"summaryTable": {"tableKey": f"{front_key(panel)}_table"}},
+            chart_name="wandb/lineseries/v0",  # that of wandb.plot.line_series, with its fields
+            chart_fields={"step": "step", "lineKey": "lineKey", "lineVal": "lineVal"},
+            chart_strings={"title": panel, "xname": "latency"},
+            layout=wr.Layout(x=0, y=_HIGH * place, w=12, h=_HIGH),
+        )
+        for place, panel in enumerate(panels)
+    ]
+    below = _HIGH * max(1, len(panels))
+    picture = wr.MediaBrowser(
+        title="With intervals", media_keys=[PICTURE], num_columns=1, layout=wr.Layout(x=12, y=0, w=12, h=below)
+    )
+    points = wr.WeavePanelSummaryTable(table_name=SWEEP_POINTS, layout=wr.Layout(x=0, y=below, w=24, h=10))
+    return [*charts, picture, points]
+
+
+def _bars(wr: Any) -> list[Any]:
+    """A panel for each number: the mean of the points of a policy with a pair, and their range."""
+    return [
+        wr.BarPlot(
+            title=f"{COLUMNS[name].words.capitalize()}, mean and range of the points",
+            metrics=[wr.SummaryMetric(COLUMNS[name].summary_key)],
+            groupby_aggfunc="mean",
+            groupby_rangefunc="minmax",
+            layout=wr.Layout(x=12 * (place % 2), y=8 * (place // 2), w=12, h=8),
+        )
+        for place, name in enumerate(_BARS)
+    ]
 
 
 def _details(wr: Any, runsets: list[Any]) -> Any:

@@ -204,6 +204,9 @@ def test_trees_by_name_have_probes_where_there_are_any() -> None:
     assert [len(tree.nodes) for tree in plain] == [len(tree.nodes) for tree in probed] == [0, 2, 4]
     assert {count for tree in plain for count in tree.probes} == {0}
     assert max(count for tree in probed for count in tree.probes) == 2
-    for probes, kinds in ((0, "full_tree, auto"), (3, "full_tree, straightforward, auto")):
+    for probes, kinds in (
+        (0, "full_tree, narrowing_tree, auto"),
+        (3, "full_tree, narrowing_tree, straightforward, auto"),
+    ):
         with pytest.raises(UserError, match=f"tree must be one of efficient_tree, {kinds} or the file of .*, got 'no'"):
             named_trees("no", 2, 3, probes, 50)

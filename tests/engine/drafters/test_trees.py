@@ -20,6 +20,7 @@ from bild_lab.engine.drafters.trees import (
     efficient_tree,
     full_tree,
     grown,
+    narrowing_tree,
     read_trees,
     to_content,
 )
@@ -57,6 +58,18 @@ def test_in_an_efficient_tree_only_the_most_likely_of_each_depth_has_children() 
     assert drafted.token_list == [10, 11, 12, 20, 21, 30]
     assert drafted.parent_list == [ROOT, ROOT, ROOT, 0, 0, 3]
     assert drafted.depth == 3
+
+
+def test_a_narrowing_tree_is_that_of_bitas_released_evaluation() -> None:
+    """Its attention mask: row m·k… of each depth sees the first candidate of every depth above, and itself."""
+    assert [grown(narrowing_tree, [5] * masks, masks)[-1].rows for masks in (3, 4)] == [52, 75]
+    nodes = narrowing_tree([5, 5, 5])
+    assert [[node.depth for node in nodes].count(depth) for depth in range(3)] == [5, 4, 3]
+    assert [node.parent for node in nodes] == [ROOT] * 5 + [0] * 4 + [5] * 3
+    with pytest.raises(
+        UserError, match="one candidate fewer at each of its 3 depths, got top_k 2; give at least 3, or"
+    ):
+        narrowing_tree([2, 2, 2])
 
 
 def test_in_a_full_tree_every_node_has_children() -> None:

@@ -215,8 +215,9 @@ def test_an_eagle_comes_from_the_hub(tmp_path: Path) -> None:
     save_eagle(random_eagle(EAGLE, MODEL.config), tmp_path / "eagle")
     files = {file.name: file.read_bytes() for file in (tmp_path / "eagle").iterdir()}
     code = (
-        "from bild_lab.engine.heads.eagle_files import local_folder, read_eagle\n"
-        "print(read_eagle(local_folder('me/eagle'), 3).config.variant)"
+        "from bild_lab.engine.heads.eagle_files import KIND, WEIGHTS, read_eagle\n"
+        "from bild_lab.engine.heads.folder import released_folder\n"
+        "print(read_eagle(released_folder('me/eagle', KIND, WEIGHTS), 3).config.variant)"
     )
     with loopback_hub({}, {"me/eagle": files}) as endpoint:
         places = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}

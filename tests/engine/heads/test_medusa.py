@@ -67,7 +67,8 @@ def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Pa
     with pytest.raises(UserError, match="trained for another model, whose weights are not those of .*llama"):
         load(checkpoints, "llama", "medusa", heads=str(tmp_path))
     with pytest.raises(
-        UserError, match="tree must be one of efficient_tree, full_tree, auto or the file of .*, got 'chain'"
+        UserError,
+        match="tree must be one of efficient_tree, full_tree, narrowing_tree, auto or the file of .*, got 'chain'",
     ):
         load(checkpoints, "llama", "medusa", tree="chain")
     with pytest.raises(UserError, match="top_k must give a width for 1 to 3 depths"):

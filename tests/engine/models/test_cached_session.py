@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bild_lab.engine.draft import Tree
+from bild_lab.engine.models import cached_session
 from bild_lab.engine.models.cached_session import CachedSession, Pass
 from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Rows, Scores, Skipped, Want
 from bild_lab.engine.trace import Forward
@@ -27,7 +28,6 @@ class DigitLayers:
 
     reserved: int = 0
     source: int = 0
-    longest_joined: int | None = None
     passes: list[Pass] = field(default_factory=list)
     asked: list[tuple] = field(default_factory=list)  # every other call
     program: object = None  # what `draft` and `grow` return
@@ -119,35 +119,11 @@ def test_only_what_is_asked_for_covers_the_prompt() -> None:
     assert told(session.extend([7], Want(logits=0))) == (None, None, [])
 
 
-def test_a_long_prompt_runs_by_itself_before_the_first_rows() -> None:
-    session, layers = opened([3, 4, 5], longest_joined=1)
-    assert told(session.extend([5, 6])) == ([5123.5, 6123.5], None, [])
-    assert ran(layers) == [(0, [3, 4], None, 1), (2, [5, 6], None, 2)]
-    session, layers = opened([3, 4, 5], longest_joined=2)
-    session.extend([5])
-    assert ran(layers) == [(0, [3, 4, 5], None, 1)]
-    session.prefill()
-    assert len(layers.passes) == 1
-    session, layers = opened([3, 4, 5, 6], longest_joined=1)
-    session.extend([6])
-    assert ran(layers) == [(0, [3, 4, 5], None, 1), (3, [6], None, 1)]
-
-
-def test_states_of_a_long_prompt_come_before_those_of_the_rows() -> None:
-    session, layers = opened([3, 4, 5], longest_joined=1)
-    found = session.extend([5, 6], Want(head_input=True, hidden=(1, 3), prompt=True))
-    assert told(found) == (
-        [5123.5, 6123.5],
-        [3123.5, 4123.5, 5123.5, 6123.5],
-        [[31, 41, 51, 61], [3123, 4123, 5123, 6123]],
-    )
-    assert ran(layers) == [(0, [3, 4], None, 1), (2, [5, 6], None, 2)]
-    session, layers = opened([2, 3, 4, 5], longest_joined=1)
-    assert told(session.extend([5], Want(hidden=(1,), prompt=True)))[1:] == (None, [[21, 31, 41, 51]])
-    assert ran(layers) == [(0, [2, 3, 4], None, 1), (3, [5], None, 1)]
-    session, layers = opened([3, 4, 5], longest_joined=1)
-    session.extend([5], Want(logits=1, prompt=True))
-    assert ran(layers) == [(0, [3, 4, 5], None, 1)]
+def test_a_long_prompt_runs_before_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached_session, "LONG_PROMPT", 1)
+    session, layers = opened([3, 4, 5])
+    session.draft([5], CHAIN)
+    assert ran(layers) == [(0, [3, 4], None, 1)] and layers.asked == [("draft", 2, [5], CHAIN)]
 
 
 def test_a_tree_behind_a_prompt_hangs_below_its_last_token() -> None:

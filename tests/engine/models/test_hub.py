@@ -95,7 +95,7 @@ def test_a_dataset_of_an_unreachable_hub_is_refused_at_once(monkeypatch: pytest.
 @pytest.mark.slow
 def test_hub_datasets_load_online_and_then_from_the_cache(tmp_path: Path, closed_port: int) -> None:
     repositories = {
-        "IWSLT/iwslt2017": {
+        "IWSLT/iwslt2017@refs/convert/parquet": {
             "iwslt2017-de-en/test/0000.jsonl": ROWS,
             "iwslt2017-en-de/test/0000.jsonl": ROWS + ROWS,
         },

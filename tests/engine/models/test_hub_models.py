@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.loopback_hub import COMMIT, contents, loopback_hub, printed_in_a_fresh_process
+from tests.loopback_hub import COMMIT, contents, loopback_hub, pickled, printed_in_a_fresh_process
 
 CODE = b"""
 from pathlib import Path
@@ -39,12 +39,12 @@ def read_in_a_fresh_process(endpoint: str, home: Path, *checkpoints: dict[str, o
 def models(checkpoints: Path) -> dict[str, dict[str, bytes]]:
     whole = contents(checkpoints / "t5")
     own = {**json.loads(whole["config.json"]), "model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
-    pickled = {name: content for name, content in whole.items() if name != "model.safetensors"}
     return {
         "me/whole": whole,
         "me/gated": whole,
         "me/own-code": {**whole, "config.json": json.dumps(own).encode(), "own.py": CODE},
-        "me/pickled": {**pickled, "pytorch_model.bin": b"not read"},
+        "me/pickled": pickled(whole),
+        "me/pickled@refs/pr/1": whole,
     }
 
 
@@ -56,13 +56,13 @@ def test_a_hubs_checkpoints_are_read_or_refused_with_what_to_do(
     revised = [{"path": "me/whole", "revision": revision} for revision in (COMMIT, "v9")]
     with loopback_hub({}, models, gated=["me/gated"]) as endpoint:
         told = read_in_a_fresh_process(endpoint, tmp_path, *({"path": path} for path in asked), *revised)
-    whole, missing, gated, own_code, pickled, commit, wrong = told
+    whole, missing, gated, own_code, refused, commit, wrong = told
     assert whole == commit == f"read {COMMIT} T5ForConditionalGeneration"
     assert "of me/missing from the hub" in missing and "check its name" in missing
     assert "of me/gated from the hub" in gated and "`hf auth login`" in gated
     assert own_code.endswith("look at it first, then set runtime.trust_remote_code=true")
     assert not (tmp_path / "ran").exists()
-    assert "cannot read the weights of me/pickled" in pickled and "with safetensors weights" in pickled
+    assert "me/pickled has pytorch_model.bin and no safetensors" in refused and "runtime.allow_pickles=true" in refused
     assert "of me/whole from the hub" in wrong and "v9" in wrong
 
 
@@ -90,3 +90,26 @@ def test_code_of_a_checkpoint_runs_only_where_it_was_asked_for(
     with loopback_hub({}, models) as endpoint:
         read_in_a_fresh_process(endpoint, tmp_path, trusted)
     assert (tmp_path / "ran").exists()
+
+
+@pytest.mark.slow
+def test_a_hubs_pickles_are_read_where_they_are_allowed_and_safetensors_of_another_revision_need_no_permission(
+    models: dict[str, dict[str, bytes]], tmp_path: Path
+) -> None:
+    allowed = {"path": "me/pickled", "allow_pickles": True}
+    fetched: list[str] = []
+    with loopback_hub({}, models, fetched=fetched) as endpoint:
+        converted, read, preferred = read_in_a_fresh_process(
+            endpoint,
+            tmp_path,
+            {"path": "me/pickled", "revision": "refs/pr/1"},
+            allowed,
+            {**allowed, "path": "me/whole"},
+        )
+    assert all(line.endswith("T5ForConditionalGeneration") for line in (converted, read, preferred))
+    weights = [name for name in fetched if name.endswith((".bin", ".safetensors"))]
+    assert weights == [
+        "me/pickled@refs/pr/1/model.safetensors",
+        "me/pickled@main/pytorch_model.bin",
+        "me/whole@main/model.safetensors",
+    ]

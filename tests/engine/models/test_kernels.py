@@ -25,7 +25,7 @@ from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Chain, Prefix, Rows, Want, beside
+from bild_lab.engine.session import Chain, Prefix, Rows, Scores, Want, beside
 from bild_lab.engine.trace import Forward, Trace
 from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.engine.models.test_native import test_logits_are_those_of_transformers_in_float32 as compare_in_float32
@@ -150,13 +150,20 @@ def test_layers_in_two_ranges_are_all_of_them_to_the_last_bit(family: str) -> No
         parts.rollback(len(source.prompt) - 1)
 
 
-def test_a_long_prompt_runs_by_itself_so_that_no_row_depends_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_layers, "KERNEL_ROWS", 4)
-    decoder, source = in_memory(TINY["llama"](0).bfloat16(), "kernels").decoder, Source((START, *range(3, 12)))
-    expected = native_session(decoder, source, 64, kernels=True).extend([11]).logits
-    session = native_session(decoder, source, 64, kernels=True)
-    assert torch.equal(session.extend([11, 5, 6]).logits[:1], expected)
-    assert [forward.rows for forward in session.forwards] == [9, 3]
+def test_a_long_prompt_in_parts_gives_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder, source = in_memory(TINY["llama"](0).bfloat16(), "kernels").decoder, Source((START, *range(3, 20)))
+    tree = tree_rows([19, 5, 6, 7], torch.tensor([-1, 0, 1, 0]))
+    wants = [Want(), Want(head_input=True, hidden=(0, 1, 2), prompt=True), Want(logits=20, prompt=True)]
+
+    def scores() -> list[Scores]:
+        return [native_session(decoder, source, 64, kernels=True).extend(tree, want) for want in wants]
+
+    whole = scores()
+    monkeypatch.setattr(native_layers, "LONG_PROMPT", 4)
+    for one, parts in zip(whole, scores(), strict=True):
+        assert torch.equal(one.logits, parts.logits)
+        assert one.head_input is None or torch.equal(one.head_input, parts.head_input)
+        assert all(map(torch.equal, one.hidden, parts.hidden)) and len(one.hidden) == len(parts.hidden)
 
 
 CHAINS = [(sampling, stop) for sampling in (Sampling(), Sampling(0.8)) for stop in (None, 0.0, 0.35, 0.6)]

@@ -15,9 +15,9 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from tests.loopback_hub import load_in_a_fresh_process, loopback_hub
+from tests.loopback_hub import CONVERSION, load_in_a_fresh_process, loopback_hub
 
-CONVERTED = {"hub_revision": "refs/convert/parquet", "hub_data_dir": "de-en"}
+CONVERTED = {"hub_revision": CONVERSION, "hub_data_dir": "de-en"}
 SHARDS = "['Ja', 'Nein', 'Gut']"
 
 
@@ -38,18 +38,32 @@ def parquet(*sentences: str) -> bytes:
 REPOSITORIES = {
     "me/parquet": {"data/test-00000-of-00001.parquet": parquet("Ja")},
     "me/gated": {"de-en/test.jsonl": jsonl("Ja")},
-    "me/script": {"script.py": b"raise SystemExit", "de-en/test/0000.parquet": parquet("Ja", "Nein")},
+    "me/script": {"script.py": b"raise SystemExit"},
+    f"me/script@{CONVERSION}": {"de-en/test/0000.parquet": parquet("Ja", "Nein")},
     "me/long": {"long-test.jsonl": jsonl("Ja", "Nein")},
     "me/short": {"data/short-test.parquet": parquet("Ja", "Nein")},
     "me/damaged": {"data/test.parquet": parquet("Ja", "Nein")},
-    "me/shards": {"de-en/test/0000.parquet": parquet("Ja", "Nein"), "de-en/test/0001.parquet": parquet("Gut")},
+    "me/large": {
+        "de-en/train-00000-of-00002.parquet": parquet("Viel"),
+        "de-en/train-00001-of-00002.parquet": parquet("Mehr"),
+        "de-en/validation-00000-of-00001.parquet": parquet("Wenig"),
+        "de-en/test-00000-of-00001.parquet": parquet("Ja"),
+    },
+    f"me/shards@{CONVERSION}": {
+        "de-en/test/0000.parquet": parquet("Ja", "Nein"),
+        "de-en/test/0001.parquet": parquet("Gut"),
+    },
 }
 HALF = {"data/test.parquet": REPOSITORIES["me/damaged"]["data/test.parquet"][:400]}  # as it was uploaded
 FAULTS = {  # what is asked for, what is said of it, and what comes when the fault is gone
     "missing": ({"hub_id": "me/missing"}, ["doesn't exist on the Hub", "check its name"], None),
     "gated": ({"hub_id": "me/gated"}, ["gated", "must be authenticated", "`hf auth login`"], None),
     "gated folder": ({"hub_id": "me/gated", "hub_data_dir": "de-en"}, ["gated", "`hf auth login`"], None),
-    "no folder": ({"hub_id": "me/shards", "hub_data_dir": "de-fr"}, ["no folder 'de-fr'", "hub_data_dir"], None),
+    "no folder": (
+        {"hub_id": "me/shards", **CONVERTED, "hub_data_dir": "de-fr"},
+        ["no folder 'de-fr'", "hub_data_dir"],
+        None,
+    ),
     "revision": ({"hub_id": "me/parquet", "hub_revision": "v9"}, ["Revision 'v9' doesn't exist", "revision"], None),
     "script": ({"hub_id": "me/script"}, ["scripts are no longer supported", "hub_revision=refs/convert/parquet"], None),
     "stopped early": ({"hub_id": "me/long"}, ["stopped early; repeat the command"], "['Ja', 'Nein']"),
@@ -95,3 +109,17 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
 def spec_of(**fields: str) -> DatasetSpec:
     columns = {"source_column": "translation.de", "reference_column": "translation.en"}
     return DatasetSpec(name="x", metric="bleu", **columns, **fields)
+
+
+@pytest.mark.slow
+def test_only_the_files_of_the_split_are_downloaded(tmp_path: Path) -> None:
+    asked = [{"hub_id": "me/large", "hub_data_dir": "de-en", "split": split} for split in ("test", "val", "tset")]
+    fetched: list[str] = []
+    with loopback_hub(REPOSITORIES, fetched=fetched) as endpoint:
+        test, validation, misspelt = load_in_a_fresh_process(endpoint, tmp_path, *asked)
+    assert [test, validation] == ["['Ja']", "['Wenig']"]
+    assert "no split 'tset' in de-en, only test, train, validation; set dataset.split" in misspelt
+    assert fetched == [f"me/large@main/de-en/{split}-00000-of-00001.parquet" for split in ("test", "validation")]
+    absent = {**asked[0], "split": "train"}
+    again, lacking = load_in_a_fresh_process("http://127.0.0.1:9", tmp_path, asked[0], absent)
+    assert again == test and "local cache lacks a part of de-en" in lacking

@@ -11,7 +11,9 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF, TER
 
 from bild_lab.errors import UserError
+from bild_lab.lab.metrics import sentences
 from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
 from bild_lab.lab.metrics.text_metrics import (
     METRICS,
     ROUGE,
@@ -85,10 +87,45 @@ def test_every_rouge_is_the_mean_of_rouge_scores_f_measures(lines: int, others: 
     predictions = [random_text(generator, lines) for _ in range(30)]
     references = [[random_text(generator, others)] for _ in range(30)]
     scorer = RougeScorer(list(ROUGE), use_stemmer=True)
-    scores = [scorer.score(several[0], one) for one, several in zip(predictions, references, strict=True)]
+    several = ([sentence_lines(text) for text in texts] for texts in ([one for (one,) in references], predictions))
+    scores = [scorer.score(*pair) for pair in zip(*several, strict=True)]
     quality = score("rouge", predictions, references)
     for name, found in {"rougeL": quality.value, **quality.extra}.items():
         assert found == pytest.approx(100 * np.mean([one[name].fmeasure for one in scores]))
+        leading = score(name, predictions, references)
+        assert (leading.metric, leading.value) == (f"ROUGE-{name[5:]}", pytest.approx(found))
+        assert leading.extra.keys() == {*ROUGE} - {name}
+
+
+def test_rouge_lsum_compares_the_sentences_of_a_summary_whether_or_not_it_has_lines() -> None:
+    """As run_summarization.py: highlights have lines, a model's summary has none. Dr. and J. end no sentence."""
+    reference = "Dr. Smith met the dog of the house at home .\nIt was late ."
+    prediction = "At home it was late. Dr. Smith met the dog of the house."
+    lines = "At home it was late.\nDr. Smith met the dog of the house."
+    assert sentence_lines(prediction) == lines == sentence_lines(lines)
+    scorer = RougeScorer(["rougeLsum"], use_stemmer=True)
+    whole, split = (scorer.score(reference, one)["rougeLsum"].fmeasure for one in (prediction, lines))
+    assert whole < 0.9 and split == 1.0
+    quality = score("rougeLsum", [prediction], [[reference]])
+    assert quality.value == pytest.approx(100) and quality.extra["rougeL"] < 90
+    assert f"sentences:{splitter_name()}" in quality.signature
+
+
+def test_the_short_list_splits_nearly_as_nltks_data_where_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where NLTK's data is not installed, that is looked for first all the same."""
+    asked = []
+
+    def missing(language: str) -> None:
+        asked.append(language)
+        raise LookupError(language)
+
+    sentences._splitter.cache_clear()
+    monkeypatch.setattr("nltk.tokenize.punkt.PunktTokenizer", missing)
+    text = "Mr. Brown of the U.S. team met Prof. Li, e.g. at 5 p.m. on Feb. 3. They won! Did they? Yes."
+    assert sentence_lines(text).splitlines()[1:] == ["They won!", "Did they?", "Yes."]
+    assert asked == ["english"] and splitter_name() == "punkt_abbreviations"
+    monkeypatch.undo()
+    sentences._splitter.cache_clear()
 
 
 @pytest.mark.parametrize(

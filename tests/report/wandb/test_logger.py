@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.wandb.logger import NoLogger, WandbLogger, flat_metrics
-from bild_lab.report.wandb.panels import panels, title
+from bild_lab.report.wandb.logger import TRAINING, NoLogger, WandbLogger, flat_metrics, noted
+from bild_lab.report.wandb.panels import front_key, front_lines, panels, title
+from bild_lab.training.reports import LogToWandb
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
 
 
@@ -48,12 +50,16 @@ class GivenRun:
 
     def __init__(self, **about: Any) -> None:
         self.about, self.logged, self.summary, self.artifacts, self.finished = about, {}, {}, [], False
+        self.metrics: dict[str, dict[str, Any]] = {}
 
     def log(self, several: dict[str, Any]) -> None:
         self.logged |= several
 
-    def log_artifact(self, artifact: wandb.Artifact) -> None:
-        self.artifacts.append(artifact)
+    def log_artifact(self, artifact: wandb.Artifact, aliases: list[str] | None = None) -> None:
+        self.artifacts.append((artifact, aliases))
+
+    def define_metric(self, name: str, **about: Any) -> None:
+        self.metrics[name] = about
 
     def finish(self) -> None:
         self.finished = True
@@ -99,6 +105,8 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     assert (given["pair"]["name"], given["point"]) == ("t5-large drafted by t5-tiny", point.point)
     assert given["composition"] == point.composition and given["dataset"]["name"] == "multi30k"
     assert (run.summary["relative_latency"], run.summary["speedup/value"]) == (1 / 1.6, 1.6)
+    panel = "multi30k test, BLEU"
+    assert [run.summary[key] for key in ("policy", "panel", "on_front")] == ["bild", panel, True]
     table = run.logged["examples"]
     (first, *others) = [dict(zip(table.columns, row, strict=True)) for row in table.data]
     assert first["reference"] == first["prediction"] and first["prompt"] and len(others) == 5
@@ -107,9 +115,19 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     assert (whole.about["name"], whole.about["job_type"]) == ("my sweep", "sweep")
     assert "1.60×" in whole.summary["headline"] and whole.about["notes"] == whole.summary["headline"]
     assert whole.logged["sweep_points"].data[0][:3] == [True, "bild", "fallback 0.5, rollback 2, window 3"]
-    assert "pareto" in whole.logged
-    (artifact,) = whole.artifacts
+    assert "pareto" in whole.logged and whole.summary["panels"] == [panel]
+    front = whole.logged[front_key(panel)].table
+    assert front.columns == ["step", "lineKey", "lineVal"]
+    assert {row[1] for row in front.data} == {"bild, my sweep", "vanilla (baseline), my sweep"}
+    (artifact, _), *best = whole.artifacts
     assert set(artifact.manifest.entries) == {"report.html", "pareto.png", "sweep.csv"}
+    ((stored, aliases),) = run.artifacts
+    assert aliases == [point.point] and "result.json" in stored.manifest.entries
+    assert [(one.digest == stored.digest, aliases) for one, aliases in best] == [
+        (True, ["best"]),
+        (True, ["best-within-one-point"]),
+    ]
+    assert run.about["settings"].x_disable_stats
     assert run.finished and whole.finished
     assert online.closing() == [f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"]
 
@@ -117,7 +135,56 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
 def test_what_a_point_does_not_have_is_no_panel():
     alone = sample_result("bild", {}, None, setting={"baseline": None})
     assert set(panels(alone, [], {})) == {"points"}
-    assert set(panels(sample_baseline(), [], {})) == {"points", "quality_against_latency"}
+    assert set(panels(sample_baseline(), [], {})) == {"points"}
+
+
+def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_panel_two_data_sets() -> None:
+    fast, good = (
+        sample_result("bild", {"fallback": 0.3}, 2.0, -1.0),
+        sample_result("bild", {"fallback": 0.5}, 1.25, 1.0),
+    )
+    worse, other = sample_result("bild", {"fallback": 0.9}, 1.0, -2.0), {"dataset": "xsum"}
+    alone = sample_result("speculative", {}, 1.6, setting=other)
+    lines = front_lines([sample_baseline(), good, fast, worse, alone], "first")
+    assert list(lines) == ["multi30k test, BLEU", "xsum test, BLEU"]
+    bild, vanilla = lines["multi30k test, BLEU"].values()
+    assert bild[:-1] == [(0.5, 40.0), (0.8, 40.0), (0.8, 42.0)] and bild[-1][1] == 42.0
+    assert vanilla == [(1.0, 41.0), (bild[-1][0], 41.0)] and bild[-1][0] > 1.0
+    assert list(lines["xsum test, BLEU"]) == ["speculative, first", "vanilla (baseline), first"]
+    pairs = [sample_result("bild", {}, 2.0, setting={"draft": draft}) for draft in ("small", "tiny")]
+    assert [line for line in front_lines(pairs, "s")["multi30k test, BLEU"] if "baseline" not in line] == [
+        "bild, s, draft small",
+        "bild, s, draft tiny",
+    ]
+
+
+def test_a_point_that_left_the_front_is_logged_again(runs: list[GivenRun], tmp_path: Path) -> None:
+    sweep, config = Sweep(tmp_path / "first"), OmegaConf.to_yaml(compose_config(["policy=bild"]))
+    online = WandbLogger("ours", None, group="first", mode="online", tags=[], directory=str(sweep.folder))
+    for speedup in (1.5, 2.0):
+        result = sample_result("bild", {"window": int(4 * speedup)}, speedup)
+        folder = sweep.write_point(result.point, config, result, [])
+        online.log_point(replace(result, folder=folder), {})
+    online.log_sweep(sweep)
+    online.log_sweep(sweep)
+    points = [(run.about["name"], run.summary["on_front"]) for run in runs if run.about["job_type"] == "point"]
+    slow, fast = "bild (window 6)", "bild (window 8)"
+    assert points == [(slow, True), (fast, True), (slow, False)]
+    assert [one.on_front for one in noted(sweep.folder)] == [True, True, False, None, None]
+
+
+def test_a_trainings_curves_have_its_steps_also_after_resuming_and_the_machine_is_sampled(
+    runs: list[GivenRun], tmp_path: Path
+) -> None:
+    run = logger(tmp_path, "offline").begin("one", "one", {}, TRAINING)
+    assert not run.about["settings"].x_disable_stats
+    LogToWandb(run, "bleu").on_log(None, SimpleNamespace(global_step=7), None, {"loss": 1.5, "note": "text"})
+    assert run.logged == {"loss": 1.5, "step": 7}
+    assert run.metrics["*"] == {"step_metric": "step"}
+    assert {name: about.get("summary") for name, about in run.metrics.items() if "eval" in name} == {
+        "eval_loss": "min",
+        "eval_bleu": "max",
+    }
 
 
 def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tmp_path, caplog):

@@ -6,14 +6,18 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import words_as_list
+from bild_lab.lab.results.records import Sweep
 from bild_lab.report.wandb.logger import Logged, note
-from bild_lab.report.wandb.report import require_logged
+from bild_lab.report.wandb.panels import front_key
+from bild_lab.report.wandb.report import logged_panels
 from scripts import wandb_report as script
+from tests.report.sample import sample_result
 
 Command = Callable[..., tuple[int, str]]
 
@@ -28,7 +32,10 @@ def command(command: Command) -> Command:
 def logged(command: Command) -> Command:
     """As `command`, but two sweeps were logged before."""
     for name in ("first", "second"):
-        note(Path("outputs") / name, Logged(f"{name}-1", "2026-11-22", "online", "bild_lab", None))
+        folder = Path("outputs") / name
+        note(folder, Logged(f"{name}-1", "2026-11-22", "online", "bild_lab", None))
+        result = sample_result("bild", {}, 1.5, setting={"dataset": "multi30k" if name == "first" else "xsum"})
+        Sweep(folder).write_point(result.point, "", result, [])
     return command
 
 
@@ -55,39 +62,49 @@ def test_the_report_holds_all_groups_together_and_each_alone_with_what_runs_log(
     spec = json.loads(Path("outputs/wandb_report/report.json").read_text())["spec"]
     grids = [block["metadata"] for block in spec["blocks"] if block["type"] == "panel-grid"]
     assert [[each["name"] for each in grid["runSets"]] for grid in grids] == [
-        ["first", "second"],
+        *[["first", "second"]] * 3,
         ["first"],
         ["second"],
     ]
-    for runset in (runset for grid in grids for runset in grid["runSets"]):
-        (chosen,) = runset["filters"]["filters"]
-        assert (chosen["key"]["name"], chosen["op"], chosen["value"]) == ("group", "=", runset["name"])
-    together, alone, _ = (json.dumps(grid["panelBankSectionConfig"]["panels"]) for grid in grids)
-    for key in ("relative_latency", "quality/value", "speedup/value", "acceptance_rate"):
-        assert key in together
-    for key in ("acceptance_by_position_table", "points", "examples"):
-        assert f'"{key}"' in alone
+    panels = ["multi30k test, BLEU", "xsum test, BLEU"]
+    more = [{"jobType": "sweep"}, *({"panel": panel} for panel in panels), {}, {}]
+    for grid, filters in zip(grids, more, strict=True):
+        for runset in grid["runSets"]:
+            chosen = {one["key"]["name"]: one["value"] for one in runset["filters"]["filters"] if one["op"] == "="}
+            assert chosen == {"group": runset["name"], **filters}
+            grouped = [key["name"] for key in runset["grouping"]]
+            assert grouped == (["policy.value.name", "pair.value.name"] if "panel" in filters else [])
+    *charts, picture, _ = fronts = grids[0]["panelBankSectionConfig"]["panels"]
+    assert [(one["config"]["panelDefId"], one["config"]["stringSettings"]["title"]) for one in charts] == [
+        ("wandb/lineseries/v0", panel) for panel in panels
+    ]
+    assert picture["config"]["mediaKeys"] == ["pareto"] and picture["layout"]["x"] == charts[0]["layout"]["w"]
+    shown = [json.dumps(grid["panelBankSectionConfig"]["panels"]) for grid in grids]
+    assert all(f'"{front_key(panel)}_table"' in json.dumps(fronts) for panel in panels)
+    assert all(key in shown[1] for key in ("speedup/value", "acceptance_rate", "quality/difference"))
+    assert all(f'"{key}"' in shown[3] for key in ("acceptance_by_position_table", "points", "examples"))
 
 
 class Service:
-    """Stands in for the service's interface: has runs of one group in one project."""
+    """Stands in for the service's interface: has the run of one whole sweep in one project."""
 
     default_entity = "us"
 
-    def runs(self, place: str, filters: dict[str, str], per_page: int) -> list[str]:
+    def runs(self, place: str, filters: dict[str, str]) -> list[SimpleNamespace]:
         if place != "us/ours":
             raise ValueError(f"no project {place}")
-        return ["a run"] if filters == {"group": "first"} else []
+        whole = SimpleNamespace(summary={"panels": ["xsum test, ROUGE-L"]})
+        return [whole] if filters == {"group": "first", "jobType": "sweep"} else []
 
 
-def test_runs_are_asked_of_the_service_where_somebody_is_logged_in(tmp_path: Path) -> None:
-    require_logged(["first"], "ours", None, tmp_path, Service())
+def test_panels_are_asked_of_the_service_where_somebody_is_logged_in(tmp_path: Path) -> None:
+    assert logged_panels(["first"], "ours", None, tmp_path, Service()) == ["xsum test, ROUGE-L"]
     for groups, project in ((["first", "second"], "ours"), (["first"], "other")):
         with pytest.raises(UserError, match=f"'{groups[-1]}' has no runs in project '{project}'.*wandb sync"):
-            require_logged(groups, project, None, tmp_path, Service())
+            logged_panels(groups, project, None, tmp_path, Service())
 
 
-def test_without_the_library_the_remedy_is_printed(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_remedy_is_printed(logged: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
-    code, printed = command("first")
+    code, printed = logged("first")
     assert code == 2 and "pip install 'bild_lab[reports]'" in printed

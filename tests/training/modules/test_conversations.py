@@ -22,13 +22,26 @@ from bild_lab.training.modules.layer_heads import LayerHeadsSpec
 from bild_lab.training.modules.predictors import choose_contexts
 from bild_lab.training.modules.states import OneRowCheckpoint
 from scripts import train_lm_heads
-from tests.loopback_hub import load_in_a_fresh_process, loopback_hub
+from tests.loopback_hub import loopback_hub, printed_in_a_fresh_process
 from tests.tiny import END, START
 
 Command = Callable[..., tuple[int, str]]
 CHAT = Template("w20 {question} w21", " {answer}</s>w20 {question} w21")  # as Vicuna's, </s> after each answer
 TALK = [("human", "w4 w5"), ("gpt", "w6 w7"), ("human", "w8"), ("gpt", "w9 w10 w11")]
 SPEC = DatasetSpec(**yaml.safe_load((config_dir() / "dataset/sharegpt.yaml").read_text()))
+
+LOAD = """
+from bild_lab.errors import UserError
+from bild_lab.lab.config import compose_config, typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
+for words in ([], ["dataset.hub_data_dir=ShareGPT_V4.json"]):
+    cfg = compose_config(["dataset=sharegpt", *words], "train_lm_heads")
+    try:
+        print([one.source for one in load_examples(typed(DatasetSpec, cfg.dataset, "dataset"))])
+    except UserError as error:
+        print(" ".join(str(error).split()))
+"""
 
 
 def row(name: str, messages: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -116,10 +129,6 @@ def test_heads_train_on_a_file_of_conversations(command: Command, checkpoints: P
 def test_the_hub_gives_the_one_file_that_is_named(tmp_path: Path) -> None:
     named = json.dumps([row("one", TALK)]).encode()
     files = {SPEC.hub_data_dir: named, "HTML_cleaned_raw_dataset/sg_90k_part1.json": b"broken", "README.md": b""}
-    asked = {"source_column": "conversations", "reference_column": None, "metric": "agreement", "turns": 1}
-    asked |= {"hub_id": SPEC.hub_id, "hub_data_dir": SPEC.hub_data_dir, "split": SPEC.split}
     with loopback_hub({SPEC.hub_id: files}) as endpoint:
-        found, missing = load_in_a_fresh_process(
-            endpoint, tmp_path, asked, {**asked, "hub_data_dir": "ShareGPT_V4.json"}
-        )
-    assert found == "['w4 w5']" and "no folder or file 'ShareGPT_V4.json'" in missing
+        found, missing = printed_in_a_fresh_process(LOAD, endpoint, tmp_path)
+    assert found == "['w4 w5', 'w8']" and "no folder 'ShareGPT_V4.json'" in missing

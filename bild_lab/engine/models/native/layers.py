@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch import Batch, Wanted
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import Layers, Pass
+from bild_lab.engine.models.cached_session import LONG_PROMPT, Layers, Pass
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, joined, place_rows
 from bild_lab.engine.models.native.compiled import Workspace
@@ -24,7 +25,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Prefix, Scores
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
-KERNEL_ROWS = 64  # a longer prompt runs by itself, and by PyTorch, whose matrix products are faster there
+ALONE_ROWS = 64  # in a batch, a longer prompt runs by itself: PyTorch's matrix products depend on their number of rows
 
 Decoder = llama.LlamaDecoder | t5.T5Decoder
 
@@ -68,7 +69,6 @@ class NativeLayers(Layers):
         self.reserved = 0 if prefix is None else prefix.length
         self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self._prefix, self._workspace, self.packed, self._batch = prefix, workspace, packed, batch
-        self.longest_joined = None if packed is None else KERNEL_ROWS
         capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
         if workspace is not None:
             self.cache = workspace.cache
@@ -91,8 +91,8 @@ class NativeLayers(Layers):
                 workspace.remember(self.memory)
 
     def _encoded(self, encoder: PackedDecoder | None, tokens: Int[Tensor, " s"]) -> t5.Memory:
-        """Run the encoder. Longer sources run by themselves and by PyTorch."""
-        if encoder is None or self.source > KERNEL_ROWS:
+        """Run the encoder."""
+        if encoder is None:
             return self.decoder.encode(tokens)
         return self._together("encode", partial(encoded, self.decoder, encoder), tokens, ahead=True)
 
@@ -110,8 +110,10 @@ class NativeLayers(Layers):
             logits, head_input = self._workspace.step(work)
             return Scores(logits[-work.logits :], head_input[-work.logits :])
         self._reserve(work.start + work.count)
-        if work.prompt > KERNEL_ROWS and (self.packed is not None or self._batch is not None):
-            return run_rows([(self, work)])[0]  # by itself: matrix products in PyTorch depend on their number of rows
+        if self.packed is not None and work.prompt > LONG_PROMPT:  # in parts, which bounds the memory of their buffers
+            return one_after_another([self.run(part) for part in split(work, LONG_PROMPT)])
+        if self.packed is None and self._batch is not None and work.prompt > ALONE_ROWS:
+            return run_rows([(self, work)])[0]
         chosen = None if work.layers is None else tuple(work.layers)
         kind = (chosen, work.skipped, work.fill, work.states is None, bool(work.hidden), id(self._prefix))
         return self._together(kind, run_rows if self.packed is None else run_packed, (self, work))
@@ -232,6 +234,35 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
     logits = None if found.logits is None else of_each(found.logits, works, "read")
     head_input = None if found.head_input is None else found.head_input.to(first.cache.keys.dtype)
     return _scores(works, logits, None if head_input is None else of_each(head_input, works, "read"), states)
+
+
+def split(work: Pass, rows: int) -> tuple[Pass, Pass]:
+    """The first rows of a prompt, and the others."""
+    before, others = (None, None) if work.states is None else (work.states[:rows], work.states[rows:])
+    after = work.count - rows
+    first = replace(
+        work,
+        tokens=work.tokens[:rows],
+        tree=None,
+        states=before,
+        logits=max(0, work.logits - after),
+        head_input=max(0, work.head_input - after),
+        prompt=rows,
+    )
+    rest = {"logits": min(work.logits, after), "head_input": min(work.head_input, after)}
+    start, tokens = work.start + rows, work.tokens[rows:]
+    return first, replace(work, start=start, tokens=tokens, states=others, prompt=work.prompt - rows, **rest)
+
+
+def one_after_another(parts: Sequence[Scores]) -> Scores:
+    """The outputs of a pass from those of its parts."""
+
+    def whole(name: str) -> Tensor | None:
+        found = [value for part in parts if (value := getattr(part, name)) is not None]
+        return joined(found) if found else None
+
+    hidden = tuple(joined(states) for states in zip(*(part.hidden for part in parts), strict=True))
+    return Scores(whole("logits"), whole("head_input"), hidden)
 
 
 def _scores(

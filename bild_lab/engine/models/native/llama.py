@@ -7,7 +7,7 @@ attention and feed-forward), from the configuration (which layers have a sliding
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.admission import CHANGING, rotations
 from bild_lab.engine.models.native.attention import PlacedRows, joined
-from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight
+from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
+from bild_lab.engine.models.weights import module_weights
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # a layer's kind, as named in the configurations
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # as `stack.py` names them
@@ -62,26 +63,28 @@ MODEL_TYPES = tuple(FAMILIES)
 class LlamaDecoder(Stack):
     """A decoder of this family. A kind of layer has a window or none, and may have a rotation of its own."""
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, weights: Mapping[str, Tensor] | None = None, held: bool = True) -> None:
+        """weights: of the module, which is then only asked for its configuration. held: as in `layers_of`."""
         self.config = config = module.config
+        weights = module_weights(module, module.dtype, module.device) if weights is None else weights
         family, kinds = FAMILIES[config.model_type], layer_kinds(config)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        weights = module.state_dict()
         embedding = weights["model.embed_tokens.weight"]
         embedding_scale = 1.0
         if family.scaled_embedding:  # rounded to the precision of the weights, as Transformers does
             embedding_scale = torch.tensor(config.hidden_size**0.5).to(embedding.dtype).item()
-        weights |= {name: norm_factor(config, each) for name, each in weights.items() if "norm" in name}
         self._kinds = list(dict.fromkeys(kinds))
         self._windows = [0 if kind == FULL else sliding_window(config) or 0 for kind in self._kinds]
         super().__init__(
-            layers=[
-                self._layer(weights, f"model.layers.{i}.", kind, (heads, kv_heads)) for i, kind in enumerate(kinds)
-            ],
+            layers=layers_of(
+                len(kinds),
+                lambda i: self._layer(weights, f"model.layers.{i}.", kinds[i], (heads, kv_heads)),
+                held,
+            ),
             embedding=embedding,
-            head=weights["lm_head.weight"],
-            final_norm=weights["model.norm.weight"],
+            read_head=reader(lambda: weights["lm_head.weight"], held),
+            final_norm=norm_factor(config, weights["model.norm.weight"]),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=head_dim,
@@ -91,14 +94,17 @@ class LlamaDecoder(Stack):
             scale=(head_dim if family.scalar is None else getattr(config, family.scalar)) ** -0.5,
             embedding_scale=embedding_scale,
         )
-        self._rotary = module.model.rotary_emb  # knows every kind of scaling
+        self._rotary = type(module.model.rotary_emb)(config).to(embedding.device)  # knows every kind of scaling
         self._rotary_by_kind = family.rotary_by_kind
         nothing = embedding.new_empty(0, head_dim)
         self._rotations = [(nothing, nothing) for _ in self._kinds]  # cos and sin of every position
         self._reached = 0
 
-    def _layer(self, weights: dict[str, Tensor], prefix: str, kind: str, heads: tuple[int, int]) -> Layer:
+    def _layer(self, weights: Mapping[str, Tensor], prefix: str, kind: str, heads: tuple[int, int]) -> Layer:
         """The weights under this prefix. heads: the numbers of query heads and key heads."""
+
+        def norm(name: str) -> Tensor:
+            return norm_factor(self.config, weights[f"{prefix}{name}.weight"])
 
         def linear(*names: str, gated: bool = False) -> Weight:
             matrix, bias = ([weights.get(f"{prefix}{name}.{part}") for name in names] for part in ("weight", "bias"))
@@ -106,21 +112,21 @@ class LlamaDecoder(Stack):
 
         head_norm = None
         if f"{prefix}self_attn.q_norm.weight" in weights:
-            queries, keys = (weights[f"{prefix}self_attn.{name}_norm.weight"] for name in "qk")
+            queries, keys = norm("self_attn.q_norm"), norm("self_attn.k_norm")
             head_norm = torch.cat([queries.expand(heads[0], -1), keys.expand(heads[1], -1)])
         # the norm named post_attention comes before the feed-forward block, unless that has its own norm
-        after_attention = weights[f"{prefix}post_attention_layernorm.weight"]
-        before_feed_forward = weights.get(f"{prefix}pre_feedforward_layernorm.weight")
+        after_attention = norm("post_attention_layernorm")
+        four_norms = f"{prefix}pre_feedforward_layernorm.weight" in weights
         return Layer(
-            norm=weights[f"{prefix}input_layernorm.weight"],
+            norm=norm("input_layernorm"),
             qkv=linear(*(f"self_attn.{name}_proj" for name in "qkv")),
             head_norm=head_norm,
             out=linear("self_attn.o_proj"),
-            out_norm=None if before_feed_forward is None else after_attention,
-            feed_norm=after_attention if before_feed_forward is None else before_feed_forward,
+            out_norm=after_attention if four_norms else None,
+            feed_norm=norm("pre_feedforward_layernorm") if four_norms else after_attention,
             inner=linear("mlp.gate_proj", "mlp.up_proj", gated=True),
             outer=linear("mlp.down_proj"),
-            feed_out_norm=weights.get(f"{prefix}post_feedforward_layernorm.weight"),
+            feed_out_norm=norm("post_feedforward_layernorm") if four_norms else None,
             window=self._windows[self._kinds.index(kind)],
             kind=self._kinds.index(kind),
         )

@@ -9,12 +9,12 @@ from functools import cached_property
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.batch import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Prompt, quantization
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
@@ -22,6 +22,7 @@ from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.processed_session import processed
+from bild_lab.engine.models.weights import Weights, file_weights, module_weights
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Session, Want
 
@@ -50,7 +51,18 @@ class NativeModel:
 
     @cached_property
     def decoder(self) -> Decoder:
-        return self.family(self.checkpoint.weights(self.dtype).to(self.device).eval())
+        """For the kernels it holds no layers: what they pack is read layer by layer."""
+        module, weights = self._weights()
+        return self.family(module, weights, held=not self.kernels)
+
+    def _weights(self) -> tuple[PreTrainedModel, Weights]:
+        """The module of Transformers, on the meta device where weights are read from files, and its weights."""
+        if (folder := self.checkpoint.weight_files) is not None:
+            module = weightless(self.checkpoint)
+            if (weights := file_weights(folder, module, self.dtype, self.device)) is not None:
+                return module, weights
+        module = self.checkpoint.weights(self.dtype).eval()
+        return module, module_weights(module, self.dtype, self.device)
 
     @cached_property
     def packed(self) -> PackedDecoder | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, linear, relu, silu
 
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, normalize
+from bild_lab.engine.models.weights import OnDemand
 from bild_lab.engine.session import NOTHING, Skipped
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `cpu/vectors.h`
@@ -83,7 +84,7 @@ class Stack:
 
     layers: Sequence[Layer]
     embedding: Float[Tensor, "vocab dim"]
-    head: Float[Tensor, "vocab dim"]
+    read_head: Callable[[], Float[Tensor, "vocab dim"]]
     final_norm: Float[Tensor, " dim"]
     heads: int
     kv_heads: int
@@ -96,6 +97,11 @@ class Stack:
     embedding_scale: float = 1.0
     distance_bias: Float[Tensor, "heads distances"] | None = None
     bidirectional: bool = False
+
+    @property
+    def head(self) -> Float[Tensor, "vocab dim"]:
+        """The matrix to the vocabulary; where layers are not held, read anew."""
+        return self.read_head()
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -200,6 +206,20 @@ class Stack:
     ) -> Float[Tensor, "m dim"]:
         """The residual sum."""
         return x + (block if norm is None else normalize(block, norm, self.epsilon))
+
+
+def layers_of(count: int, make: Callable[[int], Layer], held: bool) -> Sequence[Layer]:
+    """The layers; if they are not held, each is read from the weights whenever it is asked for."""
+    return [make(index) for index in range(count)] if held else OnDemand(count, make)
+
+
+def reader(make: Callable[[], Tensor], held: bool) -> Callable[[], Tensor]:
+    """What gives a weight: the same each time if it is held, else read anew."""
+    return partial(_same, make()) if held else make
+
+
+def _same(weight: Tensor) -> Tensor:
+    return weight
 
 
 def rotate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,9 +12,11 @@ from torch.nn.functional import linear
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, joined, normalize
-from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight
+from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
+from bild_lab.engine.models.weights import module_weights
 
 MODEL_TYPES = ("t5", "mt5")
+BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # which all layers share
 ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu", "silu": "silu"}  # as `stack.py` names them
 
 
@@ -37,9 +39,10 @@ class Memory:
 class T5Decoder(Stack):
     """The decoder, and the encoder, whose head gives the cross-attention keys and values of all layers."""
 
-    def __init__(self, module: PreTrainedModel) -> None:
+    def __init__(self, module: PreTrainedModel, weights: Mapping[str, Tensor] | None = None, held: bool = True) -> None:
+        """weights: of the module, which is then only asked for its configuration. held: as in `layers_of`."""
         self.config = config = module.config
-        weights = {name: weight.to(module.dtype) for name, weight in module.state_dict().items()}
+        weights = module_weights(module, module.dtype, module.device) if weights is None else weights
         embedding, gated = weights["shared.weight"], config.is_gated_act
         self._farthest = config.relative_attention_max_distance  # the bias is constant from there on
         back = -torch.arange(self._farthest + 1, device=embedding.device)
@@ -56,19 +59,19 @@ class T5Decoder(Stack):
         blocks = range(config.num_decoder_layers)
         super().__init__(
             **shared,
-            layers=[t5_layer(weights, f"decoder.block.{i}.", gated) for i in blocks],
-            head=weights["lm_head.weight"],
+            layers=layers_of(len(blocks), lambda i: t5_layer(weights, f"decoder.block.{i}.", gated), held),
+            read_head=reader(lambda: weights["lm_head.weight"], held),
             final_norm=weights["decoder.final_layer_norm.weight"],
             # T5 v1.0 scales the decoder's output before its head; v1.1 and mT5 do not
             final_scale=config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0,
-            distance_bias=relative_bias(module.decoder, back, embedding.dtype),
+            distance_bias=relative_bias(module.decoder, weights[f"decoder.{BIAS}"], back),
         )
         parts = [f"decoder.block.{i}.layer.1.EncDecAttention.{name}.weight" for i in blocks for name in "kv"]
-        self._bias_around = relative_bias(module.encoder, around, embedding.dtype)
+        self._bias_around = relative_bias(module.encoder, weights[f"encoder.{BIAS}"], around)
         self.encoder = Stack(
             **shared,
-            layers=[t5_layer(weights, f"encoder.block.{i}.", gated) for i in range(config.num_layers)],
-            head=torch.cat([weights[part] for part in parts]),
+            layers=layers_of(config.num_layers, lambda i: t5_layer(weights, f"encoder.block.{i}.", gated), held),
+            read_head=reader(lambda: torch.cat([weights[part] for part in parts]), held),
             final_norm=weights["encoder.final_layer_norm.weight"],
             distance_bias=self._bias_around.flip(1),
             bidirectional=True,
@@ -122,7 +125,9 @@ class T5Decoder(Stack):
         return self.distance_bias[:, distance].masked_fill(~rows.visible, float("-inf"))
 
 
-def relative_bias(stack: torch.nn.Module, relative: Int[Tensor, " n"], dtype: torch.dtype) -> Float[Tensor, "heads n"]:
+def relative_bias(
+    stack: torch.nn.Module, weight: Float[Tensor, "buckets heads"], relative: Int[Tensor, " n"]
+) -> Float[Tensor, "heads n"]:
     """The learned bias of an encoder or decoder stack. relative: [n], the key's position minus the query's."""
     attention = stack.block[0].layer[0].SelfAttention
     buckets = attention._relative_position_bucket(
@@ -131,10 +136,10 @@ def relative_bias(stack: torch.nn.Module, relative: Int[Tensor, " n"], dtype: to
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,
     )
-    return attention.relative_attention_bias.weight[buckets].T.contiguous().to(dtype)
+    return weight[buckets].T.contiguous()
 
 
-def t5_layer(weights: dict[str, Tensor], prefix: str, gated: bool) -> Layer:
+def t5_layer(weights: Mapping[str, Tensor], prefix: str, gated: bool) -> Layer:
     """The weights under this prefix: of a decoder's layer, or of an encoder's, which attends to no source."""
 
     def matrix(part: str, *names: str) -> Tensor:

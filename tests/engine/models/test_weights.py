@@ -1,0 +1,127 @@
+"""Weights are read from files as a module of Transformers has them, and are never in memory twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import bild_lab
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import weightless
+from bild_lab.engine.models.weights import ONE_FILE, OnDemand, Weights, file_weights
+from bild_lab.lab.decoding.load import load_model
+from tests.sessions import needs_kernels
+from tests.tiny import TINY, save
+
+CPU = torch.device("cpu")
+
+
+def stored(folder: Path, dtype: torch.dtype = torch.float32) -> Weights | None:
+    checkpoint = Checkpoint(str(folder))
+    return file_weights(checkpoint.weight_files, weightless(checkpoint), dtype, CPU)
+
+
+@pytest.mark.parametrize("shard", ["1GB", "20KB"], ids=["one file", "shards"])
+@pytest.mark.parametrize("family", ["t5", "llama", "gemma3"])
+def test_files_have_what_transformers_loads(family: str, shard: str, tmp_path: Path) -> None:
+    folder = tmp_path / family
+    save(TINY[family](3), folder)
+    Checkpoint(str(folder)).weights(torch.float32).save_pretrained(folder, max_shard_size=shard)
+    if shard != "1GB":
+        (folder / ONE_FILE).unlink(missing_ok=True)
+    found, expected = stored(folder, torch.bfloat16), Checkpoint(str(folder)).weights(torch.bfloat16).state_dict()
+    assert set(found) == set(expected)
+    for name, weight in expected.items():
+        assert torch.equal(found[name], weight.bfloat16()), name
+
+
+def renamed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix("model."): weight for name, weight in weights.items()}
+
+
+def reshaped(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return weights | {"model.norm.weight": torch.ones(3)}
+
+
+def cut(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: weight for name, weight in weights.items() if name != "model.norm.weight"}
+
+
+@pytest.mark.parametrize("change", [renamed, reshaped, cut])
+def test_files_that_are_not_the_modules_are_left_to_transformers(change: Callable, tmp_path: Path) -> None:
+    save(TINY["llama"](3), tmp_path)
+    save_file(change(load_file(tmp_path / ONE_FILE)), tmp_path / ONE_FILE)
+    assert stored(tmp_path) is None
+
+
+def test_tied_weights_are_one_and_nothing_is_held(tmp_path: Path) -> None:
+    save(TINY["t5"](3), tmp_path)
+    weights = stored(tmp_path)
+    embedding = weights["shared.weight"]
+    assert weights["lm_head.weight"] is embedding
+    gone = weakref.ref(embedding)
+    del embedding
+    assert gone() is None
+
+
+def test_items_on_demand_are_those_of_a_list() -> None:
+    made = OnDemand(4, lambda index: index * 10)
+    assert list(made) == [0, 10, 20, 30] and made[-1] == 30 and made[1:3] == [10, 20] and len(made) == 4
+    with pytest.raises(IndexError):
+        made[4]
+
+
+PEAK = """
+import sys
+from pathlib import Path
+import psutil, torch
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.native import NativeModel
+if sys.argv[2] == "whole":
+    Checkpoint.weight_files = None
+NativeModel(HuggingFaceModel(Checkpoint(sys.argv[3]), torch.device("cpu"), torch.bfloat16), kernels=True).load()
+before = psutil.Process().memory_info().rss
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+model = NativeModel(HuggingFaceModel(Checkpoint(sys.argv[1]), torch.device("cpu"), torch.bfloat16), kernels=True)
+model.load()
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(int(peak.split()[1]) * 1024 - before)
+"""
+
+
+@pytest.mark.slow
+@needs_kernels
+def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
+    config = LlamaConfig(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, vocab_size=400)
+    module = LlamaForCausalLM(config).bfloat16()
+    save(module, tmp_path / "large")
+    save(TINY["llama"](3), tmp_path / "tiny")  # takes what the first loading of a process keeps
+    size = sum(weight.nbytes for weight in module.state_dict().values())
+
+    def peak(how: str) -> int:
+        words = [sys.executable, "-c", PEAK, str(tmp_path / "large"), how, str(tmp_path / "tiny")]
+        return int(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+
+    parts, whole = peak("parts"), peak("whole")  # planted: the whole module beside its packed copy
+    assert parts < whole - size / 2, (parts / size, whole / size)
+
+
+def test_a_model_from_files_decodes_as_its_module_does(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def texts() -> list[list[int]]:
+        load_model.cache_clear()
+        decoders = [bild_lab.load(str(checkpoints / name), policy="vanilla") for name in ("t5", "llama")]
+        return [one.generate([5, 9, 12], max_new_tokens=12).token_ids for one in decoders]
+
+    from_files = texts()
+    monkeypatch.setattr(Checkpoint, "weight_files", None)
+    assert texts() == from_files
+    load_model.cache_clear()
