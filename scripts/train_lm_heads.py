@@ -41,7 +41,7 @@ def train(cfg: DictConfig) -> None:
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job on the dataset's references, or on the model's own answers."""
-    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.point import sweep_folder
     from bild_lab.training.modules.frozen import FrozenJob, frozen_model, own_answers
@@ -60,7 +60,11 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
         answers, learned = own_answers(cfg, first), f"greedy answers of {base.path} to"
     else:
         dataset, learned = typed(DatasetSpec, cfg.dataset, "dataset"), "references of"
-        answers = reference_answers(base, dataset, load_examples(dataset), first.max_target_tokens)
+        if dataset.history == REFERENCES:  # a conversation is one row, of which all answers are learned
+            examples = load_examples(replace(dataset, history=None), unanswered=True)
+        else:
+            examples = load_examples(dataset)
+        answers = reference_answers(base, dataset, examples, first.max_target_tokens)
     recipe, of = recipe_for(cfg, len(answers.answers)), answers.dataset
     return FrozenJob(
         base=base,

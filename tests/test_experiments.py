@@ -296,6 +296,9 @@ def test_ppds_tables_share_a_run_for_each_data_set(scale: str) -> None:
     assert first.commands == by_position.commands and first.folders == by_position.folders
     assert first.folders[scale] == [of_match_rates(command).name for command in rates_of(scale)]
     assert all(f"match={scale}" in command for command in rates_of(scale))
+    made = next(place for place, one in enumerate(first.commands[scale]) if "scripts/train_lm_heads.py" in one)
+    for command in first.commands[scale][:made]:
+        assert of_match_rates(command).heads == "shared", "heads are measured before they are trained"
     _, second, *_ = (config_dir() / f"match/{scale}.yaml").read_text().splitlines()
     assert f": python scripts/match_rates.py match={scale}" in second
 
@@ -306,16 +309,21 @@ def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_print
     dataset = cfg.dataset.name
     (example,) = load_examples(typed(DatasetSpec, cfg.dataset, "dataset"))
     assert (example.prompt, cfg.dataset.max_source_tokens, cfg.dataset.limit) == (PROMPTS[dataset], None, None)
-    assert (cfg.model.path, cfg.heads[0]) == ("lmsys/vicuna-13b-v1.3", "shared")
-    assert len(cfg.heads) == 2 and cfg.heads[1].startswith("outputs/")
+    kind = "trained" if cfg.name.startswith("ppd_tab1_trained") else "shared"
+    (training,) = [one for one in load_published("ppd_tab1").commands["paper"] if "train_lm_heads" in one]
+    made = compose("train_lm_heads", shlex.split(training)[2:])
+    assert (cfg.model.path, made.model.path) == ("lmsys/vicuna-13b-v1.3", "lmsys/vicuna-13b-v1.3")
+    assert cfg.heads == ("shared" if kind == "shared" else f"outputs/{made.name}/heads")
+    assert list(made.layers) == list(cfg.layers) and made.train.max_target_tokens == 2048
     groups, rest = divmod(cfg.decoding.max_new_tokens, cfg.positions)
     ends = [(group * cfg.positions + 1, (group + 1) * cfg.positions) for group in range(groups)]
     panels = [dataset, *(f"{dataset}, tokens {first}-{last}" for first, last in ends)]
     asked = {
         (panel, f"layer {layer}, {heads}, k = {top_k}", "match rate")
-        for panel, layer, heads, top_k in product(panels, cfg.layers, ("shared", "trained"), cfg.top_k)
+        for panel, layer, heads, top_k in product(panels, cfg.layers, (kind,), cfg.top_k)
     }
-    printed = {key for key in load_published("ppd_tab4_6").printed if key[0].partition(",")[0] == dataset}
+    every = load_published("ppd_tab4_6").printed
+    printed = {key for key in every if key[0].partition(",")[0] == dataset and f", {kind}," in key[1]}
     assert (asked, rest) == (printed, 0)
 
 
@@ -325,13 +333,18 @@ def test_match_rates_fill_both_tables(
 ) -> None:
     """On a tiny checkpoint with heads for its first layer, and a local row in place of what the hub has."""
     monkeypatch.chdir(tmp_path)
-    command = rates_of(scale)[0]
-    plain = of_match_rates(command)
+    several = rates_of(scale)[
+        ::3
+    ]  # at the paper's scale the first data set, with the shared head and with trained ones
+    plain, last = of_match_rates(several[0]), of_match_rates(several[-1])
     target = NativeModel(HuggingFaceModel(Checkpoint(str(checkpoints / "llama")), torch.device("cpu"), torch.float32))
-    LayerHeads.fresh(target.decoder, {"fingerprint": target.checkpoint.fingerprint}, [1]).save(plain.heads[1])
+    LayerHeads.fresh(target.decoder, {"fingerprint": target.checkpoint.fingerprint}, [1]).save(
+        last.heads if isinstance(last.heads, str) else last.heads[1]
+    )
     here = [f"model.path={checkpoints / 'llama'}", "layers=[1]", "runtime.device=cpu"]
     here += [f"dataset.path={rows}"] if plain.dataset.name != "toy" else ["dataset.limit=2"]
-    match_rates(of_match_rates(command, *here))
+    for command in several:
+        match_rates(of_match_rates(command, *here))
     expected = [f"layer 1, {heads}, k = {top_k}" for heads in ("shared", "trained") for top_k in (1, 3, 5)]
     for name in ("ppd_tab1", "ppd_tab4_6"):
         rates = measured(FIGURES[name], load_published(name), Path("outputs"), scale)

@@ -14,6 +14,7 @@ from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import metric_named
 
 SHOT = "{source}\n{reference}\n\n"
+REFERENCES = "references"
 _COLUMNS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
 
 
@@ -54,14 +55,14 @@ class DatasetSpec:
     name: str | None  # what tables and logs call the dataset; null: the name of the file, folder or hub id
     hub_id: str | None = None  # of the Hugging Face hub
     hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
-    hub_data_dir: str | None = None  # a folder inside a dataset of the hub
+    hub_data_dir: str | None = None  # a folder, or one file, inside a dataset of the hub
     hub_revision: str | None = None  # branch, tag or commit of the hub
     # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub; toy:corpus is shipped
     path: str | None = None
     split: str = "test"  # train, validation, test, or another split of the dataset
     limit: int | None = None  # the first rows only, at least 1; null: all
-    # the text to decode from; of a list the turns of a conversation. Columns: a name, a.b for a field inside one, or a
-    # list of which the first one that a row has is taken
+    # the text to decode from; of a list the turns of a conversation, of messages {"from", "value"} the questions.
+    # Columns: a name, a.b for a field inside one, or a list of which the first one that a row has is taken
     source_column: Any
     input_column: Any = None  # for {input} of the prompt, else below the source
     reference_column: Any = None  # one or several references; null: dataset.metric=agreement
@@ -71,7 +72,8 @@ class DatasetSpec:
     chat_template: Any = "{question}"  # holds {question}; with several, each question is asked in all
     next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
-    history: str | None = None  # a file or folder with columns `id` and `answer`, which later turns continue
+    # a file or folder with columns `id` and `answer`, which later turns continue; references: the dataset's own answers
+    history: str | None = None
     # bleu, chrf, ter (as 100 minus TER), rouge1, rouge2, rougeL (or rouge), rougeLsum (by sentences), exact_match,
     # numeric (the last number), pass_at_1 (of programs), evaluate:NAME_OR_PATH, or agreement (the share of texts that
     # are the baseline's own); null: agreement without references

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from bild_lab.errors import UserError
 from bild_lab.files import shipped
-from bild_lab.lab.data.dataset_spec import DatasetSpec, Template
+from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
 from bild_lab.lab.data.rows import Row, canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 
+log = logging.getLogger(__name__)
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this instead of texts it may not distribute
+ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")  # "from" in ShareGPT's files
 NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
 
 
@@ -63,6 +66,8 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
             f"split {spec.shot_split!r} of dataset {spec.name!r} has an example of split {spec.split!r}, so the prompt "
             "would show its answer; give dataset.path a folder with a file for each split"
         )
+    if spec.history == REFERENCES:
+        return with_answers(examples, {one.id: one.references[0] for one in examples if one.references})
     if spec.history is not None:
         return with_answers(examples, _history(spec.history, spec.split))
     if not unanswered and any(example.continues for example in examples):
@@ -93,9 +98,16 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
 
 def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:
     """shots: what every prompt begins with."""
-    split = canonical_split(spec.split)
+    split, unanswered = canonical_split(spec.split), 0
     for index, (where, row) in enumerate(rows):
-        turns = _turns(spec, where, row)
+        answers: list[str] = []
+        if _has_roles(spec, row):
+            turns, answers = _dialogue(spec, row)
+            if not turns:
+                unanswered += 1
+                continue
+        else:
+            turns = _turns(spec, where, row)
         source, question = _question(spec, where, row, turns[0])
         question = shots + question
         own_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
@@ -103,12 +115,16 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             id=f"{split}-{index}" if own_id is None else str(own_id),
             source=source,
             prompt=question,
-            references=_references(spec, where, row),
+            references=tuple(answers[:1]) if answers else _references(spec, where, row),
             category=None if category is None else str(category),
         )
         for number, template in enumerate(spec.templates, start=1):
             asked = example if len(spec.templates) == 1 else replace(example, id=f"{example.id}@{number}")
-            yield from conversation(asked, [question, *turns[1:]], template)
+            asked_turns = conversation(asked, [question, *turns[1:]], template)
+            for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
+                yield turn if answer is None or not spec.reference_column else replace(turn, references=(answer,))
+    if unanswered:
+        log.warning("%s: %d conversations without an answered question are left out", spec.name, unanswered)
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
@@ -134,6 +150,33 @@ def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
         if turn.startswith(WITHHELD):
             raise UserError(f"{where} withholds its text; run NVIDIA's preparation script, and set dataset.path=DIR")
     return turns
+
+
+def _has_roles(spec: DatasetSpec, row: Row) -> bool:
+    """Whether the source is a conversation of messages, each with its speaker: {"from", "value"}."""
+    value = first_value(row, spec.source_column)[1] if spec.source_column else None
+    if not isinstance(value, list) or (not value and spec.history != REFERENCES):
+        return False
+    return all(isinstance(one, Mapping) and {"from", "value"} <= set(one) for one in value)
+
+
+def _dialogue(spec: DatasetSpec, row: Row) -> tuple[list[str], list[str]]:
+    """The questions of a conversation, and the answer to each.
+
+    An answer before the first question is skipped, as FastChat does (`train.py`, `preprocess`). The conversation ends
+    at the first message that is empty, of another speaker or out of turn, which FastChat does not take.
+    """
+    messages = first_value(row, spec.source_column)[1]
+    if messages and messages[0]["from"] not in ASKING:
+        messages = messages[1:]
+    expected = (ASKING if place % 2 == 0 else ANSWERING for place in range(len(messages)))
+    fitting = takewhile(
+        lambda pair: pair[0]["from"] in pair[1] and (pair[0]["value"] or "").strip(),
+        zip(messages, expected, strict=True),
+    )
+    texts = [message["value"] for message, _ in fitting]
+    pairs = list(zip(texts[::2], texts[1::2], strict=False))[: spec.turns]  # a last question may have no answer
+    return [question for question, _ in pairs], [answer for _, answer in pairs]
 
 
 def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, str]:

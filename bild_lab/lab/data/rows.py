@@ -199,7 +199,7 @@ def hub_rows(
 
 
 def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Path:
-    """One folder of a dataset's repository, with the split's files, in the hub's cache.
+    """One folder of a dataset's repository, with the split's files, or one file, in the hub's cache.
 
     With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not show whether the
     download was complete. `snapshot_download` keeps a list of the files. A cache that was filled in another way has no
@@ -217,7 +217,7 @@ def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Pat
             listed = HfApi().list_repo_files(hub_id, **where)
         wanted = _files_of_split(hub_id, listed, data_dir, canonical_split(split))
     except CachedRepoTreeNotFoundError:
-        wanted = [f"{data_dir}/*"]
+        wanted = [data_dir, f"{data_dir}/*"]
     except (HTTPError, OSError) as error:
         raise UserError(_complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)) from error
     try:
@@ -230,10 +230,12 @@ def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Pat
 
 
 def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: str) -> list[str]:
-    """The paths of a split in a folder of a repository; the only file, where its name has no split.
+    """The paths of a split in a folder of a repository; the only file, where its name has no split, or is given.
 
     Raises UserError if the folder or the split is not there.
     """
+    if data_dir in listed:
+        return [data_dir]
     paths = [PurePosixPath(path) for path in listed if path.startswith(f"{data_dir}/")]
     splits = {path: _split_of(path.relative_to(data_dir), split) for path in paths if path.suffix in SUFFIXES}
     if not splits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -30,6 +30,7 @@ from bild_lab.training.batches import BatchOrder, spread_evenly
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
 from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.modules.conversations import Conversation
 from bild_lab.training.modules.predictors import (
     AnsweredPrompt,
     EpochOrder,
@@ -107,6 +108,9 @@ class FrozenJob(TrainingJob):
         limit, longest = self.calibration.dataset.max_source_tokens, self.recipe.max_target_tokens
         every = []
         for answer in self.calibration.answers:
+            if isinstance(answer, Conversation):
+                every.append(answer.row(longest))
+                continue
             prompt = self.base.source(answer.prompt, limit).prompt
             tokens = np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32)
             every.append(AnsweredPrompt(tokens, len(prompt)))
@@ -178,7 +182,7 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
         model=module,
         examples=RandomContexts(train, predictors, recipe.seed),
         order=EpochOrder(order),
-        collate=collate,
+        collate=partial(collate, reads_labels=module.reads_labels),
         loss=PredictionLoss(predictors.weights),
         evaluate=PredictionEvaluator(held_out, predictors, recipe.evaluation_batch_size),
         facts={

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig
@@ -20,12 +22,14 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash
-from bild_lab.training.batches import tokenize
-from bild_lab.training.modules.predictors import MATCH_RATE, Predictors
+from bild_lab.training.batches import IGNORED, tokenize
+from bild_lab.training.modules.conversations import tokenize_conversations
+from bild_lab.training.modules.predictors import MATCH_RATE, OwnLoss, Predictors, first_choices
 from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale
 from bild_lab.training.start import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"
+ROWS = 2048  # rows of logits at a time: 0.25 GB in float32 for 32,000 tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,16 +110,51 @@ def own_head(base: PreTrainedModel) -> OwnHead:
 
 
 class LayerHeadsModule(SmallModule):
-    """Runs all heads on their layers' states at each context's last token, in one forward of the frozen model."""
+    """Runs all heads on their layers' states at each context's last token, in one forward of the frozen model.
+
+    With labels it computes the loss itself, so many rows at a time, and again in the backward pass (Chen et al., 2016,
+    Training Deep Nets with Sublinear Memory Cost): all rows' logits at once would be several times the model.
+    """
+
+    reads_labels = True
 
     def forward(
-        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
-    ) -> Float[Tensor, "batch contexts layers vocab"]:
+        self,
+        input_ids: Int[Tensor, "batch n"],
+        contexts: Int[Tensor, "batch contexts"],
+        wanted: Int[Tensor, "batch contexts layers"] | None = None,
+    ) -> Float[Tensor, "batch contexts layers vocab"] | OwnLoss:
         with torch.no_grad():
             found = decoder_states(self.base, input_ids, contexts)
         every, heads = torch.arange(contexts.shape[0], device=contexts.device)[:, None], self.weights
         states = {layer: found.hidden[layer][every, found.places] for layer in heads.config.layers}
-        return torch.stack([heads.logits(layer, one.to(heads.norms.dtype)) for layer, one in states.items()], 2)
+        if wanted is None:
+            return torch.stack([heads.logits(layer, one.to(heads.norms.dtype)) for layer, one in states.items()], 2)
+        real = wanted[..., 0] != IGNORED  # [batch contexts]; every head has the same labels
+        parts = [self._part(layer, states[layer][real], wanted[..., 0][real]) for layer in heads.config.layers]
+        losses = wanted.new_zeros(wanted.shape, dtype=torch.float32)
+        losses[real] = torch.stack([each for each, _ in parts], -1)
+        if torch.is_grad_enabled():  # a training step, of which nobody reads the choices
+            return OwnLoss(None, losses)
+        near = torch.stack([each for _, each in parts], -2)  # [n layers top]
+        choices = near.new_zeros((*wanted.shape, near.shape[-1]))
+        choices[real] = near
+        return OwnLoss(None, losses, choices)
+
+    def _part(
+        self, layer: int, hidden: Float[Tensor, "n dim"], labels: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"]]:
+        """The losses and first choices of one layer's head."""
+        rows = zip(hidden.split(ROWS), labels.split(ROWS), strict=True)
+        found = [checkpoint(self._rows, layer, *each, use_reentrant=False) for each in rows]
+        losses, choices = zip(*found, strict=True)
+        return torch.cat(losses), torch.cat(choices)
+
+    def _rows(
+        self, layer: int, hidden: Float[Tensor, "n dim"], labels: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"]]:
+        logits = self.weights.logits(layer, hidden.to(self.weights.norms.dtype))
+        return cross_entropy(logits.float(), labels, reduction="none"), first_choices(logits)
 
 
 def reference_answers(
@@ -123,16 +162,20 @@ def reference_answers(
 ) -> Calibration:
     """The dataset's references in the form of calibration data, for `labels=data`.
 
+    Later turns belong to one `Conversation` with the turns before them, of which only answers are learned.
     Raises UserError for an example without a reference, or a tokenizer that does not fit the model.
     """
     require_references(examples)
     require_fitting_tokenizer(base.tokenizer, base.config, base.end_tokens, base.path)
-    limits = (dataset.max_source_tokens, max_target_tokens)
-    tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, *limits)
-    answers = tuple(
-        Answer(example.id, example.prompt, example.references[0], one.answer.tolist(), END)
-        for example, one in zip(examples, tokenized, strict=True)
-    )
+    if any(example.continues for example in examples):
+        answers = tuple(tokenize_conversations(base, dataset.templates[0], examples, max_target_tokens))
+    else:
+        limits = (dataset.max_source_tokens, max_target_tokens)
+        tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, *limits)
+        answers = tuple(
+            Answer(example.id, example.prompt, example.references[0], one.answer.tolist(), END)
+            for example, one in zip(examples, tokenized, strict=True)
+        )
     manifest = {
         "model": {"path": base.path, "revision": base.revision, "fingerprint": base.fingerprint},
         "dataset": asdict(dataset),

@@ -64,10 +64,14 @@ def leading_hits(hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """A prompt and the model's answer as one row of tokens, of which the first `prompt_length` are the prompt."""
+    """A prompt and the model's answer as one row of tokens, of which the first `prompt_length` are the prompt.
+
+    learned: of a conversation, which of its tokens are answers; None: all after the prompt.
+    """
 
     tokens: Int[np.ndarray, " n"]
     prompt_length: int
+    learned: Bool[np.ndarray, " n"] | None = None
 
     @property
     def length(self) -> int:
@@ -96,9 +100,11 @@ def choose_contexts(
 ) -> ChosenContexts:
     """Contexts of an answered prompt: drawn at random or, without a generator, spread evenly over the answer.
 
-    After the last context one label is left.
+    After the last context one label is left. In a conversation only answers have contexts and labels.
     """
     contexts = np.arange(row.prompt_length + predictors.skipped, row.length - min(predictors.offsets))
+    if row.learned is not None:
+        contexts = contexts[row.learned[contexts]]  # a context of n tokens comes right before token n
     count = predictors.per_answer
     if count is not None and count < len(contexts):
         if random is None:
@@ -106,7 +112,9 @@ def choose_contexts(
         else:
             contexts = np.sort(random.choice(contexts, count, replace=False))
     wanted = contexts[:, None] + np.array(predictors.offsets)
-    labels = np.where(wanted < row.length, row.tokens[np.minimum(wanted, row.length - 1)], IGNORED)
+    inside = np.minimum(wanted, row.length - 1)
+    known = wanted < row.length if row.learned is None else (wanted < row.length) & row.learned[inside]
+    labels = np.where(known, row.tokens[inside], IGNORED)
     return ChosenContexts(row.tokens[: contexts.max() + predictors.ahead], contexts, labels)
 
 
@@ -139,27 +147,36 @@ class EpochOrder(Sampler[tuple[int, int]]):
         return ((place // self._order.epoch_size, index) for place, index in enumerate(self._order))
 
 
-def collate(rows: Sequence[ChosenContexts]) -> dict[str, Tensor]:
+def collate(rows: Sequence[ChosenContexts], reads_labels: bool = False) -> dict[str, Tensor]:
     """Tensors input_ids [batch s], contexts [batch contexts] and labels [batch contexts predictors].
 
-    Rows with fewer contexts than others are filled up with contexts of one token that have no labels.
+    Rows with fewer contexts than others are filled up with contexts of one token that have no labels. reads_labels:
+    the module gets the labels too, as `wanted`.
     """
-    return {
+    batch = {
         "input_ids": padded([row.tokens for row in rows], 0),
         "contexts": padded([row.contexts for row in rows], 1),
         "labels": padded([row.labels for row in rows], IGNORED),
     }
+    return {**batch, "wanted": batch["labels"]} if reads_labels else batch
 
 
 @dataclass(frozen=True)
 class OwnLoss:
     """The logits of a module that learns more than the labels, and its loss for each label.
 
-    It may be of the first predictors alone: then the others are not trained.
+    It may be of the first predictors alone: then the others are not trained. logits: None of a module that never holds
+    all of them. It gives its choices instead, as `first_choices` does, except where gradients are recorded.
     """
 
-    logits: Float[Tensor, "*rows predictors vocab"]
+    logits: Float[Tensor, "*rows predictors vocab"] | None
     losses: Float[Tensor, "*rows predictors"]
+    choices: Int[Tensor, "*rows predictors top"] | None = None
+
+
+def first_choices(logits: Float[Tensor, "*rows vocab"]) -> Int[Tensor, "*rows top"]:
+    """The five most likely tokens, the most likely first."""
+    return logits.topk(min(TOP, logits.shape[-1])).indices
 
 
 Predicted = Float[Tensor, "*rows predictors vocab"] | OwnLoss
@@ -227,10 +244,13 @@ class PredictionEvaluator:
         for indices in evaluation_batches([row.length for row in self.rows], self.batch_size):
             batch = collate([choose_contexts(self.rows[index], predictors) for index in indices])
             labels = batch.pop("labels").to(device)
+            if getattr(model, "reads_labels", False):
+                batch["wanted"] = labels
             predicted = model(**{name: tensor.to(device) for name, tensor in batch.items()})
-            logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted
             real = (labels != IGNORED).any(-1)  # [batch contexts], false for contexts that fill up
-            chosen, wanted = logits[real].topk(min(TOP, logits.shape[-1])).indices, labels[real][..., None]
+            logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted
+            chosen = predicted.choices[real] if logits is None else first_choices(logits[real])
+            wanted = labels[real][..., None]
             hits, near = (chosen[..., :1] == wanted).any(-1), (chosen == wanted).any(-1)  # [n, predictors] each
             by_predictor = [(wanted != IGNORED).squeeze(-1), hits, near]
             whole = torch.stack([loss.total(predicted, labels), predictors.score(hits).sum(), real.sum()])

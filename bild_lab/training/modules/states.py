@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -19,8 +20,11 @@ class SmallModule(nn.Module):
 
     The model is not its submodule, so the Trainer moves, trains and saves the small weights alone. `forward` takes
     input_ids [batch n] and contexts [batch contexts], how many tokens each context holds; padding is on the right,
-    where no context sees it. It returns the logits of every predictor after each context.
+    where no context sees it. It returns the logits of every predictor after each context, or an `OwnLoss`. A module
+    that reads_labels gets the labels too, as `wanted` [batch contexts predictors].
     """
+
+    reads_labels: ClassVar[bool] = False
 
     def __init__(self, base: PreTrainedModel, weights: nn.Module) -> None:
         super().__init__()

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import FalconConfig
+from torch.distributed._tools.mem_tracker import MemTracker
+from transformers import FalconConfig, LlamaConfig, LlamaForCausalLM
 
 from bild_lab.engine.heads.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
@@ -24,13 +26,15 @@ from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.papers.match_rates import greedy_states
+from bild_lab.training.batches import IGNORED
+from bild_lab.training.modules import layer_heads
 from bild_lab.training.modules.layer_heads import (
     LayerHeadsModule,
     LayerHeadsSpec,
     reference_answers,
 )
-from bild_lab.training.modules.predictors import AnsweredPrompt, choose_contexts, collate
-from bild_lab.training.modules.states import OneRowCheckpoint
+from bild_lab.training.modules.predictors import AnsweredPrompt, PredictionLoss, choose_contexts, collate
+from bild_lab.training.modules.states import OneRowCheckpoint, decoder_states
 from scripts import match_rates, train_lm_heads
 from tests.checkpoints import write_data
 from tests.policies import FAMILIES, WINDOWED
@@ -99,6 +103,61 @@ def test_heads_begin_as_those_of_the_decoder_that_runs_them(family: str, rank: i
     assert ours.config == theirs.config
     for name, value in theirs.state_dict().items():
         assert torch.equal(ours.state_dict()[name], value), name
+
+
+def peak_bytes(learner: LayerHeadsModule, batch: dict[str, torch.Tensor], own: bool) -> tuple[int, float]:
+    """Most bytes alive at once in a forward and a backward pass, and the loss. own: as the module computes it."""
+    learner.zero_grad()
+    labels, given = batch["labels"], batch if own else {key: batch[key] for key in ("input_ids", "contexts")}
+    tracker = MemTracker()
+    tracker.track_external(learner)
+    with tracker:
+        predicted = learner(**{key: value for key, value in given.items() if key != "labels"})
+        loss = PredictionLoss((1.0,) * labels.shape[-1])(predicted, labels)
+        loss.backward()
+    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"], loss.item()
+
+
+@pytest.mark.parametrize("rank", [None, 3])
+def test_the_memory_of_a_training_step_does_not_grow_with_the_logits_of_its_rows(
+    rank: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured: twice the rows, and neither twice the memory nor another loss or gradient than with all logits."""
+    monkeypatch.setattr(layer_heads, "ROWS", 64)
+    torch.manual_seed(0)
+    shape = {"vocab_size": 4000, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3}
+    base = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=2, tie_word_embeddings=True)).requires_grad_(False)
+    learner = spec(layers=[1, 2], rank=rank).build(base, {}, seed=0).train()
+    peaks = []
+    for count in (512, 1024):
+        rows = [AnsweredPrompt(np.arange(length) % 4000, 5) for length in (count // 2, count)]
+        batch = collate([choose_contexts(row, spec(layers=[1, 2]).predictors) for row in rows], reads_labels=True)
+        states = decoder_states(base, batch["input_ids"], batch["contexts"])
+        monkeypatch.setattr(layer_heads, "decoder_states", lambda *_, held=states: held)
+        (bounded, ours), (stacked, theirs) = (peak_bytes(learner, batch, own) for own in (True, False))
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        peaks.append((bounded, stacked))
+    (bounded, stacked), (twice, twice_stacked) = peaks
+    logits = 4 * 4000 * 2 * 1024  # bytes of what the second batch has more of, two heads, padding included
+    assert twice_stacked - stacked > 2 * logits  # else this measures nothing
+    assert twice - bounded < 0.1 * logits
+    gradients = []
+    for own in (True, False):
+        peak_bytes(learner, batch, own)
+        gradients.append([weight.grad.clone() for weight in learner.parameters() if weight.grad is not None])
+    torch.testing.assert_close(*gradients)
+
+
+@torch.no_grad()
+def test_choices_of_an_evaluation_are_those_of_all_logits(deep: Path) -> None:
+    learner = spec().build(OneRowCheckpoint(str(deep / "llama")).weights(torch.float32).eval(), {}, seed=0).eval()
+    noisy(learner)
+    rows = [AnsweredPrompt(np.array([START, 5, 6, 7, END][:length]), 2) for length in (4, 5)]
+    batch = collate([choose_contexts(row, spec().predictors) for row in rows], reads_labels=True)
+    found = learner(batch["input_ids"], batch["contexts"], batch["wanted"])
+    logits, real = learner(batch["input_ids"], batch["contexts"]), batch["labels"] != IGNORED
+    assert found.choices[real].tolist() == logits.topk(5).indices[real].tolist()
+    assert found.losses[~real].tolist() == [0, 0]
 
 
 def test_a_prompt_is_one_row_of_source_and_start(deep: Path) -> None:
