@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import os
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.engine.models.hub import hub_problem, require_hub
+from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_progress_bars, require_hub
 from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.models.weights import WeightFiles
 from bild_lab.engine.request import Source
@@ -364,35 +363,6 @@ def root_cause(error: BaseException) -> str:
     while (before := error.__cause__ or error.__context__) is not None:
         error = before
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-@contextmanager
-def no_progress_bars() -> Iterator[None]:
-    """Hide Transformers' own progress bars, which would garble ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def no_conversion_service() -> Iterator[None]:
-    """Keep Transformers from asking a service of the hub to convert a checkpoint of pickles."""
-    name = "DISABLE_SAFETENSORS_CONVERSION"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:

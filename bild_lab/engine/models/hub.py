@@ -1,4 +1,4 @@
-"""Check with one socket whether the Hugging Face hub is reachable, before its libraries wait for minutes.
+"""Check with one socket whether the Hugging Face hub is reachable, before its libraries wait for minutes; quiet them.
 
 With an unreachable hub a call of `huggingface_hub` takes 23 s (refused) to 389 s (packets dropped).
 """
@@ -100,3 +100,32 @@ def offline_hub() -> Iterator[None]:
     finally:
         for module, value in zip(modules, before, strict=True):
             module.HF_HUB_OFFLINE = value
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Hide Transformers' own progress bars, which would garble ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def no_conversion_service() -> Iterator[None]:
+    """Keep Transformers from asking a service of the hub to convert a checkpoint of pickles."""
+    name = "DISABLE_SAFETENSORS_CONVERSION"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

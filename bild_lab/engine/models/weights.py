@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import torch
@@ -28,13 +28,7 @@ class OnDemand(Sequence[Item], Generic[Item]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Item]: ...
-    def __getitem__(self, index: int | slice) -> Item | Sequence[Item]:
-        if isinstance(index, slice):
-            return [self._make(each) for each in range(self._count)[index]]
+    def __getitem__(self, index: int) -> Item:
         return self._make(range(self._count)[index])
 
 

@@ -75,11 +75,12 @@ class LlamaDecoder(Stack):
         if family.scaled_embedding:  # rounded to the precision of the weights, as Transformers does
             embedding_scale = torch.tensor(config.hidden_size**0.5).to(embedding.dtype).item()
         self._kinds = list(dict.fromkeys(kinds))
+        self._kind_of = [self._kinds.index(kind) for kind in kinds]
         self._windows = [0 if kind == FULL else sliding_window(config) or 0 for kind in self._kinds]
         super().__init__(
             layers=layers_of(
                 len(kinds),
-                lambda i: self._layer(weights, f"model.layers.{i}.", kinds[i], (heads, kv_heads)),
+                lambda i: self._layer(weights, f"model.layers.{i}.", self._kind_of[i], (heads, kv_heads)),
                 held,
             ),
             embedding=embedding,
@@ -100,7 +101,7 @@ class LlamaDecoder(Stack):
         self._rotations = [(nothing, nothing) for _ in self._kinds]  # cos and sin of every position
         self._reached = 0
 
-    def _layer(self, weights: Mapping[str, Tensor], prefix: str, kind: str, heads: tuple[int, int]) -> Layer:
+    def _layer(self, weights: Mapping[str, Tensor], prefix: str, kind: int, heads: tuple[int, int]) -> Layer:
         """The weights under this prefix. heads: the numbers of query heads and key heads."""
 
         def norm(name: str) -> Tensor:
@@ -127,8 +128,8 @@ class LlamaDecoder(Stack):
             inner=linear("mlp.gate_proj", "mlp.up_proj", gated=True),
             outer=linear("mlp.down_proj"),
             feed_out_norm=norm("post_feedforward_layernorm") if four_norms else None,
-            window=self._windows[self._kinds.index(kind)],
-            kind=self._kinds.index(kind),
+            window=self._windows[kind],
+            kind=kind,
         )
 
     def rotations(self, positions: int) -> tuple[Float[Tensor, "kinds n head_dim"], Float[Tensor, "kinds n head_dim"]]:
@@ -156,7 +157,7 @@ class LlamaDecoder(Stack):
     def views(self, rows: PlacedRows, layers: Sequence[int], masked: bool = True) -> dict[int, View]:
         self.reach(rows.stop)
         found = {}
-        for kind in {self.layers[index].kind for index in layers}:
+        for kind in {self._kind_of[index] for index in layers}:
             cos, sin = self._rotations[kind]
             at = slice(rows.stop - 1, rows.stop) if rows.visible is None else rows.each_position
             found[kind] = View(cos[at, None], sin[at, None], self._mask(rows, self._windows[kind]) if masked else None)

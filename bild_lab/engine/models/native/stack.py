@@ -215,11 +215,10 @@ def layers_of(count: int, make: Callable[[int], Layer], held: bool) -> Sequence[
 
 def reader(make: Callable[[], Tensor], held: bool) -> Callable[[], Tensor]:
     """What gives a weight: the same each time if it is held, else read anew."""
-    return partial(_same, make()) if held else make
-
-
-def _same(weight: Tensor) -> Tensor:
-    return weight
+    if not held:
+        return make
+    weight = make()
+    return lambda: weight
 
 
 def rotate(

@@ -63,7 +63,9 @@ class PackedDecoder:
         self._held: list[object] = []  # what the kernels point to
         self._matrices: list[Tensor] = []
         self._library = library()
-        layers = (c.Layer * len(stack.layers))(*map(self._layer, stack.layers))
+        layers = (c.Layer * len(stack.layers))()
+        for index, layer in enumerate(stack.layers):  # each may be read from its file
+            layers[index], gated = self._layer(layer), layer.inner.gated
         self._held.append(layers)
         bias = stack.distance_bias
         self.known, self.dim = stack.embedding.shape
@@ -74,7 +76,7 @@ class PackedDecoder:
             vocab=self.vocab,
             half=stack.embedding.dtype == torch.bfloat16,
             activation=list(ACTIVATIONS).index(stack.activation),
-            gated=stack.layers[0].inner.gated,
+            gated=gated,
             rotary=bias is None,
             farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1),
             layer=addressof(layers),
