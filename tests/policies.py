@@ -32,7 +32,8 @@ REFUSED = {
     *DECODER_ONLY,
 }  # the first is what Transformers cannot do (tests/engine/test_hf_generation.py)
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative")  # need `make peers`, and seconds (tests/engine/peers)
-GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}  # they refuse to sample
+# they refuse to sample
+GREEDY_ONLY = {"beam", "bild_released", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}
 RUNNABLE = [
     (policy, family)
     for policy in policy_names()
