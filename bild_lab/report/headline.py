@@ -120,8 +120,6 @@ def _different(same: float, count: int) -> str:
 def _caution(best: Result) -> str:
     """A warning if the point is not clearly faster than the baseline, or if its timings cannot be relied on."""
     speedup, warnings = best.speedup, []
-    if best.own_weights is not None:
-        warnings.append(f"its weights are in {best.own_weights}, the baseline’s in {best.setting.dtype}")
     if speedup.value is not None and speedup.value <= 1:
         warnings.append("not faster than the baseline")
     elif speedup.low is not None and speedup.low <= 1:

@@ -168,32 +168,40 @@ class OpenVINOSpeculative(OpenVINO):
 
 
 class LlamaCpp(Peer):
-    """llama.cpp: greedy decoding of llama-cpp-python from a GGUF file, at the precision of that file.
+    """llama.cpp by llama-cpp-python: greedy decoding from a GGUF file of the target, at the precision of that file.
 
-    file: the GGUF file; None: the target's own, where pair.target names one. Our token ids go in, so the file must have
-    the target's vocabulary. It is never called lossless: its weights are mostly quantized, and it rounds activations
-    too. Raises UserError for an encoder–decoder, without a file, and for a file with other tokens.
+    file: the GGUF file; None: the target's own, where pair.target is one. Our token ids go in and come out.
+    window, longest_match: by its own prompt lookup up to so many tokens are drafted, which followed so many of the last
+    tokens earlier; None: nothing is drafted.
+    It is never called lossless: its weights are mostly quantized, and it rounds activations too. Raises UserError for
+    an encoder–decoder, without a file, and for a file of another vocabulary.
     """
 
     engine = "llama_cpp"
     packages = ("llama_cpp_python",)
     precisions = (torch.float32, torch.bfloat16, torch.float16)  # of the baseline: its own is the file's
-    _longest_match: int | None = None
+    precision = ""
+    _positions = 4096  # for which its cache has room
     _draft_file: Path | None = None
-    _positions = 4096  # for which its cache has room; 0.1 to 0.5 GB
 
-    def __init__(self, target: LoadedModel, file: FilePath | None = None) -> None:
+    def __init__(
+        self,
+        target: LoadedModel,
+        file: FilePath | None = None,
+        window: int | None = None,
+        longest_match: int | None = None,
+    ) -> None:
+        for name, value in (("the draft window", window), ("the longest match", longest_match)):
+            if value is not None:
+                require_whole(name, value, 1)
         super().__init__(target)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 f"llama.cpp runs decoder-only models here, got {target.checkpoint.path} "
                 f"({target.checkpoint.config.model_type}); use policy=ctranslate2"
             )
-        self._file, self._precision = _gguf(file or target.checkpoint.path, target, "file")
-
-    @property
-    def precision(self) -> str:
-        return self._precision
+        self._window, self._longest_match = window, longest_match
+        self._file, self.precision = _gguf(file or target.checkpoint.path, target, "file")
 
     def lossless(self, sampling: Sampling) -> bool:
         return False
@@ -218,24 +226,10 @@ class LlamaCpp(Peer):
         }
 
 
-class LlamaCppPromptLookup(LlamaCpp):
-    """The drafting that llama-cpp-python has itself: a copy of what followed the last tokens earlier.
-
-    window: the most tokens that are copied. longest_match: of the last tokens that are looked up.
-    """
-
-    def __init__(self, target: LoadedModel, window: int, longest_match: int, file: FilePath | None = None) -> None:
-        require_whole("the draft window", window, 1)
-        require_whole("the longest match", longest_match, 1)
-        super().__init__(target, file)
-        self._window, self._longest_match = window, longest_match
-
-
 class LlamaCppSpeculative(LlamaCpp):
-    """Speculative decoding by llama-cpp-python's interface for draft models, with a second GGUF file.
+    """Speculative decoding by llama-cpp-python's interface for drafters: a second GGUF file drafts `window` tokens.
 
-    window: how many tokens are drafted in a round. draft_file: None: the drafter's own, where pair.draft names a GGUF
-    file. Both files must have the vocabulary of the pair's target.
+    draft_file: None: the drafter's own, where pair.draft is one. Both files must have the target's vocabulary.
     """
 
     def __init__(
@@ -246,26 +240,24 @@ class LlamaCppSpeculative(LlamaCpp):
         file: FilePath | None = None,
         draft_file: FilePath | None = None,
     ) -> None:
-        require_whole("the draft window", window, 1)
-        super().__init__(target, file)
+        super().__init__(target, file, window)
         self._draft_file, precision = _gguf(draft_file or draft.checkpoint.path, target, "draft_file")
-        self._window, self._precision = window, f"{self._precision} with {precision}"
+        self.precision += f" with {precision}"
 
 
 def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
     """A GGUF file and its precision. Raises UserError if it is none, or has another vocabulary than the target."""
     path, checkpoint = Path(file).expanduser().resolve(), target.checkpoint
     if path.suffix != ".gguf" or not path.is_file():
-        raise UserError(f"llama.cpp reads a GGUF file, got {file}; set policy.{knob}=FILE.gguf, or give one in the pair")
+        raise UserError(f"llama.cpp reads a GGUF file, got {file}; set policy.{knob}=FILE.gguf or give one in the pair")
     found = described("llama_cpp", path, path.stat().st_mtime_ns)
     texts = dict(enumerate(found["tokens"]))
-    differing = [one for one, token in checkpoint.vocabulary.items() if texts.get(token, one) != one]
-    if differing:
-        token = checkpoint.vocabulary[differing[0]]
-        raise UserError(
-            f"{file} has another vocabulary than {checkpoint.path}, as token {token} is {texts[token]!r} in the file and "
-            f"{differing[0]!r} in the checkpoint; set policy.{knob} to a file of the same model"
-        )
+    for piece, token in checkpoint.vocabulary.items():
+        if texts.get(token, piece) != piece:
+            raise UserError(
+                f"{file} has another vocabulary than {checkpoint.path}, as token {token} is {texts[token]!r} in the "
+                f"file and {piece!r} in the checkpoint; set policy.{knob} to a file of the same model"
+            )
     return path, found["precision"]
 
 

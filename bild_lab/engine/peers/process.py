@@ -95,9 +95,8 @@ def described(engine: str, file: Path, changed_ns: int) -> dict[str, Any]:
 
     changed_ns: when the file was last changed. Raises UserError if the engine cannot read it.
     """
-    done = subprocess.run(
-        _command("describe", {"engine": engine, "model": str(file)}), capture_output=True, text=True, env=_surroundings()
-    )
+    command = _command("describe", {"engine": engine, "model": str(file)})
+    done = subprocess.run(command, capture_output=True, text=True, env=_surroundings())
     if done.returncode:
         raise RuntimeError(f"the process of {engine} ended with status {done.returncode}: {last_line(done.stderr)}")
     found = json.loads(done.stdout)

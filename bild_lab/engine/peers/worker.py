@@ -257,17 +257,13 @@ def open_gguf(file: str, **options: Any) -> Any:
     """A `Llama`. Raises ValueError with the first error that llama.cpp logs: the library only says that it failed."""
     import llama_cpp
 
-    errors: list[str] = []
-
-    @llama_cpp.llama_log_callback
-    def log(level: int, text: bytes, _: Any) -> None:
-        if level == LLAMA_CPP_ERROR:
-            errors.append(text.decode(errors="replace"))
-
+    logged: list[tuple[int, bytes]] = []
+    log = llama_cpp.llama_log_callback(lambda level, text, _: logged.append((level, text)))
     llama_cpp.llama_log_set(log, None)
     try:
         return llama_cpp.Llama(file, verbose=False, **options)
     except ValueError as error:
+        errors = [text.decode(errors="replace") for level, text in logged if level == LLAMA_CPP_ERROR]
         raise ValueError(errors[0] if errors else str(error)) from error
     finally:
         llama_cpp.llama_log_set(llama_cpp._logger.llama_log_callback, None)  # the library's own
@@ -276,38 +272,29 @@ def open_gguf(file: str, **options: Any) -> Any:
 def load_llama_cpp(job: dict[str, Any]) -> Decode:
     """A GGUF file, alone, with llama-cpp-python's prompt lookup, or with another file that drafts.
 
-    With drafts the library scores every row of a prompt, and keeps all scores of a text: 4 bytes a token and word.
+    With drafts the library scores every row of a prompt, and keeps the scores of all rows: 4 bytes a word.
     """
-    import llama_cpp
     import numpy
-    from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-    def load(file: str, **options: Any) -> llama_cpp.Llama:
-        threads = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
-        return open_gguf(file, n_ctx=job["positions"], **threads, **options)
+    threads = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
+    options = {"n_ctx": job["positions"], **threads}
+    small = open_gguf(job["draft"], **options) if job["draft"] else None
 
-    def continued(model: llama_cpp.Llama, prompt: list[int], most: int) -> Iterator[int]:
-        return itertools.islice(model.generate(prompt, temp=0.0), most)
+    def draft(ids: Any, /, **_: Any) -> Any:
+        """The other model's most likely tokens. It has read the text up to its own drafts."""
+        tokens = itertools.islice(small.generate(ids.tolist(), temp=0.0), job["window"])
+        return numpy.array(list(tokens), dtype=numpy.intc)
 
-    class Drafter(LlamaDraftModel):
-        """The other model's most likely tokens. What it read of the text stays in its cache."""
-
-        def __init__(self) -> None:
-            self.model = load(job["draft"])
-
-        def __call__(self, input_ids: Any, /, **others: Any) -> Any:
-            return numpy.array(list(continued(self.model, input_ids.tolist(), job["window"])), dtype=numpy.intc)
-
-    drafter = Drafter() if job["draft"] else None
+    drafter = draft if small else None
     if job["longest_match"] is not None:
         drafter = LlamaPromptLookupDecoding(job["longest_match"], job["window"])
-    model = load(job["model"], draft_model=drafter, logits_all=drafter is not None)
+    model = open_gguf(job["model"], draft_model=drafter, logits_all=drafter is not None, **options)
 
     def decode(request: dict[str, Any]) -> Iterator[int]:
-        model.reset()  # each text is read anew
-        if isinstance(drafter, Drafter):
-            drafter.model.reset()
-        for token in continued(model, request["prompt"], request["most"]):
+        for each in filter(None, (model, small)):
+            each.reset()  # each text is read anew
+        for token in itertools.islice(model.generate(request["prompt"], temp=0.0), request["most"]):
             yield token
             if token in request["end"]:
                 return

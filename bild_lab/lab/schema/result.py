@@ -140,9 +140,8 @@ class Result:
         "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own."
     )
     precision: str | None = column(
-        "The precision of the weights that the policy decoded with: the setting’s, or that of a peer’s own file, such as "
-        "Q4_K_M, which is another model than the baseline’s: read its quality beside its speed.",
-        label="weights in",
+        "The precision of the policy’s weights: the setting’s, or that of a peer’s own file, such as Q4_K_M. That "
+        "file is another model than the baseline’s: read its quality beside its speed."
     )
     environment: Environment = group("")
     facts: Mapping[str, Any] | None = None

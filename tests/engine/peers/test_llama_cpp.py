@@ -46,9 +46,7 @@ def load(checkpoints: Path, policy: str = "llama_cpp", family: str = "llama", **
 
 
 @pytest.mark.usefixtures("fake_engines")
-def test_what_llama_cpp_cannot_run_is_refused_before_weights_load(
-    checkpoints: Path, tmp_path: Path, file: str
-) -> None:
+def test_what_llama_cpp_cannot_run_is_refused_before_weights_load(checkpoints: Path, tmp_path: Path, file: str) -> None:
     with pytest.raises(UserError, match=r"reads a GGUF file, got .*llama; set policy\.file=FILE\.gguf"):
         load(checkpoints)
     with pytest.raises(UserError, match=r"reads a GGUF file, got .*llama-draft; set policy\.draft_file=FILE"):
