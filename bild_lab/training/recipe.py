@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from bild_lab.errors import UserError, require_flag, require_number, require_who
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
 LOSSES = ("last", "early_exit", "calm")
-LONGEST_WAIT = timedelta(days=7)  # of one process for another, which may have a model answer everything
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu")
 MOST_NUMBER, MOST_SHARE = 1e30, 0.99

@@ -41,7 +41,7 @@ from bild_lab.training.modules.predictors import (
     collate,
 )
 from bild_lab.training.modules.states import OneRowCheckpoint, SmallModule
-from bild_lab.training.recipe import LONGEST_WAIT, Recipe
+from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
@@ -247,7 +247,7 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
     examples, folder = load_examples(dataset), sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
-        device, dtype = process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
+        device, dtype = process_group(recipe.on_cpu).device, resolve_dtype(settings.dtype)
         target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         with answers_bar() as report:
