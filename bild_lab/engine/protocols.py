@@ -115,9 +115,7 @@ class External(Protocol):
     """
 
     versions: Mapping[str, str]
-
-    @property
-    def precision(self) -> str: ...
+    precision: str
 
     def cpu_seconds(self) -> float:
         """What its process has used of the CPU so far; 0.0 before it has started."""
