@@ -49,6 +49,8 @@ def under(**environment: object) -> dict:
         (bild(1.5, 0.5, **CHANGED, **under(shared_device=True)), "own: device shared, so time it again"),
         (bild(), "Allowing one point of loss finds nothing faster."),
         (bild(0.9), ": not faster than the baseline."),
+        (bild(precision="Q4_K_M"), "bild (weights in Q4_K_M) decodes 1.50×"),
+        (bild(precision=bild().setting.dtype), "bild decodes 1.50×"),
         (bild(1.04), ": not clearly faster, as the interval holds 1."),
         (bild(2.0, -0.5), "No point kept the BLEU of vanilla (41.00). Up to one point of loss measured: bild decodes"),
         (bild(2.0, -3), "No point came within one point of the BLEU of vanilla (41.00)."),

@@ -139,6 +139,10 @@ class Result:
     engine: str | None = column(
         "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own."
     )
+    precision: str | None = column(
+        "The precision of the policy’s weights: the setting’s, or that of a peer’s own file, such as Q4_K_M. That "
+        "file is another model than the baseline’s: read its quality beside its speed."
+    )
     environment: Environment = group("")
     facts: Mapping[str, Any] | None = None
     same_as_baseline: bool = False
@@ -182,6 +186,11 @@ class Result:
     seconds: Mapping[str, float]
     stored_at: str | None = None
     folder: Path | None = field(default=None, compare=False, metadata=NOT_STORED)
+
+    @property
+    def own_weights(self) -> str | None:
+        """The precision of a peer's own weights where it is not that of the setting, as the baseline has it."""
+        return None if self.precision in (None, self.setting.dtype) else self.precision
 
     @property
     def total_s(self) -> float:
