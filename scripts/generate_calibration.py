@@ -30,11 +30,10 @@ def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
     from bild_lab.engine.models.device import resolve_device  # torch is loaded after the words are checked
     from bild_lab.training.calibration import generate_calibration
-    from bild_lab.training.recipe import LONGEST_WAIT
     from bild_lab.training.reports import answers_bar
 
     device = resolve_device(cfg.runtime.device)
-    processes = process_group(device.type == "cpu", LONGEST_WAIT)
+    processes = process_group(device.type == "cpu")
     job = calibration_job(cfg, processes.device if launched().count > 1 else device)
     with answers_bar() as report:
         answered = generate_calibration(job, report)

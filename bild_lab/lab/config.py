@@ -97,7 +97,6 @@ class RuntimeSpec:
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
     device_map: str | None = None  # how the target is spread over devices
-    tensor_parallel: bool = False  # each process of torchrun holds a shard of the target
 
     def __post_init__(self) -> None:
         self.compile_drafter = str(self.compile_drafter).lower()

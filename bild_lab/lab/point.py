@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.engine.batched import require_batches
 from bild_lab.engine.heads import bita, eagle_files, hydra, judge, layer_heads, medusa
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
@@ -42,7 +41,7 @@ from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decoder_of
 from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, named_files, parts_of
-from bild_lab.lab.measure.environment import placement_setting
+from bild_lab.lab.measure.environment import hardware
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.metrics.sentences import splitter_name
@@ -234,6 +233,7 @@ def _setting(
         "cut": (list(dataset.cut or ()), []),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
+        "device_map": (runtime.device_map, None),
     }
     return {
         **{key: getattr(pair, key) for key in PAIR_KEYS},
@@ -244,7 +244,7 @@ def _setting(
         "compile": runtime.compile,
         **{key: value for key, (value, usual) in unusual.items() if value != usual},
         "device": str(device),
-        **placement_setting(Placement(runtime.device_map, runtime.tensor_parallel), device),
+        "hardware": hardware(runtime.device_map, device),
         "threads": runtime.threads or DEFAULT_THREADS,
         "processors": decoding.pop("processors"),
         "decoding": decoding,

@@ -210,7 +210,7 @@ def test_other_weights_of_target_or_drafter_give_another_name(base: list[str], c
 
 def test_other_hardware_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     before = name_of(*base)
-    monkeypatch.setattr(module, "placement_setting", lambda placement, device: {"hardware": "another"})
+    monkeypatch.setattr(module, "hardware", lambda device_map, device: "another")
     assert name_of(*base) != before
 
 

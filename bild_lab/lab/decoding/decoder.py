@@ -13,7 +13,6 @@ import torch
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch, quiet_batch, require_batches, require_room
 from bild_lab.engine.models.checkpoint import Prompt
-from bild_lab.engine.models.ranks import Ranks
 from bild_lab.engine.processors import Processors
 from bild_lab.engine.protocols import Method, Prepares, Streams
 from bild_lab.engine.request import Limits, Request, Source
@@ -77,11 +76,6 @@ class Decoder:
         """
         facts = [model.facts for model in self.models if isinstance(model, TranslatedModel)]
         return facts if self.method.feeds is not None else [{**one, "chosen": UNIVERSAL} for one in facts]
-
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that hold the target's weights."""
-        return self.target.transformers.ranks
 
     def load_weights(self) -> None:
         """Read the weights now instead of at the first decoding.
