@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
+from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import CONFIG, Sweep
@@ -103,7 +103,9 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
         try:
             config = OmegaConf.load(result.folder / CONFIG)
             dataset = typed(DatasetSpec, config.dataset, "dataset")
-            examples = _examples(for_model(dataset, Checkpoint(config.pair.target, config.pair.target_revision)))
+            if dataset.chat_template == (CHECKPOINT,):
+                dataset = for_model(dataset, Checkpoint(config.pair.target, config.pair.target_revision))
+            examples = _examples(dataset)
         except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
             why = why or str(error)
             continue
