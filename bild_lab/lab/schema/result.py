@@ -210,6 +210,19 @@ class Result:
         return None if self.speedup.value is None else 1 / self.speedup.value
 
     @property
+    def impossible(self) -> bool:
+        """Whether the timing cannot be right: drafts gave more speed than tokens per call of the target.
+
+        A call takes at least as long as a token of `vanilla`. A share of 5 % is left to noise, and a method that ends
+        its texts earlier is judged by its tokens per second.
+        """
+        bound = self.counts.tokens_per_target_call
+        if self.setting.baseline != "vanilla" or not self.counts.drafted or bound is None:
+            return False
+        ratios = (self.speedup.value, self.tokens_per_s_ratio)
+        return all(ratio is not None and ratio > 1.05 * bound for ratio in ratios)
+
+    @property
     def greedy_speedup(self) -> float | None:
         """BiTA's name for the ratio of tokens per second; None if tokens were sampled."""
         return None if self.setting.temperature else self.tokens_per_s_ratio
