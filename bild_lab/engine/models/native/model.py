@@ -60,6 +60,8 @@ class NativeModel:
         if (folder := self.checkpoint.weight_files) is not None:
             module = weightless(self.checkpoint)
             if (weights := file_weights(folder, module, self.dtype, self.device)) is not None:
+                if not self.kernels:  # which pack them
+                    self.transformers.lent = weights
                 return module, weights
         module = self.checkpoint.weights(self.dtype).eval()
         return module, module_weights(module, self.dtype, self.device)
