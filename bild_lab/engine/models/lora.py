@@ -25,9 +25,9 @@ FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # of an adap
 
 def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint itself, or, where it is an adapter, one of the merged weights. Fetches an adapter from the hub."""
-    folder, revision = checkpoint.folder, checkpoint.revision
+    folder = checkpoint.folder
     if checkpoint.on_hub:
-        offline = {"revision": revision, "local_files_only": hub_problem() is not None}
+        offline = {"revision": checkpoint.commit, "local_files_only": hub_problem() is not None}
         try:
             is_adapter = find_adapter_config_file(checkpoint.path, **offline) is not None
         except OSError:  # no name that the hub can have: reading the checkpoint says so
@@ -37,6 +37,7 @@ def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
         folder = Path(snapshot_download(checkpoint.path, allow_patterns=FILES, **offline))
     elif not (Path(checkpoint.location) / SETTINGS).is_file():
         return checkpoint
+    revision = checkpoint.revision
     return AdapterCheckpoint(checkpoint.path, revision, checkpoint.trust_remote_code, folder, checkpoint.allow_pickles)
 
 

@@ -92,6 +92,8 @@ def test_a_prompt_may_be_text_token_ids_or_messages(folder: Path) -> None:
     for nothing in ([], ""):
         with pytest.raises(UserError, match=re.escape(f"the prompt {nothing!r} has no tokens; a model needs at least")):
             checkpoint.source(nothing)
+    checkpoint.tokenizer.bos_token = "w7"
+    assert checkpoint.source("").prompt == (7,)  # it is written from nothing
     messages = [{"role": "w3", "content": "w9"}]
     with pytest.raises(UserError, match="has no chat template; give the prompt as text"):
         checkpoint.source(messages)
