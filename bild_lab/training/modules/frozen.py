@@ -106,14 +106,15 @@ class FrozenJob(TrainingJob):
     def rows(self) -> tuple[AnsweredPrompt, ...]:
         """Prompts whose answers have enough tokens. Raises UserError if there are too few."""
         limit, longest = self.calibration.dataset.max_source_tokens, self.recipe.max_target_tokens
+        together = self.recipe.max_tokens
         every = []
         for answer in self.calibration.answers:
             if isinstance(answer, Conversation):
-                every.append(answer.row(longest))
-                continue
-            prompt = self.base.source(answer.prompt, limit).prompt
-            tokens = np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32)
-            every.append(AnsweredPrompt(tokens, len(prompt)))
+                row = answer.row(longest)
+            else:
+                prompt = self.base.source(answer.prompt, limit).prompt
+                row = AnsweredPrompt(np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32), len(prompt))
+            every.append(row if together is None else row.cut(together))
         predictors = self.spec.predictors
         kept = tuple(row for row in every if row.answer_length >= predictors.shortest_answer)
         if len(kept) <= self.held_out:
