@@ -22,7 +22,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, progress
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.formatting import short_name
@@ -48,8 +48,9 @@ def match_rates(cfg: DictConfig) -> None:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     longest = cfg.decoding.max_new_tokens
     require_whole("decoding.max_new_tokens", longest, 1)
-    examples = load_examples(dataset)
     target = target_of(cfg)
+    dataset = for_model(dataset, target.checkpoint)
+    examples = load_examples(dataset)
     settings = {
         "model.path": target.checkpoint.path,
         "model.weights": target.checkpoint.fingerprint,

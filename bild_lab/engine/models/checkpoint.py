@@ -35,7 +35,7 @@ from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.models.weights import StoredWeights
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
-from bild_lab.files import shipped
+from bild_lab.files import file_digest, shipped
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_REMEDY = (
@@ -252,7 +252,7 @@ class Checkpoint:
         digest = hashlib.sha256()
         for file in sorted(Path(self.location).iterdir()):
             if file.is_file() and file.name not in ACCOUNTS:
-                digest.update(file.name.encode() + file_hash(file))
+                digest.update(file.name.encode() + bytes.fromhex(file_digest(file)))
         return digest.hexdigest()[:16]
 
     def _read(self, part: str, kind: Any, **options: Any) -> Any:
@@ -351,12 +351,6 @@ class LoadedCheckpoint(Checkpoint):
         for name, weight in sorted(self.module.state_dict().items()):
             digest.update(name.encode() + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
-
-
-def file_hash(file: Path) -> bytes:
-    """The SHA-256 of a file's content."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").digest()
 
 
 def root_cause(error: BaseException) -> str:

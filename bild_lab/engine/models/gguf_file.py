@@ -19,7 +19,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from gguf import MODEL_ARCH, GGMLQuantizationType, GGUFReader, GGUFValueType, dequantize, get_tensor_name_map
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    GGMLQuantizationType,
+    GGUFReader,
+    GGUFValueType,
+    dequantize,
+    get_tensor_name_map,
+)
 from gguf.quants import quant_shape_to_byte_shape
 from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, UInt8
@@ -30,11 +38,12 @@ from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_toke
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from bild_lab.engine.models.checkpoint import Checkpoint, file_hash
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import weightless
 from bild_lab.engine.models.hub import no_progress_bars
 from bild_lab.engine.models.weights import StoredWeights, file_weights
 from bild_lab.errors import UserError
+from bild_lab.files import file_digest
 
 SUFFIX = ".gguf"
 STEP = 1 << 19  # numbers that are unpacked at once: few enough for the processor's cache
@@ -203,6 +212,12 @@ class GgufCheckpoint(Checkpoint):
             found[name] = replace(tensor, heads=heads, added=added)
         if left:
             raise UserError(f"{self.path} also holds {min(left)}, which is not known of a {model_type}; {OTHERWISE}")
+        for kind in {tensor.type for tensor in found.values()}:
+            try:
+                dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
+            except NotImplementedError as error:
+                what = f"{self.path} has weights of type {kind.name}, which the package gguf cannot unpack"
+                raise UserError(f"{what}; give a file of another type") from error
         return found
 
     @property
@@ -226,7 +241,7 @@ class GgufCheckpoint(Checkpoint):
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the file."""
-        return file_hash(Path(self.location)).hex()[:16]
+        return file_digest(Path(self.location))[:16]
 
 
 def configuration(values: Mapping[str, Any], tensors: Mapping[str, PackedTensor]) -> PreTrainedConfig:
