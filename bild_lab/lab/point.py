@@ -131,7 +131,7 @@ class Point:
         """These examples as the point decodes them."""
         decoder, limit = self.decoders[METHOD], self.decoding.max_new_tokens
         longest = self.specs.dataset.max_source_tokens
-        return [decoder.request(one.prompt, limit, self.sampling, self.seed, longest) for one in examples]
+        return decoder.requests([one.prompt for one in examples], limit, self.sampling, self.seed, longest)
 
     @property
     def baseline_is_target(self) -> bool:
