@@ -87,3 +87,8 @@ class Request:
     limits: Limits
     sampling: Sampling = field(default_factory=Sampling)
     generator: torch.Generator | None = None
+
+    def within(self, most: int) -> Request:
+        """The same with at most so many new tokens."""
+        limits = self.limits
+        return replace(self, limits=replace(limits, max_new_tokens=min(most, limits.max_new_tokens)))

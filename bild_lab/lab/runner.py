@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,15 +14,21 @@ import torch
 
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import BatchedText, decode_batch, require_room
-from bild_lab.engine.protocols import External, Method
+from bild_lab.engine.protocols import External, Method, Streams
 from bild_lab.engine.request import Request
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.decoding.history import with_history
-from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, no_garbage_collection
-from bild_lab.lab.measure.summary import require_no_nan
+from bild_lab.lab.measure.environment import (
+    DeviceUse,
+    OtherLoad,
+    environment,
+    no_garbage_collection,
+    reset_peak_memory,
+)
+from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
@@ -30,6 +37,8 @@ from bild_lab.lab.score import Clock, Measured, prepare_method, result_of, seede
 from bild_lab.lab.tree_search import with_fitted_tree
 
 LONGEST_DRAFT = 256  # tokens; texts that end so far before a model's last position are not affected by it
+WARM_TOKENS = 48  # of each method before timing: memory is touched, shapes are compiled, threads are awake
+LONG_ROUND_S = 0.01  # in which a clock, and a pause for scores, change less than a thousandth
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 
 
@@ -67,6 +76,7 @@ def run_points(
     device = decoder.target.device
     with clock.part("load"):
         torch.set_num_threads(first.setting["threads"])
+        reset_peak_memory(device)
         use = DeviceUse(device)
         surroundings = _loaded(points)
     with clock.part("fit"):
@@ -75,19 +85,22 @@ def run_points(
         limit, folder = first.decoding.max_new_tokens, sweep.folder / "history"
         examples = with_history(first.examples, first.vanilla, first.setting, limit, folder)
         requests = _requests(points, examples)
-    with clock.part("warmup"):
+    with clock.part("check"):
         names = [METHOD, *(f"{METHOD} {place}" for place in range(2, len(points) + 1))]
         decoders = dict(zip(names, (point.decoders[METHOD] for point in points), strict=True))
         if BASELINE in first.decoders:
             decoders[BASELINE] = first.decoders[BASELINE]
         methods = {name: each.method for name, each in decoders.items()}
-        _warm(first, decoders, requests)
+        _require_sound(first, decoders.values(), requests)
+    with clock.part("warmup"):
+        shortest_s = warm_up(methods, requests, first.measure.warmup, first.seed, first.batch)
     with clock.part("decode"):
         external = [method for method in methods.values() if isinstance(method, External)]
         others = OtherLoad(lambda: sum(each.cpu_seconds() for each in external))
         compiled = lambda: compiled_steps(decoders.values())  # noqa: E731
         repeats, seed, batch = first.measure.repeats, first.seed, first.batch
-        timed = time_methods(methods, requests, repeats, seed, decoder.synchronize, advance, compiled, batch)
+        trace_of = _trace_of(points, shortest_s)
+        timed = time_methods(methods, requests, repeats, seed, decoder.synchronize, advance, compiled, batch, trace_of)
         surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
         surroundings["shared_device"] = use.shared()
         use.close()
@@ -132,19 +145,29 @@ def _same_room(one: Request, other: Request) -> bool:
     return all(each.positions is None or each.positions - end >= LONGEST_DRAFT for each in (limits, others))
 
 
-def _warm(point: Point, decoders: Mapping[str, Decoder], requests: Sequence[Request]) -> None:
-    """Decode the first examples. Raises UserError for a batch without room, and for models that score with NaN."""
-    device = point.decoders[METHOD].target.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    for name, each in decoders.items():
-        if name != BASELINE:
-            require_no_nan(each.running, requests[0])
+def _require_sound(point: Point, decoders: Iterable[Decoder], requests: Sequence[Request]) -> None:
+    """Raise UserError for models that score with NaN, and for a batch without room."""
+    models = {id(one): one for each in decoders for one in each.models}
+    require_no_nan([one for each in decoders for one in each.running], requests[0])
     if point.batch > 1:
-        models = {id(one): one for each in decoders.values() for one in each.models}
         require_room(models.values(), requests, point.batch)
-    methods = {name: each.method for name, each in decoders.items()}
-    warm_up(methods, requests, point.measure.warmup, point.seed, point.batch)
+
+
+def _trace_of(points: Sequence[Point], shortest_s: float) -> Callable[[Request], Trace]:
+    """What the first repeat of a text records, given the seconds of the shortest round.
+
+    Stages, and what the target's rows give to the text, where that costs the timing nothing: of long rounds on a CPU,
+    whose clock can be paused. Logits processors change the rows.
+    """
+    if points[0].decoders[METHOD].target.device.type != "cpu" or shortest_s < LONG_ROUND_S:
+        return plain_trace
+    score = log_probability if any(one.measure.target_log_probability for one in points) else None
+    return lambda request: StageTrace(score=None if request.source.processors else score)
+
+
+def plain_trace(request: Request) -> Trace:
+    """Without clocks."""
+    return Trace()
 
 
 def _stored(sweep: Sweep, point: Point, result: Result, examples: list[MeasuredExample]) -> Result:
@@ -174,12 +197,29 @@ def compiled_steps(decoders: Iterable[Decoder]) -> int:
     return sum(model.compiled_steps for model in models.values())
 
 
-def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int, batch: int = 1) -> None:
-    """Decode the first examples with every method, in batches the first that fit. Nothing is recorded."""
+def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int, batch: int = 1) -> float:
+    """Decode the beginnings of the first examples with every method, in batches the first that fit.
+
+    `WARM_TOKENS` of each method, shared among its examples. Outside of batches each has the memory of its whole text,
+    so that the same steps are compiled. Returns the seconds of the shortest round, 0.0 if there was none.
+    """
+    rounds_s: list[float] = []
     count = min(len(requests), batch if batch > 1 and count else count)
+    most = WARM_TOKENS if batch > 1 else -(-WARM_TOKENS // max(1, count))
     for block in blocks(count, batch):
         for method in methods.values():
-            _decode(method, [seeded(requests[index], seed, index) for index in block], batch, lambda: None)
+            some = [seeded(requests[index], seed, index) for index in block]
+            if batch == 1 and isinstance(method, Streams):
+                prepare_method(method, some, lambda: None)
+                emitted, since = 0, time.perf_counter()
+                with closing(method.stream(some[0], Trace())) as rounds:
+                    while emitted < most and (new := next(rounds, None)) is not None:
+                        now = time.perf_counter()
+                        rounds_s.append(now - since)
+                        emitted, since = emitted + len(new), now
+            else:
+                _decode(method, [one.within(most) for one in some], batch, lambda: None)
+    return min(rounds_s, default=0.0)
 
 
 def time_methods(
@@ -191,6 +231,7 @@ def time_methods(
     advance: Callable[[], None] = lambda: None,
     compiled_steps: Callable[[], int] = lambda: 0,
     batch: int = 1,
+    trace_of: Callable[[Request], Trace] = plain_trace,
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
@@ -201,7 +242,8 @@ def time_methods(
     fails.
 
     batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds
-    are shared out among the texts: see `Timed`.
+    are shared out among the texts: see `Timed`. trace_of: makes the trace of a text's first repeat outside of batches;
+    the seconds in which it is paused do not count.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods}
     names = list(methods)
@@ -213,7 +255,8 @@ def time_methods(
                     while before != compiled_steps():  # else the time would include compilation
                         before = compiled_steps()
                         own = [seeded(requests[index], seed, index) for index in block]
-                        texts = _decode(methods[name], own, batch, synchronize, block[0])
+                        traced = trace_of if repeat == 0 else plain_trace
+                        texts = _decode(methods[name], own, batch, synchronize, block[0], traced)
                     if repeat == 0:
                         results[name] += [Timed(one.token_ids, [], one.trace) for one in texts]
                     for index, one in zip(block, texts, strict=True):
@@ -244,19 +287,25 @@ def blocks(count: int, size: int) -> Iterator[range]:
 
 
 def _decode(
-    method: Method, requests: Sequence[Request], batch: int, synchronize: Callable[[], None], first: int = 0
+    method: Method,
+    requests: Sequence[Request],
+    batch: int,
+    synchronize: Callable[[], None],
+    first: int = 0,
+    trace_of: Callable[[Request], Trace] = plain_trace,
 ) -> list[BatchedText]:
     """Decode one text, or several in batches. first: the place of the first among all examples."""
     if batch > 1:
         prepare_method(method, requests, synchronize)
         return decode_batch(method, requests, Batch(batch, synchronize))
-    (request,), trace = requests, Trace()
+    (request,) = requests
     try:
         prepare_method(method, requests, synchronize)
+        trace = trace_of(request)
         started = time.perf_counter()
         tokens = method.decode(request, trace)
     except Exception as error:
         raise RuntimeError(f"example {first}: {error}") from error
     synchronize()
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started - trace.paused_s
     return [BatchedText(tokens[request.limits.prompt_length :], trace, seconds, seconds)]

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -46,8 +46,16 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """From now on `peak_memory_mb` is of what comes: on a GPU, and on Linux also of the process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5)
+
+
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory in MB, a million bytes: on a GPU since the last reset, on the CPU of the whole process so far."""
+    """Peak memory since the last reset in MB, a million bytes: of the GPU's, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kibibytes on Linux

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import kinds_of, total_of
 from bild_lab.lab.analysis.statistics import (
@@ -251,25 +252,29 @@ def _estimate(name: str, value: float, resampled: np.ndarray) -> dict[str, float
 ROWS = 256  # of which the log-softmax is taken at once
 
 
-def require_no_nan(
-    models: Iterable[LoadedModel], request: Request, emitted: Sequence[int] = ()
-) -> Float[Tensor, "m vocab"]:
-    """The first model's scores of a text. Broken weights or overflows fail the point, so that no garbage is stored.
+_without_nan: set[tuple[str, ...]] = set()  # models of this process that have scored a prompt
 
-    Every model, such as it decoded, runs once over the prompt and the emitted tokens. Raises UserError, naming the
-    checkpoint, if any has NaN among its scores.
+
+def require_no_nan(models: Iterable[LoadedModel], request: Request) -> None:
+    """Run every model, such as it decodes, over a prompt, unless it has run over one in this process.
+
+    Broken weights and overflows are found before anything is decoded. Raises UserError, naming the checkpoint, if there
+    is NaN among its scores.
     """
-    first: Float[Tensor, "m vocab"] | None = None
     for model in models:
-        logits = text_logits(model, request, emitted)
-        first = logits if first is None else first
-        if bool(logits.isnan().any()):
-            dtype = str(model.dtype).removeprefix("torch.")
-            raise UserError(
-                f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
-                "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
-            )
-    return first
+        key = (model.checkpoint.fingerprint, model.engine, str(model.dtype), str(model.device))
+        if key not in _without_nan:
+            if bool(text_logits(model, request, ()).isnan().any()):
+                raise _nan_in(model)
+            _without_nan.add(key)
+
+
+def _nan_in(model: LoadedModel) -> UserError:
+    dtype = str(model.dtype).removeprefix("torch.")
+    return UserError(
+        f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
+        "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
+    )
 
 
 @torch.inference_mode()
@@ -295,14 +300,25 @@ def log_probability(logits: Float[Tensor, "m vocab"], emitted: Sequence[int]) ->
 
 
 def log_probabilities(
-    target: LoadedModel,
-    requests: Sequence[Request],
-    texts: Sequence[Sequence[int]],
-    others: Sequence[Sequence[int]],
-    known: Sequence[float],
-) -> list[float]:
-    """What the target gives to a text of every request. Where another text is the same, its value is known."""
-    return [
-        value if list(text) == list(other) else log_probability(text_logits(target, request, text), text)
-        for request, text, other, value in zip(requests, texts, others, known, strict=True)
-    ]
+    target: LoadedModel, requests: Sequence[Request], timed: Mapping[str, Sequence[Timed]]
+) -> dict[str, list[float]]:
+    """What the target gives to the texts of each method, in nats.
+
+    A text whose every token a timed round scored has its value from there, and the baseline's own text has one value.
+    Any other takes one forward. Raises UserError for NaN: such a text is garbage.
+    """
+    found: dict[str, list[float]] = {name: [] for name in timed}
+    for index, request in enumerate(requests):
+        known: dict[tuple[int, ...], float] = {}
+        for name in sorted(timed, key=(BASELINE, METHOD).index):
+            one = timed[name][index]
+            text = tuple(one.token_ids)
+            if text not in known:
+                scored = isinstance(one.trace, StageTrace) and one.trace.scored == len(text)
+                known[text] = (
+                    one.trace.log_probability if scored else log_probability(text_logits(target, request, text), text)
+                )
+            if math.isnan(known[text]):
+                raise _nan_in(target)
+            found[name].append(known[text])
+    return found
