@@ -88,7 +88,6 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     generator: torch.Generator | None = None
 
-    def within(self, most: int) -> Request:
-        """The same with at most so many new tokens."""
-        limits = self.limits
-        return replace(self, limits=replace(limits, max_new_tokens=min(most, limits.max_new_tokens)))
+    def shorter(self, most: int) -> Request:
+        """The same, with at most so many new tokens."""
+        return replace(self, limits=replace(self.limits, max_new_tokens=min(most, self.limits.max_new_tokens)))

@@ -150,12 +150,12 @@ def _first(stats: Stats, count: int) -> Stats:
 
 @dataclass
 class StageTrace(Trace):
-    """Also times every stage and scores emitted tokens.
+    """Also times every stage, and scores emitted tokens while its clock is paused.
 
-    synchronize: waits for the device at the start and end of each stage, for a slower pass of its own. started: when
+    synchronize: waits for the device at each stage's start and end, for a slower pass of its own. started: when
     decoding began, on the clock of `time.perf_counter`. spans: every stage in order, with its start and end in seconds
-    since then, without pauses. score: sums the log-probabilities of tokens, given a row of logits for each; None: they
-    are not scored. log_probability: their sum so far, while the clock is paused, and scored: of how many tokens.
+    since then, without pauses. score: what tokens add to `log_probability`, given a row of logits for each; None:
+    nothing. scored: how many tokens so far.
     """
 
     synchronize: Callable[[], None] = lambda: None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -21,13 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.decoding.history import with_history
-from bild_lab.lab.measure.environment import (
-    DeviceUse,
-    OtherLoad,
-    environment,
-    no_garbage_collection,
-    reset_peak_memory,
-)
+from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, no_garbage_collection
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.records import Sweep
@@ -42,15 +35,9 @@ LONG_ROUND_S = 0.01  # in which a clock, and a pause for scores, change less tha
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 
 
-def run_point(
-    point: Point,
-    sweep: Sweep,
-    setup_s: float = 0.0,
-    advance: Callable[[], None] = lambda: None,
-    stage: Callable[[str], None] = lambda name: None,
-) -> Result:
-    """Measure a point, store its result and return it. See `run_points`."""
-    (result,) = run_points([point], sweep, setup_s, advance, stage)
+def run_point(point: Point, sweep: Sweep, **options: Any) -> Result:
+    """Measure a point, store its result and return it. options: as in `run_points`."""
+    (result,) = run_points([point], sweep, **options)
     return result
 
 
@@ -76,7 +63,6 @@ def run_points(
     device = decoder.target.device
     with clock.part("load"):
         torch.set_num_threads(first.setting["threads"])
-        reset_peak_memory(device)
         use = DeviceUse(device)
         surroundings = _loaded(points)
     with clock.part("fit"):
@@ -99,8 +85,8 @@ def run_points(
         others = OtherLoad(lambda: sum(each.cpu_seconds() for each in external))
         compiled = lambda: compiled_steps(decoders.values())  # noqa: E731
         repeats, seed, batch = first.measure.repeats, first.seed, first.batch
-        trace_of = _trace_of(points, shortest_s)
-        timed = time_methods(methods, requests, repeats, seed, decoder.synchronize, advance, compiled, batch, trace_of)
+        trace = _first_trace(points, shortest_s)
+        timed = time_methods(methods, requests, repeats, seed, decoder.synchronize, advance, compiled, batch, trace)
         surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
         surroundings["shared_device"] = use.shared()
         use.close()
@@ -153,21 +139,17 @@ def _require_sound(point: Point, decoders: Iterable[Decoder], requests: Sequence
         require_room(models.values(), requests, point.batch)
 
 
-def _trace_of(points: Sequence[Point], shortest_s: float) -> Callable[[Request], Trace]:
-    """What the first repeat of a text records, given the seconds of the shortest round.
+def _first_trace(points: Sequence[Point], shortest_s: float) -> Callable[[], Trace]:
+    """What the first repeat of a text records, given the seconds of the shortest verification.
 
     Stages, and what the target's rows give to the text, where that costs the timing nothing: of long rounds on a CPU,
     whose clock can be paused. Logits processors change the rows.
     """
-    if points[0].decoders[METHOD].target.device.type != "cpu" or shortest_s < LONG_ROUND_S:
-        return plain_trace
-    score = log_probability if any(one.measure.target_log_probability for one in points) else None
-    return lambda request: StageTrace(score=None if request.source.processors else score)
-
-
-def plain_trace(request: Request) -> Trace:
-    """Without clocks."""
-    return Trace()
+    decoder = points[0].decoders[METHOD]
+    if decoder.target.device.type != "cpu" or shortest_s < LONG_ROUND_S:
+        return Trace
+    wanted = any(one.measure.target_log_probability for one in points) and not decoder.processors
+    return lambda: StageTrace(score=log_probability if wanted else None)
 
 
 def _stored(sweep: Sweep, point: Point, result: Result, examples: list[MeasuredExample]) -> Result:
@@ -201,9 +183,9 @@ def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: i
     """Decode the beginnings of the first examples with every method, in batches the first that fit.
 
     `WARM_TOKENS` of each method, shared among its examples. Outside of batches each has the memory of its whole text,
-    so that the same steps are compiled. Returns the seconds of the shortest round, 0.0 if there was none.
+    so that the same steps are compiled. Returns the seconds of the shortest verification, 0.0 if there was none.
     """
-    rounds_s: list[float] = []
+    verified_s: list[float] = []
     count = min(len(requests), batch if batch > 1 and count else count)
     most = WARM_TOKENS if batch > 1 else -(-WARM_TOKENS // max(1, count))
     for block in blocks(count, batch):
@@ -211,15 +193,15 @@ def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: i
             some = [seeded(requests[index], seed, index) for index in block]
             if batch == 1 and isinstance(method, Streams):
                 prepare_method(method, some, lambda: None)
-                emitted, since = 0, time.perf_counter()
-                with closing(method.stream(some[0], Trace())) as rounds:
-                    while emitted < most and (new := next(rounds, None)) is not None:
-                        now = time.perf_counter()
-                        rounds_s.append(now - since)
-                        emitted, since = emitted + len(new), now
+                emitted, trace = 0, StageTrace()
+                for new in method.stream(some[0], trace):
+                    emitted += len(new)
+                    if emitted >= most:
+                        break
+                verified_s += [end - start for stage, start, end in trace.spans if stage == "verify"]
             else:
-                _decode(method, [one.within(most) for one in some], batch, lambda: None)
-    return min(rounds_s, default=0.0)
+                _decode(method, [one.shorter(most) for one in some], batch, lambda: None)
+    return min(verified_s, default=0.0)
 
 
 def time_methods(
@@ -231,7 +213,7 @@ def time_methods(
     advance: Callable[[], None] = lambda: None,
     compiled_steps: Callable[[], int] = lambda: 0,
     batch: int = 1,
-    trace_of: Callable[[Request], Trace] = plain_trace,
+    first_trace: Callable[[], Trace] = Trace,
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
@@ -242,8 +224,8 @@ def time_methods(
     fails.
 
     batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds
-    are shared out among the texts: see `Timed`. trace_of: makes the trace of a text's first repeat outside of batches;
-    the seconds in which it is paused do not count.
+    are shared out among the texts: see `Timed`. first_trace: makes the trace of a text's first repeat outside of
+    batches; the seconds in which it is paused do not count.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods}
     names = list(methods)
@@ -255,8 +237,8 @@ def time_methods(
                     while before != compiled_steps():  # else the time would include compilation
                         before = compiled_steps()
                         own = [seeded(requests[index], seed, index) for index in block]
-                        traced = trace_of if repeat == 0 else plain_trace
-                        texts = _decode(methods[name], own, batch, synchronize, block[0], traced)
+                        trace = first_trace if repeat == 0 else Trace
+                        texts = _decode(methods[name], own, batch, synchronize, block[0], trace)
                     if repeat == 0:
                         results[name] += [Timed(one.token_ids, [], one.trace) for one in texts]
                     for index, one in zip(block, texts, strict=True):
@@ -292,7 +274,7 @@ def _decode(
     batch: int,
     synchronize: Callable[[], None],
     first: int = 0,
-    trace_of: Callable[[Request], Trace] = plain_trace,
+    new_trace: Callable[[], Trace] = Trace,
 ) -> list[BatchedText]:
     """Decode one text, or several in batches. first: the place of the first among all examples."""
     if batch > 1:
@@ -301,7 +283,7 @@ def _decode(
     (request,) = requests
     try:
         prepare_method(method, requests, synchronize)
-        trace = trace_of(request)
+        trace = new_trace()
         started = time.perf_counter()
         tokens = method.decode(request, trace)
     except Exception as error:

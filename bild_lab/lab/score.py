@@ -85,7 +85,7 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
     requests, examples, clock = measured.requests, measured.examples, Clock(measured.stage)
     decoder = point.decoders[METHOD]
     with clock.part("trace"):
-        stages_s, spans = _traced(point, requests, timed) or (None, [])
+        _, spans = stages = _traced(point, requests, timed)
     with clock.part("certify"):
         certificates = _certified(point, requests, timed) if point.measure.certify else None
     with clock.part("likelihood"):
@@ -112,7 +112,7 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             agreement_with_target=agreement(timed) if point.baseline_is_target else None,
             certificate=None if certificates is None else count_verdicts(certificates),
             peak_memory_mb=None if "side_by_side" in measured.surroundings else peak_memory_mb(decoder.target.device),
-            **_stages_and_costs(point, timed, stages_s, len(spans)),
+            **_stages_and_costs(point, timed, stages),
             environment=Environment({**measured.surroundings, "code": point.code}),
             seconds={},
         )
@@ -120,23 +120,23 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
     result = replace(result, seconds={**seconds, "total": sum(seconds.values())})
     rows = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
-        stages = spans[index] if index < len(spans) else ()
-        rows[index] = with_trace(rows[index], example.prompt, stages, decoder.pieces)
+        own = spans[index] if index < len(spans) else ()
+        rows[index] = with_trace(rows[index], example.prompt, own, decoder.pieces)
     return result, rows
 
 
-Stages = tuple[dict[str, float], list[list[Span]]]  # seconds of each stage, and every example's stages in order
+Stages = tuple[dict[str, float] | None, list[list[Span]]]  # seconds of each stage; each traced example's, in order
 
 
-def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | None:
-    """The time of the first examples by stage; None without rounds, and in a batch, where stages overlap.
+def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages:
+    """The time of the first examples by stage; none without rounds, and in a batch, where stages overlap.
 
     Where no clocks ran in the timed repeats, as they would slow these down, some examples are decoded once more.
     """
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
     traced = timed[METHOD][:count]
     if not traced or point.batch > 1 or not traced[0].trace.rounds:
-        return None
+        return None, []
     if isinstance(traced[0].trace, StageTrace):
         return stages_of([(one.trace, one.latency_s[0]) for one in traced])
     return stages_of(traced_pass(decoder.method, requests[:count], point.seed, decoder.synchronize))
@@ -199,13 +199,11 @@ def _certified(point: Point, requests: list[Request], timed: dict[str, list[Time
     return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
-def _stages_and_costs(
-    point: Point, timed: dict[str, list[Timed]], stages_s: dict[str, float] | None, count: int
-) -> dict[str, Any]:
-    """Fields of a Result: seconds by stage of the first `count` examples, costs of forwards, predictions of theory."""
-    prediction = None
+def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages) -> dict[str, Any]:
+    """Fields of a Result: seconds by stage, the cost of all forwards, and the predictions of theory."""
+    (stages_s, spans), prediction = stages, None
     if stages_s is not None and BASELINE in timed:
-        traced = {name: several[:count] for name, several in timed.items()}
+        traced = {name: several[: len(spans)] for name, several in timed.items()}
         end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
         prediction = predict(**traced, stages_s=stages_s, end_tokens=end_tokens)
     # in a batch several texts share what a forward reads
@@ -214,7 +212,7 @@ def _stages_and_costs(
     return {
         "stages_s": stages_s,
         "prediction": prediction,
-        "pipeline": pipeline_summary(timed, stages_s, count),
+        "pipeline": pipeline_summary(timed, stages_s, len(spans)),
         "cost": None if work is None else decoding_costs(work, tokens),
         "work": work,
     }

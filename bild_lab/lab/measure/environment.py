@@ -46,16 +46,8 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def reset_peak_memory(device: torch.device) -> None:
-    """From now on `peak_memory_mb` is of what comes: on a GPU, and on Linux also of the process."""
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    with suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # proc(5)
-
-
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory since the last reset in MB, a million bytes: of the GPU's, or of the process."""
+    """Peak memory in MB, a million bytes, since the last `DeviceUse`: of a GPU, or on Linux of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kibibytes on Linux
@@ -135,10 +127,14 @@ class DeviceUse:
 
     All users of a device hold one shared lock, and each adds a byte to the locked file when it starts. The system
     releases the lock if a process dies. Only processes of the same user with the same temporary folder see each
-    other, as in one container. `OtherLoad` measures all other load on the CPU.
+    other, as in one container. `OtherLoad` measures all other load on the CPU. Peak memory counts from here on.
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        with suppress(OSError):  # other systems keep the peak of the whole process
+            Path("/proc/self/clear_refs").write_text("5")
         folder = Path(tempfile.gettempdir()) if folder is None else folder
         path = folder / f"bild_lab-{os.getuid()}-{device_name(device)}.lock"
         with path.with_suffix(".gate").open("w") as gate:

@@ -29,6 +29,7 @@ from bild_lab.lab.analysis.statistics import (
 )
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.measure.recorder import first_difference
 from bild_lab.lab.metrics.quality import Judged, Scoring
 from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
@@ -207,7 +208,7 @@ def change_of(
     if BASELINE in tokens:
         pairs = list(zip(tokens[METHOD], tokens[BASELINE], strict=True))
         if greedy:
-            shared = [_shared(own, base) for own, base in pairs]
+            shared = [first_difference(own, base) for own, base in pairs]
             changed = [length for length in shared if length is not None]
             found |= {"changed": len(changed) / len(shared), "first_difference": median(changed) if changed else None}
         lengths = np.array([[len(own), len(base)] for own, base in pairs], dtype=float)
@@ -232,14 +233,6 @@ def _likelihood(
     return found
 
 
-def _shared(own: Sequence[int], base: Sequence[int]) -> int | None:
-    """How many tokens two texts share before the first that differs; None for equal texts."""
-    if list(own) == list(base):
-        return None
-    pairs = enumerate(zip(own, base, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(own), len(base)))
-
-
 def _ratio(sums: np.ndarray) -> np.ndarray:
     return sums[..., 0] / sums[..., 1]
 
@@ -258,8 +251,7 @@ _without_nan: set[tuple[str, ...]] = set()  # models of this process that have s
 def require_no_nan(models: Iterable[LoadedModel], request: Request) -> None:
     """Run every model, such as it decodes, over a prompt, unless it has run over one in this process.
 
-    Broken weights and overflows are found before anything is decoded. Raises UserError, naming the checkpoint, if there
-    is NaN among its scores.
+    Raises UserError, naming the checkpoint, for scores of NaN: broken weights or overflows.
     """
     for model in models:
         key = (model.checkpoint.fingerprint, model.engine, str(model.dtype), str(model.device))
@@ -304,19 +296,18 @@ def log_probabilities(
 ) -> dict[str, list[float]]:
     """What the target gives to the texts of each method, in nats.
 
-    A text whose every token a timed round scored has its value from there, and the baseline's own text has one value.
-    Any other takes one forward. Raises UserError for NaN: such a text is garbage.
+    A text whose every token was scored by timed rounds has its value from there, and equal texts have one. Any other
+    takes a forward. Raises UserError for NaN: such a text is garbage.
     """
     found: dict[str, list[float]] = {name: [] for name in timed}
     for index, request in enumerate(requests):
         known: dict[tuple[int, ...], float] = {}
-        for name in sorted(timed, key=(BASELINE, METHOD).index):
-            one = timed[name][index]
-            text = tuple(one.token_ids)
+        for name in sorted(timed):  # the baseline's rounds have the target's own rows
+            text, trace = tuple(timed[name][index].token_ids), timed[name][index].trace
             if text not in known:
-                scored = isinstance(one.trace, StageTrace) and one.trace.scored == len(text)
+                scored = isinstance(trace, StageTrace) and trace.scored == len(text)
                 known[text] = (
-                    one.trace.log_probability if scored else log_probability(text_logits(target, request, text), text)
+                    trace.log_probability if scored else log_probability(text_logits(target, request, text), text)
                 )
             if math.isnan(known[text]):
                 raise _nan_in(target)

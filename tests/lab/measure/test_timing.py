@@ -145,9 +145,9 @@ def test_clocks_run_in_the_first_repeat_alone_and_stand_still_while_tokens_are_s
         return -0.5
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    trace_of = lambda request: StageTrace(score=score, started=now[0])  # noqa: E731
+    first = lambda: StageTrace(score=score, started=now[0])  # noqa: E731
     requests = noted(examples=1)[2]
-    (timed,) = time_methods({"method": Staged()}, requests, 3, 0, lambda: None, trace_of=trace_of)["method"]
+    (timed,) = time_methods({"method": Staged()}, requests, 3, 0, lambda: None, first_trace=first)["method"]
     assert timed.latency_s == [2, 2, 2] and traces == [StageTrace, Trace, Trace]
     assert timed.trace.spans == [("verify", 0, 1), ("verify", 1, 2)]
     assert (timed.trace.log_probability, timed.trace.scored) == (-1.0, 4)
