@@ -71,7 +71,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.training.finetune import FinetuningJob, best_score
+    from bild_lab.training.finetune import LIKELIHOOD, FinetuningJob, best_score
     from bild_lab.training.recipe import Recipe
     from bild_lab.training.reports import training_logger
 
@@ -95,13 +95,11 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
             "set dataset.reference_template=null and another metric than pass_at_1"
         )
     train, validation = examples(dataset, typed(ValidationSpec, cfg.validation, "validation"))
-    if isinstance(stop, str):
-        recipe = replace(recipe, stop_at_score=best_score(Path(stop), dataset.metric, validation))
     job = FinetuningJob(
         start=start,
         train=train,
         validation=validation,
-        metric=dataset.metric,
+        metric=dataset.metric if dataset.prompt_template else LIKELIHOOD,
         recipe=recipe,
         folder=folder,
         max_source_tokens=dataset.max_source_tokens,
@@ -110,7 +108,9 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
         logger=training_logger(cfg.logger),
         provenance={"dataset": asdict(dataset)},
     )
-    return job, rates
+    if isinstance(stop, str):
+        recipe = replace(recipe, stop_at_score=best_score(Path(stop), job.metric, validation))
+    return replace(job, recipe=recipe), rates
 
 
 def starting_point(model: DictConfig, max_target_tokens: int) -> StartingPoint:
