@@ -104,11 +104,14 @@ def rollback_threshold(point: Result) -> str | None:
 
 
 def drafter(point: Result) -> str | None:
-    """The draft model's name, or the order of n-grams."""
-    if point.policy == "ngram":
-        return {1: "unigrams", 2: "bigrams"}.get(point.knobs["order"])
+    """The draft model's name, or the order of n-grams; of `alpha`, those of the drafter that it measures."""
+    kind, knobs = point.policy, point.knobs
+    if kind == "alpha":
+        kind, knobs = knobs["drafter"], knobs["knobs"]
+    if kind == "ngram":
+        return {1: "unigrams", 2: "bigrams"}.get(knobs["order"])
     draft = point.setting.draft
-    return short_name(draft) if point.policy == "speculative" and draft else None
+    return short_name(draft) if kind == "speculative" and draft else None
 
 
 def lenience(point: Result) -> str | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.engine.acceptance import ExactMatch, RejectionSampling, ReleasedRollback, Rollback
+from bild_lab.engine.acceptance import ExactMatch, Overlap, RejectionSampling, ReleasedRollback, Rollback
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Tree, Verdict
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft, TargetFirstWindow
@@ -23,6 +23,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import EVERYTHING, Feed, Model, Rows, Scores, Session, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.measure.summary import mean_statistic
 from tests.stubs import ModuleModel, NextLogits, StubModel, StubSession, uncached
 from tests.thinned import thinned
 from tests.tiny import PAD, START, VOCABULARY, relative_of, tiny_llama, tiny_t5
@@ -422,3 +423,22 @@ def test_rounds_are_the_same_if_the_drafter_does_not_look_for_end_tokens(seed: i
         forwards.append(trace.draft_calls)
     assert found[0] == found[1]
     assert forwards[0] <= forwards[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_alpha_is_the_overlap_of_both_models_at_every_token_of_the_targets_own_text(temperature: float) -> None:
+    tables = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    large, small = (StubModel(lambda y, own=own: own[y[-1]]) for own in tables)
+    request = Request(Source((0,)), Limits(1, 60), Sampling(temperature), torch.Generator().manual_seed(1))
+    trace = Trace()
+    text = DraftThenVerify(large, ModelDrafter(small, 2), Overlap()).decode(request, trace)
+    if temperature:
+        p, q = (own[text[:-1]].softmax(-1) for own in tables)
+        expected = torch.minimum(p, q).sum(-1).tolist()
+    else:
+        best = tables[:, text[:-1]].argmax(-1)
+        assert text[1:] == best[0].tolist()  # the target's own
+        expected = (best[0] == best[1]).double().tolist()
+    measured = [one.stats["expected_acceptance"][0] for one in trace.rounds]
+    assert measured == pytest.approx(expected) and len(measured) == 60 and trace.accepted == 0
+    assert mean_statistic([trace], "expected_acceptance") == pytest.approx(sum(expected) / 60)

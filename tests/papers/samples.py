@@ -37,6 +37,12 @@ def bita(speedup: float = 2.0, policy: str = "bita", trained: dict | None = None
     return sample_result(policy, {**adapter, **knobs}, speedup, **own)
 
 
+def alpha(drafter: str, value: float, **knobs: object) -> Result:
+    return sample_result(
+        "alpha", {"drafter": drafter, "knobs": {"window": 1, **knobs}}, None, expected_acceptance=value
+    )
+
+
 def ppd() -> Result:
     return sample_result("ppd", {"exit_layer": 3, "top_k": 3, "heads": "shared"}, 0.9, pipeline=PIPELINE)
 
@@ -77,7 +83,7 @@ RUNS: dict[str, Callable[[], list[tuple[str, Result, Sequence[MeasuredExample]]]
         *map(other, ("static_ensemble", "relaxed", "fly", "judge", "step_cascade")),
     ),
     "spec_tab2": lambda: of("toy", other("speculative", lenience=1.0)),
-    "spec_tab3": lambda: of("toy", other("speculative", lenience=1.0), other("ngram", order=2)),
+    "spec_tab3": lambda: of("toy", alpha("speculative", 0.6), alpha("ngram", 0.2, order=2)),
     "spec_tab4": lambda: of("toy", other("speculative", lenience=1.0)),
     "spec_tab5": lambda: of("toy", other("speculative", lenience=0.5), other("speculative", lenience=1.0)),
     "spec_fig2_4": lambda: of("toy", other("synthetic", acceptance_rate=0.7)),

@@ -8,7 +8,7 @@ from bild_lab.engine.acceptance.judge import Judge
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.engine.acceptance.relaxed import RelaxedAcceptance
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
-from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
+from bild_lab.engine.acceptance.speculative_sampling import Overlap, SpeculativeSampling
 from bild_lab.engine.acceptance.step_score import StepScore
 from bild_lab.engine.acceptance.typical import TruncationSampling, TypicalAcceptance
 
@@ -17,6 +17,7 @@ __all__ = [
     "ExactMatch",
     "Fly",
     "Judge",
+    "Overlap",
     "RejectionSampling",
     "RelaxedAcceptance",
     "ReleasedRollback",

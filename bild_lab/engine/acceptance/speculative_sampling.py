@@ -90,6 +90,28 @@ class SpeculativeSampling(SpeculativeRule):
         return p, self._lenience * drafter_probs(draft, p)
 
 
+class Overlap(Acceptance):
+    """The target decodes alone, and each round records how likely speculative sampling would accept the draft.
+
+    `expected_acceptance` of each drafted token is β = Σ min(p, q), both standardized by the request's sampling, one-hot
+    if greedy. Its mean over the target's own tokens is α (speculative decoding, Corollary 3.6, Table 3).
+    """
+
+    accepts_trees = False
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        p = request.sampling.probs(logits)
+        chance = torch.minimum(p[:-1], drafter_probs(draft, p)).sum(-1)
+        chosen, chances = draft.to_host(request.sampling.choose(logits[:1], request.generator), chance)
+        return Verdict((), int(chosen[0]), stats={"expected_acceptance": tuple(chances)})
+
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
+        return request.sampling.probs(logits)  # whatever was drafted
+
+
 def verify_chain(
     p: PerRow,
     q: PerNode,

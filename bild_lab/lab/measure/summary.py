@@ -144,6 +144,7 @@ def counts(method: Sequence[Timed]) -> Counts:
     return Counts(
         tokens_per_target_call=tokens / target_calls if target_calls else None,
         acceptance_rate=acceptance_rate(rounds),
+        expected_acceptance=mean_statistic(traces, "expected_acceptance"),
         nothing_accepted=nothing_accepted(rounds),
         drafted=sum(trace.drafted for trace in traces),
         accepted=sum(trace.accepted for trace in traces),
@@ -161,10 +162,12 @@ def counts(method: Sequence[Timed]) -> Counts:
 def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
     """The mean of one of a method's statistics over the rounds that recorded it; None if none did.
 
-    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2).
+    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2). Of one with a number for each drafted
+    token, those that were judged count.
     """
-    recorded = [each.stats.get(name) for trace in traces for each in trace.rounds]
-    known = [value for value in recorded if value is not None]
+    recorded = [(each.stats.get(name), each.accepted + 1) for trace in traces for each in trace.rounds]
+    each_token = [value[:judged] if isinstance(value, tuple) else (value,) for value, judged in recorded]
+    known = [value for several in each_token for value in several if value is not None]
     return sum(known) / len(known) if known else None
 
 

@@ -102,6 +102,12 @@ class Counts:
         unit=SHARE,
         digits=1,
     )
+    expected_acceptance: float | None = column(
+        "The mean of Σ min(p, q), how likely a drafted token is accepted, where a rule records it; with policy=alpha "
+        "over all of the target’s own tokens, which is the α of speculative decoding’s Table 3.",
+        unit=SHARE,
+        digits=1,
+    )
     nothing_accepted: float | None = column(
         "The share of rounds with a draft in which the target accepted none of its tokens.",
         label="rounds with nothing accepted",

@@ -13,6 +13,7 @@ from bild_lab.engine.acceptance import (
     ExactMatch,
     Fly,
     Judge,
+    Overlap,
     RejectionSampling,
     RelaxedAcceptance,
     ReleasedRollback,
@@ -45,6 +46,7 @@ CLAIMS = [  # lossless greedily, and sampled
     (RejectionSampling(), True, True),
     (BlockVerification(), True, True),
     (SpeculativeSampling(), True, True),
+    (Overlap(), True, True),  # it accepts nothing
     (SpeculativeSampling(0.9), False, False),
     (Rollback(0.5), True, False),  # below log 2 the drafted token is the most likely
     (Rollback(math.log(2)), False, False),  # two tokens may have a half each
@@ -74,7 +76,7 @@ def test_a_rule_claims_to_be_lossless_only_where_it_is(rule: Acceptance, greedy:
 def test_rules_of_chains_say_that_they_take_no_trees() -> None:
     chains = {type(rule) for rule, *_ in CLAIMS if not rule.accepts_trees}
     others = {SpeculativeCascade, StaticEnsemble, StepScore}
-    assert chains == {ReleasedRollback, RejectionSampling, BlockVerification} | others
+    assert chains == {Overlap, ReleasedRollback, RejectionSampling, BlockVerification} | others
 
 
 @pytest.mark.parametrize("rule", [rule for rule, *_ in CLAIMS], ids=lambda rule: type(rule).__name__)
