@@ -33,7 +33,8 @@ REFUSED = {
 }  # the first is what Transformers cannot do (tests/engine/test_hf_generation.py)
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)  # need `make peers` (tests/engine/peers)
-GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}  # they refuse to sample
+# they refuse to sample
+GREEDY_ONLY = {"beam", "bild_released", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}
 RUNNABLE = [
     (policy, family)
     for policy in policy_names()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -36,7 +36,7 @@ from bild_lab.lab.config import (
     resolved,
     typed,
 )
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decoder_of
@@ -131,7 +131,7 @@ class Point:
         """These examples as the point decodes them."""
         decoder, limit = self.decoders[METHOD], self.decoding.max_new_tokens
         longest = self.specs.dataset.max_source_tokens
-        return [decoder.request(one.prompt, limit, self.sampling, self.seed, longest) for one in examples]
+        return decoder.requests([one.prompt for one in examples], limit, self.sampling, self.seed, longest)
 
     @property
     def baseline_is_target(self) -> bool:
@@ -155,8 +155,9 @@ def prepare(cfg: DictConfig) -> Point:
     if specs.measure.baseline is not None:
         policies[BASELINE] = compose_policy(specs.measure.baseline)
     values = {name: resolved(policy) for name, policy in policies.items()}
-    examples = cached_examples(specs.dataset)
     decoders = {name: specs.decoder(policy) for name, policy in policies.items()}
+    specs = replace(specs, dataset=for_model(specs.dataset, decoders[METHOD].target.checkpoint))
+    examples = cached_examples(specs.dataset)
     if specs.runtime.batch > 1:
         for name, policy in policies.items():
             require_batches(policy.name, decoders[name].method, decoders[name].models)
