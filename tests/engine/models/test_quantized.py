@@ -16,6 +16,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
+from bild_lab.lab.screening.replay import Records
 from tests.sessions import native_session, needs_kernels
 from tests.tiny import PAD, START, VOCABULARY, save, untied
 
@@ -113,6 +114,13 @@ def test_a_target_drafts_for_itself_in_4_bits_and_every_text_stays_its_own(famil
     for prompt in ("w5 w9 w12", "w30 w31"):
         one, other = (each.generate(prompt, max_new_tokens=24) for each in (alone, drafted))
         assert one.token_ids == other.token_ids
+
+
+def test_rounded_weights_have_a_record_of_their_own(tmp_path: Path) -> None:
+    target = save(llama(), tmp_path / "target")
+    records = Records(tmp_path / "record", 0.0, {})
+    models = [bild_lab.load(target, policy="vanilla", weights=bits).target for bits in (None, 8, 4)]
+    assert len({records(model).store.folder for model in models}) == 3
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,9 @@ def quantized_panels(
         if bits == 8:
             stored = numbers.to(torch.int8).transpose(-1, -2).contiguous()
         else:
-            eights = (numbers.int() + 8).view(*numbers.shape[:4], BLOCK // 8, 8)
-            stored = sum(eights[..., place] << 4 * place for place in range(8)).transpose(-1, -2).contiguous()
+            pairs = (numbers + 8).to(torch.uint8).unflatten(-1, (-1, 2))
+            eights = (pairs[..., 0] | pairs[..., 1] << 4).view(torch.int32)
+            stored = eights.transpose(-1, -2).contiguous()
         parts = scales.squeeze(-1).contiguous(), stored.flatten(2)
         made.append(torch.cat([part.view(torch.uint8) for part in parts], -1))
     return torch.cat(made)
@@ -63,15 +64,14 @@ def quantized(
     rounded to nearest in -8 to 7. A weight is scale times number.
     """
     values = values.float()
+    low, high = torch.aminmax(values, dim=-1, keepdim=True)
     if bits == 8:
-        scale, least, most = values.abs().amax(-1, keepdim=True) / 127, -127, 127
+        scale, least, most = torch.maximum(-low, high) / 127, -127, 127
     else:
-        largest = values.gather(-1, values.abs().argmax(-1, keepdim=True))
-        scale, least, most = largest / -8, -8, 7
+        scale, least, most = torch.where(-low > high, low, high) / -8, -8, 7
     scale = scale.half()
-    divisor = scale.float()
-    numbers = torch.where(divisor == 0, 0.0, values / divisor)
-    return scale, numbers.round().clamp(least, most)
+    inverse = torch.where(scale == 0, 0.0, 1 / scale.float())
+    return scale, (values * inverse).round_().clamp_(least, most)
 
 
 def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
