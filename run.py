@@ -15,7 +15,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from bild_lab.lab.cli import console, only_first_prints, run_application
+from bild_lab.lab.cli import console, require_one_process, run_application
 from bild_lab.lab.config import config_dir
 
 FIRST = "experiment=first_run"
@@ -37,6 +37,7 @@ def main(cfg: DictConfig) -> float:
 
 def run() -> None:
     """Run what the command line says; without a word, a first experiment that ends with a hint."""
+    require_one_process()
     first = not sys.argv[1:]
     if first:
         console.print(f"[dim]no arguments: {FIRST}[/dim]")
@@ -50,5 +51,4 @@ def run() -> None:
 
 
 if __name__ == "__main__":
-    with only_first_prints():
-        run()
+    run()

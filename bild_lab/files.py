@@ -1,7 +1,10 @@
-"""Where files are kept, writing one so that a reader never sees half of it, and locks."""
+"""Where files are kept, hashing one, writing one so that a reader never sees half of it, and locks."""
 
+import hashlib
+import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -30,6 +33,33 @@ def shipped(path: str) -> str:
     if path == "toy:" or not folder.is_dir():
         raise UserError(f"of the toy pair there are toy:large, toy:small and toy:corpus, got {path!r}")
     return str(folder)
+
+
+LARGE = 64 * 2**20  # bytes; of files from this size on the hash is remembered
+SETTLED_S = 2.0  # what changed later than so long ago may change again without another time
+
+
+def file_digest(file: Path) -> str:
+    """A file's SHA-256, 64 hexadecimal digits. That of a large file is remembered with its path, size and times.
+
+    A change of the content changes the time of the file's entry (`st_ctime`), also where its date is set back.
+    """
+    found = file.stat()
+    if found.st_size < LARGE:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    where = str(file.resolve())
+    facts = [where, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    remembered = cache_folder() / "hashes" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError, TypeError):  # none, or one that is damaged
+        *known, digest = json.loads(remembered.read_bytes())
+        if known == facts and len(bytes.fromhex(digest)) == hashlib.sha256().digest_size:
+            return digest
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if time.time() - max(found.st_mtime, found.st_ctime) > SETTLED_S:
+        with suppress(OSError):
+            write_atomically(remembered, json.dumps([*facts, digest]).encode())
+    return digest
 
 
 def write_atomically(path: Path, content: bytes) -> None:

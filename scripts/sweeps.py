@@ -42,7 +42,6 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import (
@@ -53,6 +52,7 @@ from bild_lab.lab.cli import (
     plain_message,
     progress,
     refusing,
+    require_one_process,
     run_application,
     stages,
     words_as_list,
@@ -115,8 +115,7 @@ def interleave(cfg: DictConfig) -> None:
     from bild_lab.lab.sweep import process_age_s
     from bild_lab.report.sweep import report_sweep
 
-    if launched().count > 1:
-        raise UserError("points are timed side by side in one process; run it without torchrun")
+    require_one_process()
     for key in ("limit", "repeats"):
         if cfg[key] is not None:
             require_whole(key, cfg[key], 1)

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from functools import lru_cache
 from itertools import product, zip_longest
 from pathlib import Path
@@ -65,7 +64,6 @@ ROW = {"en": "a text", "de": "ein Text", "article": "a text", "highlights": "a s
 ROW |= {"document": "a text", "summary": "a summary", "prompt": "a text", "task_id": "one", "question_id": 1}
 ROW |= {"context": "a text", "question": "what is it?", "answers": {"text": ["a text"]}}
 BITA = [name for name in FIGURES if name.startswith("bita_")]
-CHAT = {"llama2": "[INST] <<SYS>>", "vicuna": "A chat between", "falcon": "User: "}
 PROMPTS = {  # PPD's Table 3 with the contents of ROW
     "squad": "We have provided context information below.\na text\n"
     "### Given this information, please answer the question: what is it?\n### Assistant:",
@@ -267,18 +265,6 @@ def test_layers_to_skip_are_chosen_for_the_depth_of_each_target() -> None:
         words = dict(word.split("=", 1) for word in shlex.split(one)[1:])
         blocks = [at for key, value in words.items() if key.startswith("policy.skipped_") for at in json.loads(value)]
         assert max(blocks) < depth and {3 * at // depth for at in blocks} == {0, 1, 2}, one
-
-
-@pytest.mark.parametrize("name", BITA)
-def test_bitas_experiments_ask_in_the_models_own_template(name: str, rows: Path) -> None:
-    for command in commands(name):
-        experiment, sweep = shlex.split(command)[0], swept(command)
-        template = [f"template={sweep['template']}"] if "template" in sweep else []
-        cfg = composed(experiment, *template)
-        assert (cfg.name, cfg.decoding.temperature) == (f"{name}_paper", 0)
-        example = load_examples(replace(typed(DatasetSpec, cfg.dataset, "dataset"), path=str(rows)))[0]
-        (opening,) = {text for family, text in CHAT.items() for pair in values(command, "pair") if family in pair}
-        assert example.prompt.startswith(opening), command
 
 
 def of_match_rates(command: str, *overrides: str) -> DictConfig:

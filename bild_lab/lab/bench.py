@@ -67,8 +67,7 @@ class Bench:
     def precision(self, name: str) -> str:
         """In what the method computes."""
         method = self.methods[name]
-        dtype = method.dtype if isinstance(method, Peer) else self.native.dtype
-        return str(dtype).removeprefix("torch.")
+        return method.precision if isinstance(method, Peer) else str(self.native.dtype).removeprefix("torch.")
 
 
 @contextmanager

@@ -97,7 +97,6 @@ class RuntimeSpec:
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
     device_map: str | None = None  # how the target is spread over devices
-    tensor_parallel: bool = False  # each process of torchrun holds a shard of the target
 
     def __post_init__(self) -> None:
         self.compile_drafter = str(self.compile_drafter).lower()
@@ -220,6 +219,15 @@ def _with_policy(name: str, places: tuple[str, ...]) -> DictConfig:
 def without_hydra(cfg: DictConfig) -> DictConfig:
     """The configuration of a point, without what Hydra added about the command."""
     return OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+
+
+def plain_values(cfg: DictConfig) -> dict[str, Any]:
+    """The values of a configuration, resolved; without `recipes` and `protocol`, of which commands are made."""
+    return {
+        key: OmegaConf.to_container(cfg[key], resolve=True) if OmegaConf.is_config(cfg[key]) else cfg[key]
+        for key in cfg
+        if key not in ("hydra", "protocol", "recipes")
+    }
 
 
 def _search_path() -> list[str]:

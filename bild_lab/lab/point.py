@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.engine.batched import require_batches
 from bild_lab.engine.heads import bita, eagle_files, hydra, judge, layer_heads, medusa
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.placement import Placement
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
@@ -37,12 +36,12 @@ from bild_lab.lab.config import (
     resolved,
     typed,
 )
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decoder_of
 from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, named_files, parts_of
-from bild_lab.lab.measure.environment import placement_setting
+from bild_lab.lab.measure.environment import hardware
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.metrics.sentences import splitter_name
@@ -132,7 +131,7 @@ class Point:
         """These examples as the point decodes them."""
         decoder, limit = self.decoders[METHOD], self.decoding.max_new_tokens
         longest = self.specs.dataset.max_source_tokens
-        return [decoder.request(one.prompt, limit, self.sampling, self.seed, longest) for one in examples]
+        return decoder.requests([one.prompt for one in examples], limit, self.sampling, self.seed, longest)
 
     @property
     def baseline_is_target(self) -> bool:
@@ -156,8 +155,9 @@ def prepare(cfg: DictConfig) -> Point:
     if specs.measure.baseline is not None:
         policies[BASELINE] = compose_policy(specs.measure.baseline)
     values = {name: resolved(policy) for name, policy in policies.items()}
-    examples = cached_examples(specs.dataset)
     decoders = {name: specs.decoder(policy) for name, policy in policies.items()}
+    specs = replace(specs, dataset=for_model(specs.dataset, decoders[METHOD].target.checkpoint))
+    examples = cached_examples(specs.dataset)
     if specs.runtime.batch > 1:
         for name, policy in policies.items():
             require_batches(policy.name, decoders[name].method, decoders[name].models)
@@ -233,6 +233,7 @@ def _setting(
         "cut": (list(dataset.cut or ()), []),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
+        "device_map": (runtime.device_map, None),
     }
     return {
         **{key: getattr(pair, key) for key in PAIR_KEYS},
@@ -243,7 +244,7 @@ def _setting(
         "compile": runtime.compile,
         **{key: value for key, (value, usual) in unusual.items() if value != usual},
         "device": str(device),
-        **placement_setting(Placement(runtime.device_map, runtime.tensor_parallel), device),
+        "hardware": hardware(runtime.device_map, device),
         "threads": runtime.threads or DEFAULT_THREADS,
         "processors": decoding.pop("processors"),
         "decoding": decoding,

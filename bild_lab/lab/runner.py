@@ -55,8 +55,7 @@ def run_points(
     """Measure points side by side, store their results and return them.
 
     Every text (in a batch, block of texts) is decoded by every point's policy in turn, and once by the baseline that
-    they share. Each point's `seconds` has its share of what they had together. All are stored at the end, or none. If
-    several processes share the target, the first one stores.
+    they share. Each point's `seconds` has its share of what they had together. All are stored at the end, or none.
 
     setup_s: seconds spent on the points before this call; they become part of their `seconds`. advance: called after
     every example. stage: called with the name of each part of the measurement when it begins. Raises UserError for
@@ -65,10 +64,10 @@ def run_points(
     require_same_work(points)
     clock, first = Clock(stage), points[0]
     decoder = first.decoders[METHOD]
-    device, ranks = decoder.target.device, decoder.ranks
+    device = decoder.target.device
     with clock.part("load"):
         torch.set_num_threads(first.setting["threads"])
-        use = DeviceUse(device) if ranks.first or device.type == "cuda" else None  # processes share a CPU
+        use = DeviceUse(device)
         surroundings = _loaded(points)
     with clock.part("fit"):
         points = [with_fitted_tree(point) for point in points]
@@ -85,15 +84,13 @@ def run_points(
         _warm(first, decoders, requests)
     with clock.part("decode"):
         external = [method for method in methods.values() if isinstance(method, External)]
-        others = OtherLoad(ranks, lambda: sum(each.cpu_seconds() for each in external))
+        others = OtherLoad(lambda: sum(each.cpu_seconds() for each in external))
         compiled = lambda: compiled_steps(decoders.values())  # noqa: E731
         repeats, seed, batch = first.measure.repeats, first.seed, first.batch
         timed = time_methods(methods, requests, repeats, seed, decoder.synchronize, advance, compiled, batch)
         surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
-        surroundings["shared_device"] = any(ranks.gather(use is not None and use.shared()))
-        if use is not None:
-            use.close()
-        ranks.require_equal("tokens", {name: [one.token_ids for one in several] for name, several in timed.items()})
+        surroundings["shared_device"] = use.shared()
+        use.close()
     seconds = {part: spent / len(points) for part, spent in {"setup": setup_s, **clock.laps}.items()}
     measured = Measured(examples, requests, surroundings, seconds, stage)
     baseline = {BASELINE: timed[BASELINE]} if BASELINE in timed else {}
@@ -109,7 +106,9 @@ def _loaded(points: Sequence[Point]) -> dict[str, Any]:
     surroundings = {**environment(decoder.target.device), "host": platform.node()}
     if len(points) > 1:
         surroundings["side_by_side"] = len(points)
-    decoder.ranks.run(lambda: [each.load_weights() for point in points for each in point.decoders.values()])
+    for point in points:
+        for each in point.decoders.values():
+            each.load_weights()
     if (parts := decoder.target.transformers.parts) is not None:
         surroundings["parts"] = parts
     return surroundings
@@ -149,9 +148,7 @@ def _warm(point: Point, decoders: Mapping[str, Decoder], requests: Sequence[Requ
 
 
 def _stored(sweep: Sweep, point: Point, result: Result, examples: list[MeasuredExample]) -> Result:
-    """The result, stored with its examples by the first process."""
-    if not point.decoders[METHOD].ranks.first:
-        return result
+    """The result, stored with its examples."""
     folder = sweep.write_point(point.id, point.config_yaml, result, examples, beside=not point.resume)
     return replace(result, folder=folder)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bild_lab.engine.models.device import DTYPES
-from bild_lab.engine.protocols import Method, Prepares
+from bild_lab.engine.protocols import External, Method, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Round, Span, StageTrace
 from bild_lab.lab.analysis.prediction import pipeline_summary, predict
@@ -109,6 +109,7 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             knobs=point.knobs,
             composition=point.composition,
             engine=decoder.method.engine,
+            precision=decoder.method.precision if isinstance(decoder.method, External) else point.setting["dtype"],
             setting=Setting(point.setting),
             facts=point.facts,
             same_as_baseline=point.same_as_baseline,

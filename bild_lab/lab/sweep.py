@@ -28,10 +28,9 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, require_basic_launcher, stages
-from bild_lab.lab.config import compose_config, knob_values, policy_label, shipped_knobs, without_hydra
+from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
+from bild_lab.lab.config import compose_config, knob_values, plain_values, policy_label, shipped_knobs, without_hydra
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.decoding.load import build, load_model
 from bild_lab.lab.formatting import knob_label, short_name, times
@@ -52,12 +51,12 @@ def measure_point(cfg: DictConfig) -> float:
 
     Returns the speedup. A point that fails is recorded and does not end the sweep. A signal does.
     """
-    begun_s, ranks, sweep = time.perf_counter(), launched(), Sweep(sweep_folder(cfg))
+    begun_s, sweep = time.perf_counter(), Sweep(sweep_folder(cfg))
     result, measured = None, False
     try:
-        point = ranks.run(lambda: _prepare(cfg))
-        result = ranks.broadcast(sweep.newest(point.id) if cfg.resume else None)
-        if ranks.first and HydraConfig.get().mode == RunMode.RUN and not _own_progress(sweep.folder).process:
+        point = prepare(cfg)
+        result = sweep.newest(point.id) if cfg.resume else None
+        if HydraConfig.get().mode == RunMode.RUN and not _own_progress(sweep.folder).process:
             record_command(sweep.folder)  # a single point, or the first one of a search
             begin(sweep.folder, None)
         if result is None:
@@ -65,29 +64,14 @@ def measure_point(cfg: DictConfig) -> float:
             result = _measure(point, sweep, process_age_s() if _is_first() else time.perf_counter() - begun_s)
         else:
             console.print(f"[dim]{escape(_title(point, sweep))}: finished before[/dim]")
-        if ranks.first:
-            sweep.forget_failure(failure_hash(cfg))
-            _log(cfg, sweep, result)
+        sweep.forget_failure(failure_hash(cfg))
+        _log(cfg, sweep, result)
     except Exception as error:  # any error of one point: the others still run, and the exit code shows it
         _record_failure(cfg, sweep, error)
         if not isinstance(error, UserError):
             _release_models()
-            if ranks.count > 1:  # the other processes may wait for this one inside a forward
-                sys.exit(FAILED_POINTS)
-    if ranks.first:
-        advance(sweep.folder, time.perf_counter() - begun_s if measured and result is not None else None)
+    advance(sweep.folder, time.perf_counter() - begun_s if measured and result is not None else None)
     return math.nan if result is None or result.speedup.value is None else result.speedup.value
-
-
-def _prepare(cfg: DictConfig) -> Point:
-    """Prepare a point. Raises UserError if torchrun started several processes and its target does not use them."""
-    point = prepare(cfg)
-    if point.vanilla.ranks != launched():
-        raise UserError(
-            f"{launched().count} processes would measure the same point and write it to {sweep_folder(cfg)}; "
-            "run without torchrun, or set runtime.tensor_parallel=true"
-        )
-    return point
 
 
 def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
@@ -147,7 +131,7 @@ def process_age_s() -> float:
 def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
     """Log a stored point unless it was logged. If that fails, the point is kept, and the exit code shows it."""
     try:
-        logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
+        logger(cfg).log_point(result, plain_values(cfg))
     except Exception as error:  # whatever a logging service raises
         _record_failure(cfg, sweep, error, "not logged")
 
@@ -175,9 +159,6 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     failure = Failure(failure_hash(cfg), policy_label(cfg.policy), knobs, cause, now)
     console.print(f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}")
-    if not launched().first:
-        console.print(f"[dim]{escape(cause.traceback)}[/dim]")
-        return
     try:
         folder = sweep.write_failure(failure, OmegaConf.to_yaml(cfg, resolve=False))
     except OSError as fault:
@@ -218,22 +199,17 @@ class SweepCallback(Callback):
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:
             refuse(UserError("the sweep has no points: one of its lists of values is empty"))
-        try:
-            require_basic_launcher(config.hydra.launcher._target_)
-        except UserError as error:
-            refuse(error)
         if jobs is not None:
             _check_first(jobs, config.hydra.job.config_name)
         self._start(config)
-        if launched().first:
-            record_command(sweep_folder(config))
-            begin(sweep_folder(config), total, counts=here)
+        record_command(sweep_folder(config))
+        begin(sweep_folder(config), total, counts=here)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Report between points; drop the finished job's configurations, which Hydra would keep until the end."""
         job_return.cfg = job_return.hydra_cfg = None
         progress = _own_progress(sweep_folder(config))
-        if launched().first and progress.total is not None and progress.done != progress.total:
+        if progress.total is not None and progress.done != progress.total:
             self._live(Sweep(sweep_folder(config)), str(progress))
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
@@ -265,20 +241,19 @@ class SweepCallback(Callback):
         """Write the table, the figure and the report. Exits non-zero if a point failed or the command was stopped."""
         self._restore()
         sweep = Sweep(sweep_folder(config))
-        if launched().first and (progress := _own_progress(sweep.folder)).process:
+        if (progress := _own_progress(sweep.folder)).process:
             replace(progress, ended=code == 0).write(sweep.folder)
         if code:
             console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
         try:
-            if launched().first:
-                stages.enter("writing the report")
-                self._report(sweep)
+            stages.enter("writing the report")
+            self._report(sweep)
         except Exception as error:  # Hydra turns exceptions of callbacks into warnings
             stages.leave()
             traceback.print_exc()
             console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
             sys.exit(code or FAILED_POINTS)
-        if launched().first and not _log_sweep(config, sweep, stopped=bool(code)):
+        if not _log_sweep(config, sweep, stopped=bool(code)):
             sys.exit(code or FAILED_POINTS)
         if failed := _failures(sweep) - self._failed_before:
             console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")
@@ -323,7 +298,7 @@ def _check(config: DictConfig) -> None:
     try:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
-        _prepare(without_hydra(config))
+        prepare(without_hydra(config))
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error)
     except Exception:  # a bug of ours: Hydra would only warn and continue

@@ -29,8 +29,7 @@ from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.files import cache_folder, write_atomically
 from bild_lab.lab.cli import console, escape
-from bild_lab.lab.config import resolved, typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.config import resolved
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
@@ -265,19 +264,15 @@ def with_fitted_tree(point: Point) -> Point:
         "data": data_hash(examples),
     }
     path = cache_folder() / "trees" / f"{content_hash(decisive)}.json"
-    ranks = decoder.ranks  # processes that share the target must draft the same tree, whatever each of them measures
-    kept = ranks.broadcast(path.read_text() if path.is_file() else None)
-    if kept is None:
+    if not path.is_file():
         same = " — the texts of the run itself, as there is no other split" if split == point.setting["split"] else ""
         console.print(escape(f"fitting the tree on {len(examples)} texts of {point.setting['dataset']} {split}{same}"))
         found = fit_tree(decoder, point.requests(examples), facts)
-        kept = ranks.broadcast(json.dumps(found))
-        if ranks.first:
-            write_atomically(path, kept.encode())
+        write_atomically(path, json.dumps(found).encode())
         console.print(escape(f"{summary(found)}; kept in {path}"))
     else:
         console.print(escape(f"the tree is that of {path}"))
-    content = json.loads(kept)
+    content = json.loads(path.read_text())
     method = replace(decoder.method, drafter=drafter.drafting(trees_in(content)))
     trained = {**point.facts["trained"], "tree": content}
     decoders = {**point.decoders, METHOD: replace(decoder, method=method)}
@@ -286,7 +281,7 @@ def with_fitted_tree(point: Point) -> Point:
 
 def other_texts(point: Point) -> tuple[str, list[Example]]:
     """A split that the point does not report on, with its first texts; the point's own if there is no other."""
-    dataset = typed(DatasetSpec, OmegaConf.create(point.config_yaml).dataset, "dataset")
+    dataset = point.specs.dataset
     reported = {one.prompt for one in point.examples}
     for split in ("validation", "train"):
         if split == canonical_split(dataset.split):

@@ -45,6 +45,7 @@ COPIES = {
     "adafactor": 2,
     "adamw": 4,
 }  # of weights that are trained: with gradients and moments, which Adafactor factors
+DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
 NO_DATA = {"hub_id": None, "limit": None, "max_source_tokens": None, "name": "answers"}  # of alignment
 
 
@@ -56,6 +57,7 @@ class Setting:
     """What the points of a run have in common: models, data, precision and lengths.
 
     points: how many there are, 0 for a command that answers or trains. copies: of the weights, in memory.
+    spread: over all GPUs.
     """
 
     target: str | None
@@ -66,6 +68,7 @@ class Setting:
     repeats: int
     points: int
     copies: int = 1
+    spread: bool = False
 
 
 @dataclass(frozen=True)
@@ -184,6 +187,7 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
         repeats=cfg.measure.repeats if "measure" in cfg else 1,
         points=points,
         copies=1 if frozen else COPIES[trained.optimizer],
+        spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
     )
 
 

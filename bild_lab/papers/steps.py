@@ -16,14 +16,13 @@ from functools import cache
 from graphlib import TopologicalSorter
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config import without_hydra
+from bild_lab.lab.config import plain_values
 from bild_lab.papers.paper_runs import (
     GPUS,
     SETTINGS,
@@ -44,7 +43,6 @@ from bild_lab.papers.paper_runs import (
 from bild_lab.papers.published import SCALES, load_published, published_names
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = Path(__file__).parent / "recipes.yaml"
 OUTPUTS = Path("outputs")
 STAMPS = OUTPUTS / ".steps"
 DONE, TO_DO = "done", "to do"
@@ -75,8 +73,8 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
     """Everything that makes an item, or all of them, in an order in which it can run; figures are last.
 
     An item's own commands come from its file in `published`. What a step reads from outputs is written by the command
-    with that name=NAME: one of the item's own, else one of recipes.yaml, else one of another item. A sweep is a step
-    for each value that needs other models or other folders, so that a pair waits for its own training only.
+    with that name=NAME: one of the item's own, else one of its experiment's `recipes`, else one of another item. A
+    sweep is a step for each value that needs other models or folders, so that a pair waits for its own training only.
     overrides: KEY=VALUE, for every step that has the key.
 
     Raises UserError for an unknown item or scale, an item without commands at that scale, and a key that no step has.
@@ -105,10 +103,10 @@ def _add(graph: dict[str, Step], item: str, own: Sequence[str], scale: str, over
         words, known = waiting.pop(0)
         if (command := shlex.join(words)) in graph:
             continue
-        several = [without_hydra(cfg) for cfg in configurations(words)]
-        known = known or [*own, *_recipes(scale, several), *_pool(scale)]
+        several = configurations(words)
+        known = known or [*own, *_recipes(several), *_pool(scale)]
         writes = str(several[0].name) if several else ""
-        text = "".join(OmegaConf.to_yaml(cfg, resolve=True) for cfg in several)
+        text = "".join(json.dumps(plain_values(cfg), default=str) for cfg in several)
         reads, after, missing = tuple(dict.fromkeys(each for each in _NAMED.findall(text) if each != writes)), [], []
         for folder in reads:
             writer = next((one for one in known if f"name={folder}" in one.split()), None)
@@ -132,20 +130,13 @@ def _pool(scale: str) -> list[str]:
     return [command for name in published_names() for command in load_published(name).commands[scale]]
 
 
-@cache
-def recipes() -> dict[str, Any]:
-    """The content of recipes.yaml, its interpolations as they are."""
-    return OmegaConf.to_container(OmegaConf.load(RECIPES))
-
-
-def _recipes(scale: str, several: Sequence[DictConfig]) -> list[str]:
-    """The recipes of a scale inside a command's configuration, without those that name what it does not have."""
+def _recipes(several: Sequence[DictConfig]) -> list[str]:
+    """The recipes of a command's configuration, without those that name what it does not have."""
     found = []
     for cfg in several[:1]:
-        inside = OmegaConf.create({**OmegaConf.to_container(cfg), **recipes()})
-        for place in range(len(inside[scale])):
-            with suppress(InterpolationKeyError):  # of another pair, or of no pair
-                found.append(inside[scale][place])
+        for key in cfg.get("recipes") or ():
+            with suppress(InterpolationKeyError):  # of another pair
+                found.append(cfg.recipes[key])
     return found
 
 
@@ -168,8 +159,8 @@ def _differ(application: str, lists: Mapping[str, Words], key: str) -> bool:
     if key.split(".")[0] not in SETTINGS and not any(_NAMED.search(value) for value in lists[key]):
         return False
     first = {other: values[0] for other, values in lists.items()}
-    several = [without_hydra(composed(application, tuple({**first, key: value}.values()))) for value in lists[key]]
-    texts = [OmegaConf.to_yaml(cfg, resolve=True) for cfg in several]
+    several = [composed(application, tuple({**first, key: value}.values())) for value in lists[key]]
+    texts = [json.dumps(plain_values(cfg), default=str) for cfg in several]
     needed = [
         (cfg.get("pair"), cfg.get("model"), _NAMED.findall(text)) for cfg, text in zip(several, texts, strict=True)
     ]
@@ -185,13 +176,14 @@ def _replaced(words: Words, changes: Sequence[str]) -> Words:
 class Machine:
     """Where steps run. gpu: of paper_runs.GPUS, for estimates. room_gb: of its memory; None: there is no GPU here.
 
-    tries: steps also start where they should not fit. gated: ids that want a login may be read.
+    gpus: how many. tries: steps also start where they should not fit. gated: ids that want a login may be read.
     """
 
     gpu: str
     room_gb: float | None
     gated: bool
     tries: bool = False
+    gpus: int = 1
 
 
 def machine_of(gpu: str | None, tries: bool) -> Machine:
@@ -208,13 +200,13 @@ def machine_of(gpu: str | None, tries: bool) -> Machine:
         return Machine("a100", None, gated, tries)
     here = torch.cuda.get_device_properties(0)
     alike = [name for name in GPUS if name in here.name.lower().split("-")[0].split()]
-    return Machine(alike[0] if alike else "a100", here.total_memory / 1e9, gated, tries)
+    return Machine(alike[0] if alike else "a100", here.total_memory / 1e9, gated, tries, torch.cuda.device_count())
 
 
 def obstacle(step: Step, machine: Machine) -> str | None:
     """Why a step cannot run on this machine; None if it can."""
     if step.missing:
-        return f"nothing writes outputs/{step.missing[0]}: put it there, or add its command to {RECIPES.name}"
+        return f"nothing writes outputs/{step.missing[0]}: put it there, or add its command to the experiment's recipes"
     if unknown := [each for each in step.settings if each.target is None]:
         return f"it takes models of your own: give pair.target=DIR, and data in place of {unknown[0].dataset['name']}"
     several = [needs(each, machine.gpu) for each in step.settings]
@@ -226,11 +218,11 @@ def obstacle(step: Step, machine: Machine) -> str | None:
         return f"gated: accept the terms on the page of {closed[0]}, then hf auth login"
     if machine.room_gb is None:
         return "no GPU here; gpu=NAME says what one needs, force=true tries"
-    most = max(each.memory_gb for each in several)
-    spread = "runtime.device_map=auto" in step.command
-    if most > machine.room_gb and not spread:
-        room = f"{machine.room_gb:.0f}"
-        return f"memory: {most:.0f} GB, a GPU has {room}; runtime.device_map=auto spreads it, force=true tries"
+    rooms = [machine.room_gb * (machine.gpus if each.setting.spread else 1) for each in several]
+    lacking = [one for one, room in zip(several, rooms, strict=True) if one.memory_gb > room]
+    if lacking:
+        wanted, has = f"memory: {lacking[0].memory_gb:.0f} GB", f"{machine.gpus} × {machine.room_gb:.0f} GB"
+        return f"{wanted}, here are {has}; runtime.device_map=auto spreads a model, force=true tries"
     return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from bild_lab.errors import UserError, require_flag, require_number, require_who
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
 LOSSES = ("last", "early_exit", "calm")
-LONGEST_WAIT = timedelta(days=7)  # of one process for another, which may have a model answer everything
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu")
 MOST_NUMBER, MOST_SHARE = 1e30, 0.99
@@ -46,6 +44,7 @@ class Recipe:
     loss: str = "last"  # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
     precision: str = "auto"  # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
+    max_tokens: int | None = None  # of prompt and answer, beside a frozen model; longer ones are cut; null: never
     evaluate_every: int | None = 500  # steps to the next evaluation, checkpoint and choice of the best; null: none
     log_every: int = 50  # steps to the next line of the log, of which evaluate_every is a multiple
     device: str = "auto"  # or cpu
@@ -55,7 +54,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for key in ("max_steps", "batch_size", "accumulate", "max_target_tokens", "log_every"):
             require_whole(f"train.{key}", getattr(self, key), 1)
-        for key in ("evaluate_every", "threads"):
+        for key in ("evaluate_every", "threads", "max_tokens"):
             if getattr(self, key) is not None:
                 require_whole(f"train.{key}", getattr(self, key), 1)
         for key in ("warmup_steps", "seed", "soft_targets"):

@@ -16,10 +16,10 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.optimization import Adafactor
 from transformers.trainer_callback import PrinterCallback
 
-from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.models.ranks import LONGEST_WAIT, launched
 from bild_lab.errors import UserError
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import LONGEST_WAIT, SCHEDULES, Recipe
+from bild_lab.training.recipe import SCHEDULES, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)

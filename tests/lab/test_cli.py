@@ -377,3 +377,15 @@ def test_a_stage_is_shown_at_once_and_goes_before_output(
     assert capsys.readouterr().out == "a result\n"
     assert "\x1b[2K" in terminal.file.getvalue()[before:]  # the line is erased
     cli.stages.leave()  # nothing is left to leave
+
+
+def test_several_processes_that_would_measure_the_same_points_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["run.py", "policy=vanilla"])
+    with pytest.raises(SystemExit) as ended:
+        run.run()
+    assert ended.value.code == 2 and "got 2; run it without torchrun" in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 import bild_lab
-from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.ranks import Ranks
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
 from bild_lab.lab.config import compose_config
@@ -64,7 +62,7 @@ def point(words: list[str]) -> Point:
 def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, list[MeasuredExample], list[str]]:
     """The result, its examples, and the parts of the measurement as they began."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "OtherLoad", lambda ranks, external: SimpleNamespace(percent=lambda: 18.16))
+        patch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 18.16))
         patch.setattr(runner, "DeviceUse", lambda device: SimpleNamespace(shared=lambda: True, close=lambda: None))
         folder, stages = tmp_path_factory.mktemp("sweep"), []
         result = run_point(point, Sweep(folder), setup_s=1000.0, stage=stages.append)
@@ -144,21 +142,6 @@ def test_what_was_not_asked_for_is_not_measured(
     (example,) = read_examples(results[0].folder)
     assert example.prediction == example.baseline_prediction == "  return 1"
     assert results[0].stages_s is results[0].certificate is results[0].change.log_probability is None
-
-
-def test_the_first_of_several_processes_stores_and_all_have_the_same_tokens(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compared = []
-
-    class Second(Ranks):
-        def require_equal(self, what: str, value: object) -> None:
-            compared.append(what)
-
-    point = prepare(compose_config([*words, "dataset.limit=1"]))
-    monkeypatch.setattr(HuggingFaceModel, "ranks", Second(rank=1))
-    assert run_point(point, Sweep(tmp_path)).folder is None and not Sweep(tmp_path).all_results()
-    assert compared == ["tokens"]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.models.weights import WeightFiles
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
-from bild_lab.files import shipped
+from bild_lab.files import file_digest, shipped
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_REMEDY = (
@@ -256,9 +256,7 @@ class Checkpoint:
         digest = hashlib.sha256()
         for file in sorted(Path(self.location).iterdir()):
             if file.is_file() and file.name not in ACCOUNTS:
-                digest.update(file.name.encode())
-                with file.open("rb") as stream:
-                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+                digest.update(file.name.encode() + bytes.fromhex(file_digest(file)))
         return digest.hexdigest()[:16]
 
     def _read(self, part: str, kind: Any, **options: Any) -> Any:

@@ -27,7 +27,6 @@ from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.layer_control import decoder_layers, logits_equal, wrap_blocks
 from bild_lab.engine.models.module_layers import NO_SINGLE_LAYERS, ModuleLayers, additive
 from bild_lab.engine.models.processed_session import processed
-from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Rows, Session, Skipped, Want
@@ -48,7 +47,6 @@ class HuggingFaceModel:
     engine: ClassVar[str] = "hf"
     compiled: ClassVar[bool] = False
     compiled_steps: ClassVar[int] = 0
-    ranks: ClassVar[Ranks] = ONE_PROCESS  # the processes that hold its weights
     parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several
 
     _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)  # of the weights
@@ -103,8 +101,7 @@ class HuggingFaceModel:
         def run_checks() -> Outcome | None:
             return check(module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one))
 
-        # processes that share a model must all run the same forwards
-        outcome = run_checks() if self.ranks.count > 1 else remembered(module, feed, run_checks)
+        outcome = remembered(module, feed, run_checks)
         if outcome is None:  # scores of NaN are looked for in every text
             return
         if outcome.failed is not None:
@@ -121,10 +118,9 @@ class HuggingFaceModel:
         return embedding, head
 
     def synchronize(self) -> None:
-        """Wait until the device has finished all queued work, in all processes that hold a part of the model."""
+        """Wait until the device has finished all queued work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self.ranks.wait()
 
     def require_layers(self, what: str) -> None:
         """Raise UserError unless the layers can be found; once weights are loaded, also check that they give the same.

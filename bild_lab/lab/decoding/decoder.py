@@ -13,7 +13,6 @@ import torch
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch, quiet_batch, require_batches, require_room
 from bild_lab.engine.models.checkpoint import Prompt
-from bild_lab.engine.models.ranks import Ranks
 from bild_lab.engine.processors import Processors
 from bild_lab.engine.protocols import Method, Prepares, Streams
 from bild_lab.engine.request import Limits, Request, Source
@@ -22,7 +21,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.decoding.languages import UNIVERSAL, Languages
+from bild_lab.lab.decoding.languages import UNIVERSAL, Languages, warn_of_lengths
 
 METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
@@ -78,11 +77,6 @@ class Decoder:
         facts = [model.facts for model in self.models if isinstance(model, TranslatedModel)]
         return facts if self.method.feeds is not None else [{**one, "chosen": UNIVERSAL} for one in facts]
 
-    @property
-    def ranks(self) -> Ranks:
-        """The processes that hold the target's weights."""
-        return self.target.transformers.ranks
-
     def load_weights(self) -> None:
         """Read the weights now instead of at the first decoding.
 
@@ -112,6 +106,14 @@ class Decoder:
             source = replace(source, processors=processors)
         generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
         return Request(source, limits, sampling, generator)
+
+    def requests(self, prompts: Iterable[Prompt], max_new_tokens: int, *options: Any) -> list[Request]:
+        """Several prompts, each as `request` makes it. Warns of texts longer than a model was trained for."""
+        found = [self.request(one, max_new_tokens, *options) for one in prompts]
+        lengths = [len(one.source.prompt) + max_new_tokens - 1 for one in found]  # the last token is never read
+        for model in self.running:
+            warn_of_lengths(model.checkpoint, lengths)
+        return found
 
     def _require_positions(self, source: Source, max_new_tokens: int) -> int | None:
         """How many tokens all models can read; None for any number. Raises UserError for a longer request."""
@@ -165,9 +167,11 @@ class Decoder:
             if batch == 1:
                 return [self.generate(one, *options) for one in prompt]
             sampling = Sampling(temperature, top_k, top_p)
-            requests = [self.request(one, max_new_tokens, sampling, seed, max_source_tokens) for one in prompt]
-            return self._generate_together(requests, batch)
-        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed, max_source_tokens)
+            return self._generate_together(
+                self.requests(prompt, max_new_tokens, sampling, seed, max_source_tokens), batch
+            )
+        sampling = Sampling(temperature, top_k, top_p)
+        (request,) = self.requests([prompt], max_new_tokens, sampling, seed, max_source_tokens)
         self.load_weights()
         if isinstance(self.method, Prepares):
             self.method.prepare(request)
@@ -204,7 +208,7 @@ class Decoder:
         """
         if several(prompt):
             raise UserError(f"a stream has one prompt, got a list of {len(prompt)}; use generate, or stream each")
-        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        (request,) = self.requests([prompt], max_new_tokens, Sampling(temperature, top_k, top_p), seed)
         self.load_weights()
         if isinstance(self.method, Streams):
             parts = self.method.stream(request, Trace())

@@ -20,7 +20,7 @@ from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.lora import adapter_or_model
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
-from bild_lab.engine.models.placement import Placement
+from bild_lab.engine.models.placement import SpreadModel, require_device_map
 from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.session import LoadedModel, NeedsScoresError
@@ -51,7 +51,6 @@ OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
     "pair": {one.name for one in fields(PairSpec) if one.name.endswith(("_revision", "_language", "vocabularies"))},
     "runtime": {one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "threads", "seed")},
 }
-ON_ONE_DEVICE = Placement()
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
 
 
@@ -100,13 +99,13 @@ def decoder_of(
     """
     require_engine(runtime.engine)
     models = _Models(pair, runtime, in_memory)
-    target = wrap(models.load("target", models.placement))
+    target = wrap(models.load("target", runtime.device_map))
     drafts: list[LoadedModel] = []
 
     def draft_model(key: str, vocabularies: str) -> LoadedModel:
         if getattr(pair, key) is None:
             raise UserError(f"policy {policy.name} drafts with a small model; give one with pair.{key} ({key}=)")
-        model = models.drafting(models.load(key, ON_ONE_DEVICE))
+        model = models.drafting(models.load(key))
         drafts.append(in_vocabulary_of(target.checkpoint, wrap(model), vocabularies))
         return drafts[-1]
 
@@ -142,21 +141,22 @@ class _Models:
     """Loads the models of a pair, all on one engine."""
 
     def __init__(self, pair: PairSpec, runtime: RuntimeSpec, in_memory: Mapping[str, Loaded]) -> None:
-        self.placement = Placement(runtime.device_map, runtime.tensor_parallel)
-        self.device = str(self.placement.home(resolve_device(runtime.device)))
+        device = resolve_device(runtime.device)
+        require_device_map(runtime.device_map, device)
+        self.device = str(device)
         self.dtype = resolve_dtype(runtime.dtype)
-        on_hf = runtime.engine == "auto" and (self.placement.spread or in_memory)
+        on_hf = runtime.engine == "auto" and (runtime.device_map is not None or in_memory)
         self.engine = "hf" if on_hf else runtime.engine
         self._pair, self._runtime, self._in_memory = pair, runtime, in_memory
 
-    def load(self, key: str, placement: Placement) -> LoadedModel:
-        """The model of this key of the pair."""
+    def load(self, key: str, device_map: str | None = None) -> LoadedModel:
+        """The model of this key of the pair, on one device or spread over several."""
         if key not in self._in_memory:
             path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
-            options = (self.engine, self._runtime.compile, self._runtime.trust_remote_code, placement)
+            options = (self.engine, self._runtime.compile, self._runtime.trust_remote_code, device_map)
             pickles = self._runtime.allow_pickles
             return load_model(path, revision, self.device, self.dtype, *options, pickles)
-        if self.engine != "hf" or self._runtime.compile or placement.spread:
+        if self.engine != "hf" or self._runtime.compile or device_map is not None:
             raise UserError(
                 "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
             )
@@ -193,17 +193,17 @@ def load_model(
     engine: str,
     compile: bool = False,
     trust_remote_code: bool = False,
-    placement: Placement = ON_ONE_DEVICE,
+    device_map: str | None = None,
     allow_pickles: bool = False,
 ) -> LoadedModel:
     """A checkpoint's model, shared by all decoders of the process.
 
-    Raises UserError for an unknown engine, for a model that the native engine cannot run, and for a placement that
-    the model does not allow.
+    Raises UserError for an unknown engine, for a model that the native engine cannot run, and for one that is
+    to be spread over devices elsewhere than on hf.
     """
     require_engine(engine)
     checkpoint = adapter_or_model(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
-    if engine in ("kernels", "native") and placement.spread:
+    if engine in ("kernels", "native") and device_map is not None:
         raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
     if engine in ("kernels", "native") and reason is not None:
@@ -218,7 +218,9 @@ def load_model(
         return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile, kernels=lacking is None)
     if compile:
         raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
-    return placement.model(checkpoint, where, dtype)
+    if device_map is not None:
+        return SpreadModel(checkpoint, where, dtype, device_map)
+    return HuggingFaceModel(checkpoint, where, dtype)
 
 
 def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Method:

@@ -24,8 +24,6 @@ import psutil
 import torch
 
 from bild_lab.engine.models.device import processor
-from bild_lab.engine.models.placement import Placement
-from bild_lab.engine.models.ranks import ONE_PROCESS, Ranks
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "datasets")
 
@@ -59,19 +57,16 @@ def peak_memory_mb(device: torch.device) -> float:
 class OtherLoad:
     """How much CPU time others have used since this object was created: processes that do not belong to this run.
 
-    ranks: the run's processes, of which those on this machine count as its own. helpers_s: the seconds that processes
-    which work for this one have used so far.
+    helpers_s: the seconds that processes which work for this one have used so far.
     """
 
-    def __init__(self, ranks: Ranks = ONE_PROCESS, helpers_s: Callable[[], float] = lambda: 0.0) -> None:
-        self._ranks, self._helpers_s = ranks, helpers_s
+    def __init__(self, helpers_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._helpers_s = helpers_s
         self._before = self._seconds()
 
     def percent(self) -> float:
         """Percent of all cores' time. Other load can make short timings several times too long."""
         wall, busy, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
-        here = platform.node()
-        own = sum(seconds for host, seconds in self._ranks.gather((here, own)) if host == here)
         return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
 
     def _seconds(self) -> tuple[float, float, float]:
@@ -80,27 +75,16 @@ class OtherLoad:
         return time.monotonic(), sum(everyone) - idle, own.user + own.system + self._helpers_s()
 
 
-def placement_setting(placement: Placement, device: torch.device) -> dict[str, Any]:
-    """The part of a point's setting that names the hardware, and how a target is spread over several devices."""
-    setting: dict[str, Any] = {"hardware": hardware(placement, device)}
-    if placement.device_map is not None:
-        setting["device_map"] = placement.device_map
-    if placement.tensor_parallel:
-        setting["tensor_parallel"] = placement.ranks.count
-    return setting
+def hardware(device_map: str | None, device: torch.device) -> str:
+    """The processors that a timing depends on. With a GPU the CPU counts too: at batch 1 the GPU waits for it.
 
-
-def hardware(placement: Placement, device: torch.device) -> str:
-    """The processors that a timing depends on. With a GPU the CPU counts too: at batch 1 the GPU waits for it."""
+    device_map: how a target is spread over all GPUs of the process, None: on one device.
+    """
     if device.type != "cuda":
-        return _join_counts([cpu_name()] * placement.ranks.count)
-    several = placement.device_map is not None
-    devices = range(torch.cuda.device_count()) if several else [device] * placement.ranks.count
-    return f"{_join_counts([torch.cuda.get_device_name(each) for each in devices])}, {cpu_name()}"
-
-
-def _join_counts(names: list[str]) -> str:
-    return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in Counter(names).items())
+        return cpu_name()
+    devices = [device] if device_map is None else range(torch.cuda.device_count())
+    counts = Counter(torch.cuda.get_device_name(each) for each in devices)
+    return ", ".join([*(name if count == 1 else f"{count} x {name}" for name, count in counts.items()), cpu_name()])
 
 
 @lru_cache(maxsize=1)

@@ -153,9 +153,8 @@ class Screening:
         torch.set_num_threads(point.setting["threads"])
         for each in point.decoders.values():
             each.load_weights()
-        limit, longest = point.decoding.max_new_tokens, point.max_source_tokens
-        examples = with_history(point.examples, point.vanilla, point.setting, limit, self.folder / "history")
-        requests = [decoder.request(one.prompt, limit, point.sampling, point.seed, longest) for one in examples]
+        limit, folder = point.decoding.max_new_tokens, self.folder / "history"
+        requests = point.requests(with_history(point.examples, point.vanilla, point.setting, limit, folder))
         require_no_nan(decoder.running, requests[0])
         return requests
 

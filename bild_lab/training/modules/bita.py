@@ -15,7 +15,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, Pre
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bild_lab.engine.heads import BitaAdapter
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import SmallModule
 
@@ -26,14 +26,16 @@ ATTENTION = "bild_lab_bita"  # in Transformers' register of attention functions
 class BitaSpec:
     """An adapter to train: the fields of `bita` in `conf/train_bita.yaml` (a `ModuleSpec`).
 
-    prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each
-    epoch, all beside one another.
+    prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each epoch, all beside one
+    another. consecutive: they follow one another from a random start, and each has the labels of all masks, as in the
+    released code (`preprocess_efficient_supervised_dataset`); otherwise they are drawn from all of the answer.
     """
 
     prompt: str
     prompt_tokens: int
     mask_tokens: int
     splits: int
+    consecutive: bool
 
     group: ClassVar[str] = "bita"
     result_name: ClassVar[str] = "adapter"
@@ -42,6 +44,7 @@ class BitaSpec:
     def __post_init__(self) -> None:
         require_whole("bita.mask_tokens", self.mask_tokens, 1)
         require_whole("bita.splits", self.splits, 1)
+        require_flag("bita.consecutive", self.consecutive)
 
     @property
     def predictors(self) -> Predictors:
@@ -49,7 +52,8 @@ class BitaSpec:
 
         All masks have the same weight (BiTA Eq. 1).
         """
-        return Predictors.in_turn("mask", 1, [1.0] * self.mask_tokens, per_answer=self.splits)
+        chosen = {"per_answer": self.splits, "consecutive": self.consecutive}
+        return Predictors.in_turn("mask", 1, [1.0] * self.mask_tokens, **chosen)
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder, an unknown prompt, or a prompt without tokens."""

@@ -31,9 +31,9 @@ class Conversation(Answer):
 
     def row(self, longest: int) -> AnsweredPrompt:
         """As tokens, of which the first `longest` are kept."""
-        tokens = np.array([*self.prompt_token_ids, *self.answer_token_ids], np.int32)[:longest]
-        learned = np.array([*[False] * len(self.prompt_token_ids), *self.learned])[:longest]
-        return AnsweredPrompt(tokens, min(len(self.prompt_token_ids), len(tokens)), learned)
+        tokens = np.array([*self.prompt_token_ids, *self.answer_token_ids], np.int32)
+        learned = np.array([*[False] * len(self.prompt_token_ids), *self.learned])
+        return AnsweredPrompt(tokens, len(self.prompt_token_ids), learned).cut(longest)
 
 
 def tokenize_conversations(

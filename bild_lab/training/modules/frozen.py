@@ -20,7 +20,7 @@ from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, stages
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.point import sweep_folder
@@ -41,7 +41,7 @@ from bild_lab.training.modules.predictors import (
     collate,
 )
 from bild_lab.training.modules.states import OneRowCheckpoint, SmallModule
-from bild_lab.training.recipe import LONGEST_WAIT, Recipe
+from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
@@ -106,14 +106,15 @@ class FrozenJob(TrainingJob):
     def rows(self) -> tuple[AnsweredPrompt, ...]:
         """Prompts whose answers have enough tokens. Raises UserError if there are too few."""
         limit, longest = self.calibration.dataset.max_source_tokens, self.recipe.max_target_tokens
+        together = self.recipe.max_tokens
         every = []
         for answer in self.calibration.answers:
             if isinstance(answer, Conversation):
-                every.append(answer.row(longest))
-                continue
-            prompt = self.base.source(answer.prompt, limit).prompt
-            tokens = np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32)
-            every.append(AnsweredPrompt(tokens, len(prompt)))
+                row = answer.row(longest)
+            else:
+                prompt = self.base.source(answer.prompt, limit).prompt
+                row = AnsweredPrompt(np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32), len(prompt))
+            every.append(row if together is None else row.cut(together))
         predictors = self.spec.predictors
         kept = tuple(row for row in every if row.answer_length >= predictors.shortest_answer)
         if len(kept) <= self.held_out:
@@ -243,10 +244,11 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
         folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
         return read_calibrations([Path(folder) for folder in folders])
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
+    dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
     examples, folder = load_examples(dataset), sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
-        device, dtype = process_group(recipe.on_cpu, LONGEST_WAIT).device, resolve_dtype(settings.dtype)
+        device, dtype = process_group(recipe.on_cpu).device, resolve_dtype(settings.dtype)
         target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         with answers_bar() as report:

@@ -27,7 +27,8 @@ class Predictors:
     """The mask tokens or heads of a module.
 
     offsets: which token each one predicts; 0 is the token right after the context. weights: of their losses.
-    per_answer: contexts of an answer in each epoch; None takes all. In BiTA's words a context of the prompt and
+    per_answer: contexts of an answer in each epoch; None takes all. consecutive: they lie one after another, and each
+    of them has all labels. In BiTA's words a context of the prompt and
     y_0 … y_k, the first k + 1 tokens of the answer, is split point k; k = -1 is the prompt alone, as in the first
     forward of decoding. skipped: how many contexts from the prompt alone on are left out. ahead: how many tokens after
     a context a module reads. metric: chooses the best weights, ACCEPTED or MATCH_RATE.
@@ -37,6 +38,7 @@ class Predictors:
     offsets: tuple[int, ...]
     weights: tuple[float, ...]
     per_answer: int | None = None
+    consecutive: bool = False
     skipped: int = 0
     ahead: int = 0
     metric: str = ACCEPTED
@@ -81,6 +83,11 @@ class AnsweredPrompt:
     def answer_length(self) -> int:
         return len(self.tokens) - self.prompt_length
 
+    def cut(self, longest: int) -> AnsweredPrompt:
+        """Its first `longest` tokens."""
+        learned = None if self.learned is None else self.learned[:longest]
+        return AnsweredPrompt(self.tokens[:longest], min(self.prompt_length, longest), learned)
+
 
 @dataclass(frozen=True)
 class ChosenContexts:
@@ -100,14 +107,19 @@ def choose_contexts(
 ) -> ChosenContexts:
     """Contexts of an answered prompt: drawn at random or, without a generator, spread evenly over the answer.
 
-    After the last context one label is left. In a conversation only answers have contexts and labels.
+    After the last context one label is left, or all if contexts are consecutive. In a conversation only answers have
+    contexts and labels.
     """
-    contexts = np.arange(row.prompt_length + predictors.skipped, row.length - min(predictors.offsets))
+    left = max(predictors.offsets) if predictors.consecutive else min(predictors.offsets)
+    contexts = np.arange(row.prompt_length + predictors.skipped, row.length - left)
     if row.learned is not None:
         contexts = contexts[row.learned[contexts]]  # a context of n tokens comes right before token n
     count = predictors.per_answer
     if count is not None and count < len(contexts):
-        if random is None:
+        if random is not None and predictors.consecutive:
+            first = random.integers(len(contexts) - count + 1)
+            contexts = contexts[first : first + count]
+        elif random is None:
             contexts = contexts[spread_evenly(count, len(contexts))]
         else:
             contexts = np.sort(random.choice(contexts, count, replace=False))

@@ -11,7 +11,7 @@ from transformers.integrations import accelerate
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.layer_control import Plan, following
-from bild_lab.engine.models.placement import ShardedModel, SpreadModel
+from bild_lab.engine.models.placement import SpreadModel
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config
@@ -77,12 +77,8 @@ def test_vocabulary_matrices_that_are_elsewhere_are_refused(checkpoints: Path) -
     kept = SpreadModel(checkpoint, CPU, torch.float32, {"": "cpu"}).vocabulary_weights()
     module = checkpoint.weights(torch.float32)
     assert torch.equal(kept[0], module.model.embed_tokens.weight) and torch.equal(kept[1], module.lm_head.weight)
-    for model in (
-        SpreadModel(checkpoint, CPU, torch.float32, {"": "disk"}),
-        ShardedModel(checkpoint, CPU, torch.float32),
-    ):
-        with pytest.raises(UserError, match="reads the target's vocabulary matrices, and .* is spread over devices"):
-            model.vocabulary_weights()
+    with pytest.raises(UserError, match="reads the target's vocabulary matrices, and .* is spread over devices"):
+        SpreadModel(checkpoint, CPU, torch.float32, {"": "disk"}).vocabulary_weights()
 
 
 def test_a_model_whose_tokens_go_in_elsewhere_than_its_drafters_is_refused(checkpoints: Path) -> None:
@@ -110,8 +106,6 @@ def test_a_prefix_goes_to_the_device_of_its_layer() -> None:
         ({"device_map": "cuda:1"}, "got 'cuda:1'"),
         ({"device_map": "auto", "engine": "native"}, "spread over devices runs on hf; set runtime.engine=hf or auto"),
         ({"device_map": "auto", "compile": True}, "only the native engine compiles"),
-        ({"device_map": "auto", "tensor_parallel": True}, "leave one out"),
-        ({"tensor_parallel": True}, "torchrun --nproc_per_node=N run.py runtime.tensor_parallel=true"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str, checkpoints: Path) -> None:
@@ -138,7 +132,7 @@ def point_of(words: list[str], *more: str) -> Point:
 @pytest.mark.slow
 def test_a_map_is_part_of_a_points_setting_and_its_absence_is_not(configured: list[str]) -> None:
     plain, spread = point_of(configured), point_of(configured, "runtime.device_map=auto")
-    assert {"device_map", "tensor_parallel"} & set(plain.setting) == set()
+    assert "device_map" not in plain.setting
     assert spread.setting["device_map"] == "auto"
     other = point_of(configured, "runtime.device_map=balanced")
     assert len({plain.id, spread.id, other.id}) == 3

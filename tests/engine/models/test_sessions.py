@@ -76,7 +76,8 @@ sessions = pytest.mark.parametrize(
 def assert_scores(scores: torch.Tensor, large: NextLogits, contexts: list[list[int]]) -> None:
     expected = torch.stack([large(context) for context in contexts])
     # Transformers normalizes and rotates in float32 whatever the precision; the native engine does not
-    torch.testing.assert_close(scores.double(), expected, atol=1e-4, rtol=1e-4)
+    atol = 1e-4 if scores.dtype == torch.float64 else 5e-4  # Transformers' own float32 is 3e-4 from its float64 here
+    torch.testing.assert_close(scores.double(), expected, atol=atol, rtol=1e-4)
 
 
 @sessions

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in
@@ -31,6 +32,12 @@ def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
             process.kill()
             process.wait()
     assert loud > quiet + 10  # the other half of the tests may be running too
+
+
+def test_other_load_is_what_neither_we_nor_our_helpers_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([(0.0, 0.0, 0.0), (10.0, 8.0 * (os.cpu_count() or 1), 3.0)])  # wall, busy, own
+    monkeypatch.setattr(OtherLoad, "_seconds", lambda self: next(seconds))
+    assert OtherLoad().percent() == pytest.approx(80 - 30.0 / (os.cpu_count() or 1))
 
 
 def test_processors_of_one_name_differ_by_their_tiles() -> None:

@@ -20,7 +20,7 @@ from tests.training import jobs
 MICRO = replace(
     jobs.MICRO, optimizer="adamw", learning_rate=0.03, scale_parameter=False, schedule="cosine", max_target_tokens=20
 )
-BITA = BitaSpec(prompt="deep", prompt_tokens=2, mask_tokens=3, splits=2)
+BITA = BitaSpec(prompt="deep", prompt_tokens=2, mask_tokens=3, splits=2, consecutive=False)
 
 
 def answers(count: int, shortest: int = 4) -> tuple[Answer, ...]:

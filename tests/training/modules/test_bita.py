@@ -106,6 +106,7 @@ def test_the_adapter_learns_and_nothing_else(prompt: str, bases: dict[str, Check
 REFUSED = {
     "mask_tokens": (0, "bita.mask_tokens must be a whole number >= 1, got 0"),
     "splits": (0, "bita.splits must be a whole number >= 1, got 0"),
+    "consecutive": ("yes", "bita.consecutive must be true or false, got 'yes'"),
     "prompt": ("wide", "bita.prompt must be one of deep, shallow, none, got 'wide'"),
     "prompt_tokens": (0, "bita.prompt_tokens must be a whole number >= 1, got 0"),
 }
@@ -114,7 +115,7 @@ REFUSED = {
 @pytest.mark.parametrize("key", REFUSED)
 def test_an_adapter_that_cannot_be_meant_is_refused(key: str, bases: dict[str, Checkpoint]) -> None:
     value, message = REFUSED[key]
-    values = {"prompt": "deep", "prompt_tokens": 4, "mask_tokens": 3, "splits": 2, key: value}
+    values = {"prompt": "deep", "prompt_tokens": 4, "mask_tokens": 3, "splits": 2, "consecutive": False, key: value}
     with pytest.raises(UserError, match=message):
         BitaSpec(**values).check(bases["llama"].config)
 

@@ -71,6 +71,15 @@ def test_answers_too_short_for_the_masks_are_dropped_and_counted(tmp_path: Path,
     assert list(tmp_path.iterdir()) == []
 
 
+def test_prompt_and_answer_are_cut_together(tmp_path: Path, checkpoints: Path) -> None:
+    job = frozen_job(tmp_path, checkpoints / "llama", max_tokens=8)
+    longer = frozen_job(tmp_path, checkpoints / "llama").rows
+    assert max(row.length for row in longer) > 8 == max(row.length for row in job.rows)
+    cut = [(row.tokens[:8].tolist(), row.prompt_length) for row in longer if 8 - row.prompt_length >= 4]
+    kept = [(row.tokens.tolist(), row.prompt_length) for row in job.rows]
+    assert cut == kept and len(kept) < len(longer)  # a prompt that leaves too little room is dropped
+
+
 def test_answers_of_another_model_are_refused(tmp_path: Path, checkpoints: Path) -> None:
     job = frozen_job(tmp_path, checkpoints / "llama")
     with pytest.raises(UserError, match="with other weights than .*llama-draft, but a BiTA adapter learns the"):

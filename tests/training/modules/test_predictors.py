@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,6 +49,23 @@ def test_contexts_are_chosen_again_in_every_epoch_and_for_every_answer() -> None
     assert contexts(0, 0) == contexts(0, 0) == sorted(set(contexts(0, 0)))
     assert len({tuple(each) for each in (contexts(0, 0), contexts(1, 0), contexts(0, 1), contexts(0, 0, 1))}) == 4
     assert choose_contexts(row, some).contexts.tolist() == [2, 21, 40]
+
+
+def test_consecutive_contexts_start_anywhere_and_have_every_label() -> None:
+    """BiTA's released code: the first is the prompt alone, the last leaves a label to every mask."""
+    masks = replace(predictors(1, 2, 3, per_answer=4), consecutive=True)
+    row = AnsweredPrompt(np.arange(100, 114), prompt_length=3)  # contexts of 3 to 10 tokens have all labels
+    starts = set()
+    for epoch in range(40):
+        chosen = RandomContexts([row], masks, seed=0)[epoch, 0]
+        first = int(chosen.contexts[0])
+        assert chosen.contexts.tolist() == [*range(first, first + 4)]
+        assert chosen.labels.tolist() == [[100 + n + offset for offset in (1, 2, 3)] for n in chosen.contexts]
+        assert chosen.tokens.tolist() == [*range(100, 103 + first)]  # the last context reads no further
+        starts.add(first)
+    assert starts == {3, 4, 5, 6, 7}
+    few = choose_contexts(ROW, masks, np.random.default_rng(0))  # an answer of five has two such contexts
+    assert few.contexts.tolist() == [3, 4] and few.labels.tolist() == [[21, 22, 23], [22, 23, 24]]
 
 
 def test_the_order_has_the_number_of_the_epoch() -> None:

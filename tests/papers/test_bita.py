@@ -1,0 +1,152 @@
+"""BiTA's experiments ask as its released evaluation does, and their recipes make all that they read."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import Example, conversation, with_answers
+from bild_lab.lab.point import cached_examples, prepare
+from bild_lab.training.recipe import Recipe
+from tests.engine.heads.tiny import files_of
+from tests.test_experiments import BITA, ROW, commands, composed, swept
+from tests.thinned import thinned
+from tests.tiny import tiny_llama
+
+FOLDERS = re.compile(r"outputs/(\w+)")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hydra() -> Iterator[None]:
+    """The configuration is found once for all tests of this module."""
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        yield
+
+
+ASKED = {  # by data set: the released evaluation's template, the question about a row of ROW, and the longest answer
+    "xsum": ("full", "Document: a text\nBased on the previous text, provide a brief single summary:", 256),
+    "mt_bench": ("short", "a text", 512),
+    "cip": ("full", "a text", 512),
+    "humaneval_x": ("short", "Complete the following python code\na text", 1024),
+}
+CHAT = {  # by family: before and after a question without a system prompt
+    "llama2": ("[INST] ", " [/INST] "),
+    "vicuna": ("USER: ", " ASSISTANT:"),
+    "falcon": ("User: ", "\nAssistant:"),
+}
+TARGETS = {
+    "llama2_7b_chat": None,
+    "llama2_13b_chat": None,
+    "vicuna_33b": "auto",
+    "llama2_70b_chat": "auto",
+    "falcon_40b": "auto",
+}
+
+
+def asked(family: str, data: str) -> str:
+    """The prompt of a first turn. The full templates are those of Table 6, with the space that Llama's end in."""
+    (kind, question, _), (before, after) = ASKED[data], CHAT[family]
+    if kind == "short" or family == "falcon":
+        return f"{before}{question}{after}"
+    full = OmegaConf.load(config_dir() / f"template/{family}_full.yaml").chat_template
+    return full.replace("{question}", question) + " " * after.endswith(" ")
+
+
+@pytest.mark.parametrize(("pair", "data"), thinned([*product(TARGETS, ASKED)], 7))
+def test_what_reaches_bitas_targets_is_the_released_evaluations(
+    pair: str, data: str, checkpoints: Path, tmp_path: Path
+) -> None:
+    """Prompt, number of rows, precision, placement and longest answer, on a tiny model in the target's place."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+    adapter = files_of("bita", tiny_llama(1).config, checkpoints)["adapter"]
+    here = [
+        f"pair.target={checkpoints / 'llama'}",
+        f"dataset.path={tmp_path / 'rows.jsonl'}",
+        f"policy.adapter={adapter}",
+    ]
+    cfg = composed("bita/tab1", f"pair={pair}", f"dataset={data}", *here)
+    family, text = next(one for one in CHAT if pair.startswith(one)), Checkpoint(str(checkpoints / "llama"))
+    point = prepare(cfg)
+    (request,) = point.requests(point.examples)
+    wanted = asked(family, data)
+    assert point.examples[0].prompt == wanted
+    assert list(request.source.prompt) == text.tokenizer(wanted)["input_ids"]
+    assert request.limits.max_new_tokens == ASKED[data][2]
+    assert (cfg.dataset.limit, cfg.dataset.turns) == (80, 2 if data == "mt_bench" else 1)
+    assert point.setting["dtype"] == "float16" and point.setting.get("device_map") == TARGETS[pair]
+    cached_examples.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("family", "between"), [("llama2", "</s><s>"), ("vicuna", "</s><s>"), ("falcon", "<|endoftext|>\n")]
+)
+def test_bitas_second_turns_follow_as_in_the_released_evaluation(family: str, between: str) -> None:
+    pair = next(one for one in TARGETS if one.startswith(family))
+    spec = typed(DatasetSpec, composed("bita/tab7", f"pair={pair}").dataset, "dataset")
+    turns = conversation(Example("7", "First?", ""), ["First?", "Second?"], spec.templates[0])
+    (before, after), (_, second) = CHAT[family], with_answers(turns, {"7": "Yes."})
+    assert second.prompt == f"{before}First?{after}Yes.{between}{before}Second?{after}"
+
+
+def unmade(cfg: DictConfig, folders: Iterable[str]) -> list[str]:
+    """The folders of outputs, of these and of those that their recipes read, that no recipe of an experiment writes."""
+    recipes = {re.search(r"name=(\S+)", one)[1]: one for one in cfg.recipes.values()}
+    waiting, found, lacking = list(folders), set(), []
+    while waiting:
+        if (name := waiting.pop()) in found:
+            continue
+        found.add(name)
+        if name in recipes:
+            waiting += FOLDERS.findall(recipes[name])
+        else:
+            lacking.append(name)
+    return lacking
+
+
+@pytest.mark.parametrize("name", thinned(BITA, 3))
+def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None:
+    for command in commands(name):
+        sweep = swept(command)
+        for pair in sweep["pair"].split(","):
+            cfg = composed(shlex.split(command)[0], f"pair={pair}")
+            given = [sweep.get("policy.adapter", ""), *(str(cfg.policy.get(key)) for key in ("adapter", "heads"))]
+            folders = FOLDERS.findall(" ".join(given).replace("${pair.name}", pair))
+            assert unmade(cfg, folders) == []
+            without = OmegaConf.masked_copy(cfg, list(cfg))
+            if folders:
+                del without.recipes["cip"]
+                assert unmade(without, folders) == [f"calibration_{pair}_cip"]
+
+
+@pytest.mark.parametrize(("pair", "masks"), thinned([("vicuna_33b", 4), ("llama2_7b_chat", 3)], 2))
+def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_recipe(pair: str, masks: int) -> None:
+    recipes = composed("bita/tab1", f"pair={pair}").recipes
+    several = {"lima": None, "alpaca_gpt4": None, "code_alpaca": None, "open_platypus": None, "cip": 50_000}
+    for data, limit in several.items():
+        script, *words = shlex.split(recipes[data])[1:]
+        cfg = compose("calibration", words)
+        assert (script, cfg.dataset.name, cfg.dataset.split) == ("scripts/generate_calibration.py", data, "train")
+        assert (cfg.dataset.limit, cfg.decoding.max_new_tokens, cfg.runtime.dtype) == (limit, 1600, "float16")
+        ends = [one.partition("{question}")[2] for one in cfg.dataset.chat_template]
+        assert ends == [CHAT[pair.partition("_")[0]][1]] * 2  # in both templates
+    cfg = compose("train_bita", shlex.split(recipes.adapter)[2:])
+    assert list(cfg.calibration) == [f"outputs/calibration_{pair}_{data}" for data in several]
+    assert (cfg.bita.mask_tokens, cfg.bita.prompt_tokens, cfg.bita.splits, cfg.bita.consecutive) == (
+        masks,
+        16,
+        64,
+        True,
+    )
+    recipe = typed(Recipe, cfg.train, "train")
+    assert (recipe.clip_norm, recipe.max_tokens, recipe.max_target_tokens) == (1.0, 2048, 1600)
