@@ -120,8 +120,9 @@ def _add(graph: dict[str, Step], item: str, own: Sequence[str], scale: str, over
         graph[command] = Step(command, writes, reads, tuple(after), tuple(missing), settings, content)
     if item in published_names():
         command, folders = f"python scripts/figures.py {item} scale={scale}", load_published(item).folders[scale]
-        after = dict.fromkeys(shlex.join(words) for words in goals)
-        graph[command] = Step(command, f"figures/{item}", tuple(folders), tuple(after), figure=item)
+        after = tuple(dict.fromkeys(shlex.join(words) for words in goals))
+        reads = tuple(one for one in folders if any(graph[each].writes == one for each in after))
+        graph[command] = Step(command, f"figures/{item}", reads, after, figure=item)
 
 
 @cache
