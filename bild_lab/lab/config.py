@@ -53,7 +53,7 @@ class PairSpec:
     """Checkpoints: the keys of `pair`. `Languages` checks the languages."""
 
     name: str  # what tables and logs call the pair
-    target: str | None  # the large model: a folder, a hub id, toy:large or toy:small
+    target: str | None  # the large model: a folder, a hub id, a GGUF file, toy:large or toy:small
     draft: str | None = None  # the small model, likewise; null: the policy drafts without one
     second_draft: str | None = None  # drafts for the draft model, likewise
     target_revision: str | None = None  # branch, tag or commit of the hub

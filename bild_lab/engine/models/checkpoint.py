@@ -32,7 +32,7 @@ from transformers import (
 
 from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_progress_bars, require_hub
 from bild_lab.engine.models.pieces import Pieces, begin_of_text
-from bild_lab.engine.models.weights import WeightFiles
+from bild_lab.engine.models.weights import StoredWeights
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest, pin_of, shipped
@@ -44,10 +44,6 @@ PICKLE_REMEDY = (
     "or AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
 )
 REMOTE_CODE = "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
-GGUF_REMEDY = (
-    "give the safetensors checkpoint that it was made of, or convert it with Transformers and the package gguf: "
-    "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=NAME).save_pretrained(NEW_DIR), and AutoTokenizer likewise"
-)
 HUB_REMEDY = (
     "check its name, its revision and your access (`hf auth login`), repeat the command where a download broke off, or "
     "give a local folder in Hugging Face layout with safetensors weights"
@@ -244,9 +240,9 @@ class Checkpoint:
         return model
 
     @property
-    def weight_files(self) -> Path | None:
-        """The folder of the safetensors files that hold the weights as they are, fetched if need be; None without."""
-        return self._read("weights", WeightFiles)
+    def weight_files(self) -> StoredWeights | None:
+        """The files that hold the weights as they are, fetched if need be; None without."""
+        return self._read("weights", StoredWeights)
 
     @property
     def files(self) -> Path:
@@ -303,9 +299,10 @@ class Checkpoint:
         """Raise UserError for a path that holds nothing that can be read."""
         folder = Path(self.location)
         has_config = (folder / "config.json").is_file()
-        ggufs = [folder] if folder.suffix == ".gguf" else [] if has_config else sorted(folder.glob("*.gguf"))
-        if ggufs:
-            raise UserError(f"{self.path} holds {ggufs[0].name}, weights of llama.cpp; {GGUF_REMEDY}")
+        if not has_config and (files := sorted(folder.glob("*.gguf"))):
+            raise UserError(f"{self.path} is a folder with a GGUF file; give the file: {self.path}/{files[0].name}")
+        if folder.is_file():
+            raise UserError(f"{self.path} is a file; give a folder in Hugging Face layout, as only decoding reads GGUF")
         if self.in_folder and not has_config:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         if not self.in_folder and not self.on_hub:

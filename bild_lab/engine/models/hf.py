@@ -185,9 +185,10 @@ def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
 
     Raises UserError for one that Transformers cannot build.
     """
+    kind, config = checkpoint.auto_class, copy.deepcopy(checkpoint.config)
     try:
         with torch.device("meta"):
-            return checkpoint.auto_class.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+            return kind.from_config(config, dtype=torch.bfloat16)
     except (ValueError, ImportError) as error:
         raise UserError(
             f"transformers cannot build the model of {checkpoint.path}: {str(error).strip().splitlines()[0]}; "

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreT
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.gguf_file import SUFFIX, GgufCheckpoint
 from bild_lab.engine.models.hub import hub_problem
 from bild_lab.errors import UserError
 
@@ -23,8 +24,10 @@ SETTINGS = "adapter_config.json"
 FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # of an adapter and its tokenizer
 
 
-def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint itself, or, where it is an adapter, one of the merged weights. Fetches an adapter from the hub."""
+def recognized(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as what its files are: a GGUF file, an adapter (fetched if need be), or a model as it is."""
+    if checkpoint.path.endswith(SUFFIX) and not checkpoint.in_folder:
+        return GgufCheckpoint(checkpoint.path)
     folder = checkpoint.folder
     if checkpoint.on_hub:
         offline = {"revision": checkpoint.commit, "local_files_only": hub_problem() is not None}

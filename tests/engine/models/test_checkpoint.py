@@ -141,13 +141,6 @@ def test_a_folder_of_pickles_says_how_to_save_it_anew(folder: Path, tmp_path: Pa
         load(tmp_path / "old", policy=shipped("vanilla"))
 
 
-def test_gguf_weights_say_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
-    for path in (tmp_path, tmp_path / "model.Q4_K_M.gguf"):
-        with pytest.raises(UserError, match=r"holds model.Q4_K_M.gguf, weights of llama.cpp; give .* gguf_file=NAME"):
-            load(path, policy=shipped("vanilla"))
-
-
 def test_a_continuation_keeps_its_indentation() -> None:
     vocabulary = {"<pad>": PAD, "</s>": END, "<s>": START, "▁▁▁▁return": 3, "▁▁": 4, "▁x": 5, ":": 6}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=":"))
