@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -55,18 +54,16 @@ def _pins(file: Path) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
 
 
 LARGE = 64 * 2**20  # bytes; of files from this size on the hash is remembered
-SETTLED_S = 2.0  # what changed later than so long ago may change again without another time
 
 
 def file_digest(file: Path) -> str:
     """A file's SHA-256, 64 hexadecimal digits. That of a large file is remembered with its path, size and times.
 
-    A change of the content changes the time of the file's entry (`st_ctime`), also where its date is set back.
+    A change of its content changes the time of its entry (`st_ctime`), also where its date is set back.
     """
-    found = file.stat()
+    found, where = file.stat(), str(file.resolve())
     if found.st_size < LARGE:
         return hashlib.sha256(file.read_bytes()).hexdigest()
-    where = str(file.resolve())
     facts = [where, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
     remembered = cache_folder() / "hashes" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}.json"
     with suppress(OSError, ValueError, TypeError):  # none, or one that is damaged
@@ -75,9 +72,8 @@ def file_digest(file: Path) -> str:
             return digest
     with file.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    if time.time() - max(found.st_mtime, found.st_ctime) > SETTLED_S:
-        with suppress(OSError):
-            write_atomically(remembered, json.dumps([*facts, digest]).encode())
+    with suppress(OSError):  # it is hashed again where the cache cannot be written
+        write_atomically(remembered, json.dumps([*facts, digest]).encode())
     return digest
 
 

@@ -102,7 +102,7 @@ class HuggingFaceModel:
             return check(module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one))
 
         outcome = remembered(module, feed, run_checks)
-        if outcome is None:  # scores of NaN are looked for in every text
+        if outcome is None:  # scores of NaN are looked for before a point is timed
             return
         if outcome.failed is not None:
             raise UserError(outcome.refusal(self.checkpoint.path, self.checkpoint.config.model_type))

@@ -169,7 +169,8 @@ class Result:
         digits=1,
     )
     peak_memory_mb: float | None = column(
-        "Peak memory of the process, method and baseline together; empty where several points were timed side by side.",
+        "Peak memory of the process, on a GPU of the device, from loading the models to the last score, method and "
+        "baseline together; empty where several points were timed side by side.",
         label="peak memory",
         heading="memory, MB",
         unit="MB",
