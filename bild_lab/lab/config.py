@@ -221,6 +221,15 @@ def without_hydra(cfg: DictConfig) -> DictConfig:
     return OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
 
 
+def plain_values(cfg: DictConfig) -> dict[str, Any]:
+    """The values of a configuration, resolved; without `recipes` and `protocol`, of which commands are made."""
+    return {
+        key: OmegaConf.to_container(cfg[key], resolve=True) if OmegaConf.is_config(cfg[key]) else cfg[key]
+        for key in cfg
+        if key not in ("hydra", "protocol", "recipes")
+    }
+
+
 def _search_path() -> list[str]:
     """The folders where Hydra looks for configurations, in this order."""
     if not GlobalHydra.instance().is_initialized():
