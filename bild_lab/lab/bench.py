@@ -45,7 +45,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.runner import time_methods
+from bild_lab.lab.runner import time_methods, warm_up
 from bild_lab.lab.score import prepare_method
 
 log = logging.getLogger(__name__)
