@@ -4,11 +4,14 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
+
+import yaml
 
 from bild_lab.errors import UserError
 
@@ -32,6 +35,22 @@ def shipped(path: str) -> str:
     if path == "toy:" or not folder.is_dir():
         raise UserError(f"of the toy pair there are toy:large, toy:small and toy:corpus, got {path!r}")
     return str(folder)
+
+
+PINS = Path(__file__).parent / "pins.yaml"  # commits of the hub, which scripts/pins.py writes
+
+
+def pin_of(kind: str, name: str, revision: str | None) -> Mapping[str, str] | None:
+    """The commit ("revision") and the "date" that a repository of the hub is pinned to; None without a pin.
+
+    kind: models or datasets. revision: as it was asked for; None: the main branch.
+    """
+    return _pins(PINS)[kind].get(name if revision is None else f"{name}@{revision}")
+
+
+@lru_cache(maxsize=1)
+def _pins(file: Path) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    return yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)  # every value as text
 
 
 LARGE = 64 * 2**20  # bytes; of files from this size on the hash is remembered

@@ -20,6 +20,7 @@ from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
+from bild_lab.files import pin_of
 from bild_lab.lab.config import (
     SCHEMAS,
     TOP_LEVEL,
@@ -172,7 +173,7 @@ def prepare(cfg: DictConfig) -> Point:
         composition=describe_decoder(values[METHOD]["decoder"]),
         code=code,
         setting=setting,
-        facts=facts_of(specs.pair, values[METHOD], decoders[METHOD]),
+        facts=facts_of(specs, values[METHOD], decoders[METHOD]),
         same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
@@ -234,6 +235,8 @@ def _setting(
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
         "device_map": (runtime.device_map, None),
+        "weight_bits": (runtime.weights, None),
+        "draft_weight_bits": (pair.draft_weights, None),
     }
     return {
         **{key: getattr(pair, key) for key in PAIR_KEYS},
@@ -311,24 +314,29 @@ def _replaced(node: Any, others: Mapping[str, str]) -> Any:
     return others.get(node, node) if isinstance(node, str) else node
 
 
-def facts_of(pair: PairSpec, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
+def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
     """What does not affect the numbers of a point, and figures use to place it, in place of names or paths.
 
     pair: its name. aligned: whether its draft model was aligned with the target. acceptance: the class of the
     acceptance rule, None for a policy without one. trained: by knob, the settings of a small trained module in the
     folder that the knob names; of a fitted tree its file. versions: of the packages of a peer with its own
     environment. vocabularies: of each draft model with another vocabulary than the target's, how many pieces they
-    share, and how it drafts.
+    share, and how it drafts. pins: the commit and date of each repository of the hub that is pinned (`pins.yaml`).
     """
+    dataset, pins = specs.dataset, {model.checkpoint.path: model.checkpoint.pin for model in decoder.models}
+    if not dataset.path:
+        pins[dataset.hub_id] = pin_of("datasets", dataset.hub_id, dataset.hub_revision)
+    pins = {name: dict(pin) for name, pin in pins.items() if pin is not None}
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
     trained = {knob: _settings_in(Path(path).expanduser()) for knob, path in named_files(policy).items()}
     return {
-        "pair": pair.name,
-        "aligned": pair.aligned,
+        "pair": specs.pair.name,
+        "aligned": specs.pair.aligned,
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": {knob: settings for knob, settings in trained.items() if settings is not None},
         **({"versions": dict(decoder.method.versions)} if isinstance(decoder.method, External) else {}),
         **({"vocabularies": decoder.vocabularies} if decoder.vocabularies else {}),
+        **({"pins": pins} if pins else {}),
     }
 
 

@@ -28,9 +28,9 @@ def recognized(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint as what its files are: a GGUF file, an adapter (fetched if need be), or a model as it is."""
     if checkpoint.path.endswith(SUFFIX) and not checkpoint.in_folder:
         return GgufCheckpoint(checkpoint.path)
-    folder, revision = checkpoint.folder, checkpoint.revision
+    folder = checkpoint.folder
     if checkpoint.on_hub:
-        offline = {"revision": revision, "local_files_only": hub_problem() is not None}
+        offline = {"revision": checkpoint.commit, "local_files_only": hub_problem() is not None}
         try:
             is_adapter = find_adapter_config_file(checkpoint.path, **offline) is not None
         except OSError:  # no name that the hub can have: reading the checkpoint says so
@@ -40,6 +40,7 @@ def recognized(checkpoint: Checkpoint) -> Checkpoint:
         folder = Path(snapshot_download(checkpoint.path, allow_patterns=FILES, **offline))
     elif not (Path(checkpoint.location) / SETTINGS).is_file():
         return checkpoint
+    revision = checkpoint.revision
     return AdapterCheckpoint(checkpoint.path, revision, checkpoint.trust_remote_code, folder, checkpoint.allow_pickles)
 
 

@@ -73,7 +73,8 @@ class DatasetSpec:
     reference_column: Any = None  # one or several references; null: dataset.metric=agreement
     id_column: Any = None  # null: examples are numbered
     category_column: Any = None  # the dataset's own division; reports have a table by it
-    prompt_template: str = "{source}"  # states the task; must hold {source}
+    # states the task, with {source} in it; empty: the begin-of-text token alone, for unconditional generation
+    prompt_template: str = "{source}"
     # holds {question}; with several, each question is asked in all; checkpoint: as the model's tokenizer writes turns
     chat_template: Any = "{question}"
     next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
@@ -118,7 +119,10 @@ class DatasetSpec:
         # of a path, the columns that there are can be named when it is read
         _require(self.source_column or self.path, "source_column must name the column to decode from, got none")
         held = self.prompt_template or ""
-        _require("{source}" in held, f"prompt_template must contain {{source}}, got {self.prompt_template!r}")
+        _require(
+            "{source}" in held or not held,
+            f"prompt_template must contain {{source}}, or be empty for unconditional generation, got {held!r}",
+        )
         _require(self.metric, "metric must be bleu (translations) or rougeLsum (summaries), got none")
         _require(len(set(self.scored)) == len(self.scored), f"metrics must be different ones, got {self.scored}")
         for metric in self.scored:

@@ -89,9 +89,12 @@ def test_a_prompt_may_be_text_token_ids_or_messages(folder: Path) -> None:
     assert checkpoint.source(torch.tensor([5, 9, 12]).tolist(), 2).prompt == (5, 9)
     with pytest.raises(UserError, match="must be from 0 to 39, got 40; tokenize it anew"):
         checkpoint.source([5, 40])
+    assert checkpoint.source("").prompt == (checkpoint.tokenizer.bos_token_id,)  # written from nothing
+    checkpoint.tokenizer.bos_token = None
     for nothing in ([], ""):
         with pytest.raises(UserError, match=re.escape(f"the prompt {nothing!r} has no tokens; a model needs at least")):
             checkpoint.source(nothing)
+    checkpoint.tokenizer.bos_token = "<s>"
     messages = [{"role": "w3", "content": "w9"}]
     with pytest.raises(UserError, match="has no chat template; give the prompt as text"):
         checkpoint.source(messages)
