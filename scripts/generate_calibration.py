@@ -53,6 +53,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.training.calibration import CalibrationJob
+    from bild_lab.training.modules.states import BasePlacement
 
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
@@ -63,7 +64,8 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
         torch.set_num_threads(cfg.runtime.threads)
     examples, dtype, limit = load_examples(dataset), resolve_dtype(cfg.runtime.dtype), cfg.decoding.max_new_tokens
     Checkpoint(cfg.model.path, cfg.model.revision).check()
-    target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
+    device_map = BasePlacement(cfg.runtime.device_map).device_map
+    target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto", device_map=device_map)
     return CalibrationJob(target, dataset, examples, limit, cfg.batch_size, cfg.part_size, folder)
 
 

@@ -138,6 +138,7 @@ def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_rec
         cfg = compose("calibration", words)
         assert (script, cfg.dataset.name, cfg.dataset.split) == ("scripts/generate_calibration.py", data, "train")
         assert (cfg.dataset.limit, cfg.decoding.max_new_tokens, cfg.runtime.dtype) == (limit, 1600, "float16")
+        assert cfg.runtime.device_map == TARGETS[pair]
         ends = [one.partition("{question}")[2] for one in cfg.dataset.chat_template]
         assert ends == [CHAT[pair.partition("_")[0]][1]] * 2  # in both templates
     cfg = compose("train_bita", shlex.split(recipes.adapter)[2:])
@@ -148,5 +149,6 @@ def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_rec
         64,
         True,
     )
+    assert (cfg.runtime.device_map, cfg.model.sharded) == (TARGETS[pair], False)
     recipe = typed(Recipe, cfg.train, "train")
     assert (recipe.clip_norm, recipe.max_tokens, recipe.max_target_tokens) == (1.0, 2048, 1600)
