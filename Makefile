@@ -20,12 +20,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2 and OpenVINO, to compare with
+peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2, OpenVINO and llama.cpp, which g++ compiles once, in up to 15 minutes
 
 .venv-peers/.installed: constraints-peers.txt
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt $$(PYTHON=.venv-peers/bin/python TORCH_BUILD=cpu sh scripts/torch_index.sh) torch
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-peers.txt
+	grep -v '^llama_cpp_python' constraints-peers.txt | .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r /dev/stdin
+	@echo "Compiling llama.cpp for this processor, up to 15 minutes"
+	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints-peers.txt llama_cpp_python || \
+	  echo "llama.cpp was not built, so policy=llama_cpp cannot run; install g++, then rm .venv-peers/.installed && make peers"
 	@touch $@
 
 run: setup ## Draw a first Pareto curve, outputs/quickstart/pareto.png, in under a minute
@@ -47,7 +50,7 @@ format: setup ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Benchmark our loop against Transformers and, after `make peers`, CTranslate2 and OpenVINO; up to 12 minutes
+bench: setup ## Benchmark our loop against Transformers and, after `make peers`, other engines; up to 12 minutes
 	$(BIN)/python scripts/bench.py
 
 gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time into outputs/gpu; half an hour or more

@@ -1,12 +1,17 @@
-"""Where files are kept, writing one so that a reader never sees half of it, and locks."""
+"""Where files are kept, hashing one, writing one so that a reader never sees half of it, and locks."""
 
+import hashlib
+import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
+
+import yaml
 
 from bild_lab.errors import UserError
 
@@ -30,6 +35,46 @@ def shipped(path: str) -> str:
     if path == "toy:" or not folder.is_dir():
         raise UserError(f"of the toy pair there are toy:large, toy:small and toy:corpus, got {path!r}")
     return str(folder)
+
+
+PINS = Path(__file__).parent / "pins.yaml"  # commits of the hub, which scripts/pins.py writes
+
+
+def pin_of(kind: str, name: str, revision: str | None) -> Mapping[str, str] | None:
+    """The commit ("revision") and the "date" that a repository of the hub is pinned to; None without a pin.
+
+    kind: models or datasets. revision: as it was asked for; None: the main branch.
+    """
+    return _pins(PINS)[kind].get(name if revision is None else f"{name}@{revision}")
+
+
+@lru_cache(maxsize=1)
+def _pins(file: Path) -> Mapping[str, Mapping[str, Mapping[str, str]]]:
+    return yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)  # every value as text
+
+
+LARGE = 64 * 2**20  # bytes; of files from this size on the hash is remembered
+
+
+def file_digest(file: Path) -> str:
+    """A file's SHA-256, 64 hexadecimal digits. That of a large file is remembered with its path, size and times.
+
+    A change of its content changes the time of its entry (`st_ctime`), also where its date is set back.
+    """
+    found, where = file.stat(), str(file.resolve())
+    if found.st_size < LARGE:
+        return hashlib.sha256(file.read_bytes()).hexdigest()
+    facts = [where, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    remembered = cache_folder() / "hashes" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}.json"
+    with suppress(OSError, ValueError, TypeError):  # none, or one that is damaged
+        *known, digest = json.loads(remembered.read_bytes())
+        if known == facts and len(bytes.fromhex(digest)) == hashlib.sha256().digest_size:
+            return digest
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    with suppress(OSError):  # it is hashed again where the cache cannot be written
+        write_atomically(remembered, json.dumps([*facts, digest]).encode())
+    return digest
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -3,17 +3,22 @@
     python scripts/bench.py                      all shapes, up to 12 minutes (or make bench)
     python scripts/bench.py t5_small llama_12    these shapes; after them, runtime.dtype=float32 runtime.threads=1
     python scripts/bench.py pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR dataset.limit=20
+    python scripts/bench.py long pair.target=DIR policy=llama_cpp policy.file=FILE.gguf
+                                                 milliseconds by length of the prompt, and by position in a long text
     python scripts/bench.py runtime.device=cuda  the shapes for a GPU (make gpu also tests and certifies there)
 
-outputs/NAME/bench.json keeps the rows: name=bench unless another is given.
-CTranslate2 and OpenVINO take part after `make peers`.
+outputs/NAME/bench.json keeps the rows: name=bench unless another is given. Those of `long`: long.json, long.csv.
+CTranslate2 and OpenVINO take part after `make peers`, with a pair also the policy of a peer that is given.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +39,7 @@ if TYPE_CHECKING:
 
 BUSY_PERCENT = 15
 ROUNDS_OF_A_PAIR = 5  # of several texts each
+ROUNDS_OF_A_PROMPT = 3
 DEFAULTS = ["name=bench", "runtime.dtype=bfloat16", "dataset.limit=20", "decoding.max_new_tokens=64"]
 TOY = ["dataset.limit=1"]  # the pair that is measured with the shapes: one sentence
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
@@ -41,17 +47,23 @@ LEGEND = (
     "Medians of interleaved rounds. to gen., to asst.: how many times as fast as Transformers' generate, and as its "
     "assisted generation. bandwidth: of the speed at which the machine reads the weights. same: the texts of generate."
 )
+LONG_LEGEND = (
+    "Milliseconds of a prompt of so many tokens with the first new one, and of one new token at these places of a long "
+    "text. Medians; the precision is that of the weights."
+)
 
 
 def pair_bench(
-    cfg: DictConfig, name: str, device: torch.device, dtype: torch.dtype, peers: bool
+    cfg: DictConfig, name: str, device: torch.device, dtype: torch.dtype, peers: bool, policy: bool = False
 ) -> AbstractContextManager[Bench]:
-    """A pair of checkpoints on texts of a dataset."""
+    """A pair of checkpoints on texts of a dataset. policy: with that of the configuration, which is a peer's."""
+    from bild_lab.engine.peers.methods import Peer
     from bild_lab.engine.request import Request
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.bench import Limits, bench_of, peer_methods
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.data.examples import load_examples
+    from bild_lab.lab.decoding.load import build_method
 
     pair, decoding = typed(PairSpec, cfg.pair, "pair"), typed(DecodingSpec, cfg.decoding, "decoding")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
@@ -68,7 +80,13 @@ def pair_bench(
         source = target[0].source(example.prompt, dataset.max_source_tokens)
         requests.append(Request(source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)))
     shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary  # as OpenVINO wants it
-    others = peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype) if peers else {}
+    others = peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype) if peers and not policy else {}
+    if policy:
+        models = {"target": target[1], **({} if draft is None else {"draft": draft[1]})}
+        method = build_method(cfg.policy, {key: partial(models.get, key) for key in models})
+        if not isinstance(method, Peer):
+            raise UserError(f"the benchmark has our methods, got policy={cfg.policy.name}; give a peer's or none")
+        others[cfg.policy.name] = method
     return bench_of(name, target, draft, tuple(requests), others)
 
 
@@ -107,6 +125,23 @@ def table(rows: list[dict]) -> Table:
     return shown
 
 
+def long_table(rows: list[dict]) -> Table:
+    """Milliseconds of each method: columns are prompt lengths, then ranges of new tokens."""
+    shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), caption_justify="left", caption=LONG_LEGEND)
+    shown.add_column("method", no_wrap=True)
+    shown.add_column("")
+    found = {(row["shape"], row["method"], row["precision"]): {} for row in rows}
+    for row in rows:
+        head = f"{row['to']:,}" if row["by"] == "prompt" else f"{row['from']}–{row['to']}"
+        found[row["shape"], row["method"], row["precision"]][head] = row["ms"]
+    heads = list(dict.fromkeys(head for each in found.values() for head in each))
+    for head in heads:
+        shown.add_column(head, justify="right")
+    for (_, method, precision), each in found.items():
+        shown.add_row(method, SHORT.get(precision, precision), *(decimals(each.get(head)) for head in heads))
+    return shown
+
+
 def decimals(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}"
 
@@ -135,12 +170,21 @@ def main() -> None:
     import torch  # late: it takes seconds to load
 
     from bild_lab.engine.models.device import resolve_device, resolve_dtype
-    from bild_lab.lab.bench import SHAPES, forward_costs, read_gb_per_s, run, synthetic_bench, why_without_peers
+    from bild_lab.lab.bench import (
+        SHAPES,
+        forward_costs,
+        long_texts,
+        read_gb_per_s,
+        run,
+        synthetic_bench,
+        why_without_peers,
+    )
     from bild_lab.lab.measure.environment import environment
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
     device, dtype = resolve_device(runtime.device), resolve_dtype(runtime.dtype)
-    shapes = chosen(words, overrides, device.type == "cuda")
+    long = "long" in words
+    shapes = chosen([word for word in words if word != "long"], overrides, device.type == "cuda")
     cfg = compose_config([*DEFAULTS, *(overrides if shapes == ["pair"] else [*TOY, *overrides])])
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
@@ -157,17 +201,29 @@ def main() -> None:
             made = synthetic_bench(name, device, dtype, lacking is None)
         else:
             label = Path(cfg.pair.target).name if name == "pair" else name
-            made = pair_bench(cfg, label, device, dtype, lacking is None)
+            policy = any(word.startswith("policy") for word in overrides)
+            made = pair_bench(cfg, label, device, dtype, lacking is None, policy)
         with made as bench:
             stages.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
+            if long:
+                rows += long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)
+                continue
             rows += run(bench, ROUNDS_OF_A_PAIR if shape is None else shape.rounds, synchronize)
             costs += forward_costs(bench, synchronize)
     machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": bandwidth}
-    path = Path("outputs", cfg.name, "bench.json")
-    write_atomically(path, json.dumps({"environment": machine, "rows": rows, "forwards": costs}, indent=2).encode())
-    output.print(table(rows))
+    path = Path("outputs", cfg.name, "long.json" if long else "bench.json")
+    content = {"environment": machine, "rows": rows} | ({} if long else {"forwards": costs})
+    write_atomically(path, json.dumps(content, indent=2).encode())
+    output.print(long_table(rows) if long else table(rows))
     output.print(f"the machine reads {bandwidth:.1f} GB/s")
-    output.print(f"{path} contains these rows, and the cost of a forward by query and context length")
+    if long:
+        lines = io.StringIO(newline="")
+        writer = csv.DictWriter(lines, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(path.with_suffix(".csv"), lines.getvalue().encode())
+    what = "long.csv too" if long else "and the cost of a forward by query and context length"
+    output.print(f"{path} contains these rows, {what}")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.training.finetune import FinetuningJob
+    from bild_lab.training.finetune import LIKELIHOOD, FinetuningJob
     from bild_lab.training.recipe import Recipe
     from bild_lab.training.reports import training_logger
 
@@ -90,7 +90,7 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
         start=start,
         train=train,
         validation=validation,
-        metric=dataset.metric,
+        metric=dataset.metric if dataset.prompt_template else LIKELIHOOD,
         recipe=recipe,
         folder=folder,
         max_source_tokens=dataset.max_source_tokens,

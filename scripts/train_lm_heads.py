@@ -41,7 +41,7 @@ def train(cfg: DictConfig) -> None:
 
 def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job on the dataset's references, or on the model's own answers."""
-    from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec
+    from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.point import sweep_folder
     from bild_lab.training.modules.frozen import FrozenJob, frozen_model, own_answers, placement_of
@@ -59,7 +59,7 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     if spec.labels == SELF:
         answers, learned = own_answers(cfg, first), f"greedy answers of {base.path} to"
     else:
-        dataset, learned = typed(DatasetSpec, cfg.dataset, "dataset"), "references of"
+        dataset, learned = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base), "references of"
         if dataset.history == REFERENCES:  # a conversation is one row, of which all answers are learned
             examples = load_examples(replace(dataset, history=None), unanswered=True)
         else:

@@ -112,11 +112,13 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
 
 def checked(cfg: DictConfig) -> tuple[PairSpec, Path, DatasetSpec]:
     """The pair, the folder of the result and the dataset."""
-    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
 
-    pair, dataset = typed(PairSpec, cfg.pair, "pair"), typed(DatasetSpec, cfg.dataset, "dataset")
+    pair = typed(PairSpec, cfg.pair, "pair")
+    dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), Checkpoint(pair.target, pair.target_revision))
     folder = sweep_folder(cfg)
     require_writable(folder)
     return pair, folder, dataset

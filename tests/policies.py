@@ -31,8 +31,10 @@ REFUSED = {
     ("hf_early_exit", "t5"),
     *DECODER_ONLY,
 }  # the first is what Transformers cannot do (tests/engine/test_hf_generation.py)
-EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative")  # need `make peers`, and seconds (tests/engine/peers)
-GREEDY_ONLY = {"beam", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}  # they refuse to sample
+LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
+EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)  # need `make peers` (tests/engine/peers)
+# they refuse to sample
+GREEDY_ONLY = {"beam", "bild_released", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}
 RUNNABLE = [
     (policy, family)
     for policy in policy_names()

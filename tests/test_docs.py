@@ -33,7 +33,7 @@ from bild_lab.lab.config import compose_config, policy_names, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
-from tests.policies import EXTERNAL, GREEDY_ONLY, REFUSED, is_lossless
+from tests.policies import EXTERNAL, GREEDY_ONLY, LLAMA_CPP, REFUSED, is_lossless
 from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
 
@@ -217,6 +217,7 @@ def test_the_table_of_policies_has_each_policy_and_says_what_is_lossless_what_sa
     assert {policy for policy, row in told.items() if row[3].startswith("decoder-only")} == {
         *(policy for policy, _ in REFUSED),
         "openvino_speculative",
+        *LLAMA_CPP,
     }
 
 

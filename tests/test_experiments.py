@@ -61,7 +61,14 @@ TASKS = {  # by data set, what is decoded
     "cnn_dailymail": ("summarize: a text", ("a summary",), "rougeLsum"),
 }
 ROW = {"en": "a text", "de": "ein Text", "article": "a text", "highlights": "a summary", "id": "one"}
-ROW |= {"document": "a text", "summary": "a summary", "prompt": "a text", "task_id": "one", "question_id": 1}
+ROW |= {
+    "text": "a text",
+    "document": "a text",
+    "summary": "a summary",
+    "prompt": "a text",
+    "task_id": "one",
+    "question_id": 1,
+}
 ROW |= {"context": "a text", "question": "what is it?", "answers": {"text": ["a text"]}}
 BITA = [name for name in FIGURES if name.startswith("bita_")]
 PROMPTS = {  # PPD's Table 3 with the contents of ROW

@@ -109,9 +109,11 @@ class DraftThenVerify(TokenLoop):
                 scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), want)
                 rule = self.acceptance.in_round(tokens, scores)
                 verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
-            session.keep([0, *(node + 1 for node in verdict.path)])
+            rows = [0, *(node + 1 for node in verdict.path)]
+            session.keep(rows)
             text.observe(draft, scores, verdict)
             drafted = draft.token_list
             tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
             trace.step(draft, verdict, limits.end_tokens)
+            trace.emitted(tokens[committed:], scores.logits, rows)
             yield tokens[committed:]

@@ -111,10 +111,11 @@ class Prepares(Protocol):
 class External(Protocol):
     """A method that runs in a process of its own, with packages of another environment.
 
-    versions: of these packages. They are part of a point's name.
+    versions: of these packages. They are part of a point's name. precision: of the weights that it decodes with.
     """
 
     versions: Mapping[str, str]
+    precision: str
 
     def cpu_seconds(self) -> float:
         """What its process has used of the CPU so far; 0.0 before it has started."""

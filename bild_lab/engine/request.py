@@ -87,3 +87,7 @@ class Request:
     limits: Limits
     sampling: Sampling = field(default_factory=Sampling)
     generator: torch.Generator | None = None
+
+    def shorter(self, most: int) -> Request:
+        """The same, with at most so many new tokens."""
+        return replace(self, limits=replace(self.limits, max_new_tokens=min(most, self.limits.max_new_tokens)))

@@ -1,4 +1,4 @@
-"""The record of decoding one prompt: the rounds and forwards, and in a traced pass the time of each stage."""
+"""The record of decoding one prompt: the rounds and forwards, and where it is asked for the time of each stage."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.engine.draft import Draft, Stats, Verdict
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
     from transformers import PreTrainedConfig
 
 Span = tuple[str, float, float]  # a stage, its start and its end, in seconds since decoding began
@@ -70,17 +72,22 @@ class Round:
 
 @dataclass
 class Trace:
-    """The rounds and forwards of one example. Its spans do nothing, so timed runs use it.
+    """The rounds and forwards of one example. It has no clock.
 
-    stats: statistics of the whole text, specific to the method, by name.
+    stats: statistics of the whole text, specific to the method, by name. paused_s: seconds of recording that are no
+    part of decoding.
     """
 
     rounds: list[Round] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     stats: dict[str, Any] = field(default_factory=dict)
+    paused_s: float = 0.0
 
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def emitted(self, tokens: Sequence[int], logits: Float[Tensor, "n vocab"], rows: Sequence[int]) -> None:
+        """A round emits these tokens, each after one of these rows of the target's logits."""
 
     def step(self, draft: Draft, verdict: Verdict | None, end_tokens: frozenset[int] = frozenset()) -> None:
         """Record one round. Without a verdict the whole draft is accepted unverified.
@@ -143,15 +150,20 @@ def _first(stats: Stats, count: int) -> Stats:
 
 @dataclass
 class StageTrace(Trace):
-    """Also times every stage, synchronizing with the device at its start and end: for a separate, slower pass.
+    """Also times every stage, and scores emitted tokens while its clock is paused.
 
-    started: when decoding began, on the clock of `time.perf_counter`. spans: every stage in order, with its start
-    and end in seconds since then.
+    synchronize: waits for the device at each stage's start and end, for a slower pass of its own. started: when
+    decoding began, on the clock of `time.perf_counter`. spans: every stage in order, with its start and end in seconds
+    since then, without pauses. score: what tokens add to `log_probability`, given a row of logits for each; None:
+    nothing. scored: how many tokens so far.
     """
 
     synchronize: Callable[[], None] = lambda: None
     started: float = field(default_factory=time.perf_counter)
     spans: list[Span] = field(default_factory=list)
+    score: Callable[[Float[Tensor, "m vocab"], Sequence[int]], float] | None = None
+    log_probability: float = 0.0
+    scored: int = 0
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -160,6 +172,13 @@ class StageTrace(Trace):
         yield
         self.synchronize()
         self.spans.append((name, start, self._now()))
+
+    def emitted(self, tokens: Sequence[int], logits: Float[Tensor, "n vocab"], rows: Sequence[int]) -> None:
+        if self.score is not None:
+            since = time.perf_counter()
+            self.log_probability += self.score(logits[rows[: len(tokens)]], tokens)
+            self.scored += len(tokens)
+            self.paused_s += time.perf_counter() - since
 
     @property
     def stages_s(self) -> dict[str, float]:
@@ -170,4 +189,4 @@ class StageTrace(Trace):
         return seconds
 
     def _now(self) -> float:
-        return time.perf_counter() - self.started
+        return time.perf_counter() - self.started - self.paused_s

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -31,18 +33,20 @@ from transformers.initialization import no_init_weights
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import ModelDrafter, NoDraft
-from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate
+from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate, generate
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.peers import CTranslate2, OpenVINO, OpenVINOSpeculative
 from bild_lab.engine.peers.methods import Peer
 from bild_lab.engine.peers.process import why_no_peers
-from bild_lab.engine.protocols import Method
+from bild_lab.engine.protocols import Method, Streams
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST, Session
+from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.runner import time_methods, warm_up
+from bild_lab.lab.score import prepare_method
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +54,9 @@ WINDOW = 5
 BUFFER_BYTES = 2**29  # larger than caches
 QUERY_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (64, 256, 1024, 2048)
+PROMPTS = (100, 500, 1000, 2000, 4000)  # tokens
+HIGHEST_MADE_UP = 1000  # of token ids
+SPANS = ((0, 100), (900, 1000))  # new tokens of one long text
 ASSISTED = ("hf_assisted_workaround", "hf_assisted")  # the better one first
 Models = tuple[NativeModel, HuggingFaceModel]
 
@@ -67,8 +74,7 @@ class Bench:
     def precision(self, name: str) -> str:
         """In what the method computes."""
         method = self.methods[name]
-        dtype = method.dtype if isinstance(method, Peer) else self.native.dtype
-        return str(dtype).removeprefix("torch.")
+        return method.precision if isinstance(method, Peer) else str(self.native.dtype).removeprefix("torch.")
 
 
 @contextmanager
@@ -165,9 +171,9 @@ def synthetic_models(name: str, config: Any, device: torch.device, dtype: torch.
     return NativeModel(hf), hf
 
 
-def synthetic_request(checkpoint: Checkpoint, new_tokens: int, device: torch.device) -> Request:
-    """A text of 24 made-up tokens, and where its continuation ends."""
-    ids = torch.randint(3, 1000, (1, 24), generator=torch.Generator().manual_seed(0))
+def synthetic_request(checkpoint: Checkpoint, new_tokens: int, device: torch.device, length: int = 24) -> Request:
+    """A text of so many made-up tokens, and where its continuation ends."""
+    ids = torch.randint(3, HIGHEST_MADE_UP, (1, length), generator=torch.Generator().manual_seed(0))
     source = Source((0,), ids) if checkpoint.encoder_decoder else Source(tuple(ids[0].tolist()))
     return Request(source.to(device), Limits(len(source.prompt), new_tokens))
 
@@ -255,16 +261,51 @@ def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[st
     return rows
 
 
+def long_texts(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
+    """Median milliseconds of a prompt with its first new token, by prompt length, and of a new token, by its position.
+
+    Methods: `generate`, our fastest engine without drafts, and peers, prompt after prompt in turn. Tokens are made up,
+    and end tokens do not end a text.
+    """
+    model, ours = bench.native, "native" if bench.kernels is None else "kernels"
+    chosen = {"hf_generate", ours, *(name for name, method in bench.methods.items() if isinstance(method, Peer))}
+    methods = {name: bench.methods[name] for name in bench.methods if name in chosen}
+    found: list[tuple[str, str, int, int, list[float]]] = []
+    for length in PROMPTS:
+        request = synthetic_request(model.checkpoint, 1, model.device, length)
+        warm_up(methods, [request], 1, 0)
+        timed = time_methods(methods, [request], rounds, 0, synchronize)
+        found += [(name, "prompt", 0, length, one.latency_s) for name, (one,) in timed.items()]
+    for name, method in methods.items():
+        times = emission_s(method, synthetic_request(model.checkpoint, SPANS[-1][1], model.device), model)
+        steps = [after - before for before, after in pairwise(times)]
+        found += [(name, "new token", start, end, steps[start : end - 1]) for start, end in SPANS]
+    return [
+        {"shape": bench.shape, "method": name, "precision": bench.precision(name)}
+        | {"by": by, "from": start, "to": end, "ms": 1000 * statistics.median(seconds)}
+        for name, by, start, end, seconds in found
+    ]
+
+
+def emission_s(method: Method, request: Request, model: NativeModel) -> list[float]:
+    """After how many seconds each new token of a text is there. model: whose `generate` it may be."""
+    prepare_method(method, [request], lambda: None)
+    if isinstance(method, Peer):
+        method.decode(request, Trace())
+        return method.emission_s
+    started, times = time.perf_counter(), []
+    if isinstance(method, Streams):
+        for _ in method.stream(request, Trace()):  # one by one, as nothing is drafted
+            times.append(time.perf_counter() - started)
+        return times
+    note = SimpleNamespace(put=lambda _: times.append(time.perf_counter() - started), end=lambda: None)
+    generate(model.transformers, request, streamer=note)
+    return times[1:]  # the prompt comes first
+
+
 def t5(dim: int, layers: int, heads: int, hidden: int, **others: Any) -> T5Config:
-    return T5Config(
-        d_model=dim,
-        num_layers=layers,
-        num_decoder_layers=layers,
-        num_heads=heads,
-        d_ff=hidden,
-        decoder_start_token_id=0,
-        **others,
-    )
+    sizes = {"d_model": dim, "num_layers": layers, "num_decoder_layers": layers, "num_heads": heads, "d_ff": hidden}
+    return T5Config(**sizes, decoder_start_token_id=0, **others)
 
 
 def llama(layers: int, dim: int = 768, hidden: int = 2048, heads: int = 12, vocabulary: int = 32000) -> LlamaConfig:

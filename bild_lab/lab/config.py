@@ -53,7 +53,7 @@ class PairSpec:
     """Checkpoints: the keys of `pair`. `Languages` checks the languages."""
 
     name: str  # what tables and logs call the pair
-    target: str | None  # the large model: a folder, a hub id, toy:large or toy:small
+    target: str | None  # the large model: a folder, a hub id, a GGUF file, toy:large or toy:small
     draft: str | None = None  # the small model, likewise; null: the policy drafts without one
     second_draft: str | None = None  # drafts for the draft model, likewise
     target_revision: str | None = None  # branch, tag or commit of the hub
@@ -108,10 +108,10 @@ class RuntimeSpec:
 class MeasureSpec:
     """How often to time, and what else to look at."""
 
-    warmup: int = whole(0, default=3)  # examples decoded before timing starts
+    warmup: int = whole(0, default=3)  # examples whose beginnings are decoded before timing starts
     repeats: int = whole(1, default=3)  # how often policy and baseline decode each example, in turn
     baseline: str | None = "vanilla"  # the policy to compare with; null: none
-    traced_examples: int = whole(0, default=20)  # examples decoded once more with a clock in every stage
+    traced_examples: int = whole(0, default=20)  # examples with a clock in every stage
     certify: bool = False  # compare every output with the target's own
     target_log_probability: bool = True  # score every text by the target
     run_code: bool = False  # let dataset.metric=pass_at_1 run programs

@@ -90,8 +90,13 @@ def knob_value(value: object) -> str:
 
 
 def knob_label(result: Configured, knobs: Sequence[str], separator: str = ", ") -> str:
-    """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs it lacks are left out."""
-    return separator.join(f"{knob} {knob_value(result.knobs[knob])}" for knob in knobs if knob in result.knobs)
+    """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs it lacks are left out.
+
+    A peer with weights of its own is no faster way to decode the target's, so their precision is always named.
+    """
+    words = [f"{knob} {knob_value(result.knobs[knob])}" for knob in knobs if knob in result.knobs]
+    own = getattr(result, "own_weights", None)  # which results have, and points and failures do not
+    return separator.join(words if own is None else [*words, f"weights in {own}"])
 
 
 def point_label(result: Configured, knobs: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
-from bild_lab.files import FilePath, NamesFile
+from bild_lab.files import FilePath, NamesFile, file_digest
 from bild_lab.lab.config import find_part
 from bild_lab.lab.data.examples import Example
 
@@ -49,9 +49,9 @@ def file_hash(path: str) -> str | None:
     """The hash of a file, or of all files in a folder; None if the path does not exist."""
     named = Path(path).expanduser()
     if not named.is_dir():
-        return hashlib.sha256(named.read_bytes()).hexdigest() if named.is_file() else None
+        return file_digest(named) if named.is_file() else None
     files = sorted(file for file in named.rglob("*") if file.is_file())
-    return content_hash({str(file.relative_to(named)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files})
+    return content_hash({str(file.relative_to(named)): file_digest(file) for file in files})
 
 
 PACKAGE = Path(__file__).resolve().parents[1]

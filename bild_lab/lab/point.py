@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
+from bild_lab.files import pin_of
 from bild_lab.lab.config import (
     SCHEMAS,
     TOP_LEVEL,
@@ -36,7 +37,7 @@ from bild_lab.lab.config import (
     resolved,
     typed,
 )
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decoder_of
@@ -131,7 +132,7 @@ class Point:
         """These examples as the point decodes them."""
         decoder, limit = self.decoders[METHOD], self.decoding.max_new_tokens
         longest = self.specs.dataset.max_source_tokens
-        return [decoder.request(one.prompt, limit, self.sampling, self.seed, longest) for one in examples]
+        return decoder.requests([one.prompt for one in examples], limit, self.sampling, self.seed, longest)
 
     @property
     def baseline_is_target(self) -> bool:
@@ -155,8 +156,9 @@ def prepare(cfg: DictConfig) -> Point:
     if specs.measure.baseline is not None:
         policies[BASELINE] = compose_policy(specs.measure.baseline)
     values = {name: resolved(policy) for name, policy in policies.items()}
-    examples = cached_examples(specs.dataset)
     decoders = {name: specs.decoder(policy) for name, policy in policies.items()}
+    specs = replace(specs, dataset=for_model(specs.dataset, decoders[METHOD].target.checkpoint))
+    examples = cached_examples(specs.dataset)
     if specs.runtime.batch > 1:
         for name, policy in policies.items():
             require_batches(policy.name, decoders[name].method, decoders[name].models)
@@ -171,7 +173,7 @@ def prepare(cfg: DictConfig) -> Point:
         composition=describe_decoder(values[METHOD]["decoder"]),
         code=code,
         setting=setting,
-        facts=facts_of(specs.pair, values[METHOD], decoders[METHOD]),
+        facts=facts_of(specs, values[METHOD], decoders[METHOD]),
         same_as_baseline=contents.get(BASELINE) == contents[METHOD],
         config_yaml=OmegaConf.to_yaml(cfg, resolve=False),
         decoders=decoders,
@@ -310,24 +312,29 @@ def _replaced(node: Any, others: Mapping[str, str]) -> Any:
     return others.get(node, node) if isinstance(node, str) else node
 
 
-def facts_of(pair: PairSpec, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
+def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
     """What does not affect the numbers of a point, and figures use to place it, in place of names or paths.
 
     pair: its name. aligned: whether its draft model was aligned with the target. acceptance: the class of the
     acceptance rule, None for a policy without one. trained: by knob, the settings of a small trained module in the
     folder that the knob names; of a fitted tree its file. versions: of the packages of a peer with its own
     environment. vocabularies: of each draft model with another vocabulary than the target's, how many pieces they
-    share, and how it drafts.
+    share, and how it drafts. pins: the commit and date of each repository of the hub that is pinned (`pins.yaml`).
     """
+    dataset, pins = specs.dataset, {model.checkpoint.path: model.checkpoint.pin for model in decoder.models}
+    if not dataset.path:
+        pins[dataset.hub_id] = pin_of("datasets", dataset.hub_id, dataset.hub_revision)
+    pins = {name: dict(pin) for name, pin in pins.items() if pin is not None}
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
     trained = {knob: _settings_in(Path(path).expanduser()) for knob, path in named_files(policy).items()}
     return {
-        "pair": pair.name,
-        "aligned": pair.aligned,
+        "pair": specs.pair.name,
+        "aligned": specs.pair.aligned,
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": {knob: settings for knob, settings in trained.items() if settings is not None},
         **({"versions": dict(decoder.method.versions)} if isinstance(decoder.method, External) else {}),
         **({"vocabularies": decoder.vocabularies} if decoder.vocabularies else {}),
+        **({"pins": pins} if pins else {}),
     }
 
 

@@ -13,15 +13,15 @@ import torch
 
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import BatchedText, decode_batch, require_room
-from bild_lab.engine.protocols import External, Method
+from bild_lab.engine.protocols import External, Method, Streams
 from bild_lab.engine.request import Request
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, no_garbage_collection
-from bild_lab.lab.measure.summary import require_no_nan
+from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.point import Point
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
@@ -30,18 +30,14 @@ from bild_lab.lab.score import Clock, Measured, prepare_method, result_of, seede
 from bild_lab.lab.tree_search import with_fitted_tree
 
 LONGEST_DRAFT = 256  # tokens; texts that end so far before a model's last position are not affected by it
+WARM_TOKENS = 48  # of each method before timing: memory is touched, shapes are compiled, threads are awake
+LONG_ROUND_S = 0.01  # in which a clock, and a pause for scores, change less than a thousandth
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 
 
-def run_point(
-    point: Point,
-    sweep: Sweep,
-    setup_s: float = 0.0,
-    advance: Callable[[], None] = lambda: None,
-    stage: Callable[[str], None] = lambda name: None,
-) -> Result:
-    """Measure a point, store its result and return it. See `run_points`."""
-    (result,) = run_points([point], sweep, setup_s, advance, stage)
+def run_point(point: Point, sweep: Sweep, **options: Any) -> Result:
+    """Measure a point, store its result and return it. options: as in `run_points`."""
+    (result,) = run_points([point], sweep, **options)
     return result
 
 
@@ -75,19 +71,22 @@ def run_points(
         limit, folder = first.decoding.max_new_tokens, sweep.folder / "history"
         examples = with_history(first.examples, first.vanilla, first.setting, limit, folder)
         requests = _requests(points, examples)
-    with clock.part("warmup"):
+    with clock.part("check"):
         names = [METHOD, *(f"{METHOD} {place}" for place in range(2, len(points) + 1))]
         decoders = dict(zip(names, (point.decoders[METHOD] for point in points), strict=True))
         if BASELINE in first.decoders:
             decoders[BASELINE] = first.decoders[BASELINE]
         methods = {name: each.method for name, each in decoders.items()}
-        _warm(first, decoders, requests)
+        _require_sound(first, decoders.values(), requests)
+    with clock.part("warmup"):
+        shortest_s = warm_up(methods, requests, first.measure.warmup, first.seed, first.batch)
     with clock.part("decode"):
         external = [method for method in methods.values() if isinstance(method, External)]
         others = OtherLoad(lambda: sum(each.cpu_seconds() for each in external))
         compiled = lambda: compiled_steps(decoders.values())  # noqa: E731
         repeats, seed, batch = first.measure.repeats, first.seed, first.batch
-        timed = time_methods(methods, requests, repeats, seed, decoder.synchronize, advance, compiled, batch)
+        trace = _first_trace(points, shortest_s)
+        timed = time_methods(methods, requests, repeats, seed, decoder.synchronize, advance, compiled, batch, trace)
         surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
         surroundings["shared_device"] = use.shared()
         use.close()
@@ -132,19 +131,25 @@ def _same_room(one: Request, other: Request) -> bool:
     return all(each.positions is None or each.positions - end >= LONGEST_DRAFT for each in (limits, others))
 
 
-def _warm(point: Point, decoders: Mapping[str, Decoder], requests: Sequence[Request]) -> None:
-    """Decode the first examples. Raises UserError for a batch without room, and for models that score with NaN."""
-    device = point.decoders[METHOD].target.device
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    for name, each in decoders.items():
-        if name != BASELINE:
-            require_no_nan(each.running, requests[0])
+def _require_sound(point: Point, decoders: Iterable[Decoder], requests: Sequence[Request]) -> None:
+    """Raise UserError for models that score with NaN, and for a batch without room."""
+    models = {id(one): one for each in decoders for one in each.models}
+    require_no_nan([one for each in decoders for one in each.running], requests[0])
     if point.batch > 1:
-        models = {id(one): one for each in decoders.values() for one in each.models}
         require_room(models.values(), requests, point.batch)
-    methods = {name: each.method for name, each in decoders.items()}
-    warm_up(methods, requests, point.measure.warmup, point.seed, point.batch)
+
+
+def _first_trace(points: Sequence[Point], shortest_s: float) -> Callable[[], Trace]:
+    """What the first repeat of a text records, given the seconds of the shortest verification.
+
+    Stages, and what the target's rows give to the text, where that costs the timing nothing: of long rounds on a CPU,
+    whose clock can be paused. Logits processors change the rows.
+    """
+    decoder = points[0].decoders[METHOD]
+    if decoder.target.device.type != "cpu" or shortest_s < LONG_ROUND_S:
+        return Trace
+    wanted = any(one.measure.target_log_probability for one in points) and not decoder.processors
+    return lambda: StageTrace(score=log_probability if wanted else None)
 
 
 def _stored(sweep: Sweep, point: Point, result: Result, examples: list[MeasuredExample]) -> Result:
@@ -174,12 +179,29 @@ def compiled_steps(decoders: Iterable[Decoder]) -> int:
     return sum(model.compiled_steps for model in models.values())
 
 
-def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int, batch: int = 1) -> None:
-    """Decode the first examples with every method, in batches the first that fit. Nothing is recorded."""
+def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int, batch: int = 1) -> float:
+    """Decode the beginnings of the first examples with every method, in batches the first that fit.
+
+    `WARM_TOKENS` of each method, shared among its examples. Outside of batches each has the memory of its whole text,
+    so that the same steps are compiled. Returns the seconds of the shortest verification, 0.0 if there was none.
+    """
+    verified_s: list[float] = []
     count = min(len(requests), batch if batch > 1 and count else count)
+    most = WARM_TOKENS if batch > 1 else -(-WARM_TOKENS // max(1, count))
     for block in blocks(count, batch):
         for method in methods.values():
-            _decode(method, [seeded(requests[index], seed, index) for index in block], batch, lambda: None)
+            some = [seeded(requests[index], seed, index) for index in block]
+            if batch == 1 and isinstance(method, Streams):
+                prepare_method(method, some, lambda: None)
+                emitted, trace = 0, StageTrace()
+                for new in method.stream(some[0], trace):
+                    emitted += len(new)
+                    if emitted >= most:
+                        break
+                verified_s += [end - start for stage, start, end in trace.spans if stage == "verify"]
+            else:
+                _decode(method, [one.shorter(most) for one in some], batch, lambda: None)
+    return min(verified_s, default=0.0)
 
 
 def time_methods(
@@ -191,6 +213,7 @@ def time_methods(
     advance: Callable[[], None] = lambda: None,
     compiled_steps: Callable[[], int] = lambda: 0,
     batch: int = 1,
+    first_trace: Callable[[], Trace] = Trace,
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
@@ -201,7 +224,8 @@ def time_methods(
     fails.
 
     batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds
-    are shared out among the texts: see `Timed`.
+    are shared out among the texts: see `Timed`. first_trace: makes the trace of a text's first repeat outside of
+    batches; the seconds in which it is paused do not count.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods}
     names = list(methods)
@@ -213,7 +237,8 @@ def time_methods(
                     while before != compiled_steps():  # else the time would include compilation
                         before = compiled_steps()
                         own = [seeded(requests[index], seed, index) for index in block]
-                        texts = _decode(methods[name], own, batch, synchronize, block[0])
+                        trace = first_trace if repeat == 0 else Trace
+                        texts = _decode(methods[name], own, batch, synchronize, block[0], trace)
                     if repeat == 0:
                         results[name] += [Timed(one.token_ids, [], one.trace) for one in texts]
                     for index, one in zip(block, texts, strict=True):
@@ -244,19 +269,25 @@ def blocks(count: int, size: int) -> Iterator[range]:
 
 
 def _decode(
-    method: Method, requests: Sequence[Request], batch: int, synchronize: Callable[[], None], first: int = 0
+    method: Method,
+    requests: Sequence[Request],
+    batch: int,
+    synchronize: Callable[[], None],
+    first: int = 0,
+    new_trace: Callable[[], Trace] = Trace,
 ) -> list[BatchedText]:
     """Decode one text, or several in batches. first: the place of the first among all examples."""
     if batch > 1:
         prepare_method(method, requests, synchronize)
         return decode_batch(method, requests, Batch(batch, synchronize))
-    (request,), trace = requests, Trace()
+    (request,) = requests
     try:
         prepare_method(method, requests, synchronize)
+        trace = new_trace()
         started = time.perf_counter()
         tokens = method.decode(request, trace)
     except Exception as error:
         raise RuntimeError(f"example {first}: {error}") from error
     synchronize()
-    seconds = time.perf_counter() - started
+    seconds = time.perf_counter() - started - trace.paused_s
     return [BatchedText(tokens[request.limits.prompt_length :], trace, seconds, seconds)]

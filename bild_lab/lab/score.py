@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bild_lab.engine.models.device import DTYPES
-from bild_lab.engine.protocols import Method, Prepares
+from bild_lab.engine.protocols import External, Method, Prepares
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Round, Span, StageTrace
 from bild_lab.lab.analysis.prediction import pipeline_summary, predict
@@ -24,9 +24,7 @@ from bild_lab.lab.measure.summary import (
     change_of,
     decoding_costs,
     log_probabilities,
-    log_probability,
     qualities,
-    require_no_nan,
     summarize,
     work_of,
 )
@@ -39,14 +37,17 @@ PARTS = {  # of a measurement: their names in a result's `seconds`, and on the s
     "load": "loading models",
     "fit": "fitting the tree",
     "history": "preparing texts",
+    "check": "checking",
     "warmup": "warming up",
     "decode": DECODING,
     "trace": "tracing",
     "certify": "certifying",
-    "check": "checking",
     "likelihood": "scoring by the target",
     "metrics": "scoring",
 }
+
+
+TRACED_TOKENS = 2048  # that a pass with clocks of its own decodes
 
 
 class Clock:
@@ -84,20 +85,12 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
     requests, examples, clock = measured.requests, measured.examples, Clock(measured.stage)
     decoder = point.decoders[METHOD]
     with clock.part("trace"):
-        stages_s, spans = _traced(point, requests, timed)
+        _, spans = stages = _traced(point, requests, timed)
     with clock.part("certify"):
         certificates = _certified(point, requests, timed) if point.measure.certify else None
-    with clock.part("check"):
-        likelihoods: dict[str, list[float]] = {METHOD: []}
-        for request, one in zip(requests, timed[METHOD], strict=True):
-            logits = require_no_nan(decoder.running, request, one.token_ids)  # the target's: its forward serves twice
-            if point.measure.target_log_probability:
-                likelihoods[METHOD].append(log_probability(logits, one.token_ids))
     with clock.part("likelihood"):
-        if point.measure.target_log_probability and BASELINE in timed:
-            ours, theirs = ([one.token_ids for one in timed[name]] for name in (METHOD, BASELINE))
-            known = likelihoods[METHOD]
-            likelihoods[BASELINE] = log_probabilities(decoder.running[0], requests, theirs, ours, known)
+        wanted = point.measure.target_log_probability
+        likelihoods = log_probabilities(decoder.running[0], requests, timed) if wanted else None
     with clock.part("metrics"):
         # what a program begins with counts; a space at its end does not
         texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
@@ -109,17 +102,18 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             knobs=point.knobs,
             composition=point.composition,
             engine=decoder.method.engine,
+            precision=decoder.method.precision if isinstance(decoder.method, External) else point.setting["dtype"],
             setting=Setting(point.setting),
             facts=point.facts,
             same_as_baseline=point.same_as_baseline,
             quality=judged.pop(point.scoring.lead),
             further_qualities=judged,
-            change=change_of(timed, likelihoods if likelihoods[METHOD] else None, point.sampling.greedy, point.seed),
+            change=change_of(timed, likelihoods, point.sampling.greedy, point.seed),
             **summarize(examples, timed, point.seed),
             agreement_with_target=agreement(timed) if point.baseline_is_target else None,
             certificate=None if certificates is None else count_verdicts(certificates),
             peak_memory_mb=None if "side_by_side" in measured.surroundings else peak_memory_mb(decoder.target.device),
-            **_stages_and_costs(point, timed, stages_s),
+            **_stages_and_costs(point, timed, stages),
             environment=Environment({**measured.surroundings, "code": point.code}),
             seconds={},
         )
@@ -127,40 +121,56 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
     result = replace(result, seconds={**seconds, "total": sum(seconds.values())})
     rows = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
-        stages = spans[index] if spans else ()
-        rows[index] = with_trace(rows[index], example.prompt, stages, decoder.pieces)
+        own = spans[index] if index < len(spans) else ()
+        rows[index] = with_trace(rows[index], example.prompt, own, decoder.pieces)
     return result, rows
 
 
-Stages = tuple[dict[str, float], list[list[Span]]]  # seconds of each stage, and every example's stages in order
+Stages = tuple[dict[str, float] | None, list[list[Span]]]  # seconds of each stage; each traced example's, in order
 
 
-def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages | tuple[None, None]:
-    """The time of the first examples by stage; None without rounds, and in a batch, where stages overlap."""
+def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages:
+    """The time of the first examples by stage; none without rounds, and in a batch, where stages overlap.
+
+    Where no clocks ran in the timed repeats, as they would slow these down, some examples are decoded once more.
+    """
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
-    if not count or point.batch > 1 or not timed[METHOD][0].trace.rounds:
-        return None, None
-    return trace_stages(decoder.method, requests[:count], point.seed, decoder.synchronize)
+    traced = timed[METHOD][:count]
+    if not traced or point.batch > 1 or not traced[0].trace.rounds:
+        return None, []
+    if isinstance(traced[0].trace, StageTrace):
+        return stages_of([(one.trace, one.latency_s[0]) for one in traced])
+    return stages_of(traced_pass(decoder.method, requests[:count], point.seed, decoder.synchronize))
 
 
-def trace_stages(method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None]) -> Stages:
-    """Decode the examples once more with a clock in each stage. Host code is the time between the stages.
+def stages_of(traces: Iterable[tuple[StageTrace, float]]) -> Stages:
+    """The seconds in prefill, draft, verify and host over all examples, and the stages of each example.
 
-    Returns the seconds in prefill, draft, verify and host over all examples, and the stages of each example.
+    traces: each with the seconds of its whole example. Host code is the time between the stages.
     """
     seconds = {"prefill": 0.0, "draft": 0.0, "verify": 0.0, "host": 0.0}
     spans = []
-    for index, request in enumerate(requests):
-        prepare_method(method, [request], synchronize)
-        trace = StageTrace(synchronize=synchronize)
-        method.decode(seeded(request, seed, index), trace)
-        synchronize()
-        whole = time.perf_counter() - trace.started
+    for trace, whole_s in traces:
         for stage, part in trace.stages_s.items():
             seconds[stage] += part
-        seconds["host"] += whole - sum(trace.stages_s.values())
+        seconds["host"] += whole_s - sum(trace.stages_s.values())
         spans.append(trace.spans)
     return seconds, spans
+
+
+def traced_pass(
+    method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None], tokens: int = TRACED_TOKENS
+) -> Iterator[tuple[StageTrace, float]]:
+    """Decode examples with a clock in each stage, until they have so many tokens. Yields the seconds of each, too."""
+    for index, request in enumerate(requests):
+        if tokens <= 0:
+            return
+        prepare_method(method, [request], synchronize)
+        trace = StageTrace(synchronize=synchronize)
+        text = method.decode(seeded(request, seed, index), trace)
+        synchronize()
+        yield trace, time.perf_counter() - trace.started
+        tokens -= len(text) - request.limits.prompt_length
 
 
 def seeded(request: Request, seed: int, index: int) -> Request:
@@ -190,11 +200,11 @@ def _certified(point: Point, requests: list[Request], timed: dict[str, list[Time
     return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
-def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages_s: dict[str, float] | None) -> dict[str, Any]:
+def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages) -> dict[str, Any]:
     """Fields of a Result: seconds by stage, the cost of all forwards, and the predictions of theory."""
-    count, prediction = point.measure.traced_examples, None
+    (stages_s, spans), prediction = stages, None
     if stages_s is not None and BASELINE in timed:
-        traced = {name: several[:count] for name, several in timed.items()}
+        traced = {name: several[: len(spans)] for name, several in timed.items()}
         end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
         prediction = predict(**traced, stages_s=stages_s, end_tokens=end_tokens)
     # in a batch several texts share what a forward reads
@@ -203,7 +213,7 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages_s: dic
     return {
         "stages_s": stages_s,
         "prediction": prediction,
-        "pipeline": pipeline_summary(timed, stages_s, count),
+        "pipeline": pipeline_summary(timed, stages_s, len(spans)),
         "cost": None if work is None else decoding_costs(work, tokens),
         "work": work,
     }

@@ -79,7 +79,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     progress, place, title = _own_progress(sweep.folder), _place(), _title(point, sweep)
     bars = PointProgress(title, len(point.examples), place, progress.total or place, progress.typical_s)
     with bars as shown:
-        result = run_point(point, sweep, setup_s, shown.advance, shown.stage)
+        result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
     speedup, others = result.speedup.value, result.further_qualities.values()
     faster = "" if speedup is None else f", {times(speedup)}"
     point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place

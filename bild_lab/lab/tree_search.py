@@ -29,8 +29,7 @@ from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.files import cache_folder, write_atomically
 from bild_lab.lab.cli import console, escape
-from bild_lab.lab.config import resolved, typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.config import resolved
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
@@ -282,7 +281,7 @@ def with_fitted_tree(point: Point) -> Point:
 
 def other_texts(point: Point) -> tuple[str, list[Example]]:
     """A split that the point does not report on, with its first texts; the point's own if there is no other."""
-    dataset = typed(DatasetSpec, OmegaConf.create(point.config_yaml).dataset, "dataset")
+    dataset = point.specs.dataset
     reported = {one.prompt for one in point.examples}
     for split in ("validation", "train"):
         if split == canonical_split(dataset.split):

@@ -71,10 +71,11 @@ def pair(point: Result) -> str:
 
 
 def alignment(point: Result) -> str | None:
-    """BiLD's two curves: with the fine-tuned drafter, or with the aligned one."""
-    if point.policy != "bild":
+    """BiLD's two curves: with the fine-tuned drafter, or the aligned one; and two of the released loop."""
+    loops = {"bild": "", "bild_released": ", released loop"}
+    if point.policy not in loops:
         return None
-    return "aligned" if point.facts["aligned"] else "unaligned"
+    return f"{'aligned' if point.facts['aligned'] else 'unaligned'}{loops[point.policy]}"
 
 
 def ablation(point: Result) -> str | None:
@@ -85,7 +86,7 @@ def ablation(point: Result) -> str | None:
 
 def unaligned_or_speculative(point: Result) -> str | None:
     if point.policy == "speculative":
-        return "speculative"
+        return f"speculative, {'sampled' if point.setting.temperature else 'greedy'}"
     return "bild" if alignment(point) == "unaligned" else None
 
 
@@ -210,11 +211,14 @@ def cost_ratios(points: Sequence[Result]) -> list[Cell]:
 
 
 def against_speculative(points: Sequence[Result]) -> list[Cell]:
-    """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead of it at equal quality and at equal speed."""
+    """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead of it at equal quality and at equal speed.
+
+    Greedy and sampled points are rivals of their own: the first have the target's quality, the second lose some.
+    """
     timed = [point for point in points if point.speedup.value is not None]
     both, found = curves(timed, unaligned_or_speculative), []
     for (panel, name), curve in both.items():
-        if name != "speculative":
+        if name == "bild":
             continue
         rival = max(curve, key=lambda point: point.speedup.value)
         found += cell(panel, name, "speedup", rival.speedup) + cell(panel, name, "quality", rival.quality)
@@ -222,7 +226,7 @@ def against_speculative(points: Sequence[Result]) -> list[Cell]:
         as_good = [point.speedup.value for point in bild if point.quality.value >= rival.quality.value - MINIMAL_LOSS]
         as_fast = [point.quality.value for point in bild if point.speedup.value >= rival.speedup.value]
         for what, best, own in (("speedup", as_good, rival.speedup.value), ("quality", as_fast, rival.quality.value)):
-            found += cell(panel, "bild", f"{what} ahead of speculative", max(best) - own if best else None)
+            found += cell(panel, "bild", f"{what} ahead of {name}", max(best) - own if best else None)
     return found
 
 

@@ -17,20 +17,29 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.ppd.pipeline import SHARED
-from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, progress
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import data_hash, file_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
-from bild_lab.papers.match_rates import CSV, METRICS, TOTAL, MatchRates, MatchSpec, layers_of, measure_match_rates
+from bild_lab.papers.match_rates import (
+    CSV,
+    METRICS,
+    TOTAL,
+    MatchRates,
+    MatchSpec,
+    alone,
+    layers_of,
+    measure_match_rates,
+)
 from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
 from bild_lab.training.folder import require_same_settings, write_json, writing
 
@@ -48,8 +57,9 @@ def match_rates(cfg: DictConfig) -> None:
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     longest = cfg.decoding.max_new_tokens
     require_whole("decoding.max_new_tokens", longest, 1)
-    examples = load_examples(dataset)
     target = target_of(cfg)
+    dataset = for_model(dataset, target.checkpoint)
+    examples = load_examples(dataset)
     settings = {
         "model.path": target.checkpoint.path,
         "model.weights": target.checkpoint.fingerprint,
@@ -64,9 +74,8 @@ def match_rates(cfg: DictConfig) -> None:
         "data": data_hash(examples),
     }
     require_same_rates(folder, settings)
-    sources = [target.source(one.prompt, dataset.max_source_tokens) for one in examples]
-    ends = target.checkpoint.end_tokens
-    requests = [Request(source, Limits(len(source.prompt), longest, ends)) for source in sources]
+    prompts, cut = [one.prompt for one in examples], dataset.max_source_tokens
+    requests = Decoder(target, alone(target), (target,)).requests(prompts, longest, None, 0, cut)
     with progress() as bar:
         task = bar.add_task("texts", total=len(requests))
         found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))

@@ -215,14 +215,18 @@ def measure_match_rates(
         return np.stack(found).reshape(len(heads), len(layers), len(top_k), len(tokens))
 
     target.load()
-    alone = DraftThenVerify(target, NoDraft(target), ExactMatch())
     loops = [lambda request=request: hits_of(request) for request in requests]
-    batch = Batch(quiet_batch(alone, [target], requests))
+    batch = Batch(quiet_batch(alone(target), [target], requests))
     hits = [text.result for text in batch.run(loops, lambda index: advance())]
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)
     matches = np.stack([grouped(hit, spec.positions, groups) for hit in hits])
     counts = np.stack([grouped(np.ones(hit.shape[-1:], int), spec.positions, groups) for hit in hits])
     return MatchRates(spec.heads, layers, spec.top_k, spec.positions, matches, counts)
+
+
+def alone(target: LoadedModel) -> DraftThenVerify:
+    """The target decodes by itself."""
+    return DraftThenVerify(target, NoDraft(target), ExactMatch())
 
 
 def with_sum(counts: Int[np.ndarray, " groups"]) -> list[int]:

@@ -94,6 +94,7 @@ class Published:
 
     given: which of its numbers the paper's text prints, and what was left out. folders: where in `outputs` its points
     are, by scale. commands: those that produce the points, by scale. metrics: of the printed qualities, by panel.
+    same_rows: the paper's row that a further row of ours is compared with.
     """
 
     paper: str
@@ -106,6 +107,7 @@ class Published:
     values: list[Block]
     orders: list[Order]
     metrics: dict[str, str] = field(default_factory=dict)
+    same_rows: dict[str, str] = field(default_factory=dict)
 
     @cached_property
     def printed(self) -> dict[Key, float]:
@@ -188,6 +190,7 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
     lines, used = [], set()
     for cell in cells:
         panel, row, quantity = cell.key
+        row = published.same_rows.get(row, row)
         if scale == "small":
             row = published.stands_for.rows.get(row, row)
             if (panel, row, quantity) not in published.printed and quantity != QUALITY:

@@ -55,9 +55,12 @@ def _verdict(group: Group) -> list[str]:
     candidates = [result for result in group.results if not result.is_baseline]
     if not group.relative or not candidates or group.baseline_quality is None:
         return [_without_comparison(group)]
+    possible = [result for result in candidates if not result.impossible]
+    if not possible:
+        return [_impossible(group, candidates[0])]
     if not group.enough:
-        return [_too_few(group, candidates)]
-    claims = _claims(group, candidates)
+        return [_too_few(group, possible)]
+    claims = _claims(group, possible)
     if len(candidates) > 1 and group.best(1.0) is not None:
         claims.append(_selection(group, len(candidates)))
     return claims
@@ -124,7 +127,7 @@ def _caution(best: Result) -> str:
         warnings.append("not faster than the baseline")
     elif speedup.low is not None and speedup.low <= 1:
         warnings.append("not clearly faster, as the interval holds 1")
-    if why := disturbance(best.environment):
+    if why := disturbance(best):
         warnings.append(f"{why}, so time it again before relying on the speedup")
     return "".join(f": {warning}" if place == 0 else f"; {warning}" for place, warning in enumerate(warnings))
 
@@ -150,6 +153,16 @@ def _too_few(group: Group, candidates: list[Result]) -> str:
         f"{examples} too few to say which point is faster or better, as intervals are too narrow below "
         f"{ENOUGH_EXAMPLES}. Measured: {point_label(first, group.knobs(first))} {speedup}, {group.metric} "
         f"{difference.strip()}{_caution(first)}{more}."
+    )
+
+
+def _impossible(group: Group, first: Result) -> str:
+    """The counts of a point whose timing cannot be right, and what to do."""
+    speedup = f"{times(first.speedup.value)} {interval(first.speedup.low, first.speedup.high)}".strip()
+    return (
+        f"{point_label(first, group.knobs(first))} emits {number(first.counts.tokens_per_target_call)} tokens per call "
+        f"of the target. Its measured speedup of {speedup} is more than that allows, so there is no speedup to report: "
+        "time it again with resume=false on an idle machine, or with runtime.threads=1."
     )
 
 

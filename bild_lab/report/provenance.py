@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bild_lab.lab.formatting import MISSING, number, percent
-from bild_lab.lab.schema.result import Environment, Result
+from bild_lab.lab.schema.result import Result
 
 # what can differ between two sources of points
 _SOURCE = (
@@ -30,10 +30,12 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
 def unreliable(results: Sequence[Result]) -> list[str]:
     """Return which timings cannot be relied on, a sentence for each reason; usually none."""
     shared = [result for result in results if result.environment.shared_device]
+    impossible = sum(result.impossible for result in results)
     busy = [result.environment.busy_elsewhere_percent for result in results if result.environment.busy]
     used = " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy)))) if busy else ""
     reasons = (
         (len(shared), "beside other jobs on the same device", "Alone"),
+        (impossible, "as faster than their tokens per call allow", "On an idle machine"),
         (len(busy), f"while other programs used {used} % of the machine", "On an idle machine"),
     )
     points = _many(len(results), "point")
@@ -45,9 +47,10 @@ def unreliable(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def disturbance(environment: Environment) -> str:
-    """Return what else ran while a point was timed: `machine 74 % busy`; empty if the timings can be relied on."""
-    words = []
+def disturbance(result: Result) -> str:
+    """Return why a point's timing cannot be relied on: `machine 74 % busy`; empty if it can."""
+    environment = result.environment
+    words = ["more speedup than tokens per call"] if result.impossible else []
     if environment.busy:
         words.append(f"machine {percent((environment.busy_elsewhere_percent or 0.0) / 100)} busy")
     if environment.shared_device:
@@ -56,9 +59,9 @@ def disturbance(environment: Environment) -> str:
 
 
 def caption(results: Sequence[Result]) -> str:
-    """Return the caution for a figure: `3 of 12 points timed on a busy machine`; empty if it needs none."""
-    disturbed = sum(bool(disturbance(result.environment)) for result in results)
-    return f"{disturbed} of {_many(len(results), 'point')} timed on a busy machine" if disturbed else ""
+    """Return the caution for a figure: `3 of 12 points timed unreliably`; empty if it needs none."""
+    disturbed = sum(bool(disturbance(result)) for result in results)
+    return f"{disturbed} of {_many(len(results), 'point')} timed unreliably" if disturbed else ""
 
 
 def sources(results: Sequence[Result]) -> list[dict[str, str]]:

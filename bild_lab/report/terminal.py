@@ -52,7 +52,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
         texts = (_CROSS, f"{failure.policy} {knob_label(failure, list(failure.knobs), ' ')}", "failed")
         table.add_row(*(Text(text) for text in texts), style="red")
     table.caption = Text(_LEGEND, style="dim", justify="left")
-    if any(disturbance(result.environment) for result in results):
+    if any(disturbance(result) for result in results):
         table.caption.append(f"\n{_DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
         table.caption.append(f"\n{_CROSS} {_message(failure)}", style="red")
@@ -69,7 +69,7 @@ def category_table(results: Sequence[Result]) -> Table | None:
         best = group.best(0.0) or group.results[0]
         if not best.categories:
             continue
-        why = disturbance(best.environment)
+        why = disturbance(best)
         table.add_row(Text(point_label(best, group.knobs(best)) + (f", {why}" if why else ""), style="bold"))
         for name, one in categories_of(best).items():
             faster = f"{number(one.speedup.value)} {interval(one.speedup.low, one.speedup.high)}".strip()
@@ -88,7 +88,7 @@ def _difference(group: Group, groups: list[Group]) -> str:
 
 def _cells(group: Group, result: Result) -> list[Text]:
     speedup, quality = result.speedup, result.quality
-    mark = _DISTURBED if disturbance(result.environment) else ""
+    mark = _DISTURBED if disturbance(result) else ""
     faster = f"{mark}{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
     texts = [
         _ON_FRONT if any(result is other for other in group.front()) else "",

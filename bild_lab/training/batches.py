@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
+from bild_lab.engine.models.pieces import begin_of_text
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
@@ -64,6 +65,7 @@ def tokenize(
         prompts = tokenizer([example.prompt for example in chunk], verbose=False, **cut)["input_ids"]
         answers = tokenizer([example.references[0] for example in chunk], add_special_tokens=False, verbose=False)
         for example, prompt, answer in zip(chunk, prompts, answers["input_ids"], strict=True):
+            prompt = prompt or begin_of_text(tokenizer)
             if not prompt and not encoder_decoder:
                 raise UserError(f"the prompt of example {example.id} has no tokens; a decoder needs at least one")
             ended = [*answer[: max_target_tokens - 1], tokenizer.eos_token_id]

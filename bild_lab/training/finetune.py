@@ -53,6 +53,8 @@ from bild_lab.training.start import (
 )
 from bild_lab.training.trainer import Objective
 
+LIKELIHOOD = "log_probability"  # of the validation answers, in nats a token: the metric of unconditional generation
+
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuningJob(TrainingJob):
@@ -66,7 +68,7 @@ class FinetuningJob(TrainingJob):
     start: StartingPoint
     train: tuple[Example, ...]
     validation: tuple[Example, ...]
-    metric: str  # bleu, rouge or agreement
+    metric: str  # bleu, rouge or agreement; LIKELIHOOD decodes no texts
     teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says
     max_source_tokens: int | None = None  # longer prompts are cut
     data: str = "examples given by the caller"  # what they are, for the model card
@@ -137,20 +139,17 @@ class Evaluator:
     def __call__(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         """`METRIC` with `METRIC_low` and `METRIC_high` (95 %), `loss` in nats a token, and seconds.
 
-        A loss over several layers adds `loss_layer_N` for each.
+        LIKELIHOOD has no interval. A loss over several layers adds `loss_layer_N` for each.
         """
         started = time.perf_counter()
         with _evaluating(model, self.settings), torch.no_grad():
             losses = self._losses(model, loss)
-            texts = self._texts(model)
-        quality = score(self.metric, texts, self.references)
-        return {
-            self.metric: quality.value,
-            f"{self.metric}_low": quality.low,
-            f"{self.metric}_high": quality.high,
-            **losses,
-            "seconds": time.perf_counter() - started,
-        }
+            scores = {LIKELIHOOD: -losses["loss"]} if self.metric == LIKELIHOOD else self._scores(model)
+        return {**scores, **losses, "seconds": time.perf_counter() - started}
+
+    def _scores(self, model: PreTrainedModel) -> dict[str, float]:
+        quality = score(self.metric, self._texts(model), self.references)
+        return {self.metric: quality.value, f"{self.metric}_low": quality.low, f"{self.metric}_high": quality.high}
 
     def _losses(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         sums, count = {}, 0
@@ -288,12 +287,14 @@ def _card(metrics: Mapping[str, Any], folder: Path) -> str:
     """The model card, with the commands that decode with the checkpoint."""
     best, name, checkpoint, evaluated, scores = metrics["best"], metrics["metric"], folder / "checkpoint", "", {}
     if best is not None:
+        how = "The texts" if name == LIKELIHOOD else "Greedy decoding"
         evaluated = (
-            f"Greedy decoding of {metrics['validation_examples']:,} validation examples at step {best['step']:,}, "
+            f"{how} of {metrics['validation_examples']:,} validation examples at step {best['step']:,}, "
             f"the best of {metrics['evaluations']} evaluations; losses in nats a token."
         )
-        interval = f"95 %: {best[f'{name}_low']:.2f} to {best[f'{name}_high']:.2f}"
-        scores[f"validation {name}"] = f"{best[name]:.2f} ({interval})"
+        known = f"{name}_low" in best
+        interval = f" (95 %: {best[f'{name}_low']:.2f} to {best[f'{name}_high']:.2f})" if known else ""
+        scores[f"validation {name}"] = f"{best[name]:.2f}{interval}"
         scores |= {key.replace("_", " "): f"{best[key]:.3f}" for key in best if key.startswith("loss")}
     data = metrics.get("dataset")
     words = "dataset=NAME dataset.path=DIR" if data is None else shlex.join(dataset_words(DatasetSpec(**data)))

@@ -11,6 +11,7 @@ import torch
 
 from bild_lab.engine.drafters.ngram import Counts, NGramTable, require_order, vocabulary_hash
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.pieces import begin_of_text
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 
@@ -69,10 +70,13 @@ def reference_tokens(checkpoint: Checkpoint, examples: Iterable[Example]) -> Ite
             if checkpoint.encoder_decoder:
                 yield [checkpoint.decoder_start, *tokenizer(text_target=reference, verbose=False)["input_ids"]]
                 continue
-            gap = "" if example.prompt[-1].isspace() else " "
+            gap = "" if not example.prompt or example.prompt[-1].isspace() else " "
             # together, as a piece may depend on the text before it
             texts = [example.prompt, f"{example.prompt}{gap}{reference}"]
             prompt, whole = tokenizer(texts, verbose=False)["input_ids"]
+            if not prompt:
+                prompt = begin_of_text(tokenizer)
+                whole = [*prompt, *whole]
             end = [] if tokenizer.eos_token_id in (None, whole[-1]) else [tokenizer.eos_token_id]
             same = (one == other for one, other in zip(prompt, whole, strict=False))
             shared = len(list(takewhile(bool, same)))

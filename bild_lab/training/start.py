@@ -28,6 +28,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import content_hash
 
 PAD, END, UNKNOWN, START = "<pad>", "</s>", "<unk>", "<s>"  # ids 0, 1, 2 as in T5; decoders have 3 too
+PIECES = ("bpe", "wordpiece")
 _LONGEST_TEXT = 512  # tokens; the dataset decides whether longer texts are cut
 _SUBLAYER_ENDS = ("o_proj", "down_proj")  # the last products of attention and feed-forward
 
@@ -81,17 +82,21 @@ class FreshModel:
     """A model with random weights: the fields of `conf/model/*.yaml`.
 
     config: `model_type` and the arguments of its configuration in Transformers. Vocabulary and special tokens are not
-    among them, as the tokenizer decides them. vocabulary: how many pieces a trained tokenizer has. tokenizer: a
-    checkpoint whose tokenizer is used instead of training one, as a target and its drafter must share one.
+    among them, as the tokenizer decides them. vocabulary: how many pieces a trained tokenizer has. pieces: bpe, or
+    wordpiece (BERT's, cased). tokenizer: a checkpoint whose tokenizer is used instead of training one, as a target and
+    its drafter must share one.
     """
 
     name: str
     config: dict[str, Any] = field(default_factory=dict)
     vocabulary: int = 6000
+    pieces: str = "bpe"
     tokenizer: str | None = None
 
     def __post_init__(self) -> None:
         require_whole("model.vocabulary", self.vocabulary, 32)
+        if self.pieces not in PIECES:
+            raise UserError(f"model.pieces must be one of {', '.join(PIECES)}, got {self.pieces!r}")
         kind = self.config.get("model_type")
         if kind not in CONFIG_MAPPING.keys():  # noqa: SIM118 (a lazy mapping)
             raise UserError(
@@ -129,12 +134,13 @@ class FromScratch:
     def identity(self) -> dict[str, Any]:
         shared = None if self._shared is None else content_hash(self._shared.vocabulary)
         config = {f"model.config.{key}": value for key, value in self._fresh.config.items()}
-        return {**config, "model.vocabulary": self._fresh.vocabulary, "model.tokenizer": shared}
+        pieces = {"model.vocabulary": self._fresh.vocabulary, "model.pieces": self._fresh.pieces}
+        return {**config, **pieces, "model.tokenizer": shared}
 
     def tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         if self._shared is not None:
             return self._shared.tokenizer
-        return train_tokenizer(texts, self._fresh.vocabulary, self.config.is_encoder_decoder)
+        return train_tokenizer(texts, self._fresh.vocabulary, self.config.is_encoder_decoder, self._fresh.pieces)
 
     def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
         start = tokenizer.pad_token_id if self.config.is_encoder_decoder else None
@@ -171,18 +177,26 @@ class FromScratch:
 StartingPoint = FromCheckpoint | FromScratch
 
 
-def train_tokenizer(texts: Iterable[str], pieces: int, encoder_decoder: bool) -> PreTrainedTokenizerFast:
-    """A byte-pair tokenizer of at most `pieces` pieces, one vocabulary for prompts and answers.
+def train_tokenizer(
+    texts: Iterable[str], pieces: int, encoder_decoder: bool, kind: str = "bpe"
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of at most `pieces` pieces, one vocabulary for prompts and answers.
 
+    kind: bpe for byte pairs, or wordpiece for BERT's word pieces (Devlin et al., 2019), without lower-casing.
     The texts of an encoder–decoder end with </s>, as T5's do; the texts of a decoder start with <s>, as Llama's do.
     The same texts give the same vocabulary.
     """
     specials = [PAD, END, UNKNOWN] if encoder_decoder else [PAD, END, UNKNOWN, START]
-    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
-    tokenizer.decoder = decoders.Metaspace()
-    trainer = trainers.BpeTrainer(vocab_size=pieces, special_tokens=specials, show_progress=False)
+    options = {"vocab_size": pieces, "special_tokens": specials, "show_progress": False}
+    if kind == "wordpiece":
+        tokenizer, trainer = Tokenizer(models.WordPiece(unk_token=UNKNOWN)), trainers.WordPieceTrainer(**options)
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    else:
+        tokenizer, trainer = Tokenizer(models.BPE(unk_token=UNKNOWN)), trainers.BpeTrainer(**options)
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        tokenizer.decoder = decoders.Metaspace()
     tokenizer.train_from_iterator(texts, trainer)
     single, pair = (f"$A {END}", f"$A {END} $B {END}") if encoder_decoder else (f"{START} $A", f"{START} $A $B")
     tokenizer.post_processor = processors.TemplateProcessing(

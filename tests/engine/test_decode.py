@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.engine.acceptance import ExactMatch, RejectionSampling, Rollback
+from bild_lab.engine.acceptance import ExactMatch, RejectionSampling, ReleasedRollback, Rollback
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Tree, Verdict
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
+from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft, TargetFirstWindow
+from bild_lab.engine.drafters.model import released_confidence
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -158,6 +159,66 @@ def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -
         seen_fallback |= trace.fallbacks > 0
         seen_full_window |= any(len(each.drafted) == window > 1 for each in trace.rounds)
     assert seen_rollback and seen_fallback and seen_full_window
+
+
+def released_loop(
+    small: NextLogits,
+    large: NextLogits,
+    prompt: tuple[int, ...],
+    done: Callable[[list[int]], bool],
+    fallback: float,
+    rollback: float,
+    window: int,
+) -> tuple[list[int], int, int]:
+    """BiLD's released loop by its description, token by token, without any cache: `policy=bild_released`.
+
+    Also how often the large model ran, and how often it accepted a draft in spite of a token above the threshold.
+    """
+    y, judged, left = list(prompt), len(prompt), 0  # left: turns of the small model
+    large_runs = overlooked = 0
+    while not done(y):
+        p_small = small(y).softmax(-1) if left else None
+        if left and p_small.max() >= (0.6 if fallback == 0.0 else fallback):
+            y, left = [*y, int(p_small.argmax())], left - 1
+            continue
+        large_runs += 1
+        own = [large(y[:m]).log_softmax(-1) for m in range(judged, len(y) + 1)]
+        above = [m for m in range(judged, len(y)) if -own[m - judged][y[m]] > (5.0 if rollback == 0.0 else rollback)]
+        if above and int(own[above[0] - judged].argmax()) != y[above[0]]:
+            y, left = [*y[: above[0]], int(own[above[0] - judged].argmax())], 0
+        else:
+            y, left, overlooked = [*y, int(own[-1].argmax())], window, overlooked + bool(above)
+        judged = len(y)
+    return y, large_runs, overlooked
+
+
+def test_bild_released_follows_the_authors_loop() -> None:
+    overlooked, second_passes = 0, 0
+    grid = itertools.product((0.0, 0.3, 0.9), (0.0, 0.4, 1.0, 4.0), (1, 3, 10))
+    for seed, (fallback, rollback, window) in enumerate(grid):
+        table = 2 * torch.randn(2, 7, 7, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        table[1] = table[0] + 0.7 * table[1]
+        large, small = (lambda y, own=own: own[y[-2], y[-1]] for own in table)
+        source, end, most = Source((0, 1)), frozenset([2 if seed % 2 else VOCABULARY]), (24, 13)[seed % 3 == 0]
+        done = finished(source, most, end)
+        expected, runs, seen = released_loop(small, large, source.prompt, done, fallback, rollback, window)
+        drafter = ModelDrafter(StubModel(small), TargetFirstWindow(window), released_confidence(fallback))
+        rule, options = ReleasedRollback(rollback), {"verify_tail": False}
+        actual, trace = decode(StubModel(large), drafter, rule, source, most, end, **options)
+        assert (actual, trace.target_calls) == (expected, runs), (seed, fallback, rollback, window)
+        assert trace.rounds[0].drafted == ()
+        after = [later for one, later in itertools.pairwise(trace.rounds) if one.rollback]
+        assert all(one.drafted == () and one.next_token is not None for one in after)
+        overlooked, second_passes = overlooked + seen, second_passes + len(after)
+    assert overlooked > 5 and second_passes > 5
+
+
+def test_bild_released_refuses_to_sample() -> None:
+    model = StubModel(lambda _: torch.zeros(5))
+    method = DraftThenVerify(model, ModelDrafter(model, TargetFirstWindow(3)), ReleasedRollback(1.0))
+    request = Request(Source((0,)), Limits(1, 5), Sampling(1.0), torch.Generator().manual_seed(0))
+    with pytest.raises(UserError, match=r"greedily, got decoding.temperature=1.0; use decoding=greedy, or policy=bild"):
+        method.decode(request, Trace())
 
 
 @pytest.mark.parametrize("family", FAMILIES)

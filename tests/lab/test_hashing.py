@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
+import pytest
+
+from bild_lab import files
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.lab.data.examples import Continuation, Example
 from bild_lab.lab.hashing import content_hash, data_hash, file_hash
 
@@ -37,3 +44,45 @@ def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
     assert before != file_hash(str(tmp_path / "adapter"))
     assert file_hash(str(tmp_path / "adapter" / "deep" / "weights")) == sha256(b"2").hexdigest()
     assert file_hash(str(tmp_path / "missing")) is None
+
+
+@pytest.fixture
+def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the large files that were read to be hashed. Files are large from four bytes on."""
+    read: list[str] = []
+    own = hashlib.file_digest
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda stream, kind: read.append(Path(stream.name).name) or own(stream, kind)
+    )
+    monkeypatch.setattr(files, "LARGE", 4)
+    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
+    return read
+
+
+def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, hashed: list[str]) -> None:
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"weights")
+    first = Checkpoint(str(weights.parent)).fingerprint
+    own = sha256(b"model.safetensors" + sha256(b"weights").digest()).hexdigest()[:16]  # or all points are new
+    assert first == Checkpoint(str(weights.parent)).fingerprint == own and hashed == ["model.safetensors"]
+    dated = weights.stat()
+    while weights.stat().st_ctime_ns == dated.st_ctime_ns:
+        weights.write_bytes(b"Weights")
+        os.utime(weights, ns=(dated.st_atime_ns, dated.st_mtime_ns))  # the same size and date
+    assert Checkpoint(str(weights.parent)).fingerprint != first and len(hashed) == 2
+    assert file_hash(str(weights)) == sha256(b"Weights").hexdigest() and len(hashed) == 2
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2", "[]", "null", "half"])
+def test_a_damaged_memory_of_hashes_is_made_anew(content: str, tmp_path: Path, hashed: list[str]) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(b"weights")
+    own = files.file_digest(weights)
+    (memory,) = (tmp_path / "cache" / "hashes").iterdir()
+    memory.write_text(memory.read_text().replace(own[32:], "") if content == "half" else content)
+    assert files.file_digest(weights) == own == files.file_digest(weights) == sha256(b"weights").hexdigest()
+    assert len(hashed) == 2
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("no folder")  # nothing can be remembered
+    assert files.file_digest(weights) == own == files.file_digest(weights) and len(hashed) == 4

@@ -66,7 +66,7 @@ def test_help_loads_no_heavy_library() -> None:
 def test_keys_come_with_their_comments_and_groups_with_their_files(printed) -> None:
     text = printed("scripts/finetune.py", "a word that is not obeyed")
     assert "name: finetuned  # the checkpoint is written to outputs/NAME" in text and "\nhydra:" not in text
-    assert re.search(r"^  train +bita, bita_released, eagle, lm_heads", text, flags=re.M) and "bild/…" in text
+    assert re.search(r"^  train +bita, bita_released, eagle, lm1b", text, flags=re.M) and "bild/…" in text
 
 
 def test_help_of_the_main_command_explains_the_words(printed) -> None:

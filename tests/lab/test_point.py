@@ -124,6 +124,7 @@ def test_the_packages_of_a_peer_are_a_part_of_the_name(base: list[str], monkeypa
     for versions in ({"peer": "1"}, {"peer": "2"}):
         monkeypatch.setattr(HuggingFaceGenerate, "versions", versions, raising=False)
         monkeypatch.setattr(HuggingFaceGenerate, "cpu_seconds", lambda self: 0.0, raising=False)
+        monkeypatch.setattr(HuggingFaceGenerate, "precision", "float32", raising=False)
         seen: list[dict] = []
         with monkeypatch.context() as patched:
             patched.setattr(module, "content_hash", lambda parts, seen=seen: seen.append(parts) or "a name")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.papers import cells as rows
 from bild_lab.papers.cells import against_speculative as ahead
 from bild_lab.papers.cells import cost_ratios, greatest, match_rates, replaced_share, table, tokens_per_call
@@ -69,10 +69,10 @@ CELLS = {
     "bild_fig9": [*same("rollback 2", 1.6), *curve("rollback 5", None, (1.7, 40.0), 40.0), VANILLA],
     "bild_lossy": [*same("bild", 1.6), *(cell for row in RULES for cell in same(row)), VANILLA],
     "bild_speculative": [
-        speedup("speculative", "speedup", 1.4),
-        quality("speculative", "quality", 41.0),
-        Cell(DATA, "bild", "speedup ahead of speculative", 1.6 - 1.4),
-        Cell(DATA, "bild", "quality ahead of speculative", 0.0),
+        speedup("speculative, greedy", "speedup", 1.4),
+        quality("speculative, greedy", "quality", 41.0),
+        Cell(DATA, "bild", "speedup ahead of speculative, greedy", 1.6 - 1.4),
+        Cell(DATA, "bild", "quality ahead of speculative, greedy", 0.0),
     ],
     "spec_tab2": [
         speedup("t5-tiny", "speedup, temperature 0", 1.5),
@@ -159,6 +159,14 @@ def test_a_quality_is_compared_with_the_papers_only_by_the_papers_metric() -> No
     assert verdict("ROUGE-L") == verdict("ROUGE-1") == ("–", "–")
 
 
+def test_the_released_loop_is_a_curve_of_its_own_beside_the_same_printed_numbers() -> None:
+    released = replace(bild(1.5, setting={"dataset": "iwslt2017"}), policy="bild_released")
+    found = FIGURES["bild_fig4"].numbers([known("t5", released)])
+    assert {cell.row for cell in found} == {"unaligned, released loop", "vanilla"}
+    lines = compare(found, load_published("bild_fig4"), "paper").lines
+    assert {line.cell.quantity: line.beside for line in lines}["speedup at minimal loss"] == 1.43
+
+
 def speculative(value: float, loss: float = 0.0) -> Result:
     return known("toy", other("speculative", value, loss, lenience=1.0))
 
@@ -170,14 +178,31 @@ def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fa
     several = [untimed, speculative(1.2), speculative(1.4, 0.05), unmeasured, *bilds]
     told = {(cell.row, cell.quantity): cell.value for cell in ahead(several)}
     assert told == {
-        ("speculative", "speedup"): 1.4,
-        ("speculative", "quality"): 40.95,
-        ("bild", "speedup ahead of speculative"): pytest.approx(0.1),
-        ("bild", "quality ahead of speculative"): pytest.approx(-0.05),
+        ("speculative, greedy", "speedup"): 1.4,
+        ("speculative, greedy", "quality"): 40.95,
+        ("bild", "speedup ahead of speculative, greedy"): pytest.approx(0.1),
+        ("bild", "quality ahead of speculative, greedy"): pytest.approx(-0.05),
     }
     assert len(ahead([speculative(1.4)])) == 2 and ahead(bilds) == []
-    assert [cell.quantity for cell in ahead([speculative(1.4), bilds[0]])][2:] == ["speedup ahead of speculative"]
-    assert [cell.quantity for cell in ahead([speculative(1.4), bilds[3]])][2:] == ["quality ahead of speculative"]
+    for bild_at, what in ((bilds[0], "speedup"), (bilds[3], "quality")):
+        found = ahead([speculative(1.4), bild_at])
+        assert [cell.quantity for cell in found][2:] == [f"{what} ahead of speculative, greedy"]
+
+
+def test_greedy_and_sampled_speculative_points_are_rivals_of_their_own_and_print_compares_with_the_sampled() -> None:
+    warm = speculative(1.3, 0.6)
+    warm = replace(warm, setting=Setting({**warm.setting, "decoding": {"temperature": 1.0}}))
+    cells = ahead([speculative(1.4), warm, known("toy", bild(1.5)), known("toy", bild(1.35))])
+    told = {(cell.row, cell.quantity): cell.value for cell in cells}
+    assert told["speculative, greedy", "speedup"] == 1.4 and told["speculative, sampled", "speedup"] == 1.3
+    assert told["bild", "speedup ahead of speculative, greedy"] == pytest.approx(0.1)
+    assert told["bild", "speedup ahead of speculative, sampled"] == pytest.approx(0.2)
+    assert told["bild", "quality ahead of speculative, sampled"] == pytest.approx(0.6)
+    lines = compare(
+        [replace(one, data="iwslt2017") for one in cells], load_published("bild_speculative"), "paper"
+    ).lines
+    assert {"sampled" in line.cell.row + line.cell.quantity for line in lines if line.beside is not None} == {True}
+    assert sum(line.beside is not None for line in lines) == 4
 
 
 def test_tokens_per_call_are_those_of_synthetic_drafters_with_a_rate() -> None:

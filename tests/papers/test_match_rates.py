@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -204,6 +205,16 @@ def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, c
     code, printed = command(*line, "positions=2")
     assert code == 2 and "match rates with positions=4, but this command has positions=2; choose" in printed
     assert (folder / "match_rates.csv").read_bytes() == before
+
+
+def test_articles_beyond_the_models_context_are_named(
+    command: Command, checkpoints: Path, data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(checkpoints / "llama", "short")
+    config = json.loads(Path("short/config.json").read_text())
+    Path("short/config.json").write_text(json.dumps({**config, "max_position_embeddings": 8}))
+    assert command(*plain_words(checkpoints, data), "model.path=short", "layers=[1]", "top_k=[1]")[0] == 0
+    assert "short was trained for texts of 8 tokens, and 6 of 6 here may be longer" in caplog.text
 
 
 BAD_INPUT = {  # words of the command, and what the message names

@@ -122,7 +122,7 @@ def test_a_verdict_asks_for_the_tolerance_or_the_interval(value: float, bounds: 
 
 
 def test_the_quality_of_other_data_gets_no_verdict() -> None:
-    cells = [Cell("toy", "speculative", what, value) for what, value in (("quality", 39.9), ("speedup", 1.3))]
+    cells = [Cell("toy", "speculative, sampled", what, value) for what, value in (("quality", 39.9), ("speedup", 1.3))]
     quality, speedup = compare(cells, load_published("bild_speculative"), "small").lines
     assert (quality.beside, quality.verdict) == (None, "–")
     assert (speedup.beside, speedup.verdict) == (1.28, "agrees")

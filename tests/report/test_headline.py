@@ -49,6 +49,8 @@ def under(**environment: object) -> dict:
         (bild(1.5, 0.5, **CHANGED, **under(shared_device=True)), "own: device shared, so time it again"),
         (bild(), "Allowing one point of loss finds nothing faster."),
         (bild(0.9), ": not faster than the baseline."),
+        (bild(precision="Q4_K_M"), "bild (weights in Q4_K_M) decodes 1.50×"),
+        (bild(precision=bild().setting.dtype), "bild decodes 1.50×"),
         (bild(1.04), ": not clearly faster, as the interval holds 1."),
         (bild(2.0, -0.5), "No point kept the BLEU of vanilla (41.00). Up to one point of loss measured: bild decodes"),
         (bild(2.0, -3), "No point came within one point of the BLEU of vanilla (41.00)."),
@@ -128,3 +130,26 @@ def test_methods_that_draft_nothing_have_their_own_measure():
     pipeline |= {"predicted_compute_units": 9.1, "layers": 6, "exit_layer": 3, "theorem": 1.33}
     ppd = sample_result("ppd", {}, 1.1, pipeline=pipeline, stages_s=STAGES)
     assert line(ppd)["ppd, 1.10×"].startswith("50 % of the predictions right, for which Theorem 4.1 gives 1.33×; time:")
+
+
+def test_a_speedup_above_tokens_per_call_is_no_number() -> None:
+    def at(speedup: float, knob: float) -> Result:
+        own = {"drafted": 3000, "tokens_per_target_call": 1.73, "tokens_per_s_ratio": speedup, **EXACT}
+        return sample_result("bild", {"fallback": knob}, speedup, **own)
+
+    fair, wild = at(1.6, 0.5), at(4.15, 0.7)
+    assert (fair.impossible, wild.impossible) == (False, True)
+    (group,) = by_setting([sample_baseline(), fair, wild])
+    assert group.front() == [fair] and group.best(1.0) == fair
+    assert headline(group.results).startswith("bild (fallback 0.5) decodes 1.60×")
+    assert "4.15" not in headline(group.results)
+    alone = headline([sample_baseline(), wild])
+    assert alone.startswith("bild (fallback 0.7) emits 1.73 tokens per call") and "4.15× [4.10, 4.20] is more" in alone
+    # a text that ends earlier, another baseline, and noise are no reason
+    for changed in (
+        {"tokens_per_s_ratio": 1.6},
+        {"setting": {"baseline": "hf_generate"}},
+        {"tokens_per_target_call": 4.0},
+    ):
+        own = {"drafted": 3000, "tokens_per_target_call": 1.73, "tokens_per_s_ratio": 4.15}
+        assert not sample_result("bild", {}, 4.15, **{**own, **changed}).impossible

@@ -52,5 +52,5 @@ def test_points_timed_on_a_busy_machine_are_counted():
 
 def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():
     busy, quiet = measured(0.2, busy_elsewhere_percent=74.4), measured(0.4)
-    assert caption([busy, quiet]) == "1 of 2 points timed on a busy machine"
+    assert caption([busy, quiet]) == "1 of 2 points timed unreliably"
     assert caption([quiet]) == "" == caption([])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import PreTrainedModel
@@ -10,7 +12,7 @@ from bild_lab.engine.request import Source
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics.quality import score
 from bild_lab.training.batches import Collator, tokenize
-from bild_lab.training.finetune import Evaluator, greedy_settings
+from bild_lab.training.finetune import LIKELIHOOD, Evaluator, greedy_settings
 from bild_lab.training.losses import LayerLoss
 from tests.stubs import uncached
 from tests.tiny import END, PAD, tiny_llama, tiny_t5, tiny_tokenizer
@@ -52,6 +54,14 @@ def test_scores_are_those_of_greedy_decoding_one_by_one(name: str) -> None:
     wanted = score("bleu", texts, [example.references for example in EXAMPLES])
     assert (found["bleu"], found["bleu_low"], found["bleu_high"]) == (wanted.value, wanted.low, wanted.high)
     assert len({*texts}) == 5 and wanted.value > 0
+
+
+def test_texts_from_nothing_are_judged_by_their_likelihood_and_nothing_is_decoded() -> None:
+    model = tiny_llama(1)
+    model.generate = None  # cannot be called
+    judge = replace(evaluator(model, 2), metric=LIKELIHOOD)
+    found = judge(model, LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False))
+    assert found[LIKELIHOOD] == -found["loss"] < 0 and f"{LIKELIHOOD}_low" not in found
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tokenizers import processors
 from transformers import AutoTokenizer
 
 import run
 from bild_lab.engine.drafters.ngram import read_table
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.lab.data.examples import Example
+from bild_lab.training.ngrams import reference_tokens
 from scripts import train_module
 from tests.training.printed import printed_point
 
@@ -53,6 +57,19 @@ def test_a_table_that_is_counted_again_is_measured_again(command: Command, base:
         assert command(train_module, "module=ngram", *base, "name=counted", f"module.order={order}")[0] == 0
         assert "finished before" not in command(run, *base, *decode, *quick)[1]
     assert "finished before" in command(run, *base, *decode, *quick)[1]
+
+
+@pytest.mark.parametrize("writes_it", [True, False])
+def test_texts_from_nothing_are_counted_after_the_begin_of_text_token(writes_it: bool, checkpoints: Path) -> None:
+    """Whether the tokenizer writes that token itself or not."""
+    checkpoint, example = Checkpoint(str(checkpoints / "llama")), Example("0", "w5 w9", "", ("w5 w9",))
+    tokenizer = checkpoint.tokenizer
+    start, *ids = tokenizer("w5 w9")["input_ids"]
+    assert start == tokenizer.bos_token_id
+    if not writes_it:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+        assert tokenizer("")["input_ids"] == []
+    assert list(reference_tokens(checkpoint, [example])) == [[start, *ids, tokenizer.eos_token_id]]
 
 
 def test_order_1_leaves_bigrams_out(command: Command, base: list[str]) -> None:

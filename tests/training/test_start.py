@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import LlamaConfig, T5Config
+from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
@@ -55,7 +55,27 @@ def test_every_configuration_of_the_project_can_be_built(name: str) -> None:
     assert model.configuration(vocab_size=model.vocabulary).hidden_size % 32 == 0
 
 
+PARAMETERS = {"gpt_lm1b": 97e6, "gpt_lm1b_small": 6e6}  # as §4.2 of speculative decoding counts them
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_gpt_of_table_3_has_as_many_parameters_as_the_paper_says(name: str) -> None:
+    fresh = FreshModel(**OmegaConf.to_container(compose_config([f"model={name}"], "finetune").model))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(fresh.configuration(vocab_size=fresh.vocabulary))
+    assert model.num_parameters() == pytest.approx(PARAMETERS[name], rel=0.05)
+
+
+def test_word_pieces_give_a_text_back_and_texts_begin_with_their_start_token() -> None:
+    tokenizer = train_tokenizer(["The show goes on, and on.", "They showed it."] * 9, 60, False, "wordpiece")
+    ids = tokenizer("The show goes on.")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids)[0] == "<s>" and "##" in "".join(tokenizer.get_vocab())
+    assert tokenizer.decode(ids, skip_special_tokens=True).replace(" .", ".") == "The show goes on."
+    assert tokenizer("")["input_ids"] == [tokenizer.bos_token_id]
+
+
 REFUSED = {
+    "pieces": ({"pieces": "unigram"}, "model.pieces must be one of bpe, wordpiece, got 'unigram'"),
     "no type": ({"config": {}}, "model.config.model_type must be one of Transformers' model types, got None"),
     "unknown type": ({"config": {"model_type": "t6"}}, "got 't6'"),
     "misspelt key": ({"config": {**T5["config"], "d_modle": 3}}, "T5Config has no key 'd_modle'"),

@@ -7,7 +7,7 @@ from bild_lab.engine.acceptance.fly import Fly
 from bild_lab.engine.acceptance.judge import Judge
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.engine.acceptance.relaxed import RelaxedAcceptance
-from bild_lab.engine.acceptance.rollback import Rollback
+from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.acceptance.step_score import StepScore
 from bild_lab.engine.acceptance.typical import TruncationSampling, TypicalAcceptance
@@ -19,6 +19,7 @@ __all__ = [
     "Judge",
     "RejectionSampling",
     "RelaxedAcceptance",
+    "ReleasedRollback",
     "Rollback",
     "SpeculativeCascade",
     "SpeculativeSampling",

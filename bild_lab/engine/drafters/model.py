@@ -38,6 +38,14 @@ def low_confidence(threshold: float | None) -> LowConfidence | None:
     return None if threshold is None else LowConfidence(threshold)
 
 
+RELEASED_THRESHOLD = 0.6  # of BiLD's released loop
+
+
+def released_confidence(threshold: float) -> LowConfidence:
+    """The stop rule of BiLD's released loop, where a threshold of 0 stands for 0.6."""
+    return LowConfidence(RELEASED_THRESHOLD if threshold == 0 else threshold)
+
+
 class ModelDrafter(Drafter):
     """Drafts up to `window` tokens with a model, fewer if `stop` or an end token ends the draft.
 
@@ -210,6 +218,27 @@ class FixedWindow:
 
     def observe(self, drafted: int, accepted: int) -> None:
         """Nothing to learn."""
+
+
+class TargetFirstWindow:
+    """A fixed window of tokens, but the target alone begins each text, and goes on alone after a rejection.
+
+    So it is in BiLD's released loop, where the large model runs first, and once more after a rollback (`init_iters` and
+    `_greedy_search_body` of `T5BiLDModel`, src/transformers/models/t5/modeling_t5.py of kssteven418/BigLittleDecoder).
+    """
+
+    def __init__(self, tokens: int) -> None:
+        require_whole("the draft window", tokens, 1)
+        self._tokens, self._next = tokens, 0
+
+    def start(self) -> TargetFirstWindow:
+        return TargetFirstWindow(self._tokens)
+
+    def size(self) -> int:
+        return self._next
+
+    def observe(self, drafted: int, accepted: int) -> None:
+        self._next = 0 if accepted < drafted else self._tokens
 
 
 class AdaptiveWindow:

@@ -338,6 +338,24 @@ def changing_rotation(config: PreTrainedConfig) -> int | None:
     return min(lengths, default=None)
 
 
+def trained_positions(config: PreTrainedConfig) -> int | None:
+    """How many positions a rotary model was trained for, or scaled to; None without rotations.
+
+    It runs longer texts, but nobody says that it understands them. A linear or dynamic scaling multiplies the
+    configuration's length and YaRN the original one (so does vLLM, in the function _get_and_verify_max_len); a length
+    beside other scalings, or one for each kind of layer, is the scaled one already.
+    """
+    config = config.get_text_config(decoder=True)
+    length, scaled = getattr(config, "max_position_embeddings", None), rotations(config)
+    if not isinstance(length, int) or not scaled[0] or getattr(config, "alibi", False):
+        return None
+    kind, factor = scaled[0].get("rope_type"), scaled[0].get("factor") or 1
+    if len(scaled) > 1 or kind not in ("linear", "dynamic", "yarn"):
+        return length
+    original = scaled[0].get("original_max_position_embeddings") if kind == "yarn" else None
+    return max(length, int(factor * (original or length)))
+
+
 def most_positions(module: PreTrainedModel) -> int | None:
     """The longest text that a session of this module can run, in tokens; None for any length."""
     config = module.config.get_text_config(decoder=True)

@@ -31,11 +31,11 @@ from transformers import (
 )
 
 from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_progress_bars, require_hub
-from bild_lab.engine.models.pieces import Pieces
-from bild_lab.engine.models.weights import WeightFiles
+from bild_lab.engine.models.pieces import Pieces, begin_of_text
+from bild_lab.engine.models.weights import StoredWeights
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
-from bild_lab.files import shipped
+from bild_lab.files import file_digest, pin_of, shipped
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_REMEDY = (
@@ -44,10 +44,6 @@ PICKLE_REMEDY = (
     "or AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
 )
 REMOTE_CODE = "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
-GGUF_REMEDY = (
-    "give the safetensors checkpoint that it was made of, or convert it with Transformers and the package gguf: "
-    "AutoModelForCausalLM.from_pretrained(DIR, gguf_file=NAME).save_pretrained(NEW_DIR), and AutoTokenizer likewise"
-)
 HUB_REMEDY = (
     "check its name, its revision and your access (`hf auth login`), repeat the command where a download broke off, or "
     "give a local folder in Hugging Face layout with safetensors weights"
@@ -63,7 +59,7 @@ class Checkpoint:
     """A model's files.
 
     path: a folder, a hub id, toy:large or toy:small, or only a name if `folder` is given.
-    revision: a branch, tag or commit on the hub.
+    revision: a branch, tag or commit on the hub; one that `pins.yaml` pins is read at its commit.
     trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint is refused.
     folder: where the files are, if `path` is only a name.
     allow_pickles: where there are no safetensors, read tensors, and nothing else, from pickles (PyTorch's
@@ -90,6 +86,16 @@ class Checkpoint:
         """Whether the path can only be a hub id."""
         named_as_folder = self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1
         return not self.in_folder and not named_as_folder and self.folder is None
+
+    @property
+    def pin(self) -> Mapping[str, str] | None:
+        """The commit and date that the revision is pinned to on the hub; None without a pin."""
+        return pin_of("models", self.path, self.revision) if self.on_hub else None
+
+    @property
+    def commit(self) -> str | None:
+        """What is read from the hub: the pinned commit, or the revision as it was given."""
+        return self.revision if (pin := self.pin) is None else pin["revision"]
 
     @cached_property
     def config(self) -> PreTrainedConfig:
@@ -125,7 +131,7 @@ class Checkpoint:
             names = [file.name for file in Path(self.location).iterdir()]
         elif self.on_hub and hub_problem() is None:
             with suppress(HTTPError, OSError, ValueError):  # the configuration came from the cache
-                names = HfApi().list_repo_files(self.location, revision=self.revision)
+                names = HfApi().list_repo_files(self.location, revision=self.commit)
         safe = any(name.endswith(".safetensors") for name in names)
         return [] if safe else sorted(name for name in names if name.endswith(PICKLES))
 
@@ -175,13 +181,14 @@ class Checkpoint:
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids, at most max_tokens of them.
 
-        prompt: text, to which the tokenizer's special tokens are added; token ids, taken as they are; or messages
-        ("role", "content") for the tokenizer's chat template. Raises UserError for a prompt without tokens, for ids
-        beyond the vocabulary, and for messages without a template.
+        prompt: text, to which the tokenizer's special tokens are added, an empty one the begin-of-text token alone;
+        token ids, taken as they are; or messages ("role", "content") for the tokenizer's chat template. Raises
+        UserError for a prompt without tokens, for ids beyond the vocabulary, and for messages without a template.
         """
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
         if isinstance(prompt, str):
-            ids = self._once_started(prompt, self.tokenizer(prompt, verbose=False, **limit)["input_ids"])
+            ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"] or begin_of_text(self.tokenizer)
+            ids = self._once_started(prompt, ids)
         elif prompt and isinstance(prompt[0], Mapping):
             ids = self._chat(prompt)[:max_tokens]
         else:
@@ -233,9 +240,9 @@ class Checkpoint:
         return model
 
     @property
-    def weight_files(self) -> Path | None:
-        """The folder of the safetensors files that hold the weights as they are, fetched if need be; None without."""
-        return self._read("weights", WeightFiles)
+    def weight_files(self) -> StoredWeights | None:
+        """The files that hold the weights as they are, fetched if need be; None without."""
+        return self._read("weights", StoredWeights)
 
     @property
     def files(self) -> Path:
@@ -243,7 +250,7 @@ class Checkpoint:
         if self.in_folder:
             return Path(self.location)
         _ = self.config  # now it is in the hub's cache
-        cached = try_to_load_from_cache(self.location, "config.json", revision=self.revision)
+        cached = try_to_load_from_cache(self.location, "config.json", revision=self.commit)
         if not isinstance(cached, str):
             raise UserError(f"{self.path} left no commit in the hub's cache; give a local folder instead")
         return Path(cached).parent
@@ -256,16 +263,14 @@ class Checkpoint:
         digest = hashlib.sha256()
         for file in sorted(Path(self.location).iterdir()):
             if file.is_file() and file.name not in ACCOUNTS:
-                digest.update(file.name.encode())
-                with file.open("rb") as stream:
-                    digest.update(hashlib.file_digest(stream, "sha256").digest())
+                digest.update(file.name.encode() + bytes.fromhex(file_digest(file)))
         return digest.hexdigest()[:16]
 
     def _read(self, part: str, kind: Any, **options: Any) -> Any:
         """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
         self._require_files()
-        if self.revision is not None:
-            options["revision"] = self.revision
+        if (commit := self.commit) is not None:
+            options["revision"] = commit
         if not self.in_folder and hub_problem() is not None:  # files downloaded before can still be used
             options["local_files_only"] = True
         try:
@@ -294,9 +299,10 @@ class Checkpoint:
         """Raise UserError for a path that holds nothing that can be read."""
         folder = Path(self.location)
         has_config = (folder / "config.json").is_file()
-        ggufs = [folder] if folder.suffix == ".gguf" else [] if has_config else sorted(folder.glob("*.gguf"))
-        if ggufs:
-            raise UserError(f"{self.path} holds {ggufs[0].name}, weights of llama.cpp; {GGUF_REMEDY}")
+        if not has_config and (files := sorted(folder.glob("*.gguf"))):
+            raise UserError(f"{self.path} is a folder with a GGUF file; give the file: {self.path}/{files[0].name}")
+        if folder.is_file():
+            raise UserError(f"{self.path} is a file; give a folder in Hugging Face layout, as only decoding reads GGUF")
         if self.in_folder and not has_config:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         if not self.in_folder and not self.on_hub:

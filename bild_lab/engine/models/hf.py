@@ -102,7 +102,7 @@ class HuggingFaceModel:
             return check(module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one))
 
         outcome = remembered(module, feed, run_checks)
-        if outcome is None:  # scores of NaN are looked for in every text
+        if outcome is None:  # scores of NaN are looked for before a point is timed
             return
         if outcome.failed is not None:
             raise UserError(outcome.refusal(self.checkpoint.path, self.checkpoint.config.model_type))
@@ -185,9 +185,10 @@ def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
 
     Raises UserError for one that Transformers cannot build.
     """
+    kind, config = checkpoint.auto_class, copy.deepcopy(checkpoint.config)
     try:
         with torch.device("meta"):
-            return checkpoint.auto_class.from_config(copy.deepcopy(checkpoint.config), dtype=torch.bfloat16)
+            return kind.from_config(config, dtype=torch.bfloat16)
     except (ValueError, ImportError) as error:
         raise UserError(
             f"transformers cannot build the model of {checkpoint.path}: {str(error).strip().splitlines()[0]}; "

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedConfig, PreT
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.gguf_file import SUFFIX, GgufCheckpoint
 from bild_lab.engine.models.hub import hub_problem
 from bild_lab.errors import UserError
 
@@ -23,11 +24,13 @@ SETTINGS = "adapter_config.json"
 FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")  # of an adapter and its tokenizer
 
 
-def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint itself, or, where it is an adapter, one of the merged weights. Fetches an adapter from the hub."""
-    folder, revision = checkpoint.folder, checkpoint.revision
+def recognized(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as what its files are: a GGUF file, an adapter (fetched if need be), or a model as it is."""
+    if checkpoint.path.endswith(SUFFIX) and not checkpoint.in_folder:
+        return GgufCheckpoint(checkpoint.path)
+    folder = checkpoint.folder
     if checkpoint.on_hub:
-        offline = {"revision": revision, "local_files_only": hub_problem() is not None}
+        offline = {"revision": checkpoint.commit, "local_files_only": hub_problem() is not None}
         try:
             is_adapter = find_adapter_config_file(checkpoint.path, **offline) is not None
         except OSError:  # no name that the hub can have: reading the checkpoint says so
@@ -37,6 +40,7 @@ def adapter_or_model(checkpoint: Checkpoint) -> Checkpoint:
         folder = Path(snapshot_download(checkpoint.path, allow_patterns=FILES, **offline))
     elif not (Path(checkpoint.location) / SETTINGS).is_file():
         return checkpoint
+    revision = checkpoint.revision
     return AdapterCheckpoint(checkpoint.path, revision, checkpoint.trust_remote_code, folder, checkpoint.allow_pickles)
 
 

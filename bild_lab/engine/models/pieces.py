@@ -146,3 +146,8 @@ def byte_characters() -> dict[str, bytes]:
     hidden = [byte for byte in range(0x100) if byte not in seen]
     characters = {**{byte: chr(byte) for byte in seen}, **{byte: chr(256 + at) for at, byte in enumerate(hidden)}}
     return {character: bytes([byte]) for byte, character in characters.items()}
+
+
+def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """What an empty text is continued from: the begin-of-text token, nothing where the tokenizer has none."""
+    return [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]

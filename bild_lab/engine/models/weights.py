@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -65,52 +64,55 @@ def module_weights(module: PreTrainedModel, dtype: torch.dtype, device: torch.de
     return Weights(keys, state.__getitem__, dtype, device)
 
 
-def file_weights(folder: Path, module: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> Weights | None:
-    """What a folder stores for this module, which may be on the meta device.
+@dataclass(frozen=True)
+class StoredWeights:
+    """Weights in files, by the names of a module of Transformers.
 
-    On the CPU and in the precision of the file they are views of the file: what is not touched takes no memory. None if
-    names or shapes in the files are not those of the module, as in checkpoints that Transformers renames.
+    read: one of them, on the CPU, given its name and the precision that is asked for; it may be in the file's.
     """
-    files, wanted = stored_files(folder), module.state_dict()
-    keys = {name: name for name in wanted if name in files}
-    for name, source in module.all_tied_weights_keys.items():
-        if name not in keys and source in files:
-            keys[name] = source
-    if set(keys) != set(wanted) or set(files) != set(keys.values()):
-        return None
-    shapes: dict[str, list[int]] = {}
-    for file in set(files.values()):
-        with safe_open(file, framework="pt") as opened:
-            shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
-    if any(shapes[key] != list(wanted[name].shape) for name, key in keys.items()):
-        return None
 
-    def read(name: str) -> Tensor:
-        with safe_open(files[name], framework="pt") as file:  # the file is let go with the last tensor of it
-            return file.get_tensor(name)
-
-    return Weights(keys, read, dtype, device)
-
-
-def stored_files(folder: Path) -> dict[str, Path]:
-    """The safetensors file of each weight in a folder, in Transformers' layout; none if it has no such files."""
-    if (index := folder / INDEX).is_file():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-    if not (file := folder / ONE_FILE).is_file():
-        return {}
-    with safe_open(file, framework="pt") as opened:
-        return dict.fromkeys(opened.keys(), file)
-
-
-class WeightFiles:
-    """Reads no weights: only makes sure that their files are there."""
+    shapes: Mapping[str, Sequence[int]]
+    read: Callable[[str, torch.dtype], Tensor]
 
     @staticmethod
-    def from_pretrained(location: str, **options: Any) -> Path | None:
-        """The folder of a checkpoint's safetensors files, from the hub if need be; None if it has none."""
+    def from_pretrained(location: str, **options: Any) -> StoredWeights | None:
+        """A checkpoint's safetensors files, from the hub if need be; None if it has none. Reads no weights."""
         options["_raise_exceptions_for_missing_entries"] = False
         if (index := cached_file(location, INDEX, **options)) is not None:
-            files, _ = get_checkpoint_shard_files(location, index, **options)
-            return Path(files[0]).parent
-        file = cached_file(location, ONE_FILE, **options)
-        return None if file is None else Path(file).parent
+            paths, _ = get_checkpoint_shard_files(location, index, **options)
+        elif (file := cached_file(location, ONE_FILE, **options)) is not None:
+            paths = [file]
+        else:
+            return None
+        files: dict[str, str] = {}
+        shapes: dict[str, list[int]] = {}
+        for path in paths:
+            with safe_open(path, framework="pt") as opened:
+                shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+                files |= dict.fromkeys(opened.keys(), path)
+
+        def read(name: str, _: torch.dtype) -> Tensor:
+            with safe_open(files[name], framework="pt") as file:  # the file is let go with the last tensor of it
+                return file.get_tensor(name)
+
+        return StoredWeights(shapes, read)
+
+
+def file_weights(
+    files: StoredWeights, module: PreTrainedModel, dtype: torch.dtype, device: torch.device
+) -> Weights | None:
+    """What files store for this module, which may be on the meta device.
+
+    On the CPU and in the precision of safetensors they are views of the file: what is not touched takes no memory. None
+    if names or shapes in the files are not those of the module, as in checkpoints that Transformers renames.
+    """
+    shapes, wanted = files.shapes, module.state_dict()
+    keys = {name: name for name in wanted if name in shapes}
+    for name, source in module.all_tied_weights_keys.items():
+        if name not in keys and source in shapes:
+            keys[name] = source
+    if set(keys) != set(wanted) or set(shapes) != set(keys.values()):
+        return None
+    if any(list(shapes[key]) != list(wanted[name].shape) for name, key in keys.items()):
+        return None
+    return Weights(keys, lambda name: files.read(name, dtype), dtype, device)

@@ -1,5 +1,5 @@
-"""Other engines as peers: CTranslate2 and OpenVINO decode the same checkpoint, each in a process of its own."""
+"""Other engines as peers: each decodes in a process of its own, the same checkpoint or, of llama.cpp, a GGUF file."""
 
-from bild_lab.engine.peers.methods import CTranslate2, OpenVINO, OpenVINOSpeculative
+from bild_lab.engine.peers.methods import CTranslate2, LlamaCpp, LlamaCppSpeculative, OpenVINO, OpenVINOSpeculative
 
-__all__ = ["CTranslate2", "OpenVINO", "OpenVINOSpeculative"]
+__all__ = ["CTranslate2", "LlamaCpp", "LlamaCppSpeculative", "OpenVINO", "OpenVINOSpeculative"]

@@ -1,4 +1,4 @@
-"""CTranslate2 and OpenVINO behind the protocol of a method, timed in the same harness as ours."""
+"""CTranslate2, OpenVINO and llama.cpp behind the protocol of a method, timed in the same harness as ours."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any, ClassVar
 import torch
 
 from bild_lab.engine.models.checkpoint import same_vocabulary
-from bild_lab.engine.peers.process import Worker, converted, package_versions
+from bild_lab.engine.peers.process import Worker, converted, described, package_versions
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_whole
+from bild_lab.files import FilePath
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +74,14 @@ class Peer:
         return request.limits.append(request.source.prompt, self._worker.decode(asked(request)))
 
     @property
-    def dtype(self) -> torch.dtype:
-        """In what it computes."""
-        return self._target.dtype
+    def precision(self) -> str:
+        """Of the weights that it decodes with, such as float32."""
+        return _plain(self._target.dtype)
+
+    @property
+    def emission_s(self) -> list[float]:
+        """After how many seconds each new token of the last text was there; of most engines all at the end."""
+        return self._worker.seconds
 
     def pause(self) -> None:
         """Stop the process until the next request."""
@@ -159,6 +165,100 @@ class OpenVINOSpeculative(OpenVINO):
                 f"{draft.checkpoint.path}; use policy=speculative"
             )
         self._draft, self._window = draft, window
+
+
+class LlamaCpp(Peer):
+    """llama.cpp by llama-cpp-python: greedy decoding from a GGUF file of the target, at the precision of that file.
+
+    file: the GGUF file; None: the target's own, where pair.target is one. Our token ids go in and come out.
+    window, longest_match: by its own prompt lookup up to so many tokens are drafted, which followed so many of the last
+    tokens earlier; None: nothing is drafted.
+    It is never called lossless: its weights are mostly quantized, and it rounds activations too. Raises UserError for
+    an encoder–decoder, without a file, and for a file of another vocabulary.
+    """
+
+    engine = "llama_cpp"
+    packages = ("llama_cpp_python",)
+    precisions = (torch.float32, torch.bfloat16, torch.float16)  # of the baseline: its own is the file's
+    precision = ""
+    _positions = 4096  # for which its cache has room
+    _draft_file: Path | None = None
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        file: FilePath | None = None,
+        window: int | None = None,
+        longest_match: int | None = None,
+    ) -> None:
+        for name, value in (("the draft window", window), ("the longest match", longest_match)):
+            if value is not None:
+                require_whole(name, value, 1)
+        super().__init__(target)
+        if target.checkpoint.encoder_decoder:
+            raise UserError(
+                f"llama.cpp runs decoder-only models here, got {target.checkpoint.path} "
+                f"({target.checkpoint.config.model_type}); use policy=ctranslate2"
+            )
+        self._window, self._longest_match = window, longest_match
+        self._file, self.precision = _gguf(file or target.checkpoint.path, target, "file")
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return False
+
+    def prepare(self, request: Request) -> None:
+        needed = len(request.source.prompt) + request.limits.max_new_tokens + (self._window or 0)
+        if needed > self._positions:
+            self.close()  # a cache cannot grow
+            self._positions = 1 << (needed - 1).bit_length()
+        super().prepare(request)
+
+    def _job(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "encoder_decoder": False,
+            "model": str(self._file),
+            "draft": None if self._draft_file is None else str(self._draft_file),
+            "window": self._window,
+            "longest_match": self._longest_match,
+            "threads": self._threads,
+            "positions": self._positions,
+        }
+
+
+class LlamaCppSpeculative(LlamaCpp):
+    """Speculative decoding by llama-cpp-python's interface for drafters: a second GGUF file drafts `window` tokens.
+
+    draft_file: None: the drafter's own, where pair.draft is one. Both files must have the target's vocabulary.
+    """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        draft: LoadedModel,
+        window: int,
+        file: FilePath | None = None,
+        draft_file: FilePath | None = None,
+    ) -> None:
+        super().__init__(target, file, window)
+        self._draft_file, precision = _gguf(draft_file or draft.checkpoint.path, target, "draft_file")
+        self.precision += f" with {precision}"
+
+
+def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
+    """A GGUF file and its precision. Raises UserError if it is none, or has another vocabulary than the target."""
+    path, checkpoint = Path(file).expanduser().resolve(), target.checkpoint
+    if path.suffix != ".gguf" or not path.is_file():
+        raise UserError(f"llama.cpp reads a GGUF file, got {file}; set policy.{knob}=FILE.gguf or give one in the pair")
+    found = described("llama_cpp", path, path.stat().st_mtime_ns)
+    texts = dict(enumerate(found["tokens"]))
+    for piece, token in checkpoint.vocabulary.items():
+        if texts.get(token, piece) != piece:
+            raise UserError(
+                f"{file} has another vocabulary than {checkpoint.path}, as token {token} is {texts[token]!r} in the "
+                f"file and {piece!r} in the checkpoint; set policy.{knob} to a file of the same model"
+            )
+    return path, found["precision"]
 
 
 def asked(request: Request) -> dict[str, Any]:

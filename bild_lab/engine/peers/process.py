@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO, Any
@@ -33,7 +34,7 @@ def why_no_peers() -> str | None:
     """Why the peers cannot run here, or None if they can."""
     if python().is_file():
         return None
-    return f"CTranslate2 and OpenVINO run in an environment of their own, and there is none in {FOLDER}; run make peers"
+    return f"other engines run in an environment of their own, and there is none in {FOLDER}; run make peers"
 
 
 def python() -> Path:
@@ -88,6 +89,22 @@ def _convert(checkpoint: Checkpoint, engine: str, folder: Path) -> None:
         os.rename(made, folder)
 
 
+@lru_cache(maxsize=4)
+def described(engine: str, file: Path, changed_ns: int) -> dict[str, Any]:
+    """What the engine reads in a file of its own without its weights: its `precision` and its `tokens`, by id.
+
+    changed_ns: when the file was last changed. Raises UserError if the engine cannot read it.
+    """
+    command = _command("describe", {"engine": engine, "model": str(file)})
+    done = subprocess.run(command, capture_output=True, text=True, env=_surroundings())
+    if done.returncode:
+        raise RuntimeError(f"the process of {engine} ended with status {done.returncode}: {last_line(done.stderr)}")
+    found = json.loads(done.stdout)
+    if "error" in found:
+        raise UserError(f"{engine} cannot read {file}: {found['error']}; give another file")
+    return found
+
+
 class Worker:
     """A process that has loaded a model and decodes with it.
 
@@ -110,6 +127,7 @@ class Worker:
         )
         self.close = weakref.finalize(self, _end, self._process, self._errors)
         self._stopped = False
+        self.seconds: list[float] = []  # after which each token of the last text was there
         loaded = self._answer()
         if "error" in loaded:
             self.close()
@@ -146,6 +164,7 @@ class Worker:
         self.stop()
         if "error" in answer:
             raise RuntimeError(f"{self._name} failed: {answer['error']}")
+        self.seconds = answer["seconds"]
         return answer["tokens"]
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:

@@ -1,28 +1,34 @@
 """Another engine in its own environment (`make peers`): converts a checkpoint, or decodes token ids greedily.
 
     python -I worker.py convert '{"engine": "openvino", "encoder_decoder": false, "source": DIR, "folder": DIR}'
+    python -I worker.py describe '{"engine": "llama_cpp", "model": FILE}'
     python -I worker.py serve '{"engine": "openvino", "encoder_decoder": false, "model": DIR, "draft": null,
                                 "window": null, "dtype": "float32", "threads": 2}'
 
-`serve` answers {"ready": true} when the model is loaded, or {"error": TEXT}. Then every line of its input,
-{"encoder": IDS or null, "prompt": IDS, "most": COUNT, "end": IDS}, is answered by {"tokens": IDS}, the new tokens only,
-or by {"error": TEXT}; an empty object is answered by one. It ends with its input. It imports nothing of bild_lab, as
-that environment has other versions.
+`describe` writes {"precision": NAME, "tokens": TEXTS}, what a file says of its weights and vocabulary, or {"error":
+TEXT}. `serve` answers {"ready": true} when the model is loaded, or {"error": TEXT}. Then every line of its input,
+{"encoder": IDS or null, "prompt": IDS, "most": COUNT, "end": IDS}, is answered by {"tokens": IDS, "seconds": TIMES},
+the new tokens only and when each was there (of engines that give them all at once the time of the whole), or by
+{"error": TEXT}; an empty object is answered by one. It ends with its input. It imports nothing of bild_lab, as that
+environment has other versions.
 """
 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-Decode = Callable[[dict[str, Any]], list[int]]
+Decode = Callable[[dict[str, Any]], Iterable[int]]
 KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl
+LLAMA_CPP_ERROR = 4  # GGML_LOG_LEVEL_ERROR in the pinned version
 
 
 def main() -> None:
@@ -35,15 +41,23 @@ def main() -> None:
         ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the libraries print is no answer
-    serve(job, answers.write)
-
-
-def serve(job: dict[str, Any], write: Callable[[str], Any]) -> None:
-    """Load the model, then answer each line of standard input."""
 
     def answer(content: dict[str, Any]) -> None:
-        write(json.dumps(content) + "\n")
+        answers.write(json.dumps(content) + "\n")
 
+    {"describe": describe, "serve": serve}[work](job, answer)
+
+
+def describe(job: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
+    """Say what a file of the engine holds."""
+    try:
+        answer(DESCRIBE[job["engine"]](job))
+    except Exception as error:  # it is for the parent to report
+        answer({"error": text_of(error)})
+
+
+def serve(job: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
+    """Load the model, then answer each line of standard input."""
     try:
         decode = LOAD[job["engine"], job["encoder_decoder"]](job)
     except Exception as error:  # it is for the parent to report
@@ -53,9 +67,18 @@ def serve(job: dict[str, Any], write: Callable[[str], Any]) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         try:
-            answer({"tokens": decode(request)} if request else {})
+            answer(decoded(decode, request) if request else {})
         except Exception as error:
             answer({"error": text_of(error)})
+
+
+def decoded(decode: Decode, request: dict[str, Any]) -> dict[str, Any]:
+    """The new tokens of a text, and after how many seconds each was there."""
+    started, tokens, times = time.perf_counter(), [], []
+    for token in decode(request):
+        tokens.append(token)
+        times.append(time.perf_counter() - started)
+    return {"tokens": tokens, "seconds": times}
 
 
 def text_of(error: Exception) -> str:
@@ -215,10 +238,77 @@ def openvino_properties(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def describe_llama_cpp(job: dict[str, Any]) -> dict[str, Any]:
+    """The name of a GGUF file's quantization, and the text of each token as the file has it."""
+    import llama_cpp
+
+    model = open_gguf(job["model"], vocab_only=True)
+    names = {value: name for name, value in vars(llama_cpp).items() if name.startswith("LLAMA_FTYPE_")}
+    kind = names.get(int(model.metadata.get("general.file_type", -1)), "unknown")
+    vocabulary = llama_cpp.llama_model_get_vocab(model.model)
+    texts = (llama_cpp.llama_vocab_get_text(vocabulary, token) for token in range(model.n_vocab()))
+    return {
+        "precision": kind.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_"),
+        "tokens": [text.decode(errors="replace") for text in texts],
+    }
+
+
+def open_gguf(file: str, **options: Any) -> Any:
+    """A `Llama`. Raises ValueError with the first error that llama.cpp logs: the library only says that it failed."""
+    import llama_cpp
+
+    logged: list[tuple[int, bytes]] = []
+    log = llama_cpp.llama_log_callback(lambda level, text, _: logged.append((level, text)))
+    llama_cpp.llama_log_set(log, None)
+    try:
+        return llama_cpp.Llama(file, verbose=False, **options)
+    except ValueError as error:
+        errors = [text.decode(errors="replace") for level, text in logged if level == LLAMA_CPP_ERROR]
+        raise ValueError(errors[0] if errors else str(error)) from error
+    finally:
+        llama_cpp.llama_log_set(llama_cpp._logger.llama_log_callback, None)  # the library's own
+
+
+def load_llama_cpp(job: dict[str, Any]) -> Decode:
+    """A GGUF file, alone, with llama-cpp-python's prompt lookup, or with another file that drafts.
+
+    With drafts the library scores every row of a prompt, and keeps the scores of all rows: 4 bytes a word.
+    """
+    import numpy
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    threads = {"n_threads": job["threads"], "n_threads_batch": job["threads"]}
+    options = {"n_ctx": job["positions"], **threads}
+    small = open_gguf(job["draft"], **options) if job["draft"] else None
+
+    def draft(ids: Any, /, **_: Any) -> Any:
+        """The other model's most likely tokens. It has read the text up to its own drafts."""
+        tokens = itertools.islice(small.generate(ids.tolist(), temp=0.0), job["window"])
+        return numpy.array(list(tokens), dtype=numpy.intc)
+
+    drafter = draft if small else None
+    if job["longest_match"] is not None:
+        drafter = LlamaPromptLookupDecoding(job["longest_match"], job["window"])
+    model = open_gguf(job["model"], draft_model=drafter, logits_all=drafter is not None, **options)
+
+    def decode(request: dict[str, Any]) -> Iterator[int]:
+        for each in filter(None, (model, small)):
+            each.reset()  # each text is read anew
+        for token in itertools.islice(model.generate(request["prompt"], temp=0.0), request["most"]):
+            yield token
+            if token in request["end"]:
+                return
+
+    list(decode({"prompt": [0], "most": 2, "end": []}))  # the first forwards reserve memory
+    return decode
+
+
 CONVERT = {"ctranslate2": convert_for_ctranslate2, "openvino": convert_for_openvino}
+DESCRIBE = {"llama_cpp": describe_llama_cpp}
 LOAD = {
     ("ctranslate2", True): load_ctranslate2_translator,
     ("ctranslate2", False): load_ctranslate2_generator,
+    ("llama_cpp", False): load_llama_cpp,
     ("openvino", True): load_openvino_encoder_decoder,
     ("openvino", False): load_openvino_pipeline,
 }

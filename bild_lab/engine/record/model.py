@@ -69,6 +69,7 @@ class RecordedModel:
                 self.model.device,
                 lambda: self.model.start(plain, room, Opening(prefix=prefix)),
                 blocks,
+                self.depth if self.model.engine == "kernels" else None,  # which sum every row alike
             )
         layers = RecordedLayers(self, self._texts[name], plain, 0 if prefix is None else prefix.length)
         return processed(RecordedSession(layers, source.prompt, opening.forwards), source)
@@ -79,12 +80,14 @@ class RecordedModel:
         Two loops must not ask for one text at a time. Texts stay in memory until they are more than `memory_bytes`;
         then they are read again.
         """
-        for name in self._used.pop(greenlet.getcurrent(), ()):
+        for name in self._used.get(greenlet.getcurrent(), ()):
             text = self._texts[name]
-            text.close()
-            if text.new and self.store is not None:
-                self.store.append(name, text.new, text.forwards)
+            if self.store is not None:
+                if text.new:
+                    self.store.append(name, text.entries(), text.forwards)
                 self._held += text.forget_new()
+            text.close()
+        self._used.pop(greenlet.getcurrent(), None)
         if self.store is not None and self._held > self._memory_bytes:
             used = set().union(*self._used.values())
             self._texts = {name: text for name, text in self._texts.items() if name in used}

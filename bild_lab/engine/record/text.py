@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from bild_lab.engine.draft import Tree, common_prefix
 from bild_lab.engine.record.store import Entry, Row
 from bild_lab.engine.sampling import most_likely, precise
-from bild_lab.engine.session import Rows, Session, Want
+from bild_lab.engine.session import Rows, Scores, Session, Want
 
 LOGITS, HEAD_INPUT = "logits", "head_input"
+STATE = "state before the head of "  # and a kind of scores, which the head makes of it
+TOGETHER = 32  # rows that the head scores at once
 WHOLE, PART = "whole", "part"  # forwards through all layers, and through some
 
 
 class Node:
-    """A token after its parent. rows: by kind, what the model returned at this token."""
+    """A token after its parent. rows: by kind, what the model returned at this token, or the state that gives it."""
 
     __slots__ = ("_choice", "children", "number", "parent", "rows", "token")
 
@@ -26,6 +30,10 @@ class Node:
         self.children: dict[int, Node] = {}
         self.rows: dict[str, Row] = {}
         self._choice: tuple[int, float] | None = None
+
+    def has(self, kind: str) -> bool:
+        """Whether this row is known, itself or by its state."""
+        return kind in self.rows or STATE + kind in self.rows
 
     @property
     def choice(self) -> tuple[int, float]:
@@ -50,6 +58,9 @@ class RecordedText:
 
     The root is the prompt without its last token. start: how many tokens that is. open_session: starts the session, at
     the first row that lacks. blocks: rows saved before.
+    depth: of a model whose head gives a row the same bits whatever rows run beside it. Then a row of scores is saved as
+    the state that the head makes it of, a hundredth of its size where a vocabulary is large, if the head gives all its
+    bits again; else as it is. None: every row is saved as it is.
     """
 
     def __init__(
@@ -58,10 +69,12 @@ class RecordedText:
         device: torch.device,
         open_session: Callable[[], Session],
         blocks: Sequence[Sequence[Entry]] = (),
+        depth: int | None = None,
     ) -> None:
         self.root = Node(None, -1, 0)
         self.nodes = [self.root]
-        self.new: list[Entry] = []
+        self.new: list[tuple[Node, str]] = []
+        self._held, self._depth = 0, depth
         self.forwards: Counter[str] = Counter()  # that ran since the text was saved
         self._start, self._device, self._open = start, device, open_session
         self._session: Session | None = None
@@ -73,10 +86,21 @@ class RecordedText:
         """Free the session."""
         self._session, self._fed = None, []
 
+    def entries(self) -> list[Entry]:
+        """The new rows as they are saved."""
+        saved = {(node, kind): kind for node, kind in self.new}
+        short = [(node, kind) for node, kind in self.new if self._is_shorter(node, kind)]
+        for first in range(0, len(short), TOGETHER):
+            some = short[first : first + TOGETHER]
+            again = self._scored([node.rows[STATE + kind] for node, kind in some])
+            for (node, kind), row in zip(some, again, strict=True):
+                if torch.equal(row, node.rows[kind]):
+                    saved[node, kind] = STATE + kind
+        return [Entry(node.parent.number, node.token, kind, node.rows[kind]) for (node, _), kind in saved.items()]
+
     def forget_new(self) -> int:
-        """Count all rows as saved. Returns how many bytes were new."""
-        size = sum(entry.row.nbytes for entry in self.new)
-        self.new = []
+        """Count all rows as saved. Returns by how many bytes the rows in memory grew since the last time."""
+        size, self._held, self.new = self._held, 0, []
         self.forwards.clear()
         return size
 
@@ -93,13 +117,14 @@ class RecordedText:
             if above is not None:
                 parent = nodes[one] if isinstance(one := above[place], int) else one
             node = None if parent is None else parent.children.get(token)
-            if node is not None and (LOGITS not in node.rows or (head and HEAD_INPUT not in node.rows)):
+            if node is not None and not (node.has(LOGITS) and (not head or node.has(HEAD_INPUT))):
                 node = None
             if node is None:
                 missing.append(place)
             nodes.append(node)
             parent = node
         if not missing:
+            self._score(nodes, LOGITS)
             return nodes
         if above is None:
             first = missing[0]
@@ -116,9 +141,10 @@ class RecordedText:
         nodes, node = [], trunk
         for token, kind in zip(tokens, kinds, strict=True):
             node = node.children.get(token)
-            if node is None or kind not in node.rows:
+            if node is None or not node.has(kind):
                 self._run_drafted(trunk, tokens, part, kinds)
                 return self.drafted(trunk, tokens, part, kinds)
+            self._score([node], kind)
             nodes.append(node)
         return nodes
 
@@ -162,17 +188,19 @@ class RecordedText:
         if parents is not None:
             shifted = [*range(-1, len(behind) - 1), *(parent + len(behind) for parent in parents)]
             rows = Rows(rows.tokens, Tree(torch.tensor(shifted, device=self._device)))
-        scores = self._session.extend(rows, Want(logits=len(tokens), head_input=head))
+        last = () if self._depth is None else (self._depth,)
+        scores = self._session.extend(rows, Want(logits=len(tokens), head_input=head, hidden=last))
         self.forwards[WHOLE] += 1
         outputs = {LOGITS: scores.logits.to("cpu", copy=True)}
         if head:
             outputs[HEAD_INPUT] = scores.head_input[-len(tokens) :].to("cpu", copy=True)
+        states = self._states_of(scores, len(tokens))
         nodes: list[Node] = []
         for place, token in enumerate(tokens):
             above = place - 1 if parents is None else parents[place]
             nodes.append(self._child(trunk if above < 0 else nodes[above], token))
             for kind, output in outputs.items():
-                self._keep(nodes[-1], kind, output[place : place + 1])
+                self._keep(nodes[-1], kind, output, states if kind == LOGITS else None, place)
         if parents is None:
             self._fed = [*context, *tokens]
         else:
@@ -186,26 +214,60 @@ class RecordedText:
             self.forwards[WHOLE] += 1
             self._fed = context
         rows = Rows(tokens, position=self._start + len(context))
-        logits = self._session.extend(rows, part).logits.to("cpu", copy=True)
+        last = () if self._depth is None else (part.layers[-1] + 1,)
+        scores = self._session.extend(rows, replace(part, hidden=last))
+        logits, states = scores.logits.to("cpu", copy=True), self._states_of(scores, len(tokens))
         self.forwards[PART] += 1
         node = trunk
         for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
             node = self._child(node, token)
-            self._keep(node, kind, logits[place : place + 1])
+            self._keep(node, kind, logits, states, place)
 
     def _reach(self, context: list[int]) -> list[int]:
         """Roll the session back to what it shares with this text. Returns the tokens that it still lacks."""
-        if self._session is None:
-            self._session, self._fed = self._open(), []
+        session = self._opened()
         same = common_prefix(self._fed, context)
-        self._session.rollback(self._start + same)
+        session.rollback(self._start + same)
         self._fed = self._fed[:same]
         return context[same:]
 
-    def _keep(self, node: Node, kind: str, row: Row) -> None:
-        if kind not in node.rows:
-            node.rows[kind] = row
-            self.new.append(Entry(node.parent.number, node.token, kind, row))
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session, self._fed = self._open(), []
+        return self._session
+
+    def _keep(self, node: Node, kind: str, rows: Tensor, states: Tensor | None, place: int) -> None:
+        """Keep one of these rows, with its state if the model gives one."""
+        if not node.has(kind):
+            node.rows[kind] = rows[place : place + 1]
+            self._held += node.rows[kind].nbytes
+            if states is not None:
+                node.rows[STATE + kind] = states[place : place + 1]
+            self.new.append((node, kind))
+
+    def _states_of(self, scores: Scores, count: int) -> Tensor | None:
+        """The states of the last rows, if the model gives them."""
+        return scores.hidden[0][-count:].to("cpu", copy=True) if scores.hidden else None
+
+    def _is_shorter(self, node: Node, kind: str) -> bool:
+        state = node.rows.get(STATE + kind)
+        return state is not None and state.nbytes < node.rows[kind].nbytes
+
+    def _score(self, nodes: Sequence[Node], kind: str) -> None:
+        """Have the head score these nodes where a state alone was saved, and the nodes recorded after them."""
+        lacking = [node for node in dict.fromkeys(nodes) if kind not in node.rows]
+        while lacking:
+            some, lacking = lacking[:TOGETHER], lacking[TOGETHER:]
+            later = self.nodes[some[-1].number + 1 :][: TOGETHER - len(some)]
+            some += [one for one in later if one not in some and kind not in one.rows and one.has(kind)]
+            for node, row in zip(some, self._scored([one.rows[STATE + kind] for one in some]), strict=True):
+                node.rows[kind] = row
+                self._held += row.nbytes
+
+    def _scored(self, states: Sequence[Row]) -> Sequence[Row]:
+        """The head's scores of these states."""
+        rows = Rows([0] * len(states), states=torch.cat(list(states)).to(self._device))
+        return self._opened().extend(rows, Want(layers=())).logits.to("cpu", copy=True).split(1)
 
     def _child(self, parent: Node, token: int) -> Node:
         node = parent.children.get(token)

@@ -1,8 +1,8 @@
 """Theory beside measurement: what speedup was to be expected, which costs explain the gap.
 
 Speculative decoding is predicted by Theorem 3.8, predictive pipelined decoding by Theorem 4.1. Each step from theory to
-measured time adds one cost. The parts of a point's time come from the traced pass, as shares, and are applied to the
-timed speedup: the waits of the traced pass, and a machine that was slower in one of the two, do not count.
+measured time adds one cost. The parts of a point's time come from decoding with clocks, as shares, and are applied to
+the timed speedup: the waits of a traced pass, and a machine that was slower in it, do not count.
 """
 
 from __future__ import annotations

@@ -175,11 +175,14 @@ def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
     """The fastest result whose quality is at least its baseline's minus `loss` points.
 
     Every result is compared with the baseline's quality in its own setting. The baseline itself, and results
-    measured without a baseline, do not count. Among equally fast results the one with better quality wins.
+    measured without a baseline or with an impossible speedup, do not count. Among equally fast results the one with
+    better quality wins.
     """
     known = (one for one in results if None not in (one.speedup.value, one.quality.value, one.quality.baseline))
     kept = [
-        one for one in known if not one.is_baseline and one.quality.value >= one.quality.baseline - loss - TOLERANCE
+        one
+        for one in known
+        if not (one.is_baseline or one.impossible) and one.quality.value >= one.quality.baseline - loss - TOLERANCE
     ]
     return max(kept, key=lambda one: (one.speedup.value, one.quality.value), default=None)
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.rows import SPLIT_WORDS, SUFFIXES, canonical_split
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import metric_named
 
+if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint import Checkpoint
+
 SHOT = "{source}\n{reference}\n\n"
 REFERENCES = "references"
+CHECKPOINT, ROLES = "checkpoint", {"user": "question", "assistant": "answer"}
 _COLUMNS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
 
 
@@ -68,8 +73,10 @@ class DatasetSpec:
     reference_column: Any = None  # one or several references; null: dataset.metric=agreement
     id_column: Any = None  # null: examples are numbered
     category_column: Any = None  # the dataset's own division; reports have a table by it
-    prompt_template: str = "{source}"  # states the task; must hold {source}
-    chat_template: Any = "{question}"  # holds {question}; with several, each question is asked in all
+    # states the task, with {source} in it; empty: the begin-of-text token alone, for unconditional generation
+    prompt_template: str = "{source}"
+    # holds {question}; with several, each question is asked in all; checkpoint: as the model's tokenizer writes turns
+    chat_template: Any = "{question}"
     next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     # a file or folder with columns `id` and `answer`, which later turns continue; references: the dataset's own answers
@@ -98,7 +105,8 @@ class DatasetSpec:
         if not chat or not all(isinstance(one, str) for one in chat):
             raise UserError(f"dataset.chat_template must be text or several texts, got {self.chat_template!r}")
         object.__setattr__(self, "chat_template", chat)
-        _ = self.templates
+        if chat != (CHECKPOINT,):
+            _ = self.templates
         if self.name is None:
             object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
         lead = self.metrics[0] if self.metrics else self.metric
@@ -111,7 +119,10 @@ class DatasetSpec:
         # of a path, the columns that there are can be named when it is read
         _require(self.source_column or self.path, "source_column must name the column to decode from, got none")
         held = self.prompt_template or ""
-        _require("{source}" in held, f"prompt_template must contain {{source}}, got {self.prompt_template!r}")
+        _require(
+            "{source}" in held or not held,
+            f"prompt_template must contain {{source}}, or be empty for unconditional generation, got {held!r}",
+        )
         _require(self.metric, "metric must be bleu (translations) or rougeLsum (summaries), got none")
         _require(len(set(self.scored)) == len(self.scored), f"metrics must be different ones, got {self.scored}")
         for metric in self.scored:
@@ -159,8 +170,48 @@ class DatasetSpec:
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """The templates; every question is asked once with each."""
+        """The templates; every question is asked once with each. Those of a checkpoint are known after `for_model`."""
         return tuple(Template(first, self.next_turn_template) for first in self.chat_template)
+
+
+def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
+    """The dataset with the model's own chat template as text, where `chat_template` is `checkpoint`.
+
+    Raises UserError for a tokenizer without one, and, for later turns, one whose turns do not continue each other.
+    """
+    if spec.chat_template != (CHECKPOINT,):
+        return spec
+    first, later = own_template(checkpoint)
+    if later is None and spec.turns != 1:
+        raise UserError(
+            f"the chat template of {checkpoint.path} writes a first turn otherwise once it is answered, so later turns "
+            "cannot continue it; set dataset.turns=1, or give dataset.chat_template and next_turn_template as text"
+        )
+    return replace(spec, chat_template=first, next_turn_template=later or Template.next_turn)
+
+
+@lru_cache(maxsize=4)
+def own_template(checkpoint: Checkpoint) -> tuple[str, str | None]:
+    """A tokenizer's chat template as the texts of `Template`; None for later turns that do not continue the first.
+
+    The system prompt is the template's own. What it does to single texts, such as trimming them, is left out.
+    """
+    tokenizer = checkpoint.tokenizer
+    if tokenizer.chat_template is None:
+        raise UserError(
+            f"dataset.chat_template={CHECKPOINT}: the tokenizer of {checkpoint.path} has no chat template; give "
+            "another, such as template=vicuna_short, or leave it out for a model that was not trained to chat"
+        )
+    question, answer = ({"role": role, "content": f"{{{text}}}"} for role, text in ROLES.items())
+    once, again = (
+        tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        for turns in ([question], [question, answer, question])
+    )
+    later = again.removeprefix(once) if again.startswith(once) else None
+    start = tokenizer.bos_token
+    if start is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:  # it adds the token itself
+        once = once.removeprefix(start)
+    return once, later
 
 
 def _require(ok: object, message: str) -> None:

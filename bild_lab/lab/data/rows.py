@@ -17,6 +17,7 @@ from typing import Any
 
 from bild_lab.engine.models.hub import hub_problem, offline_hub, require_hub
 from bild_lab.errors import UserError
+from bild_lab.files import pin_of
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SPLIT_WORDS = {
@@ -184,11 +185,14 @@ def hub_rows(
 ) -> Iterator[tuple[str, Row]]:
     """Rows of one split of a dataset on the hub, or in its local cache, each with its location ("wmt/wmt14 row 3").
 
-    With `data_dir` only the files of the split are downloaded; without it `datasets` prepares every split.
+    With `data_dir` only the files of the split are downloaded; without it `datasets` prepares every split. A revision
+    that `pins.yaml` pins is read at its commit.
     Raises UserError if the hub is unreachable and the cache does not have the complete dataset (within about 5 s), if
     the dataset is missing, gated, a script, or has no such config, revision or split, and if a download stops early or
     a file is damaged.
     """
+    if (pin := pin_of("datasets", hub_id, revision)) is not None:
+        revision = pin["revision"]
     if data_dir:
         folder = _folder(hub_id, data_dir.strip("/"), split, revision)
         yield from local_rows(folder, split, [config] if config else [])

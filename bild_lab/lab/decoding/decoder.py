@@ -21,7 +21,7 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.decoding.languages import UNIVERSAL, Languages
+from bild_lab.lab.decoding.languages import UNIVERSAL, Languages, warn_of_lengths
 
 METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
@@ -107,6 +107,14 @@ class Decoder:
         generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
         return Request(source, limits, sampling, generator)
 
+    def requests(self, prompts: Iterable[Prompt], max_new_tokens: int, *options: Any) -> list[Request]:
+        """Several prompts, each as `request` makes it. Warns of texts longer than a model was trained for."""
+        found = [self.request(one, max_new_tokens, *options) for one in prompts]
+        lengths = [len(one.source.prompt) + max_new_tokens - 1 for one in found]  # the last token is never read
+        for model in self.running:
+            warn_of_lengths(model.checkpoint, lengths)
+        return found
+
     def _require_positions(self, source: Source, max_new_tokens: int) -> int | None:
         """How many tokens all models can read; None for any number. Raises UserError for a longer request."""
         prompt, read = len(source.prompt), len(source.prompt) + max_new_tokens - 1  # the last token is never read
@@ -159,9 +167,11 @@ class Decoder:
             if batch == 1:
                 return [self.generate(one, *options) for one in prompt]
             sampling = Sampling(temperature, top_k, top_p)
-            requests = [self.request(one, max_new_tokens, sampling, seed, max_source_tokens) for one in prompt]
-            return self._generate_together(requests, batch)
-        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed, max_source_tokens)
+            return self._generate_together(
+                self.requests(prompt, max_new_tokens, sampling, seed, max_source_tokens), batch
+            )
+        sampling = Sampling(temperature, top_k, top_p)
+        (request,) = self.requests([prompt], max_new_tokens, sampling, seed, max_source_tokens)
         self.load_weights()
         if isinstance(self.method, Prepares):
             self.method.prepare(request)
@@ -198,7 +208,7 @@ class Decoder:
         """
         if several(prompt):
             raise UserError(f"a stream has one prompt, got a list of {len(prompt)}; use generate, or stream each")
-        request = self.request(prompt, max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        (request,) = self.requests([prompt], max_new_tokens, Sampling(temperature, top_k, top_p), seed)
         self.load_weights()
         if isinstance(self.method, Streams):
             parts = self.method.stream(request, Trace())

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import M2M100Tokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerBase
 
+from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.processors import asked_for
 from bild_lab.engine.request import Source
@@ -111,6 +112,18 @@ def warn_of_precision(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
         warn(
             f"{checkpoint.path} is stored in {names[0]} and loads in {names[1]}, with {times} times "
             f"the memory; runtime.dtype={names[0]} loads it as it is"
+        )
+
+
+def warn_of_lengths(checkpoint: Checkpoint, lengths: Sequence[int]) -> None:
+    """Log that texts may be longer than a rotary model was trained for. lengths: in tokens, of the longest answers."""
+    trained = trained_positions(checkpoint.config)
+    beyond = [place for place, length in enumerate(lengths, 1) if trained is not None and length > trained]
+    if beyond:
+        warn(
+            f"{checkpoint.path} was trained for texts of {trained:,} tokens, and {len(beyond)} of {len(lengths)} here "
+            f"may be longer, up to {max(lengths):,} (the first is number {beyond[0]}): what is written beyond says "
+            "little of the model; set dataset.max_source_tokens, or lower decoding.max_new_tokens"
         )
 
 

@@ -18,7 +18,7 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.lora import adapter_or_model
+from bild_lab.engine.models.lora import recognized
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.models.placement import SpreadModel, require_device_map
 from bild_lab.engine.processors import Processors, asked_for
@@ -63,8 +63,8 @@ def load(
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
 
-    target, draft, second_draft: a folder, a hub id, toy:large or toy:small; or a model in memory with its tokenizer,
-    which runs on hf.
+    target, draft, second_draft: a folder, a hub id, a GGUF file, toy:large or toy:small; or a model in memory with
+    its tokenizer, which runs on hf.
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     options: knobs; and by the names and with the values of the configuration the keys of `RuntimeSpec` (`dtype`,
     `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language`, `vocabularies` …), and
@@ -202,7 +202,7 @@ def load_model(
     to be spread over devices elsewhere than on hf.
     """
     require_engine(engine)
-    checkpoint = adapter_or_model(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
+    checkpoint = recognized(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
     if engine in ("kernels", "native") and device_map is not None:
         raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)

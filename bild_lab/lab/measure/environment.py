@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -47,7 +47,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory in MB, a million bytes: on a GPU since the last reset, on the CPU of the whole process so far."""
+    """Peak memory in MB, a million bytes, since the last `DeviceUse`: of a GPU, or on Linux of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kibibytes on Linux
@@ -127,10 +127,14 @@ class DeviceUse:
 
     All users of a device hold one shared lock, and each adds a byte to the locked file when it starts. The system
     releases the lock if a process dies. Only processes of the same user with the same temporary folder see each
-    other, as in one container. `OtherLoad` measures all other load on the CPU.
+    other, as in one container. `OtherLoad` measures all other load on the CPU. Peak memory counts from here on.
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        with suppress(OSError):  # other systems keep the peak of the whole process
+            Path("/proc/self/clear_refs").write_text("5")
         folder = Path(tempfile.gettempdir()) if folder is None else folder
         path = folder / f"bild_lab-{os.getuid()}-{device_name(device)}.lock"
         with path.with_suffix(".gate").open("w") as gate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import kinds_of, total_of
 from bild_lab.lab.analysis.statistics import (
@@ -28,6 +29,7 @@ from bild_lab.lab.analysis.statistics import (
 )
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.measure.recorder import first_difference
 from bild_lab.lab.metrics.quality import Judged, Scoring
 from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
@@ -206,7 +208,7 @@ def change_of(
     if BASELINE in tokens:
         pairs = list(zip(tokens[METHOD], tokens[BASELINE], strict=True))
         if greedy:
-            shared = [_shared(own, base) for own, base in pairs]
+            shared = [first_difference(own, base) for own, base in pairs]
             changed = [length for length in shared if length is not None]
             found |= {"changed": len(changed) / len(shared), "first_difference": median(changed) if changed else None}
         lengths = np.array([[len(own), len(base)] for own, base in pairs], dtype=float)
@@ -231,14 +233,6 @@ def _likelihood(
     return found
 
 
-def _shared(own: Sequence[int], base: Sequence[int]) -> int | None:
-    """How many tokens two texts share before the first that differs; None for equal texts."""
-    if list(own) == list(base):
-        return None
-    pairs = enumerate(zip(own, base, strict=False))
-    return next((place for place, (one, other) in pairs if one != other), min(len(own), len(base)))
-
-
 def _ratio(sums: np.ndarray) -> np.ndarray:
     return sums[..., 0] / sums[..., 1]
 
@@ -251,25 +245,28 @@ def _estimate(name: str, value: float, resampled: np.ndarray) -> dict[str, float
 ROWS = 256  # of which the log-softmax is taken at once
 
 
-def require_no_nan(
-    models: Iterable[LoadedModel], request: Request, emitted: Sequence[int] = ()
-) -> Float[Tensor, "m vocab"]:
-    """The first model's scores of a text. Broken weights or overflows fail the point, so that no garbage is stored.
+_without_nan: set[tuple[str, ...]] = set()  # models of this process that have scored a prompt
 
-    Every model, such as it decoded, runs once over the prompt and the emitted tokens. Raises UserError, naming the
-    checkpoint, if any has NaN among its scores.
+
+def require_no_nan(models: Iterable[LoadedModel], request: Request) -> None:
+    """Run every model, such as it decodes, over a prompt, unless it has run over one in this process.
+
+    Raises UserError, naming the checkpoint, for scores of NaN: broken weights or overflows.
     """
-    first: Float[Tensor, "m vocab"] | None = None
     for model in models:
-        logits = text_logits(model, request, emitted)
-        first = logits if first is None else first
-        if bool(logits.isnan().any()):
-            dtype = str(model.dtype).removeprefix("torch.")
-            raise UserError(
-                f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
-                "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
-            )
-    return first
+        key = (model.checkpoint.fingerprint, model.engine, str(model.dtype), str(model.device))
+        if key not in _without_nan:
+            if bool(text_logits(model, request, ()).isnan().any()):
+                raise _nan_in(model)
+            _without_nan.add(key)
+
+
+def _nan_in(model: LoadedModel) -> UserError:
+    dtype = str(model.dtype).removeprefix("torch.")
+    return UserError(
+        f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
+        "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
+    )
 
 
 @torch.inference_mode()
@@ -295,14 +292,24 @@ def log_probability(logits: Float[Tensor, "m vocab"], emitted: Sequence[int]) ->
 
 
 def log_probabilities(
-    target: LoadedModel,
-    requests: Sequence[Request],
-    texts: Sequence[Sequence[int]],
-    others: Sequence[Sequence[int]],
-    known: Sequence[float],
-) -> list[float]:
-    """What the target gives to a text of every request. Where another text is the same, its value is known."""
-    return [
-        value if list(text) == list(other) else log_probability(text_logits(target, request, text), text)
-        for request, text, other, value in zip(requests, texts, others, known, strict=True)
-    ]
+    target: LoadedModel, requests: Sequence[Request], timed: Mapping[str, Sequence[Timed]]
+) -> dict[str, list[float]]:
+    """What the target gives to the texts of each method, in nats.
+
+    A text whose every token was scored by timed rounds has its value from there, and equal texts have one. Any other
+    takes a forward. Raises UserError for NaN: such a text is garbage.
+    """
+    found: dict[str, list[float]] = {name: [] for name in timed}
+    for index, request in enumerate(requests):
+        known: dict[tuple[int, ...], float] = {}
+        for name in sorted(timed):  # the baseline's rounds have the target's own rows
+            text, trace = tuple(timed[name][index].token_ids), timed[name][index].trace
+            if text not in known:
+                scored = isinstance(trace, StageTrace) and trace.scored == len(text)
+                known[text] = (
+                    trace.log_probability if scored else log_probability(text_logits(target, request, text), text)
+                )
+            if math.isnan(known[text]):
+                raise _nan_in(target)
+            found[name].append(known[text])
+    return found

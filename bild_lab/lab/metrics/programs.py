@@ -16,6 +16,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -29,7 +30,8 @@ CLOCK_S = 30.0
 MEMORY_BYTES = 2**31
 
 _WORKER = Path(__file__).with_name("program_worker.py")
-_FENCED = re.compile(r"```[\w+-]*\n(.*?)(?:\n```|\Z)", re.DOTALL)
+_FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
+_HEAD = re.compile(r"^(?:async +)?def +(\w+)", re.MULTILINE)
 
 
 def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
@@ -45,7 +47,8 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
                 f"pass_at_1: the reference of example {index} must be one program that holds {ANSWER} once; set "
                 "dataset.reference_template, as conf/dataset/humaneval.yaml does"
             )
-        programs.append(several[0].replace(ANSWER, code_of(answer)))
+        before, _, after = several[0].partition(ANSWER)
+        programs.append(before + code_of(answer, before) + after)
     if not ends_well("assert 1 + 1 == 2"):
         raise UserError(f"a program that does nothing wrong fails under {sys.executable}; pass_at_1 cannot be measured")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -63,10 +66,21 @@ def require_permission(run_code: bool) -> None:
         raise UserError(f"pass_at_1 limits programs on Linux only, got {sys.platform}; choose another dataset.metric")
 
 
-def code_of(answer: str) -> str:
-    """The answer's first fenced block of code, on a line of its own; without one the answer as it is."""
+def code_of(answer: str, before: str = "") -> str:
+    """The answer's first fenced block of code, on lines of its own; without one the answer as it is.
+
+    before: what the program begins with, such as imports and a function's head. It stays: a block that defines the
+    function anew comes after it, and any other block is the function's body and gets its indentation.
+    """
     found = _FENCED.search(answer)
-    return answer if found is None else f"\n{found[1]}\n"
+    if found is None:
+        return answer
+    block, last = found[1], before.rstrip().rpartition("\n")[2]
+    margin = last[: len(last) - len(last.lstrip())]
+    heads = _HEAD.findall(before)
+    if margin and heads and heads[-1] not in _HEAD.findall(block):
+        block = textwrap.indent(textwrap.dedent(block), margin)
+    return f"\n{block}\n"
 
 
 @lru_cache(maxsize=4096)  # baselines repeat from point to point

@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import CONFIG, Sweep
@@ -96,11 +96,16 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
     Results hold no references, and few prompts: they are read again from the dataset of the configuration. If that
     fails, returns None and the reason.
     """
+    from bild_lab.engine.models.checkpoint import Checkpoint  # late: torch takes seconds to load
+
     why = ""
     for result in results:
         try:
             config = OmegaConf.load(result.folder / CONFIG)
-            examples = _examples(typed(DatasetSpec, config.dataset, "dataset"))
+            dataset = typed(DatasetSpec, config.dataset, "dataset")
+            if dataset.chat_template == (CHECKPOINT,):
+                dataset = for_model(dataset, Checkpoint(config.pair.target, config.pair.target_revision))
+            examples = _examples(dataset)
         except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
             why = why or str(error)
             continue

@@ -117,8 +117,9 @@ class Group:
         return bool(xs) and max(xs) / min(xs) > WIDE
 
     def front(self) -> list[Result]:
-        """Return the undominated results, cheapest first; the baseline competes as well."""
-        drawn = [(result, position) for result in self.results if (position := self.position(result)) is not None]
+        """Return the undominated results, cheapest first; the baseline competes, an impossible speedup does not."""
+        possible = [result for result in self.results if not result.impossible]
+        drawn = [(result, position) for result in possible if (position := self.position(result)) is not None]
         coordinates = [(position.x, position.y) for _, position in drawn]
         if self.relative and self.baseline_quality is not None:
             coordinates.append((1.0, self.baseline_quality))  # even if its own result is not among these

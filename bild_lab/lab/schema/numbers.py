@@ -318,7 +318,7 @@ class Prediction:
         in_table=False,
     )
     measured: float = required(
-        "The timed speedup of the traced examples, without the waits of the traced pass.",
+        "The timed speedup of the traced examples, without the waits of a traced pass of its own.",
         name="traced_speedup",
         label="speedup, traced",
         heading="measured",

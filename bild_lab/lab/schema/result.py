@@ -139,6 +139,10 @@ class Result:
     engine: str | None = column(
         "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own."
     )
+    precision: str | None = column(
+        "The precision of the policy’s weights: the setting’s, or that of a peer’s own file, such as Q4_K_M. That "
+        "file is another model than the baseline’s: read its quality beside its speed."
+    )
     environment: Environment = group("")
     facts: Mapping[str, Any] | None = None
     same_as_baseline: bool = False
@@ -165,7 +169,8 @@ class Result:
         digits=1,
     )
     peak_memory_mb: float | None = column(
-        "Peak memory of the process, method and baseline together; empty where several points were timed side by side.",
+        "Peak memory of the process, on a GPU of the device, from loading the models to the last score, method and "
+        "baseline together; empty where several points were timed side by side.",
         label="peak memory",
         heading="memory, MB",
         unit="MB",
@@ -184,6 +189,11 @@ class Result:
     folder: Path | None = field(default=None, compare=False, metadata=NOT_STORED)
 
     @property
+    def own_weights(self) -> str | None:
+        """The precision of a peer's own weights where it is not that of the setting, as the baseline has it."""
+        return None if self.precision in (None, self.setting.dtype) else self.precision
+
+    @property
     def total_s(self) -> float:
         """Seconds that the point took in total, including setup."""
         return self.seconds["total"]
@@ -199,6 +209,19 @@ class Result:
         if self.is_baseline:
             return 1.0
         return None if self.speedup.value is None else 1 / self.speedup.value
+
+    @property
+    def impossible(self) -> bool:
+        """Whether the timing cannot be right: drafts gave more speed than tokens per call of the target.
+
+        A call takes at least as long as a token of `vanilla`. A share of 5 % is left to noise, and a method that ends
+        its texts earlier is judged by its tokens per second.
+        """
+        bound = self.counts.tokens_per_target_call
+        if self.setting.baseline != "vanilla" or not self.counts.drafted or bound is None:
+            return False
+        ratios = (self.speedup.value, self.tokens_per_s_ratio)
+        return all(ratio is not None and ratio > 1.05 * bound for ratio in ratios)
 
     @property
     def greedy_speedup(self) -> float | None:

@@ -42,7 +42,8 @@ from bild_lab.lab.screening.rows import Row, with_front
 VANILLA = "vanilla"
 MOST_TIMED = 10  # points of a policy that are decoded live for the cost model
 REPEATS = 3  # of each of these texts; the median counts, as for any point
-MEMORY_BYTES = 2 * 2**30  # of each model's rows that stay in memory once they are on disk
+MEMORY_BYTES = 2 * 2**30  # of each model's rows that stay in memory once they are on disk, or wait for it
+ROWS_A_TOKEN = 4  # about as many contexts do all points of a screening ask for each token of a text
 
 
 @dataclass(frozen=True)
@@ -153,9 +154,8 @@ class Screening:
         torch.set_num_threads(point.setting["threads"])
         for each in point.decoders.values():
             each.load_weights()
-        limit, longest = point.decoding.max_new_tokens, point.max_source_tokens
-        examples = with_history(point.examples, point.vanilla, point.setting, limit, self.folder / "history")
-        requests = [decoder.request(one.prompt, limit, point.sampling, point.seed, longest) for one in examples]
+        limit, folder = point.decoding.max_new_tokens, self.folder / "history"
+        requests = point.requests(with_history(point.examples, point.vanilla, point.setting, limit, folder))
         require_no_nan(decoder.running, requests[0])
         return requests
 
@@ -221,9 +221,16 @@ class Screening:
 
                 return loop
 
-            size = min(quiet_batch(one.method, one.models, requests, self.batch) for one in decoders)
+            waiting = max(1, int(MEMORY_BYTES / (ROWS_A_TOKEN * self.point.decoding.max_new_tokens * self._row_bytes)))
+            most = min(self.batch, waiting)
+            size = min(quiet_batch(one.method, one.models, requests, most) for one in decoders)
             Batch(size).run([loop_over(indices) for indices in alike.values()])
         return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]
+
+    @property
+    def _row_bytes(self) -> int:
+        """Of the target's scores of a row in float32."""
+        return 4 * self.point.decoders[METHOD].target.checkpoint.config.get_text_config(decoder=True).vocab_size
 
     def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], list[Judged]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.

@@ -39,8 +39,8 @@ _GOOD, _BAD = COLOURS[0], COLOURS[1]
 def stages_figure(group: Group) -> Figure | None:
     """Stack each stage's part of the mean latency, in milliseconds; None if no stage was traced.
 
-    The proportions come from a traced pass over some of the examples. That pass is slower than the timed one,
-    so the lengths come from the timed one.
+    The proportions are those of some of the examples, from decoding with clocks, which may have been a slower pass of
+    its own. So the lengths come from the timed repeats.
     """
     results = [result for result in group.selected() if result.stages_s]
     if not results:

@@ -147,7 +147,7 @@ def front_points(group: Group) -> list[tuple[str, str, str]]:
         if quality.difference is not None:
             bounds = signed_interval(quality.difference_low, quality.difference_high)
             numbers += f", {signed(quality.difference)} {bounds}"
-        if why := disturbance(result.environment):
+        if why := disturbance(result):
             numbers += f"; {why}"
         found.append((name_of(result), point_label(result, group.knobs(result)), numbers))
     return found

@@ -169,7 +169,7 @@ def cell_of(result: Result, name: str) -> TableCell:
 
 def speedup_cell(speedup: Speedup, result: Result) -> TableCell:
     """A speedup that was measured for this result, with its interval and what disturbed the timing."""
-    details = (interval(speedup.low, speedup.high), disturbance(result.environment))
+    details = (interval(speedup.low, speedup.high), disturbance(result))
     return TableCell(times(speedup.value), ", ".join(filter(None, details)), speedup.value)
 
 

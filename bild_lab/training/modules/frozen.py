@@ -20,7 +20,7 @@ from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, stages
 from bild_lab.lab.config import typed
-from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.point import sweep_folder
@@ -261,6 +261,7 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
             "scripts/generate_calibration.py runtime.device_map=auto, and give them as calibration=DIR"
         )
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
+    dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
     examples, folder = load_examples(dataset), sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):

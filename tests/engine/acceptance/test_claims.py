@@ -15,6 +15,7 @@ from bild_lab.engine.acceptance import (
     Judge,
     RejectionSampling,
     RelaxedAcceptance,
+    ReleasedRollback,
     Rollback,
     SpeculativeCascade,
     SpeculativeSampling,
@@ -47,6 +48,7 @@ CLAIMS = [  # lossless greedily, and sampled
     (SpeculativeSampling(0.9), False, False),
     (Rollback(0.5), True, False),  # below log 2 the drafted token is the most likely
     (Rollback(math.log(2)), False, False),  # two tokens may have a half each
+    (ReleasedRollback(0.5), False, False),  # it overlooks what follows a distant token of the target's own
     (TypicalAcceptance(0.1, 0.3), False, False),
     (TruncationSampling(ratio=0.1), True, False),
     (SpeculativeCascade("diff", 0.1), False, False),
@@ -71,7 +73,8 @@ def test_a_rule_claims_to_be_lossless_only_where_it_is(rule: Acceptance, greedy:
 
 def test_rules_of_chains_say_that_they_take_no_trees() -> None:
     chains = {type(rule) for rule, *_ in CLAIMS if not rule.accepts_trees}
-    assert chains == {RejectionSampling, BlockVerification, SpeculativeCascade, StaticEnsemble, StepScore}
+    others = {SpeculativeCascade, StaticEnsemble, StepScore}
+    assert chains == {ReleasedRollback, RejectionSampling, BlockVerification} | others
 
 
 @pytest.mark.parametrize("rule", [rule for rule, *_ in CLAIMS], ids=lambda rule: type(rule).__name__)
@@ -79,7 +82,8 @@ def test_an_empty_draft_leaves_the_word_to_the_target(rule: Acceptance) -> None:
     logits, nothing = torch.tensor([[0.0, 99.0, 0.0]], dtype=torch.float64), torch.empty(0, dtype=torch.long)
     if isinstance(rule, Judge):
         rule = rule.in_round([0], Scores(None, torch.zeros(1, 1)))
-    for request in (Request(Source((0,)), Limits(1, 10)), sampled()):
+    requests = [Request(Source((0,)), Limits(1, 10)), sampled()]
+    for request in requests[:1] if isinstance(rule, ReleasedRollback) else requests:  # which refuses to sample
         for parents in [None, nothing] if rule.accepts_trees else [None]:
             verdict = rule(Draft(nothing, parents), logits, request)
             assert (verdict.path, verdict.next_token) == ((), 1)

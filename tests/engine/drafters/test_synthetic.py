@@ -20,7 +20,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import acceptance_by_position
 from bild_lab.lab.runner import time_methods
-from bild_lab.lab.score import trace_stages
+from bild_lab.lab.score import traced_pass
 from tests.engine.test_decode import (
     FAMILIES,
     copying,
@@ -140,7 +140,7 @@ def test_the_clock_starts_after_what_a_method_prepares() -> None:
     time_methods({"method": Prepared(events)}, requests, 2, 0, lambda: events.append("wait"))
     assert events == ["prepare", "wait", "decode", "wait"] * 4
     events.clear()
-    trace_stages(Prepared(events), requests, 0, lambda: events.append("wait"))
+    list(traced_pass(Prepared(events), requests, 0, lambda: events.append("wait")))
     assert events == ["prepare", "wait", "decode", "wait"] * 2
 
 

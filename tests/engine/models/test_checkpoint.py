@@ -89,9 +89,12 @@ def test_a_prompt_may_be_text_token_ids_or_messages(folder: Path) -> None:
     assert checkpoint.source(torch.tensor([5, 9, 12]).tolist(), 2).prompt == (5, 9)
     with pytest.raises(UserError, match="must be from 0 to 39, got 40; tokenize it anew"):
         checkpoint.source([5, 40])
+    assert checkpoint.source("").prompt == (checkpoint.tokenizer.bos_token_id,)  # written from nothing
+    checkpoint.tokenizer.bos_token = None
     for nothing in ([], ""):
         with pytest.raises(UserError, match=re.escape(f"the prompt {nothing!r} has no tokens; a model needs at least")):
             checkpoint.source(nothing)
+    checkpoint.tokenizer.bos_token = "<s>"
     messages = [{"role": "w3", "content": "w9"}]
     with pytest.raises(UserError, match="has no chat template; give the prompt as text"):
         checkpoint.source(messages)
@@ -136,13 +139,6 @@ def test_a_folder_of_pickles_says_how_to_save_it_anew(folder: Path, tmp_path: Pa
     torch.save(build("llama").state_dict(), tmp_path / "old" / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"has pytorch_model.bin and no safetensors .*save_pretrained\(NEW_DIR\)"):
         load(tmp_path / "old", policy=shipped("vanilla"))
-
-
-def test_gguf_weights_say_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
-    for path in (tmp_path, tmp_path / "model.Q4_K_M.gguf"):
-        with pytest.raises(UserError, match=r"holds model.Q4_K_M.gguf, weights of llama.cpp; give .* gguf_file=NAME"):
-            load(path, policy=shipped("vanilla"))
 
 
 def test_a_continuation_keeps_its_indentation() -> None:

@@ -11,7 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.models.admission import changing_rotation, learned_positions, most_positions, original_context
+from bild_lab.engine.models.admission import (
+    changing_rotation,
+    learned_positions,
+    most_positions,
+    original_context,
+    trained_positions,
+)
 from bild_lab.engine.request import Limits
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
@@ -116,6 +122,46 @@ def test_a_rotation_that_was_scaled_tells_what_it_was_made_from() -> None:
     ):
         config = SimpleNamespace(rope_parameters=settings)
         assert (original_context(config), changing_rotation(config)) == (made_from, unchanged)
+
+
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        (None, None),
+        ({"rope_type": "default"}, 100),
+        ({"rope_type": "linear", "factor": 4.0}, 400),
+        ({"rope_type": "dynamic", "factor": 2.5}, 250),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50}, 200),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}, 100),  # which it gives as scaled
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 50}, 100),
+        (
+            {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}},
+            100,
+        ),
+    ],
+)
+def test_a_rotary_model_is_trained_for_its_configured_length_times_its_scaling(
+    settings: dict | None, length: int | None
+) -> None:
+    config = SimpleNamespace(rope_parameters=settings, max_position_embeddings=100)
+    config.get_text_config = lambda decoder: config
+    assert trained_positions(config) == length
+    config.alibi = True
+    assert trained_positions(config) is None
+
+
+def test_texts_beyond_what_a_rotary_model_was_trained_for_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    module = build("llama")
+    module.config.max_position_embeddings = POSITIONS
+    decoder = load(loaded(module), policy=shipped("vanilla"))
+    wanted = POSITIONS + 1 - len(PROMPT)
+    decoder.requests([PROMPT, PROMPT[:3]], wanted)
+    assert "trained for" not in caplog.text
+    decoder.requests([PROMPT[:3], [*PROMPT, 9], PROMPT], wanted)
+    decoder.generate(PROMPT, wanted + 2)
+    first, second = [line for line in caplog.messages if "trained for texts of 20 tokens" in line]
+    assert "1 of 3 here may be longer, up to 21 (the first is number 2)" in first and "max_source_tokens" in first
+    assert "1 of 1 here may be longer, up to 22" in second
 
 
 @pytest.mark.parametrize("policy", ["speculative", "bild", "hf_assisted"])

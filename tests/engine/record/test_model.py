@@ -20,8 +20,9 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.views import View
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.record import RecordedModel, Store
+from bild_lab.engine.record.text import HEAD_INPUT, LOGITS, STATE, RecordedText
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST, Rows
+from bild_lab.engine.session import LAST, Rows, Scores
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config import policy_names
@@ -178,23 +179,70 @@ def test_a_record_serves_decoding_with_processors_and_without(family: str) -> No
     assert texts[0] != texts[2]
 
 
-def recorded(family: str, folder: Path) -> Models:
-    """Records on disk of the kernels' models, or of native ones."""
-    three = models(family, "native")
-    return tuple(RecordedModel(one, Store(folder / str(place), {"model": place})) for place, one in enumerate(three))
+def recorded(family: str, folder: Path, engine: str = "native") -> Models:
+    """Records on disk of an engine's models."""
+    three = models(family, engine)
+    return tuple(
+        RecordedModel(one, Store(folder / str(place), {"model": place}), 1e9) for place, one in enumerate(three)
+    )
 
 
+def decode_twice(policy: str, family: str, engine: str, folder: Path) -> list[str]:
+    """Decode over a record, save it, and decode over what was saved, as live and without a forward.
+
+    Every row read again has the bits of the row that was recorded. Returns the kinds under which rows are saved.
+    """
+    first = recorded(family, folder, engine)
+    compare(policy, family, engine, 2, folder, first)
+    for one in first:
+        one.save()
+    again = recorded(family, folder, engine)
+    compare(policy, family, engine, 2, folder, again)
+    kinds, ran = [], []
+    for one, other in zip(first, again, strict=True):
+        for name, text in other._texts.items():
+            kinds += [entry.kind for block in other.store.read(name) for entry in block]
+            ran.append(text.forwards.total())
+            for before, after in zip(one._texts[name].nodes, text.nodes, strict=True):
+                for kind in before.rows.keys() & after.rows.keys():
+                    assert torch.equal(before.rows[kind], after.rows[kind]), (policy, kind)
+    assert ran and not any(ran)
+    return kinds
+
+
+@pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=needs_kernels)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_record_that_was_saved_serves_every_row_without_a_forward(family: str, tmp_path: Path) -> None:
+def test_a_record_that_was_saved_serves_every_row_without_a_forward(family: str, engine: str, tmp_path: Path) -> None:
     for policy in ("bild", "speculative_tree", "bild_early_exit"):
-        first = recorded(family, tmp_path)
-        compare(policy, family, "native", 2, tmp_path, first)
-        for one in first:
-            one.save()
-        again = recorded(family, tmp_path)
-        compare(policy, family, "native", 2, tmp_path, again)
-        ran = [text.forwards.total() for one in again for text in one._texts.values()]
-        assert len(ran) >= 2 and not any(ran)
+        kinds = decode_twice(policy, family, engine, tmp_path / policy)
+        assert all(kind.startswith(STATE) == (engine == "kernels") for kind in kinds), "rows were saved otherwise"
+
+
+@pytest.mark.slow
+@needs_kernels
+@pytest.mark.parametrize("policy", RECORDED)
+def test_every_policy_decodes_over_saved_states_as_over_whole_rows(policy: str, tmp_path: Path) -> None:
+    for family in FAMILIES:
+        if (policy, family) not in REFUSED:
+            kinds = decode_twice(policy, family, "kernels", tmp_path / family)
+            assert {kind for kind in kinds if not kind.startswith(STATE)} <= {HEAD_INPUT}
+
+
+@needs_kernels
+def test_a_row_that_its_state_does_not_give_again_is_saved_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The planted fault: every second state has another last bit."""
+    own = RecordedText._states_of
+
+    def wrong(text: RecordedText, scores: Scores, count: int) -> torch.Tensor:
+        states = own(text, scores, count)
+        states[::2] = states[::2] * (1 + 2**-23)
+        return states
+
+    monkeypatch.setattr(RecordedText, "_states_of", wrong)
+    kinds = decode_twice("bild", "llama", "kernels", tmp_path)
+    assert LOGITS in kinds
 
 
 @pytest.mark.parametrize("policy", STATES)

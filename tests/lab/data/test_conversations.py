@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from bild_lab.errors import UserError
-from bild_lab.lab.data.dataset_spec import Template
+from bild_lab.lab.data.dataset_spec import DatasetSpec, Template, for_model
 from bild_lab.lab.data.examples import Continuation, Example, conversation, with_answers
 
 CHAT = Template("[{question}]", " {answer} | [{question}]")
@@ -40,3 +46,45 @@ def test_a_turn_whose_answer_is_missing_is_named() -> None:
     turns = conversation(FIRST, ["Write.", "Rewrite."], CHAT)
     with pytest.raises(UserError, match=r"turn 2 of example '81/2' needs the answer to '81'.*dataset.turns=1"):
         with_answers(turns, {"82": "Another."})
+
+
+class Chats:
+    """Tokenizers whose chat template is written in Jinja, one word a token."""
+
+    def __init__(self, template: str | None) -> None:
+        vocabulary = {piece: place for place, piece in enumerate(("<unk>", "<s>"))}
+        plain = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+        plain.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", chat_template=template)
+        self.path = "chats"
+
+
+TURNS = """{{ bos_token }}{% for one in messages %}<{{ one.role }}>{{ one.content }}</>{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+ANSWERED = "{% for one in messages %}{{ one.content }}{% if loop.last %} now{% endif %}|{% endfor %}"
+
+
+def chat_spec(**others: Any) -> DatasetSpec:
+    return DatasetSpec(name="chat", path="x", source_column="prompt", metric=None, chat_template="checkpoint", **others)
+
+
+def test_a_checkpoints_own_template_writes_both_turns_as_transformers_does() -> None:
+    chats = Chats(TURNS)
+    spec = for_model(chat_spec(turns=2), chats)
+    whole = with_answers(conversation(FIRST, ["Write {answer}.", "Rewrite."], spec.templates[0]), {"81": " One.\n"})
+    messages = [("user", "Write {answer}."), ("assistant", " One.\n"), ("user", "Rewrite.")]
+    for example, count in zip(whole, (1, 3), strict=True):
+        given = [{"role": role, "content": text} for role, text in messages[:count]]
+        written = chats.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+        assert "<s>" + example.prompt == written  # which the tokenizer adds
+    assert for_model(spec, Chats(None)) is spec
+
+
+def test_a_checkpoint_without_a_usable_template_is_refused() -> None:
+    with pytest.raises(UserError, match=r"tokenizer of chats has no chat template; give another, such as"):
+        for_model(chat_spec(), Chats(None))
+    with pytest.raises(UserError, match=r"later turns cannot continue it; set dataset\.turns=1"):
+        for_model(chat_spec(turns=2), Chats(ANSWERED))
+    assert for_model(chat_spec(), Chats(ANSWERED)).chat_template == ("{question} now|",)
+    with pytest.raises(UserError, match="must contain {question}"):
+        _ = chat_spec().templates

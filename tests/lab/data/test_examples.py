@@ -63,6 +63,12 @@ def test_the_first_column_that_exists_is_taken_a_field_of_one_or_the_first_turn_
     assert [(one.source, one.references) for one in load_examples(asked)] == [(source, ())]
 
 
+def test_with_an_empty_template_texts_are_written_from_nothing(rows_file) -> None:
+    """Table 3 of speculative decoding: rows in the layout of the hub's conversion of lm1b."""
+    (example,) = load_examples(from_config("lm1b", path=rows_file({"text": "The show goes on ."})))
+    assert (example.prompt, example.references) == ("", ("The show goes on .",))
+
+
 ALPACA = {"source_column": "instruction", "input_column": "input", "reference_column": None, "metric": "agreement"}
 
 

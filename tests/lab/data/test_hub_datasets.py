@@ -15,7 +15,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from tests.loopback_hub import CONVERSION, load_in_a_fresh_process, loopback_hub
+from tests.loopback_hub import CONVERSION, load_in_a_fresh_process, loopback_hub, printed_in_a_fresh_process
 
 CONVERTED = {"hub_revision": CONVERSION, "hub_data_dir": "de-en"}
 SHARDS = "['Ja', 'Nein', 'Gut']"
@@ -29,10 +29,14 @@ def jsonl(*sentences: str) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows(*sentences)).encode()
 
 
-def parquet(*sentences: str) -> bytes:
+def parquet_of(several: list[dict]) -> bytes:
     written = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows(*sentences)), written)
+    pq.write_table(pa.Table.from_pylist(several), written)
     return written.getvalue()
+
+
+def parquet(*sentences: str) -> bytes:
+    return parquet_of(rows(*sentences))
 
 
 REPOSITORIES = {
@@ -109,6 +113,29 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
 def spec_of(**fields: str) -> DatasetSpec:
     columns = {"source_column": "translation.de", "reference_column": "translation.en"}
     return DatasetSpec(name="x", metric="bleu", **columns, **fields)
+
+
+LM1B = """
+from bild_lab.lab.config import compose_config, typed
+from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.data.examples import load_examples
+for split in ("train", "test"):
+    dataset = compose_config(["dataset=lm1b", f"dataset.split={split}"]).dataset
+    print([(one.prompt, one.references) for one in load_examples(typed(DatasetSpec, dataset, "dataset"))])
+"""
+
+
+@pytest.mark.slow
+def test_lm1b_is_read_from_the_conversion_of_its_script(tmp_path: Path) -> None:
+    """A folder of shards a split, with the column `text`, as the conversion lays them out."""
+    files = {
+        f"plain_text/{split}/000{shard}.parquet": parquet_of([{"text": f"{split} {shard}"}])
+        for split, shards in (("train", 2), ("test", 1))
+        for shard in range(shards)
+    }
+    with loopback_hub({f"billion-word-benchmark/lm1b@{CONVERSION}": files}) as endpoint:
+        train, test = printed_in_a_fresh_process(LM1B, endpoint, tmp_path)
+    assert (train, test) == ("[('', ('train 0',)), ('', ('train 1',))]", "[('', ('test 0',))]")
 
 
 @pytest.mark.slow

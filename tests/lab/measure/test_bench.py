@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab import bench
 from bild_lab.lab.bench import SHAPES, Bench, Shape, bench_of, llama, run, synthetic_bench, t5
 from scripts import bench as script
+from tests.engine.peers.test_llama_cpp import described_file
 
 CPU = torch.device("cpu")
 KERNELS = why_no_kernels(CPU, torch.float32) is None
@@ -120,6 +123,73 @@ def test_other_engines_take_part_where_they_can_run_and_end_after_their_turn(cap
     models = each.native, each.methods["hf_loop"].target
     with bench_of("llama", models, None, each.requests, {"openvino": Refusing()}) as other:
         assert "openvino" not in other.methods and "openvino is left out: no such layers" in caplog.text
+
+
+class Metronome(Peer):
+    """Takes 0.2 ms for a token of the prompt, and says that a new one takes 1 ms, from the eleventh on 2 ms."""
+
+    precision = "Q4_K_M"
+
+    def __init__(self) -> None:
+        pass
+
+    def prepare(self, request: Request) -> None:
+        pass
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        time.sleep(0.0002 * len(request.source.prompt))
+        count = request.limits.max_new_tokens
+        self.times = [0.001 * place + 0.001 * max(0, place - 10) for place in range(count)]
+        return [*request.source.prompt, *[7] * count]
+
+    @property
+    def emission_s(self) -> list[float]:
+        return self.times
+
+
+def test_long_texts_are_timed_by_the_length_of_the_prompt_and_the_position_of_a_token(
+    benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "PROMPTS", (10, 100))
+    monkeypatch.setattr(bench, "SPANS", ((0, 10), (20, 30)))
+    each = benches["llama_2"]
+    rows = bench.long_texts(replace(each, methods={**each.methods, "peer": Metronome()}), 3, lambda: None)
+    ours = "kernels" if KERNELS else "native"
+    places = [("prompt", 0, 10), ("prompt", 0, 100), ("new token", 0, 10), ("new token", 20, 30)]
+    for name in ("hf_generate", ours, "peer"):
+        own = [row for row in rows if row["method"] == name]
+        assert [(row["by"], row["from"], row["to"]) for row in own] == places
+        assert all(row["ms"] > 0 for row in own)
+    assert len(rows) == 12 and own[0]["precision"] == "Q4_K_M"
+    assert 2 <= own[0]["ms"] < 20 <= own[1]["ms"]
+    assert [round(row["ms"], 6) for row in own[2:]] == [1.0, 2.0]
+
+
+def test_tokens_are_timed_one_by_one_as_they_come(benches: dict[str, Bench]) -> None:
+    each = benches["llama_2"]
+    for name in ("hf_generate", "native"):
+        times = bench.emission_s(each.methods[name], each.requests[0], each.native)
+        assert len(times) == 9 and all(0 < before < after for before, after in pairwise(times))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake_engines")
+def test_the_command_times_long_texts_beside_a_peer_that_is_given(
+    command, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "PROMPTS", (10, 20))
+    monkeypatch.setattr(bench, "SPANS", ((0, 4), (8, 12)))
+    monkeypatch.setattr(bench, "HIGHEST_MADE_UP", 12)
+    file = described_file(checkpoints, tmp_path / "tiny.gguf")
+    words = ["long", f"pair.target={checkpoints / 'llama'}", "pair.draft=null", "name=mine", "dataset.limit=1"]
+    code, printed = command(script, *words, "policy=llama_cpp", f"policy.file={file}")
+    assert code == 0 and "Q4_K_M" in printed
+    with Path("outputs/mine/long.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {row["method"] for row in rows} >= {"hf_generate", "llama_cpp"}
+    assert json.loads(Path("outputs/mine/long.json").read_text())["rows"][0]["ms"] == float(rows[0]["ms"])
+    code, printed = command(script, *words, "policy=prompt_lookup")
+    assert code == 2 and "the benchmark has our methods, got policy=prompt_lookup; give a peer's" in printed
 
 
 @pytest.mark.parametrize(

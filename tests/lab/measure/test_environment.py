@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in
+from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in, peak_memory_mb
 
 
 def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
@@ -73,3 +73,16 @@ def test_a_process_that_is_killed_leaves_the_device_free(tmp_path: Path) -> None
     process.kill()
     process.join()
     assert not DeviceUse(CPU, tmp_path).shared()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the peak of the whole process")
+def test_the_peak_of_a_point_is_without_what_was_freed_before_it(tmp_path: Path) -> None:
+    held = torch.ones(50_000_000)
+    before = peak_memory_mb(held.device)
+    del held
+    assert peak_memory_mb(torch.device("cpu")) >= before
+    DeviceUse(torch.device("cpu"), tmp_path).close()
+    after = peak_memory_mb(torch.device("cpu"))
+    assert after < before - 150
+    held = torch.ones(25_000_000)
+    assert after + 90 < peak_memory_mb(held.device) < before

@@ -9,7 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.decoding.load import load
 from bild_lab.lab.measure import summary
 from bild_lab.lab.measure.summary import log_probabilities, log_probability, require_no_nan, text_logits
@@ -42,10 +45,11 @@ def test_a_token_that_breaks_a_model_is_found_in_the_text_that_has_it(
 ) -> None:
     path = broken(checkpoints / "llama", tmp_path / "llama", row=7)
     decoder = load(str(path), policy=policy)
-    request = decoder.request("w5 w9", 10)
-    require_no_nan(decoder.running, request, [5, 6, END])
-    with pytest.raises(UserError, match="/llama .*NaN in float32"):
-        require_no_nan(decoder.running, request, [5, 7, END])
+    request, trace = decoder.request("w5 w9", 10), StageTrace(log_probability=float("nan"), scored=3)
+    log_probabilities(decoder.running[0], [request], {METHOD: [Timed([5, 6, END], [0.1], Trace())]})
+    for text, how in (([5, 7, END], Trace()), ([5, 6, END], trace)):  # scored by a forward, and by the timed rounds
+        with pytest.raises(UserError, match="/llama .*NaN in float32"):
+            log_probabilities(decoder.running[0], [request], {METHOD: [Timed(text, [0.1], how)]})
 
 
 def test_a_drafter_that_is_broken_is_the_one_named(checkpoints: Path, tmp_path: Path) -> None:
@@ -55,12 +59,39 @@ def test_a_drafter_that_is_broken_is_the_one_named(checkpoints: Path, tmp_path: 
         require_no_nan(decoder.running, decoder.request("w9 w5", 10))
 
 
-def test_the_first_models_scores_are_given_back(checkpoints: Path) -> None:
-    decoder = load(str(checkpoints / "llama"), str(checkpoints / "llama-draft"), policy="speculative")
-    request = decoder.request("w5 w9", 10)
-    assert len(decoder.running) == 2
-    scores = require_no_nan(decoder.running, request, [5, 6, END])
-    assert torch.equal(scores, text_logits(decoder.running[0], request, [5, 6, END]))
+KNOBS = {
+    "vanilla": {},
+    "speculative": {"window": 3},
+    "bild": {"fallback": 0.1, "rollback": 3.0},
+    "speculative_tree": {},
+    "bild_early_exit": {"exit_layer": 1},
+}
+FAMILIES = [*(("llama", policy) for policy in KNOBS), ("t5", "bild")]
+
+
+@pytest.mark.parametrize(("engine", "temperature"), [("kernels", 0.0), ("native", 1.0), ("hf", 0.0)])
+@pytest.mark.parametrize(("family", "policy"), FAMILIES)
+def test_the_rows_of_decoding_give_a_text_what_one_forward_gives(
+    family: str, policy: str, engine: str, temperature: float, checkpoints: Path
+) -> None:
+    draft = str(checkpoints / f"{family}-draft") if policy in ("speculative", "bild", "speculative_tree") else None
+    decoder = load(str(checkpoints / family), draft, policy=policy, engine=engine, **KNOBS[policy])
+    request = decoder.request("w5 w9 w12", 12, Sampling(temperature), seed=3)
+    trace = StageTrace(score=log_probability)
+    tokens = decoder.method.decode(request, trace)[request.limits.prompt_length :]
+    own = log_probability(text_logits(decoder.target, request, tokens), tokens)
+    assert trace.scored == len(tokens) > 1 and trace.paused_s > 0
+    assert trace.log_probability == pytest.approx(own, abs=1e-3)
+
+
+def test_a_text_that_ends_in_unverified_tokens_is_not_scored_by_its_rounds(checkpoints: Path) -> None:
+    pair = str(checkpoints / "llama"), str(checkpoints / "llama-draft")
+    decoder = load(*pair, policy="bild", fallback=0.0, rollback=float("inf"), verify_tail=False)
+    request, trace = decoder.request("w5 w9 w12", 10), StageTrace(score=log_probability)
+    tokens = decoder.method.decode(request, trace)[request.limits.prompt_length :]
+    assert trace.scored < len(tokens)
+    found = log_probabilities(decoder.running[0], [request], {METHOD: [Timed(tokens, [0.1], trace)]})[METHOD]
+    assert found == [log_probability(text_logits(decoder.target, request, tokens), tokens)]
 
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
@@ -86,8 +117,14 @@ def test_it_is_the_sum_over_the_tokens_of_the_text(
 
 
 def test_a_text_whose_value_is_known_is_not_scored_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored: list[list[int]] = []
+    scored: list[tuple[int, ...]] = []
     monkeypatch.setattr(summary, "text_logits", lambda target, request, text: scored.append(text))
     monkeypatch.setattr(summary, "log_probability", lambda logits, text: -len(text))
-    found = log_probabilities(None, [0, 1], [[1, 2], [4, 4, 4]], [[1, 2], [3]], [-0.5, -0.25])
-    assert found == [-0.5, -3] and scored == [[4, 4, 4]]
+
+    def timed(*texts: list[int], known: float) -> list[Timed]:
+        return [Timed(text, [0.1], StageTrace(log_probability=known, scored=3)) for text in texts]
+
+    several = {METHOD: timed([1, 2], [4, 4, 4], [5, 5, 5], known=-0.5)}
+    several[BASELINE] = timed([1, 2], [3], [5, 5, 5], known=-0.25)
+    assert log_probabilities(None, [0, 1, 2], several) == {METHOD: [-2, -0.5, -0.25], BASELINE: [-2, -1, -0.25]}
+    assert scored == [(1, 2), (3,)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,10 +17,10 @@ from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.lab import score
+from bild_lab.lab import runner, score
 from bild_lab.lab.measure.environment import no_garbage_collection
 from bild_lab.lab.runner import BLOCK, order, time_methods, warm_up
-from bild_lab.lab.score import seeded, trace_stages
+from bild_lab.lab.score import seeded, stages_of, traced_pass
 from tests.stubs import StubModel
 
 
@@ -33,7 +33,7 @@ def test_the_spans_of_an_example_are_its_rounds_in_turn_and_add_up_to_the_stages
     method = DraftThenVerify(next_number(), ModelDrafter(next_number(), 3), ExactMatch())
     lengths = (8, 4)
     requests = [Request(Source((0,)), Limits(1, length)) for length in lengths]
-    seconds, spans_of_all = trace_stages(method, requests, 0, lambda: None)
+    seconds, spans_of_all = stages_of(traced_pass(method, requests, 0, lambda: None))
     # a round emits four tokens: three that were drafted and the target's own
     assert [[stage for stage, _, _ in spans] for spans in spans_of_all] == [
         ["prefill", *["draft", "verify"] * (length // 4)] for length in lengths
@@ -98,6 +98,65 @@ def test_every_method_is_warmed_up_on_the_first_examples() -> None:
     methods, notes, requests = noted(temperature=1.0)
     warm_up(methods, requests, 2, 5)
     assert notes == [(name, 7 + i, 5 * 1_000_003 + i) for i in range(2) for name in ("method", "baseline")]
+
+
+def test_a_warm_up_stops_after_some_tokens_in_the_memory_of_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list = []
+
+    class Streaming(Noted):
+        def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+            for token in range(request.limits.max_new_tokens):
+                notes.append((self.name, request.source.prompt[0], request.limits.max_new_tokens, token))
+                yield [token, token]
+
+    class Whole(Noted):
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            notes.append((self.name, request.source.prompt[0], request.limits.max_new_tokens, "all"))
+            return list(request.source.prompt)
+
+    monkeypatch.setattr(runner, "WARM_TOKENS", 6)
+    methods = {"method": Streaming("method", []), "baseline": Whole("baseline", [])}
+    requests = [Request(Source((at,)), Limits(1, 100)) for at in range(3)]
+    warm_up(methods, requests, 2, 0)  # three tokens of each text: two rounds
+    rounds = [[("method", at, 100, token) for token in range(2)] for at in range(2)]
+    assert notes == [*rounds[0], ("baseline", 0, 3, "all"), *rounds[1], ("baseline", 1, 3, "all")]
+    assert warm_up(methods, requests, 0, 0) == 0.0 and len(notes) == 6
+    assert warm_up(methods, requests, 1, 0, batch=2) == 0.0  # a batch whose texts are short
+    assert {one[2] for one in notes[6:] if one[0] == "baseline"} == {6}
+
+
+def test_clocks_run_in_the_first_repeat_alone_and_stand_still_while_tokens_are_scored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, traces = [0.0], []
+
+    class Staged:
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            traces.append(type(trace))
+            for _ in range(2):
+                with trace.span("verify"):
+                    now[0] += 1
+                trace.emitted([5, 6], torch.zeros(3, 4), [0, 2, 1])
+            return [*request.source.prompt, 5, 6, 5, 6]
+
+    def score(rows: torch.Tensor, tokens: Sequence[int]) -> float:
+        assert (rows.shape, tokens) == ((2, 4), [5, 6])
+        now[0] += 100
+        return -0.5
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    first = lambda: StageTrace(score=score, started=now[0])  # noqa: E731
+    requests = noted(examples=1)[2]
+    (timed,) = time_methods({"method": Staged()}, requests, 3, 0, lambda: None, first_trace=first)["method"]
+    assert timed.latency_s == [2, 2, 2] and traces == [StageTrace, Trace, Trace]
+    assert timed.trace.spans == [("verify", 0, 1), ("verify", 1, 2)]
+    assert (timed.trace.log_probability, timed.trace.scored) == (-1.0, 4)
+
+
+def test_a_pass_with_clocks_ends_after_some_tokens() -> None:
+    method = DraftThenVerify(next_number(), ModelDrafter(next_number(), 3), ExactMatch())
+    requests = [Request(Source((0,)), Limits(1, 4)) for _ in range(5)]
+    assert len(list(traced_pass(method, requests, 0, lambda: None, tokens=9))) == 3
 
 
 def test_each_example_has_a_seed_of_its_own_that_repeats_and_methods_share() -> None:
@@ -182,7 +241,7 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(score, "StageTrace", lambda synchronize: StageTrace(synchronize=synchronize, started=now[0]))
     requests = noted(temperature=1.0, examples=2)[2]
-    seconds, spans_of_all = trace_stages(Staged(), requests, 5, lambda: None)
+    seconds, spans_of_all = stages_of(traced_pass(Staged(), requests, 5, lambda: None))
     assert seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
     assert seen == [(7,), 5 * 1_000_003, (8,), 5 * 1_000_003 + 1]  # prepared, then decoded
     assert [spans[0] for spans in spans_of_all] == [("prefill", 8, 9)] * 2

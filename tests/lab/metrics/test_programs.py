@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,18 @@ def test_of_an_answer_in_prose_the_first_block_of_code_counts() -> None:
     assert code_of("    return 1") == "    return 1"
     assert code_of("Sure!\n```python\nx = 1\ny = 2\n```\nOr:\n```\nx = 3\n```") == "\nx = 1\ny = 2\n"
     assert code_of("```\nx = 1") == "\nx = 1\n"
+    assert code_of("1. So:\n   ``` Python \nx = 1\n   ```\nThat is it.") == "\nx = 1\n"
+
+
+@pytest.mark.parametrize(
+    "block",
+    ["def double(x):\n    return two() * x", "    return two() * x", "y = two() * x\nif y:\n    return y\nreturn 0"],
+)
+def test_a_block_is_the_function_anew_or_its_body_after_the_prompts_imports_and_head(block: str) -> None:
+    prompt = 'from math import ceil\n\ndef two():\n    return ceil(1.5)\n\ndef double(x):\n    """Twice x."""\n'
+    reference = prompt + "{answer}\n\nassert double(2) == 4\n"
+    assert passes([f"Here it is:\n```python\n{block}\n```\nIt doubles."], [[reference]]) == [100]
+    assert passes([block.replace("two()", "1") for block in (block, f"```\n{block}\n```")], [[reference]] * 2) == [0, 0]
 
 
 @pytest.mark.slow
@@ -108,4 +121,7 @@ def test_humanevals_own_solutions_pass_and_no_others() -> None:
     references = [[f"{row['prompt']}{{answer}}\n\n{row['test']}\n\ncheck({row['entry_point']})\n"] for row in rows]
     solutions = [row["canonical_solution"] for row in rows]
     assert passes(solutions, references) == [100] * 164
+    whole = [f"Sure:\n```python\n{row['prompt']}{row['canonical_solution']}\n```\nDone." for row in rows]
+    bodies = [f"```\n{textwrap.dedent(solution)}```" for solution in solutions]
+    assert passes(whole, references) == passes(bodies, references) == [100] * 164
     assert sum(passes(["    return None\n"] * 164, references)) == 0

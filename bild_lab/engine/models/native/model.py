@@ -57,9 +57,9 @@ class NativeModel:
 
     def _weights(self) -> tuple[PreTrainedModel, Weights]:
         """The module of Transformers, on the meta device where weights are read from files, and its weights."""
-        if (folder := self.checkpoint.weight_files) is not None:
+        if (files := self.checkpoint.weight_files) is not None:
             module = weightless(self.checkpoint)
-            if (weights := file_weights(folder, module, self.dtype, self.device)) is not None:
+            if (weights := file_weights(files, module, self.dtype, self.device)) is not None:
                 return module, weights
         module = self.checkpoint.weights(self.dtype).eval()
         return module, module_weights(module, self.dtype, self.device)
