@@ -25,6 +25,7 @@ from gguf import (
     GGMLQuantizationType,
     GGUFReader,
     GGUFValueType,
+    LlamaFileType,
     dequantize,
     get_tensor_name_map,
 )
@@ -158,6 +159,13 @@ class GgufCheckpoint(Checkpoint):
                 raise
             text = " ".join(str(error).split())
             raise UserError(f"{self.path} is no model that is known here: {text}; {OTHERWISE}") from error
+
+    @property
+    def precision(self) -> str:
+        """How most of the weights are packed, by llama.cpp's name, such as Q4_K_M."""
+        names = {each.value: each.name for each in LlamaFileType}
+        name = names.get(self._header[0].get("general.file_type"), "unknown")
+        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:

@@ -22,7 +22,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab import bench
 from bild_lab.lab.bench import SHAPES, Bench, Shape, bench_of, llama, run, synthetic_bench, t5
 from scripts import bench as script
-from tests.engine.peers.test_llama_cpp import described_file
+from tests.engine.peers.test_llama_cpp import written
 
 CPU = torch.device("cpu")
 KERNELS = why_no_kernels(CPU, torch.float32) is None
@@ -175,14 +175,19 @@ def test_tokens_are_timed_one_by_one_as_they_come(benches: dict[str, Bench]) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_engines")
 def test_the_command_times_long_texts_beside_a_peer_that_is_given(
-    command, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "PROMPTS", (10, 20))
     monkeypatch.setattr(bench, "SPANS", ((0, 4), (8, 12)))
     monkeypatch.setattr(bench, "HIGHEST_MADE_UP", 12)
-    file = described_file(checkpoints, tmp_path / "tiny.gguf")
-    words = ["long", f"pair.target={checkpoints / 'llama'}", "pair.draft=null", "name=mine", "dataset.limit=1"]
-    code, printed = command(script, *words, "policy=llama_cpp", f"policy.file={file}")
+    words = [
+        "long",
+        f"pair.target={written(tmp_path / 'tiny.gguf')}",
+        "pair.draft=null",
+        "name=mine",
+        "dataset.limit=1",
+    ]
+    code, printed = command(script, *words, "policy=llama_cpp")
     assert code == 0 and "Q4_K_M" in printed
     with Path("outputs/mine/long.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
