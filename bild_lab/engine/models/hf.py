@@ -45,6 +45,7 @@ class HuggingFaceModel:
     device: torch.device
     dtype: torch.dtype
     engine: ClassVar[str] = "hf"
+    bits: ClassVar[int | None] = None
     compiled: ClassVar[bool] = False
     compiled_steps: ClassVar[int] = 0
     parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several

@@ -53,13 +53,14 @@ class PackedScores:
 
 
 class PackedDecoder:
-    """Runs a stack of layers by the kernels. known: how many tokens have embeddings.
+    """Runs a stack of layers by the kernels. known: how many tokens have embeddings. bits: of its matrices, 8 or 4.
 
     A row's results are the same to the last bit whatever rows run beside it, of its own text or of others: each sum has
     one order. So the texts of a batch are those of batch 1 in every precision.
     """
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, bits: int | None = None) -> None:
+        self._bits = bits
         self._held: list[object] = []  # what the kernels point to
         self._matrices: list[Tensor] = []
         self._library = library()
@@ -272,7 +273,7 @@ class PackedDecoder:
         return packed
 
     def _matrix(self, weight: Weight) -> c.Matrix:
-        made, packed, bias = packed_matrix(weight)
+        made, packed, bias = packed_matrix(weight, self._bits)
         self._matrices.append(packed)
         self._held += [packed, bias]
         return made
