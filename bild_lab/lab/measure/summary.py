@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -30,7 +29,7 @@ from bild_lab.lab.analysis.statistics import (
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.measure.recorder import first_difference
-from bild_lab.lab.metrics.quality import Judged, Scoring
+from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
 
@@ -116,21 +115,7 @@ def qualities(
     judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed)
     known = {name: each.per_example for name, each in judged.items() if each.per_example is not None}
     values = [{name: several[index] for name, several in known.items()} for index in range(len(examples))]
-    return {name: _quality(each) for name, each in judged.items()}, values
-
-
-def _quality(judged: Judged) -> Quality:
-    own, difference = judged.score, judged.difference
-    if difference is None:
-        return Quality(**asdict(own))
-    return Quality(
-        **asdict(own),
-        baseline=own.value - difference.value,
-        difference=difference.value,
-        difference_low=difference.low,
-        difference_high=difference.high,
-        p_value=difference.p_value,
-    )
+    return {name: each.score for name, each in judged.items()}, values
 
 
 def counts(method: Sequence[Timed]) -> Counts:
