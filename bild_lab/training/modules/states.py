@@ -18,8 +18,8 @@ from transformers.utils import ModelOutput
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.hf import SpreadModel, require_device_map
 from bild_lab.engine.models.layer_control import decoder_layers
-from bild_lab.engine.models.placement import SpreadModel, require_device_map
 from bild_lab.engine.models.ranks import launched
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError, require_flag

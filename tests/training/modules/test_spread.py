@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers.integrations import accelerate
 
-from bild_lab.engine.models.placement import SpreadModel
+from bild_lab.engine.models.hf import SpreadModel
 from bild_lab.errors import UserError
-from bild_lab.lab.config import find_part
-from bild_lab.training.answers import greedy_answers, read_calibration
+from bild_lab.training.answers import read_calibration
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
-from bild_lab.training.modules.bita import BitaModule, PromptRows, attend_with_prompt
+from bild_lab.training.modules.bita import PromptRows, attend_with_prompt
 from bild_lab.training.modules.eagle import EagleSpec
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.modules.layer_heads import LayerHeadsSpec
@@ -49,7 +48,7 @@ def checkpoint(checkpoints: Path) -> OneRowCheckpoint:
     return OneRowCheckpoint(str(checkpoints / "llama"))
 
 
-def learned(spec: Any, base: nn.Module) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def learned(spec: Any, base: nn.Module) -> list[torch.Tensor]:
     """The loss of a batch beside this model, and its gradients."""
     module = spec.build(base, {}, seed=0).train()
     tokens = torch.randint(3, 30, (2, 12), generator=torch.Generator().manual_seed(3))
@@ -58,17 +57,16 @@ def learned(spec: Any, base: nn.Module) -> tuple[torch.Tensor, list[torch.Tensor
     wanted = {"wanted": labels} if module.reads_labels else {}
     loss = PredictionLoss(spec.predictors.weights)(module(input_ids=tokens, contexts=contexts, **wanted), labels)
     loss.backward()
-    return loss.detach(), [weight.grad for weight in module.parameters() if weight.grad is not None]
+    return [loss.detach(), *(weight.grad for weight in module.parameters() if weight.grad is not None)]
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_module_learns_the_same_beside_layers_on_disk(name: str, checkpoints: Path) -> None:
     base = SpreadModel(checkpoint(checkpoints), CPU, torch.float32, ON_DISK).module.requires_grad_(False)
     assert all(weight.is_meta for weight in base.model.layers.parameters())
-    loss, gradients = learned(SPECS[name], base)
-    whole_loss, whole = learned(SPECS[name], BasePlacement().load(checkpoint(checkpoints), CPU, torch.float32))
-    assert torch.equal(loss, whole_loss) and len(gradients) == len(whole)
-    assert all(torch.equal(*pair) for pair in zip(gradients, whole, strict=True))
+    whole = BasePlacement().load(checkpoint(checkpoints), CPU, torch.float32)
+    both = (learned(SPECS[name], one) for one in (base, whole))
+    assert all(torch.equal(*pair) for pair in zip(*both, strict=True))
 
 
 def test_matrices_that_are_elsewhere_until_they_run_are_refused(checkpoints: Path) -> None:
@@ -108,14 +106,13 @@ def test_a_training_beside_a_model_that_does_not_fit_is_that_beside_a_whole_one(
 
 def test_answers_of_a_spread_model_are_its_own(checkpoints: Path, tmp_path: Path) -> None:
     job = frozen_job(tmp_path, checkpoints / "llama")
-    dataset, source = job.calibration.dataset, job.base.source("w5 w6 w7")
-    model = SpreadModel(job.base, CPU, torch.float32, ON_DISK)
     examples = tuple(SimpleNamespace(id=f"train-{i}", prompt=f"w{i} w6 w7") for i in range(3, 8))
-    generate_calibration(CalibrationJob(model, dataset, examples, 8, 2, 4, tmp_path / "answers"))
-    made = [answer.answer_token_ids for answer in read_calibration(tmp_path / "answers").answers]
-    whole = SpreadModel(job.base, CPU, torch.float32, {"": "cpu"})
-    assert made == greedy_answers(whole, [job.base.source(one.prompt) for one in examples], 8, 1)
-    assert len({*map(tuple, made)}) > 1 and source.encoder_ids is None
+    answers = []
+    for name, where in {"spread": ON_DISK, "whole": {"": "cpu"}}.items():
+        model, folder = SpreadModel(job.base, CPU, torch.float32, where), tmp_path / name
+        generate_calibration(CalibrationJob(model, job.calibration.dataset, examples, 8, 2, 4, folder))
+        answers.append([tuple(answer.answer_token_ids) for answer in read_calibration(folder).answers])
+    assert answers[0] == answers[1] and len({*answers[0]}) > 1
 
 
 REFUSED = {
@@ -142,59 +139,40 @@ def test_a_placement_that_cannot_be_is_refused_before_weights_are_read(
         assert code == 2 and message in printed, printed
 
 
-def as_one_of_two(rank: int, port: int, work: str, values: tuple[Any, ...]) -> None:
-    """Call a function of this module as one of two launched processes."""
+def learn_beside_a_part(rank: int, port: int, folder: Path, base: Path) -> None:
+    """As one of two launched processes, which holds half of every layer and all of the rest.
+
+    A training has five held-out answers, two at a time: the first process has two batches of them, the second one.
+    """
     here = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({key: str(value) for key, value in here.items()})
-    os.environ["ACCELERATE_USE_CPU"] = "true"
+    os.environ.update({key: str(value) for key, value in here.items()}, ACCELERATE_USE_CPU="true")
     torch.set_num_threads(1)
-    find_part(f"{__name__}.{work}")(*values)
+    placed, model = BasePlacement(sharded=True), OneRowCheckpoint(str(base))
+    part, whole = (one.load(model, CPU, torch.float32) for one in (placed, BasePlacement()))
+    held = sum(weight.to_local().numel() for weight in part.model.layers.parameters())
+    assert 2 * held == sum(weight.numel() for weight in whole.model.layers.parameters())
+    assert all(torch.equal(*pair) for pair in zip(own_matrices(part), own_matrices(whole), strict=True))
+    for spec in reversed(SPECS.values()):  # BiTA, which changes the attention, comes last
+        assert all(torch.equal(*pair) for pair in zip(learned(spec, part), learned(spec, whole), strict=True))
+    train_beside_frozen(frozen_job(folder, base, placed=placed, held_out=5, accumulate=2))
 
 
-def in_two_processes(work: Callable[..., None], *values: Any) -> None:
-    """Both must end well within five minutes; where they wait for each other for ever, they are ended."""
+@pytest.mark.slow
+def test_modules_learn_the_same_beside_parts_of_layers(checkpoints: Path, tmp_path: Path) -> None:
+    """Where the processes wait for each other for ever, they are ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        values = (free.getsockname()[1], tmp_path / "parts", checkpoints / "llama")
     context = multiprocessing.get_context("forkserver")  # of a process without threads
     context.set_forkserver_preload([__name__])
-    both = [context.Process(target=as_one_of_two, args=(rank, port, work.__name__, values)) for rank in (0, 1)]
+    both = [context.Process(target=learn_beside_a_part, args=(rank, *values)) for rank in (0, 1)]
     for one in both:
         one.start()
     for one in both:
         one.join(300)
         one.kill()
+        one.join()
     assert [one.exitcode for one in both] == [0, 0]
-
-
-def learn_beside_a_part(base: str) -> None:
-    """Each process holds half of every layer, all of the rest, and learns the very same."""
-    model = OneRowCheckpoint(base)
-    part = BasePlacement(sharded=True).load(model, CPU, torch.float32)
-    whole = BasePlacement().load(model, CPU, torch.float32)
-    held = sum(weight.to_local().numel() for weight in part.model.layers.parameters())
-    assert 2 * held == sum(weight.numel() for weight in whole.model.layers.parameters())
-    assert all(torch.equal(*pair) for pair in zip(own_matrices(part), own_matrices(whole), strict=True))
-    for spec in reversed(SPECS.values()):  # BiTA, which changes the attention, comes last
-        (loss, gradients), (whole_loss, wanted) = learned(spec, part), learned(spec, whole)
-        assert torch.equal(loss, whole_loss)
-        assert all(torch.equal(*pair) for pair in zip(gradients, wanted, strict=True))
-
-
-def train_beside_a_part(folder: str, base: str) -> None:
-    """Five held-out answers, two at a time: the first process has two batches of them, the second one."""
-    placed, sizes = BasePlacement(sharded=True), {"held_out": 5, "accumulate": 2}
-    train_beside_frozen(frozen_job(Path(folder), Path(base), placed=placed, **sizes))
-
-
-@pytest.mark.slow
-def test_a_module_learns_the_same_beside_parts_of_layers(checkpoints: Path) -> None:
-    in_two_processes(learn_beside_a_part, str(checkpoints / "llama"))
-
-
-@pytest.mark.slow
-def test_a_training_beside_parts_is_that_beside_a_whole_model(checkpoints: Path, tmp_path: Path) -> None:
-    in_two_processes(train_beside_a_part, str(tmp_path / "parts"), str(checkpoints / "llama"))
     train_beside_frozen(frozen_job(tmp_path / "whole", checkpoints / "llama", held_out=5, accumulate=2))
     parts, whole = (load_file(tmp_path / name / "adapter" / "adapter.safetensors") for name in ("parts", "whole"))
     assert all(torch.allclose(parts[name], whole[name], rtol=1e-3, atol=1e-5) for name in whole)
@@ -207,7 +185,7 @@ def test_a_process_without_a_batch_runs_the_model_and_counts_nothing(
     job = frozen_job(tmp_path, checkpoints / "llama")
     module = BITA.build(BasePlacement().load(job.base, CPU, torch.float32), {}, seed=0)
     runs: list[int] = []
-    monkeypatch.setattr(BitaModule, "forward", counted(BitaModule.forward, runs))
+    module.register_forward_hook(lambda *_: runs.append(1))
     loss, sums = PredictionLoss((1.0,) * 3), []
     monkeypatch.setenv("WORLD_SIZE", "2")
     for rank in ("0", "1"):
@@ -218,11 +196,3 @@ def test_a_process_without_a_batch_runs_the_model_and_counts_nothing(
     monkeypatch.delenv("RANK")
     whole = PredictionEvaluator(job.rows[:5], BITA.predictors, 2)._sums(module, loss)
     torch.testing.assert_close(sum(sums), whole, rtol=1e-5, atol=1e-5)
-
-
-def counted(forward: Callable[..., Any], runs: list[int]) -> Callable[..., Any]:
-    def run(*values: Any, **named: Any) -> Any:
-        runs.append(1)
-        return forward(*values, **named)
-
-    return run
