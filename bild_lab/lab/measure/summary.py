@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -30,7 +29,7 @@ from bild_lab.lab.analysis.statistics import (
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.measure.recorder import first_difference
-from bild_lab.lab.metrics.quality import Judged, Scoring
+from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
 
@@ -116,21 +115,7 @@ def qualities(
     judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed)
     known = {name: each.per_example for name, each in judged.items() if each.per_example is not None}
     values = [{name: several[index] for name, several in known.items()} for index in range(len(examples))]
-    return {name: _quality(each) for name, each in judged.items()}, values
-
-
-def _quality(judged: Judged) -> Quality:
-    own, difference = judged.score, judged.difference
-    if difference is None:
-        return Quality(**asdict(own))
-    return Quality(
-        **asdict(own),
-        baseline=own.value - difference.value,
-        difference=difference.value,
-        difference_low=difference.low,
-        difference_high=difference.high,
-        p_value=difference.p_value,
-    )
+    return {name: each.score for name, each in judged.items()}, values
 
 
 def counts(method: Sequence[Timed]) -> Counts:
@@ -259,17 +244,17 @@ def require_no_nan(models: Iterable[LoadedModel], request: Request) -> None:
     for model in models:
         key = (model.checkpoint.fingerprint, model.engine, str(model.dtype), str(model.device))
         if key not in _without_nan:
-            if bool(text_logits(model, request, ()).isnan().any()):
-                raise _nan_in(model)
+            _refuse(model, nan=bool(text_logits(model, request, ()).isnan().any()))
             _without_nan.add(key)
 
 
-def _nan_in(model: LoadedModel) -> UserError:
-    dtype = str(model.dtype).removeprefix("torch.")
-    return UserError(
-        f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
-        "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
-    )
+def _refuse(model: LoadedModel, nan: bool) -> None:
+    if nan:
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise UserError(
+            f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
+            "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
+        )
 
 
 @torch.inference_mode()
@@ -312,7 +297,6 @@ def log_probabilities(
                 known[text] = (
                     trace.log_probability if scored else log_probability(text_logits(target, request, text), text)
                 )
-            if math.isnan(known[text]):
-                raise _nan_in(target)
+            _refuse(target, nan=math.isnan(known[text]))
             found[name].append(known[text])
     return found

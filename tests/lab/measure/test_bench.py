@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,16 +21,27 @@ from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab import bench
-from bild_lab.lab.bench import SHAPES, Bench, Shape, bench_of, llama, run, synthetic_bench, t5
+from bild_lab.lab.bench import SHAPES, Bench, Shape, bench_of, run, synthetic_bench
 from scripts import bench as script
 from tests.engine.peers.test_llama_cpp import written
 
 CPU = torch.device("cpu")
 KERNELS = why_no_kernels(CPU, torch.float32) is None
+
+
+def t5(dim: int, layers: int) -> dict[str, Any]:
+    sizes = {"d_model": dim, "d_ff": dim, "num_layers": layers, "num_decoder_layers": layers, "num_heads": 2}
+    return {**SHAPES["t5_small"].target, **sizes}
+
+
+def llama(layers: int) -> dict[str, Any]:
+    return {**SHAPES["llama_2"].target, "num_hidden_layers": layers}
+
+
 SMALL = {
-    "t5_large": Shape(lambda: t5(128, 2, 2, 128), lambda: t5(64, 1, 2, 64), 9),
-    "llama_2": Shape(lambda: llama(1), None, 9),
-    "llama_12": Shape(lambda: llama(2), lambda: llama(1), 9),
+    "t5_large": Shape(t5(128, 2), 9, t5(64, 1)),
+    "llama_2": Shape(llama(1), 9),
+    "llama_12": Shape(llama(2), 9, llama(1)),
 }
 
 

@@ -165,7 +165,8 @@ def test_every_metric_is_that_of_the_cut_texts_except_agreement() -> None:
     assert list(judged) == ["numeric", "chrf", "agreement"] and scoring.lead == "numeric"
     assert judged["numeric"].score.value == 50 and judged["numeric"].difference.value == -50
     cut = ["12 ", "7 "], ["12 ", "8 "]
-    assert judged["chrf"].score == score("chrf", cut[0], references, seed=3)
+    alone = score("chrf", cut[0], references, seed=3)
+    assert (judged["chrf"].score.value, judged["chrf"].score.low) == (alone.value, alone.low)
     assert judged["chrf"].difference == compare("chrf", *cut, references, seed=3)
     assert judged["agreement"].score.value == 0  # the texts themselves all differ
     same = Scoring(("agreement",), cut=("Question:",)).judge(ours[:1], ours[:1], references[:1], seed=3)

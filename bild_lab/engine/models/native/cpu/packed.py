@@ -70,7 +70,8 @@ class PackedDecoder:
         self._held.append(layers)
         bias = stack.distance_bias
         self.known, self.dim = stack.embedding.shape
-        self.vocab, self.depth = stack.head.shape[0], len(layers)
+        head = Weight(stack.head)  # read once, and let go when it is packed
+        self.vocab, self.depth = head.matrix.shape[0], len(layers)
         self._model = c.Model(
             **{name: getattr(stack, name) for name in NUMBERS},
             dim=self.dim,
@@ -82,7 +83,7 @@ class PackedDecoder:
             farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1),
             layer=addressof(layers),
             final_norm=self._vector(stack.final_norm),
-            head=self._matrix(Weight(stack.head)),
+            head=self._matrix(head),
             embedding=self._hold(stack.embedding),
             distance_bias=self._vector(bias),
         )
