@@ -53,7 +53,7 @@ TEMPERATURES, WINDOW = ("decoding.temperature", "0,1"), ("policy.window", "7")
 DRAFTERS = ("pair", "t5_11b_small,t5_11b_base,t5_11b_large")
 TABLES = {  # what speculative decoding sweeps over in each of its tables
     "spec/tab2": {TEMPERATURES, ("policy.window", "3,5,7"), DRAFTERS},
-    "spec/tab3": {TEMPERATURES, WINDOW, DRAFTERS},
+    "spec/tab3": {TEMPERATURES, ("policy.knobs", "{window:1}"), DRAFTERS},
     "spec/tab5": {TEMPERATURES, WINDOW, ("policy.lenience", "1,0.5,0.3,0.1"), ("pair", "t5_11b_small")},
 }
 TASKS = {  # by data set, what is decoded
@@ -219,16 +219,19 @@ def test_a_table_of_speculative_decoding_has_the_papers_target_drafters_task_and
     cfg = composed(table, f"dataset={data}", f"dataset.path={rows}")
     (example,) = load_examples(typed(DatasetSpec, cfg.dataset, "dataset"))
     assert (example.prompt, example.references, cfg.dataset.metric) == TASKS[data]
-    assert (cfg.pair.target, cfg.policy.name) == ("google-t5/t5-11b", "speculative")
+    policy = "alpha" if table == "spec/tab3" else "speculative"
+    assert (cfg.pair.target, cfg.policy.name) == ("google-t5/t5-11b", policy)
     assert set(swept(table).items()) == TABLES[table]
 
 
 def test_n_grams_of_table_3_are_counted_where_the_experiment_looks_for_them() -> None:
     built = [one for one in load_published("spec_tab3").commands["paper"] if "module=ngram" in one]
     names = [word.removeprefix("name=") for one in built for word in one.split() if word.startswith("name=")]
-    drafted = [swept(one) for one in commands("spec_tab3") if "policy=ngram" in one]
-    assert [one["policy.table"] for one in drafted] == [f"outputs/{name}/table.safetensors" for name in names]
-    assert {(one["policy.order"], one["decoding.temperature"]) for one in drafted} == {("1,2", "0,1")}
+    drafted = [swept(one) for one in commands("spec_tab3") if "policy.drafter=ngram" in one]
+    tables = [f"table:outputs/{name}/table.safetensors" for name in names]
+    knobs = [",".join(f"{{order:{order},window:1,{table}}}" for order in (1, 2)) for table in tables]
+    assert [one["policy.knobs"] for one in drafted] == knobs
+    assert {one["decoding.temperature"] for one in drafted} == {"0,1"}
 
 
 @pytest.mark.parametrize("name", thinned(["bild_fig8", "bild_fig9", "bild_fig4", "bild_fig5"], 2))
