@@ -6,10 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
-from bild_lab.lab.measure.summary import require_no_nan
-from bild_lab.lab.metrics.quality import score_pool
-from bild_lab.lab.metrics.text_metrics import AGREEMENT
+from bild_lab.lab.measure.summary import log_probability, require_no_nan
+from bild_lab.lab.metrics.quality import NO_REFERENCE, score_pool
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
@@ -289,17 +290,32 @@ class Screening:
             )
         return with_front(rows)
 
-    def _pool(self, screened: Sequence[Screened]) -> tuple[list[str], list[tuple[str, ...]], list[list[int]]]:
-        """Every distinct text of every example, its references, and which of them each point has."""
+    def _pool(self, screened: Sequence[Screened]) -> tuple[list[Any], list[Sequence[str]], list[list[int]]]:
+        """Every distinct text of every example, its references, and which of them each point has.
+
+        Of a metric of tokens, in place of the texts what it takes.
+        """
         decoder, scoring = self.point.decoders[METHOD], self.point.scoring
+        lead, counted = scoring.lead, metric_named(scoring.lead).of_tokens
         texts = [[(index, text.token_ids) for index, text in enumerate(one.texts)] for one in screened]
-        place = {key: at for at, key in enumerate(dict.fromkeys(key for keys in texts for key in keys))}
-        if scoring.lead == AGREEMENT:
+        found = sorted({key for keys in texts for key in keys})  # by example, so that each record is read once
+        place = {key: at for at, key in enumerate(found)}
+        references = [one.references or NO_REFERENCE for one in self.point.examples]
+        if lead == AGREEMENT:
             references = [(decoder.text(list(text.token_ids)),) for text in screened[0].texts]
+        if counted is None:
+            pool = [scoring.scored_text(lead, decoder.text(list(tokens))) for _, tokens in found]
         else:
-            references = [one.references for one in self.point.examples]
-        pool = [scoring.scored_text(scoring.lead, decoder.text(list(tokens))) for _, tokens in place]
-        return pool, [references[index] for index, _ in place], [[place[key] for key in keys] for keys in texts]
+            nats = [self._log_probability(*key) if lead == LOG_PROBABILITY else None for key in found]
+            pool = [counted(len(tokens), known) for (_, tokens), known in zip(found, nats, strict=True)]
+            self.records.save()
+        return pool, [references[index] for index, _ in found], [[place[key] for key in keys] for keys in texts]
+
+    def _log_probability(self, index: int, tokens: Sequence[int]) -> float:
+        """What the target gives to a text of an example, in nats, from its record as far as that goes."""
+        source, target = self.requests[index].source, self.records(self.point.decoders[METHOD].target)
+        rows = target.start(replace(source, processors=None), len(tokens)).extend([source.prompt[-1], *tokens[:-1]])
+        return log_probability(rows.logits, tokens)
 
 
 COUNTS = ("target_calls", "draft_calls", "tokens", "drafted", "accepted", "fallbacks", "rollbacks")
