@@ -11,9 +11,6 @@ the name is FIGURE_small. What a paper draws by equations alone is FIGURE_theory
 
 from __future__ import annotations
 
-import hashlib
-import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +20,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output, run_application, stages
 from bild_lab.papers.published import published_names
 
-ROOT = Path(__file__).resolve().parents[1]
 ALL = "all"
 
 
@@ -57,28 +53,14 @@ def parse(words: Sequence[str]) -> Wanted:
     return Wanted(figures, outputs, settings.get("scale"), run)
 
 
-def run_missing(name: str, outputs: Path) -> None:
-    """Run the figure's commands that have not run. If their results are gone, all of them run again.
+def run_missing(name: str) -> None:
+    """Run the steps of a figure that are not done. Raises UserError if one was not; the output says why."""
+    from bild_lab.papers.steps import machine_of, run_steps, steps_of
 
-    Raises UserError if a command fails. The output of the command says why.
-    """
-    from bild_lab.papers.figures import FIGURES, measured
-    from bild_lab.papers.published import load_published
-
-    published = load_published(name)
-    stamps = outputs / "figures" / ".ran"
-    empty = not measured(FIGURES[name], published, outputs, "small")
-    for command in published.commands["small"]:
-        stamp = stamps / hashlib.sha256(command.encode()).hexdigest()[:12]
-        if stamp.exists() and not empty:
-            continue
-        console.print(f"[dim]{escape(command)}[/dim]")
-        _, script, *words = shlex.split(command)
-        stages.leave()
-        if subprocess.run([sys.executable, str(ROOT / script), *words]).returncode != 0:
-            raise UserError(f"{name}: this command failed, and the figure needs its results: {command}")
-        stamps.mkdir(parents=True, exist_ok=True)
-        stamp.write_text(f"{command}\n")
+    stages.leave()
+    steps = [step for step in steps_of(name, "small") if step.figure is None]
+    if not run_steps(steps, machine_of(None, tries=False), console.print):
+        raise UserError(f"{name}: a step failed, and the figure needs its results")
 
 
 def draw(wanted: Wanted) -> list[str]:
@@ -91,7 +73,7 @@ def draw(wanted: Wanted) -> list[str]:
         curves: list[Path] = []
         try:
             if wanted.run:
-                run_missing(name, wanted.outputs)
+                run_missing(name)
             stages.enter(f"drawing {name}")
             curves = draw_theory(name, wanted.outputs / "figures")
             drawn = draw_figure(name, wanted.outputs, wanted.outputs / "figures", wanted.scale)

@@ -1,85 +1,77 @@
-"""What a figure needs at the paper's scale, and its run: python scripts/paper_run.py FIGURE [gpu=GPU] [run=true]
+"""What an item of a paper takes, step by step, and its run: python scripts/paper_run.py ITEM [run=true] [KEY=VALUE …]
 
-    python scripts/paper_run.py bild_fig4             downloads, memory and time, on an A100
-    python scripts/paper_run.py all gpu=t4            every figure
-    python scripts/paper_run.py bild/thresholds       an experiment that is in no figure
-    python scripts/paper_run.py bild_fig4 run=true    its commands, with runtime.device=cuda
+    python scripts/paper_run.py bild/fig4                       the steps, and what each needs
+    python scripts/paper_run.py bild/fig4 run=true              runs them: calibration, trainings, sweeps, figure
+    python scripts/paper_run.py bild/fig4 scale=small run=true  on the toy pair
+    python scripts/paper_run.py bild/fig4 gpu=t4                on a GPU that is not here
+    python scripts/paper_run.py all                             every item; bild/thresholds: an experiment of no item
 
-Memory is a closed form. Times are estimates: what a token reads over the GPU's bandwidth.
+A step that is done is skipped, so the same command goes on where it was stopped. One that cannot run here says why,
+and what does not depend on it still runs. force=true also tries what should not fit. Other KEY=VALUE go to every step
+that has the key, such as dataset.limit=100. Memory is a closed form, times are estimates.
 """
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 import sys
-from pathlib import Path
+from dataclasses import dataclass
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output, run_application, stages
 
-ROOT = Path(__file__).resolve().parents[1]
-ON_GPU = "runtime.device=cuda"
+FLAGS = ("true", "false")
 
 
-def parse(words: list[str]) -> tuple[str, str, bool]:
-    """The figure, the GPU, and whether to run. Raises UserError for anything else."""
+@dataclass(frozen=True)
+class Wanted:
+    """What the command line asks for. gpu: None for the one that is here."""
+
+    item: str
+    scale: str
+    gpu: str | None
+    run: bool
+    force: bool
+    overrides: list[str]
+
+
+def parse(words: list[str]) -> Wanted:
+    """Read the command line. Raises UserError for anything that is no item, no setting and no override."""
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
-    gpu, run = settings.pop("gpu", "a100"), settings.pop("run", "false")
-    if settings or len(names) != 1 or run not in ("true", "false"):
-        raise UserError(f"give one figure, or all, then gpu=GPU and run=true; got {' '.join(words) or 'nothing'}")
-    return names[0], gpu, run == "true"
-
-
-def tell(figure: str, gpu: str) -> None:
-    """Print what a figure's commands need."""
-    from bild_lab.papers.paper_runs import commands, downloads, needs, sentence, settings_of
-
-    output.print(f"[bold]{figure}[/bold]")
-    needed = []
-    for command in commands(figure):
-        output.print(escape(f"  {on_gpu(command)}"))
-        for setting in settings_of(command):
-            needed.append(needs(setting, gpu))
-            output.print(escape(f"    {sentence(needed[-1], gpu)}"))
-    sizes = downloads(needed)
-    hours = sum(each.hours or 0.0 for each in needed)
-    listed = ", ".join(f"{name} {size:.1f}" for name, size in sorted(sizes.items()))
-    output.print(
-        escape(f"  together {sum(sizes.values()):.0f} GB to download ({listed}), about {hours:.1f} h of decoding")
-    )
-
-
-def on_gpu(command: str) -> str:
-    """The command with the device, if it decodes; training scripts take the GPU by themselves."""
-    from bild_lab.papers.paper_runs import DECODES
-
-    return f"{command} {ON_GPU}" if shlex.split(command)[1] in DECODES else command
-
-
-def run(figure: str) -> None:
-    """Run a figure's commands in turn. Raises UserError if one fails; finished points are kept."""
-    from bild_lab.papers.paper_runs import commands
-
-    for command in commands(figure):
-        console.print(f"[dim]{escape(on_gpu(command))}[/dim]")
-        _, script, *words = shlex.split(on_gpu(command))
-        stages.leave()
-        if subprocess.run([sys.executable, str(ROOT / script), *words]).returncode != 0:
-            raise UserError(f"{figure}: this command failed: {command}")
+    scale, gpu = settings.pop("scale", "paper"), settings.pop("gpu", None)
+    run, force = (settings.pop(key, "false") for key in ("run", "force"))
+    if len(names) != 1 or run not in FLAGS or force not in FLAGS:
+        raise UserError(f"give one item such as bild/fig4, or all, then KEY=VALUE; got {' '.join(words) or 'nothing'}")
+    return Wanted(names[0], scale, gpu, run == "true", force == "true", [f"{k}={v}" for k, v in settings.items()])
 
 
 def main() -> None:
-    name, gpu, runs = parse(sys.argv[1:])
+    wanted = parse(sys.argv[1:])
     stages.enter("reading the experiments")
-    from bild_lab.papers.paper_runs import figures, unverified
+    from bild_lab.papers.paper_runs import downloads, needs, sentence, unverified
+    from bild_lab.papers.steps import machine_of, outlook, run_steps, steps_of
 
-    for figure in figures(name):
-        tell(figure, gpu)
-        if runs:
-            run(figure)
-    output.print(escape(f"not seen on the hub's pages: {', '.join(unverified()) or 'nothing'}"))
+    machine = machine_of(wanted.gpu, wanted.force)
+    steps = steps_of(wanted.item, wanted.scale, wanted.overrides)
+    if wanted.run:
+        stages.leave()
+        if not run_steps(steps, machine, lambda text: console.print(f"[dim]{escape(text)}[/dim]")):
+            raise SystemExit(1)
+        return
+    everything = []
+    for place, (step, state) in enumerate(outlook(steps, machine), 1):
+        needed = [needs(each, machine.gpu) for each in step.settings]
+        everything += needed
+        reads = f"reads {', '.join(step.reads)}" if step.reads else ""
+        parts = [step.command, reads, f"writes {step.writes}", sentence(needed, machine.gpu)]
+        output.print(escape(f"{place} {state}: {'; '.join(filter(None, parts))}"))
+    sizes = downloads(everything)
+    listed = ", ".join(f"{name} {size:.1f}" for name, size in sorted(sizes.items()))
+    hours = sum(each.hours or 0.0 for each in everything)
+    total = f"together {sum(sizes.values()):.0f} GB to download ({listed}), about {hours:.1f} h on {machine.gpu}"
+    output.print(escape(total if sizes else "nothing to download"))
+    if unseen := sorted(set(unverified()) & set(sizes)):
+        output.print(escape(f"not seen on the hub's pages: {', '.join(unseen)}"))
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ def native_session(
     workspace: Workspace | None = None,
     forwards: list[Forward] | None = None,
     kernels: bool = False,
+    bits: int | None = None,
 ) -> CachedSession:
-    packed = PackedDecoder(decoder) if kernels else None
-    encoder = PackedDecoder(decoder.encoder) if kernels and isinstance(decoder, T5Decoder) else None
+    packed = PackedDecoder(decoder, bits) if kernels else None
+    encoder = PackedDecoder(decoder.encoder, bits) if kernels and isinstance(decoder, T5Decoder) else None
     layers = NativeLayers(decoder, source, room, prefix, workspace, packed, encoder)
     return CachedSession(layers, source.prompt, forwards)
 

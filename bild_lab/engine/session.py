@@ -302,6 +302,7 @@ class LoadedModel(Model, Protocol):
 
     checkpoint: Checkpoint
     dtype: torch.dtype
+    bits: int | None  # of weights that were quantized at load
     compiled: bool  # whether steps go through torch.compile
     compiled_steps: int  # so far
 

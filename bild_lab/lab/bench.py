@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,13 +16,14 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
+import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
     GenerationConfig,
-    LlamaConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
@@ -153,8 +154,8 @@ def peer_methods(
 def synthetic_bench(name: str, device: torch.device, dtype: torch.dtype, peers: bool = False) -> Iterator[Bench]:
     """A shape with random weights. peers: with other engines, which read files; these are removed with the block."""
     shape = SHAPES[name]
-    target = synthetic_models(name, shape.target(), device, dtype)
-    drafts = None if shape.drafter is None else synthetic_models(f"{name}_drafter", shape.drafter(), device, dtype)
+    target = synthetic_models(name, shape.target, device, dtype)
+    drafts = None if shape.drafter is None else synthetic_models(f"{name}_drafter", shape.drafter, device, dtype)
     request = synthetic_request(target[1].checkpoint, shape.new_tokens, device)
     with TemporaryDirectory() as folder:
         others = {}
@@ -166,8 +167,8 @@ def synthetic_bench(name: str, device: torch.device, dtype: torch.dtype, peers: 
             yield bench
 
 
-def synthetic_models(name: str, config: Any, device: torch.device, dtype: torch.dtype) -> Models:
-    hf = HuggingFaceModel(SyntheticCheckpoint(name, shape=config), device, dtype)
+def synthetic_models(name: str, values: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Models:
+    hf = HuggingFaceModel(SyntheticCheckpoint(name, shape=AutoConfig.for_model(**values)), device, dtype)
     return NativeModel(hf), hf
 
 
@@ -303,46 +304,24 @@ def emission_s(method: Method, request: Request, model: NativeModel) -> list[flo
     return times[1:]  # the prompt comes first
 
 
-def t5(dim: int, layers: int, heads: int, hidden: int, **others: Any) -> T5Config:
-    sizes = {"d_model": dim, "num_layers": layers, "num_decoder_layers": layers, "num_heads": heads, "d_ff": hidden}
-    return T5Config(**sizes, decoder_start_token_id=0, **others)
-
-
-def llama(layers: int, dim: int = 768, hidden: int = 2048, heads: int = 12, vocabulary: int = 32000) -> LlamaConfig:
-    return LlamaConfig(
-        hidden_size=dim,
-        intermediate_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        vocab_size=vocabulary,
-        tie_word_embeddings=True,
-        max_position_embeddings=4096,
-    )
-
-
 @dataclass(frozen=True)
 class Shape:
-    """A target of published dimensions, its drafter, and how many tokens a run decodes.
+    """An entry of `bench.yaml`. target, drafter: values of a configuration in Transformers."""
 
-    Weights are random: speed does not depend on their values. rounds: how often a text is decoded. gpu: whether the
-    shape is one for a GPU.
-    """
-
-    target: Callable[[], PreTrainedConfig]
-    drafter: Callable[[], PreTrainedConfig] | None
+    target: Mapping[str, Any]
     new_tokens: int
+    drafter: Mapping[str, Any] | None = None
     rounds: int = 11
     gpu: bool = False
 
 
-SHAPES = {
-    "t5_small": Shape(lambda: t5(512, 6, 8, 2048), None, 48),
-    "t5_large": Shape(lambda: t5(1024, 24, 16, 4096), lambda: t5(512, 6, 8, 2048), 18, rounds=5),
-    "llama_2": Shape(lambda: llama(2), None, 48),
-    "llama_12": Shape(lambda: llama(12), lambda: llama(2), 24, rounds=9),
-    "llama_1b": Shape(lambda: llama(16, 2048, 8192, 32), lambda: llama(2, 512, 1536, 8), 64, rounds=5, gpu=True),
-    "t5_3b": Shape(lambda: t5(1024, 24, 32, 16384, d_kv=128), lambda: t5(512, 6, 8, 2048), 64, rounds=5, gpu=True),
-}
+def shapes() -> dict[str, Shape]:
+    """The shapes by their names."""
+    content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return {name: Shape(**values) for name, values in content.items() if not name.startswith(".")}
+
+
+SHAPES = shapes()
 
 
 @dataclass(frozen=True)

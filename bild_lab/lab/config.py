@@ -48,13 +48,19 @@ def whole(least: int, most: int = MOST_WHOLE, default: Any = dataclasses.MISSING
     return dataclasses.field(default=default, metadata={"range": (least, most)})
 
 
+def require_bits(key: str, bits: int | None) -> None:
+    """Raise UserError unless weights can have so many bits."""
+    if bits not in (None, 8, 4):
+        raise UserError(f"{key} must be 8, 4 or null, got {bits!r}")
+
+
 @dataclass
 class PairSpec:
     """Checkpoints: the keys of `pair`. `Languages` checks the languages."""
 
     name: str  # what tables and logs call the pair
     target: str | None  # the large model: a folder, a hub id, a GGUF file, toy:large or toy:small
-    draft: str | None = None  # the small model, likewise; null: the policy drafts without one
+    draft: str | None = None  # the small model, likewise, or target: the same; null: none
     second_draft: str | None = None  # drafts for the draft model, likewise
     target_revision: str | None = None  # branch, tag or commit of the hub
     draft_revision: str | None = None  # branch, tag or commit of the hub
@@ -63,8 +69,12 @@ class PairSpec:
     source_language: str | None = None  # of mBART, mBART-50, M2M-100 or NLLB: the tokenizer's code
     target_language: str | None = None  # to translate into: the tokenizer's code, such as de_DE, de or deu_Latn
     vocabularies: str = "auto"  # a draft model with another vocabulary drafts by intersection, strings, or auto
+    draft_weights: int | None = None  # bits of the draft models' weights, 8 or 4; null: as runtime.weights
 
     def __post_init__(self) -> None:
+        require_bits("pair.draft_weights", self.draft_weights)
+        if self.draft == "target":
+            self.draft, self.draft_revision = self.target, self.target_revision
         for key in ("target", "draft", "second_draft"):
             value = getattr(self, key)
             if key == "target" or value is not None:
@@ -97,8 +107,10 @@ class RuntimeSpec:
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
     device_map: str | None = None  # how the target is spread over devices
+    weights: int | None = None  # bits of the weights on the CPU kernels, 8 or 4; null: those of dtype
 
     def __post_init__(self) -> None:
+        require_bits("runtime.weights", self.weights)
         self.compile_drafter = str(self.compile_drafter).lower()
         if self.compile_drafter not in ("auto", "true", "false"):
             raise UserError(f"runtime.compile_drafter must be auto, true or false, got {self.compile_drafter!r}")
@@ -219,6 +231,15 @@ def _with_policy(name: str, places: tuple[str, ...]) -> DictConfig:
 def without_hydra(cfg: DictConfig) -> DictConfig:
     """The configuration of a point, without what Hydra added about the command."""
     return OmegaConf.masked_copy(cfg, [key for key in cfg if key != "hydra"])
+
+
+def plain_values(cfg: DictConfig) -> dict[str, Any]:
+    """The values of a configuration, resolved; without `recipes` and `protocol`, of which commands are made."""
+    return {
+        key: OmegaConf.to_container(cfg[key], resolve=True) if OmegaConf.is_config(cfg[key]) else cfg[key]
+        for key in cfg
+        if key not in ("hydra", "protocol", "recipes")
+    }
 
 
 def _search_path() -> list[str]:

@@ -244,6 +244,8 @@ def _setting(
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
         "device_map": (runtime.device_map, None),
+        "weight_bits": (runtime.weights, None),
+        "draft_weight_bits": (pair.draft_weights, None),
     }
     return {
         **{key: getattr(pair, key) for key in PAIR_KEYS},

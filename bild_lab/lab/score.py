@@ -104,7 +104,7 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             knobs=point.knobs,
             composition=point.composition,
             engine=decoder.method.engine,
-            precision=decoder.method.precision if isinstance(decoder.method, External) else point.setting["dtype"],
+            precision=_precision(decoder.method, point.setting),
             setting=Setting(point.setting),
             facts=point.facts,
             same_as_baseline=point.same_as_baseline,
@@ -143,6 +143,14 @@ def ends_of(timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Req
 
 
 Stages = tuple[dict[str, float] | None, list[list[Span]]]  # seconds of each stage; each traced example's, in order
+
+
+def _precision(method: Method, setting: Mapping[str, Any]) -> str:
+    """Of the weights that a method decodes with."""
+    if isinstance(method, External):
+        return method.precision
+    bits = setting.get("weight_bits")
+    return setting["dtype"] if bits is None else f"int{bits}"
 
 
 def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages:

@@ -30,7 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
-from bild_lab.lab.config import compose_config, knob_values, policy_label, shipped_knobs, without_hydra
+from bild_lab.lab.config import compose_config, knob_values, plain_values, policy_label, shipped_knobs, without_hydra
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.decoding.load import build, load_model
 from bild_lab.lab.formatting import knob_label, short_name, times
@@ -133,7 +133,7 @@ def process_age_s() -> float:
 def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
     """Log a stored point unless it was logged. If that fails, the point is kept, and the exit code shows it."""
     try:
-        logger(cfg).log_point(result, OmegaConf.to_container(cfg, resolve=True))
+        logger(cfg).log_point(result, plain_values(cfg))
     except Exception as error:  # whatever a logging service raises
         _record_failure(cfg, sweep, error, "not logged")
 

@@ -191,6 +191,6 @@ def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[st
         commands = published.commands[one] or [f"an experiment with scale=small and name={published.folders[one][0]}"]
         lines.append("at the paper's scale run" if one == "paper" else "at small scale run")
         lines += [f"  {command}" for command in commands]
-    if published.commands["small"] and "small" in scales:
-        lines += ["or let this command run them", f"  python scripts/figures.py {name} scale=small run=true"]
+        lines += ["or let this command run them, with all that they need"] if published.commands[one] else []
+        lines += [f"  python scripts/paper_run.py {name} scale={one} run=true"] if published.commands[one] else []
     return "\n".join(lines)

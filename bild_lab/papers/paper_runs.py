@@ -1,10 +1,10 @@
-"""What the papers' runs need before they start: downloads, memory by closed forms, and an estimate of the time."""
+"""What the papers' commands consist of and need: downloads, memory by closed forms, and an estimate of the time."""
 
 from __future__ import annotations
 
 import math
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config, config_dir
+from bild_lab.lab.config import config_dir
 from bild_lab.lab.screening.candidates import read_lists
 from bild_lab.papers.published import load_published, published_names
 
@@ -36,33 +36,50 @@ READ_SHARE = 0.6  # of that speed that decoding reaches
 LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
 SAVED = 1.5  # a policy's time is about the baseline's over this
 WARMUP = 3
-DECODES = {"run.py": "config", "scripts/match_rates.py": "match_rates"}  # by these files
+ALL = "all"
 CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
 SETTINGS = ("pair", "dataset", "model", "template")  # groups of which each choice is a setting of its own
+APPLICATIONS = {"run.py": "config", "scripts/generate_calibration.py": "calibration"}  # others bear their script's name
+MEASURES = ("config", "match_rates")  # configurations whose points are decoded one by one
+COPIES = {
+    "adafactor": 2,
+    "adamw": 4,
+}  # of weights that are trained: with gradients and moments, which Adafactor factors
+DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
+NO_DATA = {"hub_id": None, "limit": None, "max_source_tokens": None, "name": "answers"}  # of alignment
+
+
+Words = tuple[str, ...]  # of a command line
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the points of a run have in common: models, data, precision and lengths. points: how many there are."""
+    """What the points of a run have in common: models, data, precision and lengths.
 
-    target: str
+    points: how many there are, 0 for a command that answers or trains. copies: of the weights, in memory.
+    spread: over all GPUs.
+    """
+
+    target: str | None
     drafts: tuple[str, ...]
     dataset: Mapping[str, Any]
     dtype: str
     max_new_tokens: int
     repeats: int
     points: int
+    copies: int = 1
+    spread: bool = False
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one setting. download_gb: by hub id. hours: on this GPU, None where it is not known how long it takes."""
+    """Of one setting. download_gb: by hub id. examples, hours (on this GPU): None where they are not known."""
 
     setting: Setting
     download_gb: Mapping[str, float]
     weights_gb: float
     cache_gb: float
-    examples: int
+    examples: int | None
     hours: float | None
 
     @property
@@ -76,68 +93,108 @@ def hub() -> dict[str, Any]:
     return OmegaConf.to_container(OmegaConf.load(HUB))
 
 
-def commands(figure: str) -> list[str]:
-    """What is run for a figure at the paper's scale, in order; for any other experiment, its own command."""
-    if figure not in published_names():
-        return [f"python run.py experiment={figure}"]
-    return load_published(figure).commands["paper"]
+def items_of(name: str) -> list[str]:
+    """The items that `bild/fig4`, `bild_fig4` or `all` names, or the experiment of that name that is no item.
 
-
-def figures(name: str) -> list[str]:
-    """The figures that a word names: one, or all; or one experiment. Raises UserError for others."""
-    if name == "all":
+    Raises UserError for others.
+    """
+    if name == ALL:
         return published_names()
+    if (item := name.replace("/", "_")) in published_names():
+        return [item]
     if not (config_dir() / "experiment" / f"{name}.yaml").is_file():
         load_published(name)
     return [name]
 
 
-def settings_of(command: str) -> list[Setting]:
-    """The settings that a command measures. Commands that train or count have none.
+def commands(item: str, scale: str) -> list[str]:
+    """What an item's own file lists for a scale; for any other experiment, its own command."""
+    if item in published_names():
+        return load_published(item).commands[scale]
+    return [f"python run.py experiment={item}" + ("" if scale == "paper" else f" scale={scale}")]
 
-    Raises UserError for an experiment on checkpoints of your own.
+
+@contextmanager
+def found_configuration() -> Iterator[None]:
+    """Hydra knows the project's configuration, once for many compositions."""
+    if GlobalHydra.instance().is_initialized():
+        yield
+        return
+    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+        yield
+
+
+def application_of(script: str) -> str | None:
+    """The configuration of a script; None for one that takes no KEY=VALUE of a configuration."""
+    name = APPLICATIONS.get(script, Path(script).stem)
+    return name if (config_dir() / f"{name}.yaml").is_file() else None
+
+
+def configurations(words: Words) -> list[DictConfig]:
+    """The configurations of a command, one for each of its settings, with the first value of every other list.
+
+    Empty for a script without a configuration.
     """
-    _, script, *words = shlex.split(command)
-    if script not in DECODES:
+    if (application := application_of(words[1])) is None:
         return []
-    application, given = DECODES[script], [word for word in words if "=" in word]
-    chosen = [word for word in given if word.partition("=")[0] in CHOICES]
-    lists = read_lists([*_swept(application, chosen), *(word for word in given if word not in chosen)])
-    several = [values for key, values in lists.items() if key.split(".")[0] in SETTINGS]
-    knobs = [values for values in lists.values() if values not in several]
-    fixed, points = [*chosen, *(values[0] for values in knobs)], math.prod(map(len, knobs))
-    return [_setting(compose_config([*fixed, *words], application), points) for words in product(*several)]
+    lists = lists_of(words)
+    several = [values if key.split(".")[0] in SETTINGS else values[:1] for key, values in lists.items()]
+    return [composed(application, choice) for choice in product(*several)]
 
 
-def _swept(application: str, chosen: Sequence[str]) -> list[str]:
-    """The lists that an experiment sweeps over."""
-    if not GlobalHydra.instance().is_initialized():
-        with initialize_config_dir(str(config_dir()), version_base="1.3"):
-            return _swept(application, chosen)
-    hydra = compose(application, list(chosen), return_hydra_config=True).hydra
-    return [f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()]
+@cache
+def lists_of(words: Words) -> dict[str, Words]:
+    """The values of each key of a command, as overrides, those that its experiment sweeps over included."""
+    if (application := application_of(words[1])) is None:
+        return {}
+    given = [word for word in words[2:] if "=" in word]
+    chosen = tuple(word for word in given if word.partition("=")[0] in CHOICES)
+    swept = composed(application, chosen).hydra.sweeper.get("params") or {}
+    return read_lists([*chosen, *(f"{key}={value}" for key, value in swept.items()), *given])
 
 
-def _setting(cfg: DictConfig, points: int) -> Setting:
-    pair = cfg.get("pair")
-    models = [cfg.model.path] if pair is None else [pair.target, pair.draft, pair.get("second_draft")]
-    if models[0] is None:
-        raise UserError("this experiment takes checkpoints of your own, so what it needs is not known; see its file")
+@cache
+def composed(application: str, words: Words) -> DictConfig:
+    """The configuration `conf/APPLICATION.yaml` with these overrides, Hydra's own part included."""
+    with found_configuration():
+        return compose(application, list(words), return_hydra_config=True)
+
+
+def settings_of(words: Words) -> list[Setting]:
+    """The settings that a command measures, answers or trains in.
+
+    A command that counts with a tokenizer or draws has none.
+    """
+    if "module=ngram" in words:
+        return []
+    knobs = (values for key, values in lists_of(words).items() if key.split(".")[0] not in SETTINGS)
+    points = math.prod(map(len, knobs)) if application_of(words[1]) in MEASURES else 0
+    return [setting_of(cfg, points) for cfg in configurations(words)]
+
+
+def setting_of(cfg: DictConfig, points: int) -> Setting:
+    """What a configuration's models, data and lengths are."""
+    pair, trained = cfg.get("pair"), cfg.get("train")
+    own = cfg.model.get("path") if "model" in cfg else None
+    models = [own] if own or pair is None else [pair.target, pair.draft, pair.get("second_draft")]
+    frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
     return Setting(
         target=models[0],
         drafts=tuple(each for each in models[1:] if each is not None),
-        dataset=OmegaConf.to_container(cfg.dataset),
-        dtype=cfg.runtime.dtype,
-        max_new_tokens=cfg.decoding.max_new_tokens,
+        dataset=OmegaConf.to_container(cfg.dataset) if "dataset" in cfg else NO_DATA,
+        dtype=cfg.runtime.dtype if trained is None else "bfloat16" if frozen else "float32",
+        max_new_tokens=cfg.decoding.max_new_tokens if "decoding" in cfg else trained.max_target_tokens,
         repeats=cfg.measure.repeats if "measure" in cfg else 1,
         points=points,
+        copies=1 if frozen else COPIES[trained.optimizer],
+        spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
     )
 
 
 def on_hub(setting: Setting) -> Iterable[str]:
-    """Its checkpoints, but for folders that another command writes from nothing."""
-    several = (setting.target, *setting.drafts)
-    return (one for one in several if one in hub()["models"] or not one.startswith(("outputs/", "toy:")))
+    """Its checkpoints, but for folders, which another command writes from nothing or a user gives."""
+    several = (one for one in (setting.target, *setting.drafts) if one is not None)
+    return (one for one in several if one in hub()["models"] or not one.startswith(("outputs/", "toy:", "/", ".")))
 
 
 def unverified() -> list[str]:
@@ -149,21 +206,22 @@ def needs(setting: Setting, gpu: str) -> Needs:
     """What the setting takes, on this GPU. Raises UserError for an unknown one."""
     if gpu not in GPUS:
         raise UserError(f"gpu must be one of {', '.join(GPUS)}, got {gpu!r}")
-    sizes = {one: size_of(one) for one in on_hub(setting)}
+    sizes = {one: size_of(one) for one in on_hub(setting) if one in hub()["models"]}
     stored = {one: hub()["models"][one]["stored"] for one in sizes}
     download = {one: sizes[one].weights * width / 1e9 for one, width in stored.items() if width}
-    examples, hours = setting.dataset["limit"] or 10**9, None
-    card = hub()["datasets"].get(setting.dataset["hub_id"])
-    if card is not None:
-        download[setting.dataset["hub_id"]] = card["mb"] / 1e3
-        examples = min(examples, card["splits"][setting.dataset["split"]])
-        if setting.target in sizes:
+    data, hours = setting.dataset, None
+    card = hub()["datasets"].get(data["hub_id"], {}) if data.get("path") is None else {}
+    rows = [one for one in (data["limit"], card.get("splits", {}).get(data.get("split"))) if one is not None]
+    examples = min(rows, default=None)
+    if card:
+        download[data["hub_id"]] = card["mb"] / 1e3
+        if setting.target in sizes and examples is not None and setting.points:
             tokens = min(card["tokens"], setting.max_new_tokens)
             hours = _hours(sizes[setting.target], setting, gpu, examples * tokens, WARMUP * tokens)
     prompt = setting.dataset["max_source_tokens"] or PROMPT
     cached = sum(size.cache for size in sizes.values()) * (prompt + setting.max_new_tokens)
     gigabytes = BYTES[setting.dtype] / 1e9
-    weights = sum(size.weights for size in sizes.values())
+    weights = setting.copies * sum(size.weights for size in sizes.values())
     return Needs(setting, download, weights * gigabytes, cached * gigabytes, examples, hours)
 
 
@@ -203,17 +261,26 @@ def size_of(model: str) -> Size:
     return Size(sizes.weights + embedding, sizes.layers.values + sizes.head.values, depth * sizes.cache_width, depth)
 
 
-def sentence(needed: Needs, gpu: str) -> str:
-    """One line on a setting."""
-    setting, room = needed.setting, GPUS[gpu][0]
-    gpus = math.ceil(needed.memory_gb / room)
-    fits = "fits" if gpus == 1 else f"does not fit: runtime.device_map=auto over {gpus} GPUs"
-    time = "time unknown" if needed.hours is None else f"about {needed.hours:.1f} h"
-    models = " + ".join([setting.target, *setting.drafts])
-    return (
-        f"{models} on {setting.dataset['name']}, {setting.dtype}: {setting.points} points of {needed.examples} texts, "
-        f"{needed.memory_gb:.1f} GB of memory ({fits} in {room} GB), {time}"
-    )
+def sentence(several: Sequence[Needs], gpu: str) -> str:
+    """What a command needs, in a few words; empty if nothing is known."""
+    if not several:
+        return ""
+    most = max(several, key=lambda one: one.memory_gb)
+    gigabytes = downloads(several)
+    parts = [f"{sum(gigabytes.values()):.1f} GB to download"] if gigabytes else []
+    if most.weights_gb:
+        gpus = math.ceil(most.memory_gb / GPUS[gpu][0])
+        fits = "fits" if gpus == 1 else f"does not fit: runtime.device_map=auto over {gpus} GPUs"
+        parts.append(f"{most.memory_gb:.1f} GB of memory ({fits} in {GPUS[gpu][0]} GB)")
+        hours = hours_of(several)
+        parts.append("time unknown" if hours is None else f"about {hours:.1f} h")
+    return ", ".join(parts)
+
+
+def hours_of(several: Sequence[Needs]) -> float | None:
+    """Of a command with these settings; None if it is not known of each."""
+    known = [each.hours for each in several]
+    return None if None in known or not known else sum(known)
 
 
 def downloads(several: Sequence[Needs]) -> dict[str, float]:

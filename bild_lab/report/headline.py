@@ -14,7 +14,6 @@ from bild_lab.lab.formatting import (
     point_label,
     short_name,
     signed,
-    signed_interval,
     times,
 )
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
@@ -100,15 +99,22 @@ def _fast(group: Group, best: Result) -> str:
 def _compared(group: Group, best: Result) -> str:
     """How the quality differs, with its interval, on how many examples, and how many texts are the target's."""
     quality, same = best.quality, best.agreement_with_target
-    bounds = ""
-    if quality.difference_low is not None and quality.difference_high is not None:
-        bounds = f", {signed(quality.difference_low)} to {signed(quality.difference_high)}"
-    text = f"{group.metric} {signed(quality.difference)}{bounds} on {group.setting.n_examples} examples"
+    text = f"{_change(group, best)} on {group.setting.n_examples} examples"
     if quality.difference_high is not None and quality.difference_high < 0:
         text += ", a loss beyond chance"
     if same is not None:
         text += f"; {_different(same, group.setting.n_examples)}"
     return text + _caution(best)
+
+
+def _change(group: Group, result: Result) -> str:
+    """The difference in quality and its interval: `BLEU +0.50, +0.05 to +1.00`, or `no change in BLEU`."""
+    quality = result.quality
+    low, high = quality.difference_low, quality.difference_high
+    if quality.difference == 0 and not low and not high:
+        return f"no change in {group.metric}"
+    bounds = f", {signed(low)} to {signed(high)}" if low is not None and high is not None else ""
+    return f"{group.metric} {signed(quality.difference)}{bounds}"
 
 
 def _different(same: float, count: int) -> str:
@@ -146,13 +152,11 @@ def _too_few(group: Group, candidates: list[Result]) -> str:
     count, first = group.setting.n_examples, candidates[0]
     examples = "1 example is" if count == 1 else f"{count} examples are"
     speedup = f"{times(first.speedup.value)} {interval(first.speedup.low, first.speedup.high)}".strip()
-    quality = first.quality
-    difference = f"{signed(quality.difference)} {signed_interval(quality.difference_low, quality.difference_high)}"
     more = f", and {len(candidates) - 1} more in the table" if len(candidates) > 1 else ""
     return (
         f"{examples} too few to say which point is faster or better, as intervals are too narrow below "
-        f"{ENOUGH_EXAMPLES}. Measured: {point_label(first, group.knobs(first))} {speedup}, {group.metric} "
-        f"{difference.strip()}{_caution(first)}{more}."
+        f"{ENOUGH_EXAMPLES}. Measured: {point_label(first, group.knobs(first))} {speedup}, "
+        f"{_change(group, first)}{_caution(first)}{more}."
     )
 
 

@@ -51,6 +51,8 @@ BAD_VALUES = {
     "runtime.compile": NOT_A_FLAG,
     "runtime.trust_remote_code": NOT_A_FLAG,
     "runtime.device_map": ["cuda:0", "3", *NOT_TEXT],
+    "runtime.weights": ["3", "16", *NOT_A_NUMBER],
+    "pair.draft_weights": ["0", "16", *NOT_A_NUMBER],
     "runtime.threads": ["0", "-1", "1.5", "100000000", *NOT_A_NUMBER],
     "runtime.seed": ["-1", "1.5", "null", "99999999999999999999", *NOT_A_NUMBER],
     "measure.warmup": ["-1", "1.5", "null", *NOT_A_NUMBER],

@@ -65,6 +65,8 @@ def name_of(*words: str) -> str:
         "pair.vocabularies=strings",
         "runtime.threads=2",
         "runtime.seed=1",
+        "runtime.weights=4",
+        "pair.draft_weights=8",
     ],
 )
 def test_every_setting_that_can_change_a_number_changes_the_name(base: list[str], plain: str, word: str) -> None:

@@ -15,6 +15,7 @@ import scripts.figures
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import run_application
 from bild_lab.lab.results.records import Sweep
+from bild_lab.papers import steps
 from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, draw_figure
 from bild_lab.papers.published import AGREES, load_published, published_names
@@ -65,7 +66,8 @@ def test_without_outputs_the_message_names_what_to_run(name: str, tmp_path: Path
     commands = load_published(name).commands
     lines = str(refused.value).splitlines()
     assert {f"  {command}" for command in [*commands["paper"], *commands["small"]]} <= set(lines)
-    assert (f"  python scripts/figures.py {name} scale=small run=true" in lines) == bool(commands["small"])
+    for scale, several in commands.items():
+        assert (f"  python scripts/paper_run.py {name} scale={scale} run=true" in lines) == bool(several)
     assert not (tmp_path / "figures").exists()
 
 
@@ -148,16 +150,16 @@ def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
     monkeypatch.chdir(tmp_path)
     ran: list[list[str]] = []
 
-    def run(command: list[str]) -> subprocess.CompletedProcess:
+    def run(command: list[str], check: bool) -> subprocess.CompletedProcess:
         ran.append(command[2:])
         if len(ran) > 1:
             outputs_of("spec_tab4", tmp_path / "outputs", "small")
-        return subprocess.CompletedProcess(command, len(ran) == 1)
+        return subprocess.CompletedProcess(command, int(len(ran) == 1))
 
-    monkeypatch.setattr(scripts.figures.subprocess, "run", run)
+    monkeypatch.setattr(steps.subprocess, "run", run)
     words = ["spec_tab4", "scale=small", "run=true"]
     assert script(words, monkeypatch) == 2
-    assert "this command failed" in capsys.readouterr().err
+    assert "failed with status 1: python run.py experiment=spec/tab2" in capsys.readouterr().err
     assert script(words, monkeypatch) == script(words, monkeypatch) == 0
     assert ran == [["experiment=spec/tab2", "scale=small"]] * 2
     assert (tmp_path / "outputs" / "figures" / "spec_tab4_small.png").is_file()

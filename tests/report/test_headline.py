@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,7 +79,7 @@ def test_few_examples_get_no_superlative(count):
     examples = "1 example is" if count == 1 else f"{count} examples are"
     assert text == (
         f"{examples} too few to say which point is faster or better, as intervals are too narrow below 20. "
-        "Measured: bild (fallback 0.3) 3.45× [3.40, 3.50], BLEU +0.50 [+0.05, +1.00], and 1 more in the table."
+        "Measured: bild (fallback 0.3) 3.45× [3.40, 3.50], BLEU +0.50, +0.05 to +1.00, and 1 more in the table."
     )
 
 
@@ -130,6 +131,13 @@ def test_methods_that_draft_nothing_have_their_own_measure():
     pipeline |= {"predicted_compute_units": 9.1, "layers": 6, "exit_layer": 3, "theorem": 1.33}
     ppd = sample_result("ppd", {}, 1.1, pipeline=pipeline, stages_s=STAGES)
     assert line(ppd)["ppd, 1.10×"].startswith("50 % of the predictions right, for which Theorem 4.1 gives 1.33×; time:")
+
+
+def test_a_difference_of_nothing_does_not_read_as_a_score() -> None:
+    quality = {"difference": 0.0, "difference_low": 0.0, "difference_high": 0.0}
+    same = bild(setting={"n_examples": 19})
+    same = replace(same, quality=replace(same.quality, **quality))
+    assert "[1.45, 1.55], no change in BLEU." in headline([same])
 
 
 def test_a_speedup_above_tokens_per_call_is_no_number() -> None:

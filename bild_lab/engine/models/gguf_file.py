@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -25,6 +26,7 @@ from gguf import (
     GGMLQuantizationType,
     GGUFReader,
     GGUFValueType,
+    LlamaFileType,
     dequantize,
     get_tensor_name_map,
 )
@@ -98,14 +100,19 @@ class PackedTensor:
             stored = stored.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1).swapaxes(1, 2)
         return stored.reshape(shape)
 
+    @torch.inference_mode(False)  # which would hold for this thread alone
     def numbers(self, dtype: torch.dtype) -> Float[Tensor, "*shape"]:
         """What they stand for: computed in float32, a part of the rows at a time, then rounded."""
         blocks, width = self.blocks(), self.shape[-1]
         rows, step = blocks.reshape(-1, blocks.shape[-1]), max(1, STEP // width)
         numbers = torch.empty(len(rows), width, dtype=dtype)
-        for start in range(0, len(rows), step):
+
+        def unpack(start: int) -> None:
             part = dequantize(rows[start : start + step], self.type) - np.float32(self.added)
             numbers[start : start + step] = torch.from_numpy(part)
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(unpack, range(0, len(rows), step)))  # a list raises what a part raised
         return numbers.view(self.shape)
 
 
@@ -151,13 +158,19 @@ class GgufCheckpoint(Checkpoint):
 
     @cached_property
     def config(self) -> PreTrainedConfig:
+        header = self._header
         try:
-            return configuration(*self._header)
+            return configuration(*header)
         except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
-            if isinstance(error, UserError):
-                raise
             text = " ".join(str(error).split())
             raise UserError(f"{self.path} is no model that is known here: {text}; {OTHERWISE}") from error
+
+    @property
+    def precision(self) -> str:
+        """How most of the weights are packed, by llama.cpp's name, such as Q4_K_M."""
+        names = {each.value: each.name for each in LlamaFileType}
+        name = names.get(self._header[0].get("general.file_type"), "unknown")
+        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:

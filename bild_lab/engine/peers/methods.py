@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
 from bild_lab.engine.models.checkpoint import same_vocabulary
-from bild_lab.engine.peers.process import Worker, converted, described, package_versions
+from bild_lab.engine.models.gguf_file import SUFFIX, GgufCheckpoint
+from bild_lab.engine.peers.process import Worker, converted, package_versions
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -247,18 +249,25 @@ class LlamaCppSpeculative(LlamaCpp):
 
 def _gguf(file: str, target: LoadedModel, knob: str) -> tuple[Path, str]:
     """A GGUF file and its precision. Raises UserError if it is none, or has another vocabulary than the target."""
-    path, checkpoint = Path(file).expanduser().resolve(), target.checkpoint
-    if path.suffix != ".gguf" or not path.is_file():
+    path, wanted = Path(file).expanduser().resolve(), target.checkpoint
+    if path.suffix != SUFFIX:
         raise UserError(f"llama.cpp reads a GGUF file, got {file}; set policy.{knob}=FILE.gguf or give one in the pair")
-    found = described("llama_cpp", path, path.stat().st_mtime_ns)
-    texts = dict(enumerate(found["tokens"]))
-    for piece, token in checkpoint.vocabulary.items():
-        if texts.get(token, piece) != piece:
-            raise UserError(
-                f"{file} has another vocabulary than {checkpoint.path}, as token {token} is {texts[token]!r} in the "
-                f"file and {piece!r} in the checkpoint; set policy.{knob} to a file of the same model"
-            )
-    return path, found["precision"]
+    changed = path.stat().st_mtime_ns if path.is_file() else 0
+    own = wanted if isinstance(wanted, GgufCheckpoint) and file == wanted.path else _opened(path, changed)
+    pieces = {token: piece for piece, token in own.vocabulary.items()}
+    if differing := [(token, piece) for piece, token in wanted.vocabulary.items() if pieces.get(token, piece) != piece]:
+        token, piece = min(differing)
+        raise UserError(
+            f"{file} has another vocabulary than {wanted.path}, as token {token} is {pieces[token]!r} in the file and "
+            f"{piece!r} in the checkpoint; set policy.{knob} to a file of the same model"
+        )
+    return path, own.precision
+
+
+@lru_cache(maxsize=4)
+def _opened(path: Path, changed_ns: int) -> GgufCheckpoint:
+    """The file, whose vocabulary takes seconds to build."""
+    return GgufCheckpoint(str(path))
 
 
 def asked(request: Request) -> dict[str, Any]:

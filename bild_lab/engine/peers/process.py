@@ -12,7 +12,6 @@ import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import IO, Any
@@ -87,22 +86,6 @@ def _convert(checkpoint: Checkpoint, engine: str, folder: Path) -> None:
                 "use another policy for this model"
             )
         os.rename(made, folder)
-
-
-@lru_cache(maxsize=4)
-def described(engine: str, file: Path, changed_ns: int) -> dict[str, Any]:
-    """What the engine reads in a file of its own without its weights: its `precision` and its `tokens`, by id.
-
-    changed_ns: when the file was last changed. Raises UserError if the engine cannot read it.
-    """
-    command = _command("describe", {"engine": engine, "model": str(file)})
-    done = subprocess.run(command, capture_output=True, text=True, env=_surroundings())
-    if done.returncode:
-        raise RuntimeError(f"the process of {engine} ended with status {done.returncode}: {last_line(done.stderr)}")
-    found = json.loads(done.stdout)
-    if "error" in found:
-        raise UserError(f"{engine} cannot read {file}: {found['error']}; give another file")
-    return found
 
 
 class Worker:

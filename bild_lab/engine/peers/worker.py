@@ -1,12 +1,10 @@
 """Another engine in its own environment (`make peers`): converts a checkpoint, or decodes token ids greedily.
 
     python -I worker.py convert '{"engine": "openvino", "encoder_decoder": false, "source": DIR, "folder": DIR}'
-    python -I worker.py describe '{"engine": "llama_cpp", "model": FILE}'
     python -I worker.py serve '{"engine": "openvino", "encoder_decoder": false, "model": DIR, "draft": null,
                                 "window": null, "dtype": "float32", "threads": 2}'
 
-`describe` writes {"precision": NAME, "tokens": TEXTS}, what a file says of its weights and vocabulary, or {"error":
-TEXT}. `serve` answers {"ready": true} when the model is loaded, or {"error": TEXT}. Then every line of its input,
+`serve` answers {"ready": true} when the model is loaded, or {"error": TEXT}. Then every line of its input,
 {"encoder": IDS or null, "prompt": IDS, "most": COUNT, "end": IDS}, is answered by {"tokens": IDS, "seconds": TIMES},
 the new tokens only and when each was there (of engines that give them all at once the time of the whole), or by
 {"error": TEXT}; an empty object is answered by one. It ends with its input. It imports nothing of bild_lab, as that
@@ -41,23 +39,15 @@ def main() -> None:
         ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what the libraries print is no answer
+    serve(job, answers.write)
+
+
+def serve(job: dict[str, Any], write: Callable[[str], Any]) -> None:
+    """Load the model, then answer each line of standard input."""
 
     def answer(content: dict[str, Any]) -> None:
-        answers.write(json.dumps(content) + "\n")
+        write(json.dumps(content) + "\n")
 
-    {"describe": describe, "serve": serve}[work](job, answer)
-
-
-def describe(job: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
-    """Say what a file of the engine holds."""
-    try:
-        answer(DESCRIBE[job["engine"]](job))
-    except Exception as error:  # it is for the parent to report
-        answer({"error": text_of(error)})
-
-
-def serve(job: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:
-    """Load the model, then answer each line of standard input."""
     try:
         decode = LOAD[job["engine"], job["encoder_decoder"]](job)
     except Exception as error:  # it is for the parent to report
@@ -238,21 +228,6 @@ def openvino_properties(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def describe_llama_cpp(job: dict[str, Any]) -> dict[str, Any]:
-    """The name of a GGUF file's quantization, and the text of each token as the file has it."""
-    import llama_cpp
-
-    model = open_gguf(job["model"], vocab_only=True)
-    names = {value: name for name, value in vars(llama_cpp).items() if name.startswith("LLAMA_FTYPE_")}
-    kind = names.get(int(model.metadata.get("general.file_type", -1)), "unknown")
-    vocabulary = llama_cpp.llama_model_get_vocab(model.model)
-    texts = (llama_cpp.llama_vocab_get_text(vocabulary, token) for token in range(model.n_vocab()))
-    return {
-        "precision": kind.removeprefix("LLAMA_FTYPE_").removeprefix("MOSTLY_").removeprefix("ALL_"),
-        "tokens": [text.decode(errors="replace") for text in texts],
-    }
-
-
 def open_gguf(file: str, **options: Any) -> Any:
     """A `Llama`. Raises ValueError with the first error that llama.cpp logs: the library only says that it failed."""
     import llama_cpp
@@ -304,7 +279,6 @@ def load_llama_cpp(job: dict[str, Any]) -> Decode:
 
 
 CONVERT = {"ctranslate2": convert_for_ctranslate2, "openvino": convert_for_openvino}
-DESCRIBE = {"llama_cpp": describe_llama_cpp}
 LOAD = {
     ("ctranslate2", True): load_ctranslate2_translator,
     ("ctranslate2", False): load_ctranslate2_generator,

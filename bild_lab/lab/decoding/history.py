@@ -33,7 +33,8 @@ def with_history(
     """
     if not any(example.continues for example in examples):
         return examples
-    key = content_hash({**{name: setting[name] for name in DECIDING}, "max_new_tokens": max_new_tokens})
+    deciding = {name: setting[name] for name in (*DECIDING, "weight_bits") if name in setting}
+    key = content_hash({**deciding, "max_new_tokens": max_new_tokens})
     file = folder / f"{key}.json"
     if not file.is_file():
         answers = greedy_history(examples, vanilla, max_new_tokens, setting["max_source_tokens"])

@@ -17,10 +17,9 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.hf import HuggingFaceModel, SpreadModel, require_device_map
 from bild_lab.engine.models.lora import recognized
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
-from bild_lab.engine.models.placement import SpreadModel, require_device_map
 from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.session import LoadedModel, NeedsScoresError
@@ -47,8 +46,9 @@ from bild_lab.lab.decoding.languages import (
 )
 
 ENGINES = ("auto", "kernels", "native", "hf")
+_OF_PAIR = ("_revision", "_language", "vocabularies", "_weights")
 OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
-    "pair": {one.name for one in fields(PairSpec) if one.name.endswith(("_revision", "_language", "vocabularies"))},
+    "pair": {one.name for one in fields(PairSpec) if one.name.endswith(_OF_PAIR)},
     "runtime": {one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "threads", "seed")},
 }
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
@@ -123,6 +123,10 @@ def decoder_of(
     for model in (target, *drafts):
         model.checkpoint.check()
         warn_of_precision(model.checkpoint, models.dtype)
+    if (isinstance(method, External) or method.engine == "hf") and (runtime.weights or pair.draft_weights):
+        raise UserError(
+            f"policy {policy.name} runs the original weights; set runtime.weights=null pair.draft_weights=null"
+        )
     languages = Languages(pair.source_language, pair.target_language)
     languages.check(target.checkpoint)
     processors = processors_of(decoding.processors, target.checkpoint)
@@ -154,9 +158,12 @@ class _Models:
         if key not in self._in_memory:
             path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
             options = (self.engine, self._runtime.compile, self._runtime.trust_remote_code, device_map)
-            pickles = self._runtime.allow_pickles
-            return load_model(path, revision, self.device, self.dtype, *options, pickles)
-        if self.engine != "hf" or self._runtime.compile or device_map is not None:
+            pickles, bits = self._runtime.allow_pickles, self._runtime.weights
+            if key != "target":
+                bits = self._pair.draft_weights or bits
+            return load_model(path, revision, self.device, self.dtype, *options, pickles, bits)
+        own_weights = self._runtime.weights or self._pair.draft_weights
+        if self.engine != "hf" or self._runtime.compile or device_map is not None or own_weights:
             raise UserError(
                 "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
             )
@@ -195,11 +202,12 @@ def load_model(
     trust_remote_code: bool = False,
     device_map: str | None = None,
     allow_pickles: bool = False,
+    bits: int | None = None,
 ) -> LoadedModel:
-    """A checkpoint's model, shared by all decoders of the process.
+    """A checkpoint's model, shared by all decoders of the process. bits: of its weights, 8 or 4; None: those of dtype.
 
     Raises UserError for an unknown engine, for a model that the native engine cannot run, and for one that is
-    to be spread over devices elsewhere than on hf.
+    to be spread over devices elsewhere than on hf, or quantized elsewhere than on the kernels.
     """
     require_engine(engine)
     checkpoint = recognized(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
@@ -215,7 +223,14 @@ def load_model(
         lacking = "native was asked for" if engine == "native" or compile else why_no_kernels(where, dtype)
         if engine == "kernels" and lacking is not None:
             raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
-        return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile, kernels=lacking is None)
+        if bits is None or lacking is None:
+            return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile, lacking is None, bits)
+        reason = lacking
+    if bits is not None:
+        raise UserError(
+            f"only the CPU kernels have weights of {bits} bits, and they cannot run {path}"
+            f"{f', as {reason}' if reason else ''}; set runtime.weights=null pair.draft_weights=null"
+        )
     if compile:
         raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
     if device_map is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -30,7 +29,7 @@ from bild_lab.lab.analysis.statistics import (
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.measure.recorder import first_difference
-from bild_lab.lab.metrics.quality import NO_REFERENCE, Judged, Scoring, Tokens, judge
+from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY, interval, resampled_sums
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
 
@@ -120,21 +119,7 @@ def qualities(
     judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
     known = {name: each.per_example for name, each in judged.items() if each.per_example is not None}
     values = [{name: several[index] for name, several in known.items()} for index in range(len(examples))]
-    return {name: _quality(each) for name, each in judged.items()}, values
-
-
-def _quality(judged: Judged) -> Quality:
-    own, difference = judged.score, judged.difference
-    if difference is None:
-        return Quality(**asdict(own))
-    return Quality(
-        **asdict(own),
-        baseline=own.value - difference.value,
-        difference=difference.value,
-        difference_low=difference.low,
-        difference_high=difference.high,
-        p_value=difference.p_value,
-    )
+    return {name: each.score for name, each in judged.items()}, values
 
 
 def counts(method: Sequence[Timed]) -> Counts:
@@ -230,7 +215,7 @@ def _likelihood(
         [*zip(log_probabilities[name], map(len, tokens[name]), strict=True)] if name in tokens else None
         for name in (METHOD, BASELINE)
     )
-    found = _quality(judge(LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed))
+    found = judge(LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed).score
     others = ("low", "high", "baseline", "difference", "difference_low", "difference_high")
     return {LOG_PROBABILITY: found.value, **{f"{LOG_PROBABILITY}_{name}": getattr(found, name) for name in others}}
 

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, Measure, References, interval, mean_of, metric_named, p_value
+from bild_lab.lab.schema.numbers import Quality
 
 NO_REFERENCE = ("",)  # of a metric of tokens
 # how many tokens each text has, and the log-probability that the target gives them; of two systems
 Tokens = tuple[Sequence[tuple[int, float | None]] | None, Sequence[tuple[int, float | None]] | None]
-
-
-@dataclass(frozen=True)
-class Score:
-    """A metric of a set of outputs, 0 to 100, with its 95 % bootstrap interval over examples."""
-
-    metric: str  # as shown: "BLEU", "ROUGE-L", "agreement"
-    value: float
-    low: float
-    high: float
-    signature: str | None = None
-    extra: Mapping[str, float] = field(default_factory=dict)  # rouge1, rouge2, rougeLsum
 
 
 @dataclass(frozen=True)
@@ -43,7 +32,7 @@ class Difference:
 class Judged:
     """Outputs scored and compared. difference: None without a baseline. per_example: None if the metric has no such."""
 
-    score: Score
+    score: Quality
     difference: Difference | None
     per_example: tuple[float, ...] | None
 
@@ -102,7 +91,7 @@ def cut_text(text: str, cut: Sequence[str]) -> str:
 
 def score(
     metric: str, predictions: Sequence[str], references: References, *, seed: int = 0, run_code: bool = False
-) -> Score:
+) -> Quality:
     """Score outputs against one or more references each, by a metric of `METRICS` or `evaluate:NAME_OR_PATH`.
 
     Raises UserError for an unknown metric, no predictions, an example without references, and programs that may not
@@ -147,7 +136,7 @@ def score_pool(
     *,
     seed: int = 0,
     run_code: bool = False,
-) -> list[tuple[Score, Difference]]:
+) -> list[tuple[Quality, Difference]]:
     """Scores and differences of many systems whose texts repeat: each text of the pool is scored once.
 
     pool: texts, each with its own references. systems, baseline: for each example, which text of the pool it gets.
@@ -155,25 +144,27 @@ def score_pool(
     """
     whole = _measure(metric, pool, references, run_code)
     base = whole.value(baseline), whole.resampled(seed, baseline)
-    found: dict[tuple[int, ...], tuple[Score, Difference]] = {}
+    found: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
         if picks not in found:
             value, values = whole.value(picks), whole.resampled(seed, picks)
-            found[picks] = (
-                Score(whole.metric, value, *interval(values)),
-                _difference(whole.metric, (value, values), base),
-            )
+            low, high = interval(values)
+            scored = Quality(metric=whole.metric, value=value, low=low, high=high)
+            found[picks] = scored, _difference(whole.metric, (value, values), base)
     return [found[tuple(picks)] for picks in systems]
 
 
 def _judged(ours: Measure, theirs: Measure | None, seed: int) -> Judged:
     value, values = ours.value(), ours.resampled(seed)
     signature = f"{ours.signature}|bs:{ours.resamples}|seed:{seed}" if ours.signature else None
-    scored = Score(ours.metric, value, *interval(values), signature, ours.extra)
-    difference = None
-    if theirs is not None:
-        difference = _difference(ours.metric, (value, values), (theirs.value(), theirs.resampled(seed)))
-    return Judged(scored, difference, ours.per_example)
+    low, high = interval(values)
+    scored = Quality(metric=ours.metric, value=value, low=low, high=high, signature=signature, extra=ours.extra)
+    if theirs is None:
+        return Judged(scored, None, ours.per_example)
+    base = theirs.value()
+    found = _difference(ours.metric, (value, values), (base, theirs.resampled(seed)))
+    ends = {"difference_low": found.low, "difference_high": found.high, "p_value": found.p_value}
+    return Judged(replace(scored, baseline=base, difference=found.value, **ends), found, ours.per_example)
 
 
 def _difference(metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float, np.ndarray]) -> Difference:

@@ -97,6 +97,7 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
     fails, returns None and the reason.
     """
     from bild_lab.engine.models.checkpoint import Checkpoint  # late: torch takes seconds to load
+    from bild_lab.engine.models.lora import recognized
 
     why = ""
     for result in results:
@@ -104,7 +105,8 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
             config = OmegaConf.load(result.folder / CONFIG)
             dataset = typed(DatasetSpec, config.dataset, "dataset")
             if dataset.chat_template == (CHECKPOINT,):
-                dataset = for_model(dataset, Checkpoint(config.pair.target, config.pair.target_revision))
+                target = recognized(Checkpoint(config.pair.target, config.pair.target_revision))
+                dataset = for_model(dataset, target)
             examples = _examples(dataset)
         except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
             why = why or str(error)

@@ -61,6 +61,7 @@ class Records:
         key = {
             "weights": model.checkpoint.fingerprint,
             "precision": str(model.dtype).removeprefix("torch."),
+            **({} if model.bits is None else {"bits": model.bits}),
             "engine": model.engine,
             "compiled": model.compiled,
             "device": model.device.type,

@@ -116,9 +116,10 @@ def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
     """Raise UserError if the folder's table is of other data, another target or precision: its rows would be mixed."""
     file = folder / SUMMARY
     before = json.loads(file.read_text())["setting"] if file.is_file() else setting
-    if changed := [key for key in ("dataset", "weights", "dtype") if before[key] != setting[key]]:
+    deciding = ("dataset", "weights", "dtype", "weight_bits")
+    if changed := [key for key in deciding if before.get(key) != setting.get(key)]:
         key = changed[0]
         raise UserError(
-            f"{folder / TABLE} was screened with {key} {before[key]}, this command has {setting[key]}; "
+            f"{folder / TABLE} was screened with {key} {before.get(key)}, this command has {setting.get(key)}; "
             "choose another name=NAME"
         )

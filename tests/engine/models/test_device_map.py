@@ -10,8 +10,8 @@ from transformers.integrations import accelerate
 
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import SpreadModel
 from bild_lab.engine.models.layer_control import Plan, following
-from bild_lab.engine.models.placement import SpreadModel
 from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,39 +18,19 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.gguf_file import MODEL_TYPES, GgufCheckpoint, PackedTensor
+from bild_lab.engine.models.gguf_file import LLAMA_3, MODEL_TYPES, GgufCheckpoint, PackedTensor
 from bild_lab.engine.models.lora import recognized
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import load
 from tests.policies import shipped
-from tests.tiny import with_norms
+from tests.tiny import DECODER_SIZES, with_norms
 
-SIZES = {
-    "vocab_size": 40,
-    "hidden_size": 256,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.1,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-}
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8}
+SIZES = DECODER_SIZES | WIDE | {"initializer_range": 0.1}
 YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-LLAMA_3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
+SCALED = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, **LLAMA_3}
 WINDOWED = {
-    "head_dim": 64,
-    "query_pre_attn_scalar": 64,
-    "sliding_window": 4,
+    **{"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 4, "tie_word_embeddings": True},
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
@@ -57,12 +38,13 @@ WINDOWED = {
     },
 }
 MODELS = {  # llama.cpp's architecture, Transformers' configuration
-    "llama": ("llama", {"head_dim": 64, "rope_parameters": LLAMA_3, "tie_word_embeddings": False}),
-    "mistral": ("llama", {"head_dim": 64, "sliding_window": None, "tie_word_embeddings": False}),
+    "llama": ("llama", {"head_dim": 64, "rope_parameters": SCALED}),
+    "mistral": ("llama", {"head_dim": 64, "sliding_window": None}),
     "qwen2": ("qwen2", {"rope_parameters": YARN, "tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {"head_dim": 64, "tie_word_embeddings": False}),
+    "qwen3": ("qwen3", {"head_dim": 64}),
     "gemma3_text": ("gemma3", WINDOWED),
 }
+REAL = os.environ.get("BILD_LAB_REAL_MODELS", "")
 PROMPT = [5, 9, 12, 30, 7, 9, 12, 33, 21, 4]
 PIECES = ["<pad>", "</s>", "<s>", "<unk>", "<end_of_turn>", "▁", *"abcdefghijklmnopqrstuvwxyz", *"ABCDEFG", "ab"]
 
@@ -154,7 +136,7 @@ def llama3_divisors(rotation: dict[str, float]) -> np.ndarray:
     """As in `generate_extra_tensors` of llama.cpp's converter."""
     divisors = []
     for index in range(32):
-        turns = rotation["original_max_position_embeddings"] / (2 * np.pi * rotation["rope_theta"] ** (index / 32))
+        turns = 8192 / (2 * np.pi * rotation["rope_theta"] ** (index / 32))
         smooth = min(max((turns - 1) / (4 - 1), 0), 1)
         divisors.append(1 / ((1 - smooth) / rotation["factor"] + smooth))
     return np.array(divisors, np.float32)
@@ -301,3 +283,18 @@ def test_files_where_none_can_be_are_refused(tmp_path: Path) -> None:
         Checkpoint(str(path)).check()
     with pytest.raises(UserError, match="wanted a folder in Transformers' layout, got the GGUF file"):
         _ = GgufCheckpoint(str(path)).files
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason="BILD_LAB_REAL_MODELS names no folder of models")
+@pytest.mark.parametrize("engine", ["auto", "hf"])
+@pytest.mark.parametrize("name", ["qwen-0.5b", "gemma-270m"])
+def test_a_real_file_decodes_as_the_folder_that_was_made_of_it(name: str, engine: str) -> None:
+    text = "def fibonacci(n):\n    # the n-th number, naïvely\n"
+    paths = Path(REAL) / f"{name}.gguf", Path(REAL) / name
+    file, folder = (load(path, policy="vanilla", dtype="bfloat16", engine=engine) for path in paths)
+    ours, theirs = file.target.checkpoint, folder.target.checkpoint
+    assert ours.end_tokens == theirs.end_tokens and ours.source(text).prompt == theirs.source(text).prompt
+    assert ours.tokenizer.chat_template == theirs.tokenizer.chat_template
+    assert torch.equal(*(one.target.text_logits(one.target.source(text)) for one in (file, folder)))
+    assert file.generate(text, 24).token_ids == folder.generate(text, 24).token_ids

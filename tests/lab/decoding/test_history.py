@@ -55,7 +55,7 @@ def test_the_answers_are_made_once_for_all_points_of_a_sweep(vanilla, turns, tmp
     assert with_history(turns, vanilla, SETTING, LIMIT, tmp_path)[2].prompt == "w5 w6 w11 w7 w12 w8 w9"
 
 
-@pytest.mark.parametrize("key", ["weights", "data", "engine", "dtype", "device", "code", "max_source_tokens"])
+@pytest.mark.parametrize("key", "weights weight_bits data engine dtype device code max_source_tokens".split())
 def test_what_decides_the_answers_decides_which_are_taken(vanilla, turns, tmp_path: Path, key: str) -> None:
     with_history(turns, vanilla, SETTING, LIMIT, tmp_path)
     with_history(turns, vanilla, {**SETTING, key: 3}, LIMIT, tmp_path)

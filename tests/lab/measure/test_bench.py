@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,16 +21,27 @@ from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab import bench
-from bild_lab.lab.bench import SHAPES, Bench, Shape, bench_of, llama, run, synthetic_bench, t5
+from bild_lab.lab.bench import SHAPES, Bench, Shape, bench_of, run, synthetic_bench
 from scripts import bench as script
-from tests.engine.peers.test_llama_cpp import described_file
+from tests.engine.peers.test_llama_cpp import written
 
 CPU = torch.device("cpu")
 KERNELS = why_no_kernels(CPU, torch.float32) is None
+
+
+def t5(dim: int, layers: int) -> dict[str, Any]:
+    sizes = {"d_model": dim, "d_ff": dim, "num_layers": layers, "num_decoder_layers": layers, "num_heads": 2}
+    return {**SHAPES["t5_small"].target, **sizes}
+
+
+def llama(layers: int) -> dict[str, Any]:
+    return {**SHAPES["llama_2"].target, "num_hidden_layers": layers}
+
+
 SMALL = {
-    "t5_large": Shape(lambda: t5(128, 2, 2, 128), lambda: t5(64, 1, 2, 64), 9),
-    "llama_2": Shape(lambda: llama(1), None, 9),
-    "llama_12": Shape(lambda: llama(2), lambda: llama(1), 9),
+    "t5_large": Shape(t5(128, 2), 9, t5(64, 1)),
+    "llama_2": Shape(llama(1), 9),
+    "llama_12": Shape(llama(2), 9, llama(1)),
 }
 
 
@@ -175,14 +187,19 @@ def test_tokens_are_timed_one_by_one_as_they_come(benches: dict[str, Bench]) -> 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fake_engines")
 def test_the_command_times_long_texts_beside_a_peer_that_is_given(
-    command, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bench, "PROMPTS", (10, 20))
     monkeypatch.setattr(bench, "SPANS", ((0, 4), (8, 12)))
     monkeypatch.setattr(bench, "HIGHEST_MADE_UP", 12)
-    file = described_file(checkpoints, tmp_path / "tiny.gguf")
-    words = ["long", f"pair.target={checkpoints / 'llama'}", "pair.draft=null", "name=mine", "dataset.limit=1"]
-    code, printed = command(script, *words, "policy=llama_cpp", f"policy.file={file}")
+    words = [
+        "long",
+        f"pair.target={written(tmp_path / 'tiny.gguf')}",
+        "pair.draft=null",
+        "name=mine",
+        "dataset.limit=1",
+    ]
+    code, printed = command(script, *words, "policy=llama_cpp")
     assert code == 0 and "Q4_K_M" in printed
     with Path("outputs/mine/long.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))

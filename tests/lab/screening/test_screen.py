@@ -190,13 +190,13 @@ def test_a_row_is_known_again_whatever_its_knobs_are(tmp_path: Path) -> None:
     assert len(pd.read_csv(tmp_path / "screen.csv")) == 1
 
 
-@pytest.mark.parametrize("key", ["dataset", "weights", "dtype"])
+@pytest.mark.parametrize("key", ["dataset", "weights", "dtype", "weight_bits"])
 def test_a_table_of_other_data_models_or_precision_is_not_added_to(key: str, tmp_path: Path) -> None:
     setting = {"dataset": "multi30k", "weights": "abc", "dtype": "float32", "split": "validation"}
     require_same_setting(tmp_path, setting)
     (tmp_path / "screen.json").write_text(json.dumps({"setting": setting}))
     require_same_setting(tmp_path, {**setting, "split": "test"})
-    with pytest.raises(UserError, match=f"was screened with {key} {setting[key]}, this command has other; choose"):
+    with pytest.raises(UserError, match=f"was screened with {key} {setting.get(key)}, this command has other; choose"):
         require_same_setting(tmp_path, {**setting, key: "other"})
 
 

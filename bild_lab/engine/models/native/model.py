@@ -32,13 +32,16 @@ class NativeModel:
 
     transformers: the same checkpoint as a module of Transformers, for methods that run that. compiled: run steps of
     fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled at its first use.
-    kernels: run by our C++ on the CPU, which also drafts a chain or a tree as one program.
+    kernels: run by our C++ on the CPU, which also drafts a chain or a tree as one program. bits: of their weights, 8 or
+    4; None: those of the precision.
     """
 
     drafts_whole = True
 
-    def __init__(self, transformers: HuggingFaceModel, compiled: bool = False, kernels: bool = False) -> None:
-        self.transformers, self.compiled, self.kernels = transformers, compiled, kernels
+    def __init__(
+        self, transformers: HuggingFaceModel, compiled: bool = False, kernels: bool = False, bits: int | None = None
+    ) -> None:
+        self.transformers, self.compiled, self.kernels, self.bits = transformers, compiled, kernels, bits
         self.checkpoint, self.device, self.dtype = transformers.checkpoint, transformers.device, transformers.dtype
         self.engine = "kernels" if kernels else "native"
         self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
@@ -67,13 +70,13 @@ class NativeModel:
     @cached_property
     def packed(self) -> PackedDecoder | None:
         """The decoder's weights packed for the CPU kernels; None where PyTorch runs it."""
-        return PackedDecoder(self.decoder) if self.kernels else None
+        return PackedDecoder(self.decoder, self.bits) if self.kernels else None
 
     @cached_property
     def packed_encoder(self) -> PackedDecoder | None:
         """The same for the encoder; None if there is none."""
         encodes = self.kernels and self.checkpoint.encoder_decoder
-        return PackedDecoder(self.decoder.encoder) if encodes else None
+        return PackedDecoder(self.decoder.encoder, self.bits) if encodes else None
 
     @cached_property
     def _pool(self) -> Pool:

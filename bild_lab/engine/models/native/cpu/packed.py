@@ -53,13 +53,14 @@ class PackedScores:
 
 
 class PackedDecoder:
-    """Runs a stack of layers by the kernels. known: how many tokens have embeddings.
+    """Runs a stack of layers by the kernels. known: how many tokens have embeddings. bits: of its matrices, 8 or 4.
 
     A row's results are the same to the last bit whatever rows run beside it, of its own text or of others: each sum has
     one order. So the texts of a batch are those of batch 1 in every precision.
     """
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, bits: int | None = None) -> None:
+        self._bits = bits
         self._held: list[object] = []  # what the kernels point to
         self._matrices: list[Tensor] = []
         self._library = library()
@@ -69,7 +70,8 @@ class PackedDecoder:
         self._held.append(layers)
         bias = stack.distance_bias
         self.known, self.dim = stack.embedding.shape
-        self.vocab, self.depth = stack.head.shape[0], len(layers)
+        head = Weight(stack.head)  # read once, and let go when it is packed
+        self.vocab, self.depth = head.matrix.shape[0], len(layers)
         self._model = c.Model(
             **{name: getattr(stack, name) for name in NUMBERS},
             dim=self.dim,
@@ -81,7 +83,7 @@ class PackedDecoder:
             farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1),
             layer=addressof(layers),
             final_norm=self._vector(stack.final_norm),
-            head=self._matrix(Weight(stack.head)),
+            head=self._matrix(head),
             embedding=self._hold(stack.embedding),
             distance_bias=self._vector(bias),
         )
@@ -272,7 +274,7 @@ class PackedDecoder:
         return packed
 
     def _matrix(self, weight: Weight) -> c.Matrix:
-        made, packed, bias = packed_matrix(weight)
+        made, packed, bias = packed_matrix(weight, self._bits)
         self._matrices.append(packed)
         self._held += [packed, bias]
         return made

@@ -1,8 +1,8 @@
 // Rows times a matrix in panels of 32 outputs, by vectors, by pairs of bfloat16 or by matrix tiles
 #pragma once
 #include <vector>
+#include "quantized.h"
 #include "structures.h"
-#include "vectors.h"
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -30,8 +30,22 @@ constexpr int AHEAD = 16384;  // bytes
 // asks memory for the weights that far on, while rows are multiplied by these: a core waits for memory less
 template <class T>
 inline void ask_for(const T* w) {
-    for (int i = 0; i < 2 * PANEL; i += 64 / sizeof(T))
-        __builtin_prefetch(reinterpret_cast<const char*>(w + i) + AHEAD, 0, 2);
+    constexpr int bytes = sizeof(T) * (QUANTIZED<T> ? 1 : 2 * PANEL);
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + i + AHEAD, 0, 2);
+}
+
+// adds to the sums of R rows the products with a pair of inputs, the k-th and the next
+template <int R>
+inline void add_pair(const float* x, int stride, int k, const Pair& weights, vec even[R][2], vec odd[R][2]) {
+    #pragma GCC unroll ROWS  // or the sums of 3 to 5 rows go to memory and back
+    for (int r = 0; r < R; ++r) {
+        const float* row = x + r * stride + k;
+        #pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            even[r][half] += row[0] * weights.even[half];
+            odd[r][half] += row[1] * weights.odd[half];
+        }
+    }
 }
 
 // R rows times one panel: the even and the odd inputs are summed apart, then added
@@ -41,17 +55,28 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
     for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
         const Pair weights = pair(w);
         ask_for(w);
-        #pragma GCC unroll ROWS  // or the sums of 3 to 5 rows go to memory and back
-        for (int r = 0; r < R; ++r) {
-            const float* row = x + r * stride + k;
-            #pragma GCC unroll 2
-            for (int half = 0; half < 2; ++half) {
-                even[r][half] += row[0] * weights.even[half];
-                odd[r][half] += row[1] * weights.odd[half];
-            }
-        }
+        add_pair<R>(x, stride, k, weights, even, odd);
     }
     #pragma GCC unroll ROWS
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
+}
+
+// the same with weights of 8 or 4 bits. It is not inlined, as its code is long
+template <int R, class T>
+    requires QUANTIZED<T>
+[[gnu::noinline]] void multiply(const float* x, int stride, const T* w, int inputs, vec out[R][2]) {
+    vec even[R][2] = {}, odd[R][2] = {};
+    for (int k = 0; k < inputs; k += BLOCK, ++w) {
+        const vec left = scale_of(w->scale), right = scale_of(w->scale + LANES);
+        ask_for(w);
+        #pragma GCC unroll 16
+        for (int i = 0; i < BLOCK; i += 2) {
+            const Pair weights{{w->weights(0, i) * left, w->weights(1, i) * right},
+                               {w->weights(0, i + 1) * left, w->weights(1, i + 1) * right}};
+            add_pair<R>(x, stride, k + i, weights, even, odd);
+        }
+    }
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
@@ -172,12 +197,19 @@ inline void tile_product(const Matrix& matrix, const float* x, int stride, int r
 }
 #endif
 
+// the weights of a panel
+template <class T>
+inline const T* panel_of(const Matrix& matrix, int panel, int inputs) {
+    const int64_t size = QUANTIZED<T> ? inputs / BLOCK : padded(inputs, STEP<T>) * PANEL;
+    return static_cast<const T*>(matrix.packed) + panel * size;
+}
+
 // `product` of rows of floats, or of rounded ones
 template <class T, class X, class Use>
 inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Use use) {
     Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
     for (int panel = mine.first; panel < mine.last; ++panel) {
-        const T* w = static_cast<const T*>(matrix.packed) + int64_t(panel) * padded(inputs, STEP<T>) * PANEL;
+        const T* w = panel_of<T>(matrix, panel, inputs);
         vec bias[2] = {};
         if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
         int row = 0;
@@ -203,6 +235,8 @@ inline void panels_product(const Matrix& matrix, const X* x, int stride, int inp
 // rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results
 template <class T, class Use>
 inline void product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
+    if (matrix.bits == 8) return panels_product<Block8>(matrix, x, stride, matrix.inputs, rows, use);
+    if (matrix.bits == 4) return panels_product<Block4>(matrix, x, stride, matrix.inputs, rows, use);
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
         if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);

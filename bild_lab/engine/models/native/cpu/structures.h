@@ -5,8 +5,9 @@
 extern "C" {
 
 // packed: panels of 32 outputs. float32: [panels][in / 2][2][32]; bfloat16: [panels][in / 2][32][2], where the inputs
-// are padded to a multiple of 32. bias: in the order of the panels' outputs
-struct Matrix { const void* packed; const float* bias; int32_t outputs, inputs; };
+// are padded to a multiple of 32. bits: 8 or 4 for [panels][in / 32] blocks of `quantized.h`, else 0. bias: in the order
+// of the panels' outputs
+struct Matrix { const void* packed; const float* bias; int32_t outputs, inputs, bits; };
 
 struct Layer {
     const float *norm, *head_norm, *out_norm, *cross_norm, *feed_norm, *feed_out_norm;

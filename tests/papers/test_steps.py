@@ -1,0 +1,200 @@
+"""An item is a graph of steps: what one reads another writes, what is done is skipped, what cannot run says why."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.papers import steps
+from bild_lab.papers.published import SCALES, load_published, published_names
+from bild_lab.papers.steps import Machine, Step, is_done, obstacle, outlook, run_steps, steps_of
+from scripts import paper_run
+from tests.papers.test_paper_runs import setting
+from tests.thinned import thinned
+
+ITEMS = [(item, scale) for item in published_names() for scale in SCALES if load_published(item).commands[scale]]
+HERE = Machine("a100", 80, gated=False)
+
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder: what is in the project's outputs would count as written."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(("item", "scale"), thinned(ITEMS, 17))
+def test_what_a_step_reads_another_one_before_it_writes(item: str, scale: str) -> None:
+    found = steps_of(item, scale)
+    for place, step in enumerate(found):
+        assert not step.missing, step
+        before = found[:place]
+        assert set(step.reads) <= {one.writes for one in before}, step.command
+        assert set(step.after) <= {one.command for one in before}, step.command
+    assert [step.figure for step in found].count(item) == 1 and found[-1].figure == item
+
+
+def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = steps._recipes
+    monkeypatch.setattr(steps, "_recipes", lambda several: [one for one in kept(several) if "=toy_answers " not in one])
+    (trained,) = [step for step in steps_of("bild_fig8", "small") if step.missing]
+    assert trained.command.startswith("python scripts/align.py") and trained.missing == ("toy_answers",)
+    assert obstacle(trained, HERE).startswith("nothing writes outputs/toy_answers: put it there")
+    states = [(step.writes, state[:14]) for step, state in outlook(steps_of("bild_fig8", "small"), HERE)]
+    assert states == [
+        ("toy_aligned", "nothing writes"),
+        ("bild_fig4_small", "it waits for p"),
+        ("figures/bild_fig8", "no step of it "),
+    ]
+
+
+@pytest.mark.slow
+def test_a_pair_waits_for_its_own_training_alone() -> None:
+    by_folder = {step.writes: step for step in steps_of("bita_tab1")}
+    assert set(by_folder["bita_llama2_70b_chat"].reads) == {
+        f"calibration_llama2_70b_chat_{name}" for name in ("lima", "alpaca_gpt4", "code_alpaca", "open_platypus", "cip")
+    }
+    assert "bita.mask_tokens=4" in by_folder["bita_llama2_70b_chat"].command
+    sweeps = [step for step in steps_of("bita_tab1") if "experiment=bita/tab1" in step.command]
+    read = {re.search(r"pair=(\w+)", step.command)[1]: step.reads for step in sweeps}
+    assert len(sweeps) == 5 and all(folders == (f"bita_{pair}",) for pair, folders in read.items())
+    assert all(len(step.settings) == 4 for step in sweeps)  # data sets, which need nothing of their own
+
+
+def test_overrides_go_to_the_steps_that_have_the_key() -> None:
+    found = [
+        shlex.split(step.command) for step in steps_of("spec_tab3", "small", ["measure.warmup=1", "dataset.limit=6"])
+    ]
+    assert [("dataset.limit=6" in words, "measure.warmup=1" in words) for words in found] == [
+        (True, False), (True, True), (True, True), (False, False),
+    ]  # fmt: skip
+    with pytest.raises(UserError, match="no step of spec_tab4 has the key dataset.limits"):
+        steps_of("spec_tab4", "small", ["dataset.limits=6"])
+    with pytest.raises(UserError, match="scale must be paper or small, got 'tiny'"):
+        steps_of("spec_tab4", "tiny")
+
+
+@pytest.mark.parametrize(
+    ("machine", "changes", "told"),
+    [
+        (HERE, {}, None),
+        (replace(HERE, room_gb=None), {}, "no GPU here"),
+        (replace(HERE, room_gb=None, tries=True), {}, None),
+        (replace(HERE, room_gb=2), {}, "memory: 4 GB, here are 1 × 2 GB; runtime.device_map=auto"),
+        (HERE, {"target": "meta-llama/Llama-2-7b-chat-hf"}, "gated: accept the terms on the page of meta-llama/"),
+        (replace(HERE, gated=True), {"target": "meta-llama/Llama-2-7b-chat-hf"}, None),
+        (HERE, {"target": "meta-llama/Llama-2-70b-chat-hf", "drafts": ()}, "gated"),
+        (replace(HERE, gated=True), {"target": "meta-llama/Llama-2-70b-chat-hf"}, "memory: 278 GB, here are 1 × 80 GB"),
+        (replace(HERE, room_gb=2, gpus=4), {}, "memory: 4 GB, here are 4 × 2 GB"),
+        (replace(HERE, room_gb=2, gpus=4), {"spread": True}, None),
+        (HERE, {"target": None}, "it takes models of your own"),
+        (replace(HERE, room_gb=None), {"target": "toy:large", "drafts": ("toy:small",)}, None),
+    ],
+)
+def test_a_step_that_cannot_run_here_says_why(machine: Machine, changes: dict, told: str | None) -> None:
+    found = obstacle(Step("python run.py", "x", (), (), settings=(setting(**changes),)), machine)
+    assert found is None if told is None else found.startswith(told)
+
+
+class Runs:
+    """In place of processes: each writes a file into its folder, and those named in `failing` fail."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self.failing: set[str] = set()
+
+    def __call__(self, command: list[str], check: bool) -> subprocess.CompletedProcess:
+        words = " ".join(command[2:])
+        self.ran.append(words)
+        failed = any(one in words for one in self.failing)
+        if not failed:
+            (name,) = [one.partition("=")[2] for one in command if one.startswith("name=")]
+            folder = Path("outputs") / name / ("points/" + words.replace("/", "_") if "run.py" in command[1] else "")
+            folder.mkdir(parents=True, exist_ok=True)
+            if not (folder / "result.json").exists():  # a finished point is never changed
+                (folder / "result.json").write_text(words)
+        return subprocess.CompletedProcess(command, int(failed))
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    several = Runs()
+    monkeypatch.setattr(steps.subprocess, "run", several)
+    return several
+
+
+A = Step("python scripts/a.py name=a", "a", (), ())
+B = Step("python run.py name=b x=1", "b", ("a",), (A.command,))
+C = Step("python run.py name=b x=2", "b", (), ())
+
+
+def run(several: list[Step], machine: Machine = HERE) -> tuple[bool, str]:
+    said: list[str] = []
+    return run_steps(several, machine, said.append), "\n".join(said)
+
+
+def test_what_is_done_is_skipped_until_what_it_read_or_wrote_changes(runs: Runs) -> None:
+    assert run([A, B, C])[0] and runs.ran == ["name=a", "name=b x=1", "name=b x=2"]
+    runs.ran.clear()
+    assert run([A, B, C])[0] and runs.ran == []
+    shutil.rmtree("outputs/b/points/name=b x=1")  # a point is gone, which the other step of the folder has noted too
+    assert run([A, B, C])[0] and runs.ran == ["name=b x=1", "name=b x=2"]
+    runs.ran.clear()
+    Path("outputs/a/result.json").write_text("another model")
+    assert run([A, B, C])[0] and runs.ran == ["name=a", "name=b x=1"]
+    runs.ran.clear()
+    assert not is_done(replace(A, configuration="another limit"))
+    (Path("outputs/.steps")).rename("elsewhere")
+    assert not any(map(is_done, (A, B, C)))
+
+
+def test_another_version_of_the_code_looks_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run([A])[0] and is_done(A)
+    monkeypatch.setattr(steps, "_code", lambda: "another")
+    assert not is_done(A)
+
+
+def test_after_a_failure_what_does_not_depend_on_it_runs(runs: Runs) -> None:
+    runs.failing = {"name=a"}
+    good, said = run([A, B, C])
+    assert not good and runs.ran == ["name=a", "name=b x=2"]
+    assert "step 1 of 3 was not done: python scripts/a.py name=a\n  failed with status 1" in said
+    assert "step 2 of 3 was not done: python run.py name=b x=1\n  it waits for python scripts/a.py name=a" in said
+    runs.failing = set()
+    assert run([A, B, C])[0] and runs.ran == ["name=a", "name=b x=2", "name=a", "name=b x=1"]
+
+
+def test_a_command_that_writes_nothing_is_not_done(runs: Runs) -> None:
+    good, said = run([replace(A, writes="c")])
+    assert not good and "wrote nothing to outputs/c" in said
+
+
+def test_progress_has_the_time_left_by_the_steps_that_ran(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 600.0, 700.0, 1300.0, 1300.0, 1900.0])
+    monkeypatch.setattr(steps.time, "monotonic", lambda: next(clock))
+    _, said = run([A, B, C])
+    assert re.findall(r"step \d of 3, (.*?):", said) == [
+        "time left unknown yet", "about 20 min left", "about 10 min left",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_item_runs_whole_on_the_toy_pair_and_its_second_run_has_nothing_to_do(
+    command: Callable[..., tuple[int, str]],
+) -> None:
+    words = ["spec/tab3", "scale=small", "run=true", "dataset.limit=6"]
+    code, told = command(paper_run, *words)
+    assert code == 0 and "step 4 of 4" in told, told
+    assert Path("outputs/figures/spec_tab3_small.md").read_text().startswith("# Table 3")
+    assert len(list(Path("outputs/spec_tab3_small/points").iterdir())) == 6
+    code, told = command(paper_run, *words)
+    assert code == 0 and "step" not in told
+    _, told = command(paper_run, *words[:2], words[3])
+    assert [line.split(":")[0] for line in told.splitlines()[:4]] == ["1 done", "2 done", "3 done", "4 done"]
