@@ -41,7 +41,8 @@ from bild_lab.lab.screening.replay import FOLDER, Judged, Records, Screened, Tex
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
-MOST_TIMED = 10  # points of a policy that are decoded live for the cost model
+FEWEST_TIMED, MOST_TIMED = 2, 10  # points of a policy that are decoded live for the cost model
+WARM = 32  # tokens that each of them decodes before
 REPEATS = 3  # of each of these texts; the median counts, as for any point
 MEMORY_BYTES = 2 * 2**30  # of each model's rows that stay in memory once they are on disk, or wait for it
 ROWS_A_TOKEN = 4  # about as many contexts do all points of a screening ask for each token of a text
@@ -236,14 +237,23 @@ class Screening:
     def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], list[Judged]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
-        A replayed text that differs from the live one is not among them; it has a verdict instead.
+        Fewer points where one text takes long: it is decoded by all of them before the seconds are looked at. A
+        replayed text that differs from the live one is not among them; it has a verdict instead.
         """
-        chosen = [screened[0], *spread(screened[1:])]
+        first, names = self.requests[0], {one.candidate.name for one in screened[1:]}
+        short = replace(first, limits=replace(first.limits, max_new_tokens=min(WARM, first.limits.max_new_tokens)))
+        alone = self.decoder(screened[0].candidate.policy, lambda model: model).method
+        for request in (short, first):
+            started = time.perf_counter()
+            alone.decode(request, Trace())
+        text_s = time.perf_counter() - started
+        most = int(timed_s / (REPEATS * text_s * max(1, len(names))))
+        chosen = [screened[0], *spread(screened[1:], min(MOST_TIMED, max(FEWEST_TIMED, most)))]
         over = [partial(self.decoder, one.candidate.policy) for one in chosen]
         decoders = [decoder(lambda model: model) for decoder in over]
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
         for method in methods.values():
-            method.decode(self.requests[0], Trace())  # warms up
+            method.decode(short, Trace())  # warms up
         started, texts, differing = time.perf_counter(), [], []
         for index, request in enumerate(self.requests):
             found = time_methods(methods, [request], REPEATS, self.point.seed, decoders[0].synchronize)
@@ -321,7 +331,7 @@ class Screening:
 COUNTS = ("target_calls", "draft_calls", "tokens", "drafted", "accepted", "fallbacks", "rollbacks")
 
 
-def spread(screened: Sequence[Screened]) -> list[Screened]:
+def spread(screened: Sequence[Screened], most: int = MOST_TIMED) -> list[Screened]:
     """For each policy a few points that differ most in their calls, the fewest and the most among them."""
     chosen = []
     for name in dict.fromkeys(one.candidate.name for one in screened):
@@ -329,7 +339,7 @@ def spread(screened: Sequence[Screened]) -> list[Screened]:
         calls = np.array([[one.counts["target_calls"], one.counts["draft_calls"]] for one in own], dtype=float)
         calls /= np.maximum(calls.max(axis=0), 1)
         places = [int(calls.sum(axis=1).argmin())]
-        while len(places) < min(MOST_TIMED, len(own)):
+        while len(places) < min(most, len(own)):
             distance = np.min([np.linalg.norm(calls - calls[place], axis=1) for place in places], axis=0)
             if distance.max() == 0:
                 break
