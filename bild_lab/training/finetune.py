@@ -178,7 +178,8 @@ class Evaluator:
         return [text for _, text in sorted(chain.from_iterable(launched().gather(texts)))]
 
     def _batches(self) -> Iterator[list[int]]:
-        return evaluation_batches([one.length for one in self.examples], self.batch_size)
+        batches = evaluation_batches([one.length for one in self.examples], self.batch_size)
+        return (batch for batch in batches if batch)
 
 
 def greedy_settings(

@@ -150,10 +150,13 @@ def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dic
     return Adafactor, {"lr": recipe.learning_rate, "scale_parameter": recipe.scale_parameter, **fixed}
 
 
-def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | None) -> TrainingArguments:
+def training_arguments(
+    recipe: Recipe, folder: TrainingFolder, metric: str | None, spread: bool = False
+) -> TrainingArguments:
     """The recipe as the Trainer's arguments. metric: decides which checkpoint is best; None keeps the last.
 
-    Raises UserError if the batch cannot be divided among the processes, or one process sees several GPUs.
+    spread: one process uses all GPUs that it sees. Raises UserError if the batch cannot be divided among the processes,
+    or one process sees several GPUs otherwise.
     """
     processes = launched().count
     if recipe.batch_size % (processes * recipe.accumulate):
@@ -162,14 +165,14 @@ def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | Non
             f"train.accumulate={recipe.accumulate}; choose a multiple of {processes * recipe.accumulate}"
         )
     cpu = recipe.on_cpu
-    if not cpu and processes == 1 and torch.cuda.device_count() > 1:
+    if not cpu and processes == 1 and torch.cuda.device_count() > 1 and not spread:
         raise UserError(
             f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for each with "
             "`accelerate launch scripts/finetune.py …`, or choose one GPU with CUDA_VISIBLE_DEVICES=0"
         )
     checkpoints = "no" if recipe.evaluate_every is None else "steps"
     evaluations = checkpoints if metric is not None else "no"
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder.work),
         per_device_train_batch_size=recipe.batch_size // (processes * recipe.accumulate),
         gradient_accumulation_steps=recipe.accumulate,
@@ -199,3 +202,6 @@ def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | Non
         log_level="error",
         log_level_replica="error",
     )
+    if spread:  # or the Trainer would copy what it trains to every GPU
+        arguments._n_gpu = 1
+    return arguments

@@ -90,5 +90,6 @@ def test_several_gpus_need_several_processes(tmp_path: Path, monkeypatch: pytest
     recipe = replace(MICRO, device="auto")
     with pytest.raises(UserError, match="2 GPUs are visible to one process; start one process for each"):
         training_arguments(recipe, TrainingFolder(tmp_path), "bleu")
+    assert training_arguments(MICRO, TrainingFolder(tmp_path), "bleu", spread=True).n_gpu == 1
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     assert recipe.on_cpu
