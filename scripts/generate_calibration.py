@@ -52,6 +52,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
     from bild_lab.training.calibration import CalibrationJob
+    from bild_lab.training.modules.states import BasePlacement
 
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
@@ -61,7 +62,8 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
     dtype, limit = resolve_dtype(cfg.runtime.dtype), cfg.decoding.max_new_tokens
-    target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
+    device_map = BasePlacement(cfg.runtime.device_map).device_map
+    target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto", device_map=device_map)
     target.checkpoint.check()
     dataset = for_model(dataset, target.checkpoint)
     examples = load_examples(dataset)

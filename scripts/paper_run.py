@@ -5,32 +5,37 @@
     python scripts/paper_run.py bild/fig4 scale=small run=true  on the toy pair
     python scripts/paper_run.py bild/fig4 gpu=t4                on a GPU that is not here
     python scripts/paper_run.py all                             every item; bild/thresholds: an experiment of no item
+    python scripts/paper_run.py bild/fig4 run=true launcher=slurm slurm.partition=gpu slurm.gpus_per_node=1 gpu=a100
 
 A step that is done is skipped, so the same command goes on where it was stopped. One that cannot run here says why,
 and what does not depend on it still runs. force=true also tries what should not fit. Other KEY=VALUE go to every step
-that has the key, such as dataset.limit=100. Memory is a closed form, times are estimates.
+that has the key, such as dataset.limit=100. launcher=slurm submits the steps as jobs, each after those that it waits
+for; slurm.KEY=VALUE are sbatch's options, gpu= the nodes' GPU. Memory is a closed form, times are estimates.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output, run_application, stages
 
 FLAGS = ("true", "false")
+SLURM = "slurm."
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for. gpu: None for the one that is here."""
+    """What the command line asks for. gpu: None for the one that is here. slurm: options of jobs; None: no jobs."""
 
     item: str
     scale: str
     gpu: str | None
     run: bool
     force: bool
+    slurm: dict[str, str] | None
     overrides: list[str]
 
 
@@ -39,23 +44,29 @@ def parse(words: list[str]) -> Wanted:
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     scale, gpu = settings.pop("scale", "paper"), settings.pop("gpu", None)
-    run, force = (settings.pop(key, "false") for key in ("run", "force"))
+    run, force, launcher = (settings.pop(key, "false") for key in ("run", "force", "launcher"))
+    options = {key.removeprefix(SLURM): settings.pop(key) for key in list(settings) if key.startswith(SLURM)}
+    if launcher not in ("slurm", "false") or (options and launcher == "false"):
+        raise UserError(f"launcher must be slurm, with slurm.KEY=VALUE, or left out; got {launcher}")
     if len(names) != 1 or run not in FLAGS or force not in FLAGS:
         raise UserError(f"give one item such as bild/fig4, or all, then KEY=VALUE; got {' '.join(words) or 'nothing'}")
-    return Wanted(names[0], scale, gpu, run == "true", force == "true", [f"{k}={v}" for k, v in settings.items()])
+    overrides = [f"{key}={value}" for key, value in settings.items()]
+    slurm = options if launcher == "slurm" else None
+    return Wanted(names[0], scale, gpu, run == "true", force == "true", slurm, overrides)
 
 
 def main() -> None:
     wanted = parse(sys.argv[1:])
     stages.enter("reading the experiments")
     from bild_lab.papers.paper_runs import downloads, needs, sentence, unverified
-    from bild_lab.papers.steps import machine_of, outlook, run_steps, steps_of
+    from bild_lab.papers.steps import machine_of, outlook, run_steps, steps_of, submit_steps
 
     machine = machine_of(wanted.gpu, wanted.force)
     steps = steps_of(wanted.item, wanted.scale, wanted.overrides)
     if wanted.run:
         stages.leave()
-        if not run_steps(steps, machine, lambda text: console.print(f"[dim]{escape(text)}[/dim]")):
+        submits = run_steps if wanted.slurm is None else partial(submit_steps, parameters=wanted.slurm)
+        if not submits(steps, machine, say=lambda text: console.print(f"[dim]{escape(text)}[/dim]")):
             raise SystemExit(1)
         return
     everything = []

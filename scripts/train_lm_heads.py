@@ -44,12 +44,12 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.training.modules.frozen import FrozenJob, frozen_model, own_answers
+    from bild_lab.training.modules.frozen import FrozenJob, frozen_model, own_answers, placement_of
     from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
     from bild_lab.training.reports import training_logger
 
     spec = typed(LayerHeadsSpec, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
-    base = frozen_model(cfg, spec)
+    base, placed = frozen_model(cfg, spec), placement_of(cfg)
     if cfg.calibration is not None and spec.labels != SELF:
         raise UserError(
             f"calibration={cfg.calibration} holds a model's own answers, which heads.labels={spec.labels} "
@@ -73,6 +73,7 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
         held_out=cfg.held_out,
         recipe=recipe,
         folder=sweep_folder(cfg),
+        placed=placed,
         logger=training_logger(cfg.logger),
         provenance={"data": f"{learned} {of.name} ({of.split})"},
     )

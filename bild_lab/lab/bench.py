@@ -190,7 +190,7 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
     read_ms = None
     if bench.kernels is not None:
         read_ms = 1000 * median_s(bench.kernels.packed.read_weights, synchronize)
-    warm_up(bench.methods, bench.requests, len(bench.requests), 0)  # also compiles
+    time_methods(bench.methods, bench.requests, 1, 0, synchronize)  # warms up: every step of these texts is compiled
     found = time_methods(bench.methods, bench.requests, rounds, 0, synchronize)
     per_token: dict[str, list[float]] = {}
     for name, texts in found.items():

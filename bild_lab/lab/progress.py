@@ -20,13 +20,15 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.cli import console, stages
+from bild_lab.lab.cli import console, escape, stages
 
 DECODING = "decoding"  # the stage whose examples are counted
 
 
 class PointProgress:
     """Two or three lines on a terminal, which go when the block ends: the point, its stage, the sweep.
+
+    In a file or a pipe it is one line for each point, when it begins.
 
     place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes; None if none was
     measured yet.
@@ -35,7 +37,7 @@ class PointProgress:
     def __init__(self, title: str, examples: int, place: int = 1, points: int = 1, typical_s: float | None = None):
         self._examples, self._later, self._typical_s = examples, max(0, points - place), typical_s
         self._done, self._started_s, self._decoding_s = 0, time.perf_counter(), 0.0
-        said = TextColumn("{task.fields[said]}")
+        self._title, said = title, TextColumn("{task.fields[said]}")
         self._bars = Bars(TextColumn("{task.description}"), BarColumn(None), said, console=console, expand=True)
         self._stage = self._bars.add_task("", total=None, said="")
         self._sweep = None
@@ -48,6 +50,8 @@ class PointProgress:
 
     def __enter__(self) -> PointProgress:
         stages.leave()
+        if not console.is_terminal:
+            console.print(f"{escape(self._title)}: {self._examples} texts …")
         self._live.start()
         return self
 

@@ -30,7 +30,7 @@ from bild_lab.lab.score import Clock, Measured, prepare_method, result_of, seede
 from bild_lab.lab.tree_search import with_fitted_tree
 
 LONGEST_DRAFT = 256  # tokens; texts that end so far before a model's last position are not affected by it
-WARM_TOKENS = 48  # of each method before timing: memory is touched, shapes are compiled, threads are awake
+WARM_TOKENS = 32  # of each method before timing: memory is touched, shapes are compiled, threads are awake
 LONG_ROUND_S = 0.01  # in which a clock, and a pause for scores, change less than a thousandth
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 
@@ -105,9 +105,9 @@ def _loaded(points: Sequence[Point]) -> dict[str, Any]:
     surroundings = {**environment(decoder.target.device), "host": platform.node()}
     if len(points) > 1:
         surroundings["side_by_side"] = len(points)
-    for point in points:
-        for each in point.decoders.values():
-            each.load_weights()
+    decoders = [each for point in points for each in point.decoders.values()]
+    for each in sorted(decoders, key=lambda one: one.method.engine == "hf"):  # modules share our decoders' weights
+        each.load_weights()
     if (parts := decoder.target.transformers.parts) is not None:
         surroundings["parts"] = parts
     return surroundings

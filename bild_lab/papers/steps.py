@@ -329,6 +329,43 @@ def run_steps(steps: Sequence[Step], machine: Machine, say: Callable[[str], None
     return all(state == DONE for state in told.values())
 
 
+def submit_steps(
+    steps: Sequence[Step], machine: Machine, parameters: Mapping[str, str], say: Callable[[str], None]
+) -> bool:
+    """Submit what is to do as Slurm jobs, each after those that it waits for. Returns whether every step was.
+
+    parameters: of the jobs, as sbatch takes them: partition, gpus_per_node, mem, time. Logs are in outputs/.steps. A
+    job whose predecessor failed is cancelled by Slurm; a figure is drawn after all, whatever became of them.
+
+    Raises UserError without submitit or sbatch.
+    """
+    try:
+        from submitit import SlurmExecutor  # optional
+
+        executor = SlurmExecutor(STAMPS)
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"launcher=slurm needs submitit and Slurm's commands: {error}; leave it out to run here"
+        ) from error
+    told: dict[str, str] = {}
+    jobs: dict[str, str] = {}
+    for place, step in enumerate(steps, 1):
+        told[step.command] = state = _outlook(step, machine, told)
+        if state == TO_DO:
+            before = [jobs[command] for command in step.after if command in jobs]
+            kind = "afterok" if step.figure is None else "afterany"
+            waits = {"dependency": ":".join([kind, *before]), "kill_on_invalid_dep": "yes"} if before else {}
+            executor.update_parameters(
+                job_name=step.writes.replace("/", "_"), additional_parameters={**parameters, **waits}
+            )
+            jobs[step.command] = executor.submit(perform, step).job_id
+            after = f" after {', '.join(before)}" if before else ""
+            say(f"step {place} of {len(steps)} is job {jobs[step.command]}{after}: {step.command}")
+        elif state != DONE:
+            say(f"step {place} of {len(steps)} was not submitted: {step.command}\n  {state}")
+    return all(state in (DONE, TO_DO) for state in told.values())
+
+
 class _Clock:
     """The time left: by the estimates of paper_runs, and by how long the steps that ran took in their measure."""
 

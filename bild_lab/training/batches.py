@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import ceil
 
 import numpy as np
 import torch
@@ -165,11 +166,15 @@ class BatchOrder(Sampler[int]):
 
 
 def evaluation_batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """The indices of this process's share of examples to evaluate, in batches of similar length, longest first."""
+    """The indices of this process's share of examples to evaluate, in batches of similar length, longest first.
+
+    Each process gets as many batches, as a model that is sharded needs all processes to run. The last may be empty.
+    """
     ranks = launched()
     ordered = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     mine = ordered[ranks.rank :: ranks.count]
-    return (mine[start : start + batch_size] for start in range(0, len(mine), batch_size))
+    most = ceil(len(ordered) / ranks.count)
+    return (mine[start : start + batch_size] for start in range(0, most, batch_size))
 
 
 def spread_evenly(count: int, among: int) -> list[int]:

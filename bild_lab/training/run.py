@@ -41,6 +41,11 @@ class TrainingJob:
     callbacks: tuple[TrainerCallback, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def spread(self) -> bool:
+        """Whether one process uses several devices."""
+        return False
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
@@ -77,7 +82,7 @@ class TrainingRun:
     def _train(self) -> dict[str, Any]:
         folder, recipe = self.folder, self.job.recipe
         stages.enter("preparing model and texts")
-        arguments = training_arguments(recipe, folder, self.metric)
+        arguments = training_arguments(recipe, folder, self.metric, self.job.spread)
         try:
             with arguments.main_process_first(local=False):
                 if launched().first:

@@ -70,7 +70,7 @@ class ResumableTrainer(Trainer):
             data_collator=objective.collate,
             compute_loss_func=objective.loss,
             optimizer_cls_and_kwargs=optimizer(recipe),
-            callbacks=[_LogLastStep(), *callbacks],
+            callbacks=[_LogLastStep(), _StopAtScore(recipe.stop_at_score), *callbacks],
         )
         self.remove_callback(PrinterCallback)
 
@@ -142,6 +142,21 @@ class _LogLastStep(TrainerCallback):
             control.should_log = True
 
 
+class _StopAtScore(TrainerCallback):
+    """Ends a training after an evaluation with this score, and a resumed one that had it; None never does."""
+
+    def __init__(self, score: float | None) -> None:
+        self._score = math.inf if score is None else score
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        if metrics[args.metric_for_best_model] >= self._score:
+            control.should_training_stop = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.best_metric is not None and state.best_metric >= self._score:
+            control.should_training_stop = True
+
+
 def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
     """The optimizer's class and its arguments."""
     if recipe.optimizer == "adamw":
@@ -150,10 +165,13 @@ def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dic
     return Adafactor, {"lr": recipe.learning_rate, "scale_parameter": recipe.scale_parameter, **fixed}
 
 
-def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | None) -> TrainingArguments:
+def training_arguments(
+    recipe: Recipe, folder: TrainingFolder, metric: str | None, spread: bool = False
+) -> TrainingArguments:
     """The recipe as the Trainer's arguments. metric: decides which checkpoint is best; None keeps the last.
 
-    Raises UserError if the batch cannot be divided among the processes, or one process sees several GPUs.
+    spread: one process uses all GPUs that it sees. Raises UserError if the batch cannot be divided among the processes,
+    or one process sees several GPUs otherwise.
     """
     processes = launched().count
     if recipe.batch_size % (processes * recipe.accumulate):
@@ -162,14 +180,14 @@ def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | Non
             f"train.accumulate={recipe.accumulate}; choose a multiple of {processes * recipe.accumulate}"
         )
     cpu = recipe.on_cpu
-    if not cpu and processes == 1 and torch.cuda.device_count() > 1:
+    if not cpu and processes == 1 and torch.cuda.device_count() > 1 and not spread:
         raise UserError(
             f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for each with "
             "`accelerate launch scripts/finetune.py …`, or choose one GPU with CUDA_VISIBLE_DEVICES=0"
         )
     checkpoints = "no" if recipe.evaluate_every is None else "steps"
     evaluations = checkpoints if metric is not None else "no"
-    return TrainingArguments(
+    arguments = TrainingArguments(
         output_dir=str(folder.work),
         per_device_train_batch_size=recipe.batch_size // (processes * recipe.accumulate),
         gradient_accumulation_steps=recipe.accumulate,
@@ -199,3 +217,6 @@ def training_arguments(recipe: Recipe, folder: TrainingFolder, metric: str | Non
         log_level="error",
         log_level_replica="error",
     )
+    if spread:  # or the Trainer would copy what it trains to every GPU
+        arguments._n_gpu = 1
+    return arguments

@@ -76,6 +76,13 @@ def test_the_first_point_of_a_sweep_is_the_measure_of_the_others(screen: Console
     assert lines(shown, screen)[2].endswith("0/3, 3 min left")  # 30 s of this point, and twice the 80 s that it takes
 
 
+def test_a_pipe_has_a_line_for_a_point_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(progress, "console", piped)
+    with PointProgress("1/3 bild, window [2]", 20):
+        assert piped.file.getvalue() == "1/3 bild, window [2]: 20 texts …\n"
+
+
 def test_a_title_names_place_drafter_and_the_knobs_that_were_given(checkpoints: Path, data: Path) -> None:
     words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}"]
     words += ["dataset=multi30k", f"dataset.path={data}", "policy=bild", "policy.window=10", "policy.rollback=5"]

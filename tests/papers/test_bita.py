@@ -45,13 +45,8 @@ CHAT = {  # by family: before and after a question without a system prompt
     "vicuna": ("USER: ", " ASSISTANT:"),
     "falcon": ("User: ", "\nAssistant:"),
 }
-TARGETS = {
-    "llama2_7b_chat": None,
-    "llama2_13b_chat": None,
-    "vicuna_33b": "auto",
-    "llama2_70b_chat": "auto",
-    "falcon_40b": "auto",
-}
+TARGETS = dict.fromkeys(("llama2_7b_chat", "llama2_13b_chat"))  # and where each is placed
+TARGETS |= dict.fromkeys(("vicuna_33b", "llama2_70b_chat", "falcon_40b"), "auto")
 
 
 def asked(family: str, data: str) -> str:
@@ -70,11 +65,8 @@ def test_what_reaches_bitas_targets_is_the_released_evaluations(
     """Prompt, number of rows, precision, placement and longest answer, on a tiny model in the target's place."""
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     adapter = files_of("bita", tiny_llama(1).config, checkpoints)["adapter"]
-    here = [
-        f"pair.target={checkpoints / 'llama'}",
-        f"dataset.path={tmp_path / 'rows.jsonl'}",
-        f"policy.adapter={adapter}",
-    ]
+    here = [f"pair.target={checkpoints / 'llama'}", f"policy.adapter={adapter}"]
+    here.append(f"dataset.path={tmp_path / 'rows.jsonl'}")
     cfg = composed("bita/tab1", f"pair={pair}", f"dataset={data}", *here)
     family, text = next(one for one in CHAT if pair.startswith(one)), Checkpoint(str(checkpoints / "llama"))
     point = prepare(cfg)
@@ -99,19 +91,10 @@ def test_bitas_second_turns_follow_as_in_the_released_evaluation(family: str, be
     assert second.prompt == f"{before}First?{after}Yes.{between}{before}Second?{after}"
 
 
-def unmade(cfg: DictConfig, folders: Iterable[str]) -> list[str]:
-    """The folders of outputs, of these and of those that their recipes read, that no recipe of an experiment writes."""
-    recipes = {re.search(r"name=(\S+)", one)[1]: one for one in cfg.recipes.values()}
-    waiting, found, lacking = list(folders), set(), []
-    while waiting:
-        if (name := waiting.pop()) in found:
-            continue
-        found.add(name)
-        if name in recipes:
-            waiting += FOLDERS.findall(recipes[name])
-        else:
-            lacking.append(name)
-    return lacking
+def unmade(cfg: DictConfig, read: Iterable[str]) -> set[str]:
+    """What no recipe of an experiment writes, of the folders of outputs that it or its recipes read."""
+    recipes = " ".join(cfg.recipes.values())
+    return {*read, *FOLDERS.findall(recipes)} - {*re.findall(r"\bname=(\w+)", recipes)}
 
 
 @pytest.mark.parametrize("name", thinned(BITA, 3))
@@ -122,11 +105,10 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
             cfg = composed(shlex.split(command)[0], f"pair={pair}")
             given = [sweep.get("policy.adapter", ""), *(str(cfg.policy.get(key)) for key in ("adapter", "heads"))]
             folders = FOLDERS.findall(" ".join(given).replace("${pair.name}", pair))
-            assert unmade(cfg, folders) == []
+            assert unmade(cfg, folders) == set()
             without = OmegaConf.masked_copy(cfg, list(cfg))
-            if folders:
-                del without.recipes["cip"]
-                assert unmade(without, folders) == [f"calibration_{pair}_cip"]
+            del without.recipes["cip"]
+            assert unmade(without, folders) == {f"calibration_{pair}_cip"}
 
 
 @pytest.mark.parametrize(("pair", "masks"), thinned([("vicuna_33b", 4), ("llama2_7b_chat", 3)], 2))
@@ -138,15 +120,13 @@ def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_rec
         cfg = compose("calibration", words)
         assert (script, cfg.dataset.name, cfg.dataset.split) == ("scripts/generate_calibration.py", data, "train")
         assert (cfg.dataset.limit, cfg.decoding.max_new_tokens, cfg.runtime.dtype) == (limit, 1600, "float16")
+        assert cfg.runtime.device_map == TARGETS[pair]
         ends = [one.partition("{question}")[2] for one in cfg.dataset.chat_template]
         assert ends == [CHAT[pair.partition("_")[0]][1]] * 2  # in both templates
     cfg = compose("train_bita", shlex.split(recipes.adapter)[2:])
     assert list(cfg.calibration) == [f"outputs/calibration_{pair}_{data}" for data in several]
-    assert (cfg.bita.mask_tokens, cfg.bita.prompt_tokens, cfg.bita.splits, cfg.bita.consecutive) == (
-        masks,
-        16,
-        64,
-        True,
-    )
+    bita = [cfg.bita[key] for key in ("mask_tokens", "prompt_tokens", "splits", "consecutive")]
+    assert bita == [masks, 16, 64, True]
+    assert (cfg.runtime.device_map, cfg.model.sharded) == (TARGETS[pair], False)
     recipe = typed(Recipe, cfg.train, "train")
     assert (recipe.clip_norm, recipe.max_tokens, recipe.max_target_tokens) == (1.0, 2048, 1600)

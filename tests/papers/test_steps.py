@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -183,6 +184,54 @@ def test_progress_has_the_time_left_by_the_steps_that_ran(runs: Runs, monkeypatc
     assert re.findall(r"step \d of 3, (.*?):", said) == [
         "time left unknown yet", "about 20 min left", "about 10 min left",
     ]  # fmt: skip
+
+
+SBATCH = """#!/bin/sh
+count=$(ls jobs | wc -l)
+cp "$1" jobs/$((100 + count))
+echo "Submitted batch job $((100 + count))"
+"""
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Slurm's commands, which note what is submitted and run nothing; the folder of the jobs' scripts."""
+    for name, content in (("sbatch", SBATCH), ("srun", "#!/bin/sh\n")):
+        Path("bin").mkdir(exist_ok=True)
+        (Path("bin") / name).write_text(content)
+        (Path("bin") / name).chmod(0o755)
+    Path("jobs").mkdir()
+    monkeypatch.setenv("PATH", str(Path("bin").resolve()), prepend=os.pathsep)
+    return Path("jobs")
+
+
+def test_steps_are_jobs_that_wait_for_what_they_read(slurm: Path, runs: Runs) -> None:
+    DelayedSubmission = pytest.importorskip("submitit.core.utils").DelayedSubmission
+    drawn = Step("python scripts/figures.py x name=b", "b", ("b",), (B.command, C.command), figure="x")
+    said: list[str] = []
+    assert steps.submit_steps([A, B, C, drawn], HERE, {"partition": "gpu"}, said.append)
+    assert runs.ran == [] and "step 2 of 4 is job 101 after 100: python run.py name=b x=1" in said
+    scripts = {file.name: file.read_text() for file in sorted(slurm.iterdir())}
+    waits = [re.findall("--dependency=(.*)", text) for text in scripts.values()]
+    assert waits == [[], ["afterok:100"], [], ["afterany:101:102"]]
+    assert all("#SBATCH --partition=gpu" in text for text in scripts.values())
+    assert "#SBATCH --kill-on-invalid-dep=yes" in scripts["101"]
+    for place in (100, 101):  # what the jobs run, in their order
+        assert DelayedSubmission.load(f"outputs/.steps/{place}_submitted.pkl").result() is None
+    assert runs.ran == ["name=a", "name=b x=1"] and is_done(A) and is_done(B) and not is_done(C)
+    said.clear()
+    blocked = replace(C, missing=("model",))
+    assert not steps.submit_steps([A, B, blocked], HERE, {}, said.append)
+    assert "was not submitted" in said[0] and len(list(slurm.iterdir())) == 4
+
+
+def test_without_slurm_its_launcher_is_refused(
+    command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "nowhere")
+    code, told = command(paper_run, "spec/tab4", "scale=small", "run=true", "launcher=slurm", "slurm.partition=gpu")
+    assert code == 2 and "launcher=slurm needs submitit and Slurm's commands" in " ".join(told.split())
+    assert command(paper_run, "spec/tab4", "slurm.partition=gpu")[0] == 2
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -112,18 +112,21 @@ class Peer:
         return workers[best]
 
     def _job(self) -> dict[str, Any]:
+        model, draft = self._files()
         return {
             "engine": self.engine,
             "encoder_decoder": self._target.checkpoint.encoder_decoder,
-            "model": self._converted(self._target),
-            "draft": None if self._draft is None else self._converted(self._draft),
+            "model": str(model),
+            "draft": None if draft is None else str(draft),
             "window": self._window,
             "dtype": _plain(self._target.dtype),
             "threads": self._threads,
         }
 
-    def _converted(self, model: LoadedModel) -> str:
-        return str(converted(model.checkpoint, self.engine, self.versions, self._cache))
+    def _files(self) -> tuple[Path, Path | None]:
+        """What the engine reads: of the target, and of the drafter if there is one."""
+        convert = partial(converted, engine=self.engine, versions=self.versions, cache=self._cache)
+        return convert(self._target.checkpoint), None if self._draft is None else convert(self._draft.checkpoint)
 
 
 class CTranslate2(Peer):
@@ -216,16 +219,10 @@ class LlamaCpp(Peer):
         super().prepare(request)
 
     def _job(self) -> dict[str, Any]:
-        return {
-            "engine": self.engine,
-            "encoder_decoder": False,
-            "model": str(self._file),
-            "draft": None if self._draft_file is None else str(self._draft_file),
-            "window": self._window,
-            "longest_match": self._longest_match,
-            "threads": self._threads,
-            "positions": self._positions,
-        }
+        return super()._job() | {"longest_match": self._longest_match, "positions": self._positions}
+
+    def _files(self) -> tuple[Path, Path | None]:
+        return self._file, self._draft_file
 
 
 class LlamaCppSpeculative(LlamaCpp):

@@ -241,17 +241,17 @@ def require_no_nan(models: Iterable[LoadedModel], request: Request) -> None:
     for model in models:
         key = (model.checkpoint.fingerprint, model.engine, str(model.dtype), str(model.device))
         if key not in _without_nan:
-            if bool(text_logits(model, request, ()).isnan().any()):
-                raise _nan_in(model)
+            _refuse(model, nan=bool(text_logits(model, request, ()).isnan().any()))
             _without_nan.add(key)
 
 
-def _nan_in(model: LoadedModel) -> UserError:
-    dtype = str(model.dtype).removeprefix("torch.")
-    return UserError(
-        f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
-        "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
-    )
+def _refuse(model: LoadedModel, nan: bool) -> None:
+    if nan:
+        dtype = str(model.dtype).removeprefix("torch.")
+        raise UserError(
+            f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
+            "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
+        )
 
 
 @torch.inference_mode()
@@ -294,7 +294,6 @@ def log_probabilities(
                 known[text] = (
                     trace.log_probability if scored else log_probability(text_logits(target, request, text), text)
                 )
-            if math.isnan(known[text]):
-                raise _nan_in(target)
+            _refuse(target, nan=math.isnan(known[text]))
             found[name].append(known[text])
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bild_lab.engine.heads import BitaAdapter
+from bild_lab.engine.models.admission import input_device
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import SmallModule
@@ -56,12 +58,16 @@ class BitaSpec:
         return Predictors.in_turn("mask", 1, [1.0] * self.mask_tokens, **chosen)
 
     def check(self, config: PreTrainedConfig) -> None:
-        """Raise UserError for an encoder–decoder, an unknown prompt, or a prompt without tokens."""
+        """Raise UserError for an encoder–decoder, an unknown prompt, one without tokens, and attention out of reach."""
         self._fresh(config, {}, 0)
+        with torch.device("meta"):
+            outline = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
+        with suppress(NotImplementedError):  # experts are chosen by values, which there are none of yet
+            require_reached(outline)
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> BitaModule:
         """Raises UserError if the model's attention cannot be given a prompt."""
-        return BitaModule(base, self._fresh(base.config, origin, seed).to(base.device))
+        return BitaModule(base, self._fresh(base.config, origin, seed).to(input_device(base)))
 
     def words(self, folder: Path) -> list[str]:
         return ["-m", "policy=bita", f"policy.adapter={folder}", "policy.top_k=1,3,5"]
@@ -93,8 +99,7 @@ class BitaModule(SmallModule):
 
     def __init__(self, base: PreTrainedModel, adapter: BitaAdapter) -> None:
         super().__init__(base, adapter)
-        AttentionInterface.register(ATTENTION, attend_with_prompt)
-        self._require_interface()
+        require_reached(base)
 
     def forward(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
@@ -128,24 +133,28 @@ class BitaModule(SmallModule):
         deep = (adapter.prompt_keys, adapter.prompt_values) if kind == "deep" else (None, None)
         return rows, PromptRows(*deep)
 
-    def _require_interface(self) -> None:
-        """Raise UserError unless every layer's attention goes through Transformers' interface and sees all rows."""
-        base, reached = self.base, PromptRows(None, None)
-        config = base.config
-        kinds = set(getattr(config, "layer_types", None) or [])
-        if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
-            cause = "its layers see only a window of the text"
-        else:
-            cause = "its attention does not go through Transformers' AttentionInterface"
-            base.set_attn_implementation(ATTENTION)
-            one = torch.ones(1, 1, dtype=torch.long, device=base.device)
-            with torch.no_grad(), suppress(TypeError, ValueError):  # the model may not take the extra argument
-                base(input_ids=one, use_cache=False, bita_prompt=reached)
-        if len(reached.layers) != config.num_hidden_layers:
-            raise UserError(
-                f"bi-directional tuning cannot reach into a {config.model_type} model: {cause}; "
-                "choose one such as Llama or Qwen2"
-            )
+
+def require_reached(base: PreTrainedModel) -> None:
+    """Give a model our attention.
+
+    Raises UserError unless every layer's goes through Transformers' interface and sees all rows.
+    """
+    config, reached = base.config, PromptRows(None, None)
+    kinds = set(getattr(config, "layer_types", None) or [])
+    if kinds - {"full_attention"} or (not kinds and getattr(config, "sliding_window", None)):
+        cause = "its layers see only a window of the text"
+    else:
+        cause = "its attention does not go through Transformers' AttentionInterface"
+        AttentionInterface.register(ATTENTION, attend_with_prompt)
+        base.set_attn_implementation(ATTENTION)
+        one = torch.ones(1, 1, dtype=torch.long, device=input_device(base))
+        with torch.no_grad(), suppress(TypeError, ValueError):  # the model may not take the extra argument
+            base(input_ids=one, use_cache=False, bita_prompt=reached)
+    if len(reached.layers) != config.num_hidden_layers:
+        raise UserError(
+            f"bi-directional tuning cannot reach into a {config.model_type} model: {cause}; "
+            "choose one such as Llama or Qwen2"
+        )
 
 
 def attend_with_prompt(
@@ -166,7 +175,7 @@ def attend_with_prompt(
     if bita_prompt.keys is not None:
         prompts = (bita_prompt.keys[layer], bita_prompt.values[layer])
         key, value = (
-            torch.cat([prompt.to(own.dtype).expand(own.shape[0], -1, -1, -1), own], 2)
+            torch.cat([prompt.to(own).expand(own.shape[0], -1, -1, -1), own], 2)
             for prompt, own in zip(prompts, (key, value), strict=True)
         )
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)

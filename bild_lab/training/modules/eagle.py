@@ -23,12 +23,13 @@ from bild_lab.engine.heads.eagle import (
     spread_layers,
 )
 from bild_lab.engine.heads.eagle_files import save_eagle
+from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.errors import require_number, require_whole
 from bild_lab.training.modules.layer_heads import own_head
 from bild_lab.training.modules.predictors import OwnLoss, Predictors
-from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale
+from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale, own_matrices
 
 TOKEN_WEIGHT = 0.1  # of EAGLE-1's loss on tokens, beside that on states (Li et al., 2024, §4.2)
 DECAY = 0.8  # of EAGLE-3's loss, from one step of the test to the next, as in the released code
@@ -77,7 +78,7 @@ class EagleSpec:
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> EagleModule:
         """A layer with random weights. EAGLE-3's norm and head start as the model's own."""
         text = base.config.get_text_config(decoder=True)
-        head = base.get_output_embeddings().weight
+        _, head = own_matrices(base)
         third = self.variant == EAGLE3
         config = EagleConfig(
             variant=self.variant,
@@ -96,7 +97,7 @@ class EagleSpec:
                 eagle.lm_head.weight.copy_(head[: text.vocab_size])
                 if why_not_native(base.config, torch.float32) is None:
                     eagle.norm.copy_(own_head(base).final_norm * head_scale(base.config))
-        return EagleModule(base, eagle.to(base.device), self.steps, self.noise, seed)
+        return EagleModule(base, eagle.to(input_device(base)), self.steps, self.noise, seed)
 
     def words(self, folder: Path) -> list[str]:
         return [f"policy={self.variant}", f"policy.heads={folder}"]
@@ -128,12 +129,12 @@ class EagleModule(SmallModule):
     def __init__(self, base: PreTrainedModel, eagle: Eagle, steps: int, noise: float, seed: int) -> None:
         super().__init__(base, eagle)
         self._steps, self._noise, self._seed = steps, noise, seed
-        eagle.attach(base.get_input_embeddings().weight, base.get_output_embeddings().weight)
+        eagle.attach(*own_matrices(base))
 
     def forward(self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]) -> OwnLoss:
         config, eagle = self.weights.config, self.weights
         with torch.no_grad():
-            found = decoder_states(self.base, input_ids, contexts, EagleSpec.skipped)
+            found = decoder_states(self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped)
             final = found.final * head_scale(self.base.config)
             states = joined_states(config.variant, final, [found.hidden[layer] for layer in config.target_layers])
             if self.training and self._noise:
@@ -173,7 +174,7 @@ class EagleModule(SmallModule):
         """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself."""
         with torch.no_grad():
             vocabulary = self.weights.config.vocabulary
-            own = self.base.get_output_embeddings()(wanted)[..., :vocabulary].float().softmax(-1)
+            own = self.base.get_output_embeddings()(wanted).to(wanted.device)[..., :vocabulary].float().softmax(-1)
         tokens = -(own * logits.float().log_softmax(-1)).sum(-1)
         if self.weights.config.variant == EAGLE3:
             return tokens

@@ -40,7 +40,7 @@ from bild_lab.training.modules.predictors import (
     RandomContexts,
     collate,
 )
-from bild_lab.training.modules.states import OneRowCheckpoint, SmallModule
+from bild_lab.training.modules.states import BasePlacement, OneRowCheckpoint, SmallModule
 from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
@@ -79,13 +79,14 @@ class FrozenJob(TrainingJob):
     """One training of a small module for `base`, whose weights stay frozen.
 
     calibration: the answers to learn, cut to the recipe's `max_target_tokens`. held_out: answers that are not learned
-    but choose the best weights. Raises UserError for the answers of another model.
+    but choose the best weights. placed: where the base is. Raises UserError for the answers of another model.
     """
 
     base: Checkpoint
     spec: ModuleSpec
     calibration: Calibration
     held_out: int
+    placed: BasePlacement = BasePlacement()
 
     def __post_init__(self) -> None:
         require_whole("held_out", self.held_out, 1)
@@ -135,6 +136,10 @@ class FrozenJob(TrainingJob):
         return train, [self.rows[index] for index in chosen]
 
     @property
+    def spread(self) -> bool:
+        return self.placed.device_map is not None
+
+    @property
     def command(self) -> str:
         """A command that decodes with the module, on the dataset that it was trained on."""
         revision = [] if self.base.revision is None else [f"pair.target_revision={self.base.revision}"]
@@ -174,8 +179,8 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
 def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
     recipe, predictors, dataset, (train, held_out) = job.recipe, job.spec.predictors, job.calibration.dataset, job.parts
     half = job.base.config.dtype in (torch.bfloat16, torch.float16) and recipe.in_bfloat16
-    base = job.base.weights(torch.bfloat16 if half else torch.float32)  # half precision if the device is fast at it
-    base.requires_grad_(False).eval().to(arguments.device)
+    dtype = torch.bfloat16 if half else torch.float32  # half precision if the device is fast at it
+    base = job.placed.load(job.base, arguments.device, dtype)
     origin = {"path": job.base.path, "revision": job.base.revision, "fingerprint": job.base.fingerprint}
     module = job.spec.build(base, origin, recipe.seed)
     order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
@@ -233,9 +238,15 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
 
 def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     """A command's configuration as a job on the model's own answers; missing ones are generated."""
-    base, recipe = frozen_model(cfg, spec), typed(Recipe, cfg.train, "train")
+    base, recipe, placed = frozen_model(cfg, spec), typed(Recipe, cfg.train, "train"), placement_of(cfg)
     given = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
-    return FrozenJob(base=base, spec=spec, recipe=recipe, held_out=cfg.held_out, folder=sweep_folder(cfg), **given)
+    given |= {"held_out": cfg.held_out, "folder": sweep_folder(cfg), "placed": placed}
+    return FrozenJob(base=base, spec=spec, recipe=recipe, **given)
+
+
+def placement_of(cfg: DictConfig) -> BasePlacement:
+    """Where a command's frozen model is."""
+    return BasePlacement(cfg.runtime.device_map, cfg.model.sharded)
 
 
 def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
@@ -243,13 +254,20 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
     if cfg.calibration:
         folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
         return read_calibrations([Path(folder) for folder in folders])
+    placed = placement_of(cfg)
+    if placed.sharded:
+        raise UserError(
+            "a model that is sharded can be trained beside, but does not answer here; make its answers first with "
+            "scripts/generate_calibration.py runtime.device_map=auto, and give them as calibration=DIR"
+        )
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
     dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
     examples, folder = load_examples(dataset), sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         device, dtype = process_group(recipe.on_cpu).device, resolve_dtype(settings.dtype)
-        target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
+        where = (str(device), dtype, "auto")
+        target = load_model(cfg.model.path, cfg.model.revision, *where, device_map=placed.device_map)
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         with answers_bar() as report:
             generate_calibration(CalibrationJob(target, dataset, examples, *sizes, folder), report)

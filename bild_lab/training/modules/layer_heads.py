@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig
+from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.llama import norm_factor
@@ -25,7 +26,7 @@ from bild_lab.training.answers import END, Answer, Calibration, contents_hash
 from bild_lab.training.batches import IGNORED, tokenize
 from bild_lab.training.modules.conversations import tokenize_conversations
 from bild_lab.training.modules.predictors import MATCH_RATE, OwnLoss, Predictors, first_choices
-from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale
+from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale, own_matrices
 from bild_lab.training.start import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"
@@ -80,7 +81,7 @@ class LayerHeadsSpec:
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> LayerHeadsModule:
         """Heads start as the model's own head."""
         heads = LayerHeads.fresh(own_head(base), origin, self.layers, self.rank, seed)
-        return LayerHeadsModule(base, heads.to(base.device))
+        return LayerHeadsModule(base, heads.to(input_device(base)))
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=ppd", f"policy.exit_layer={self.layers[-1]}", f"policy.heads={folder}"]
@@ -103,7 +104,7 @@ class OwnHead:
 def own_head(base: PreTrainedModel) -> OwnHead:
     """The head and norm of a T5, an mT5, or a decoder shaped like Llama's."""
     config, decoder = base.config, base.get_decoder()
-    layers, head = range(decoder_depth(config)), base.get_output_embeddings().weight
+    layers, (_, head) = range(decoder_depth(config)), own_matrices(base)
     if not config.is_encoder_decoder:
         return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps)
     return OwnHead(layers, head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config))
@@ -125,7 +126,7 @@ class LayerHeadsModule(SmallModule):
         wanted: Int[Tensor, "batch contexts layers"] | None = None,
     ) -> Float[Tensor, "batch contexts layers vocab"] | OwnLoss:
         with torch.no_grad():
-            found = decoder_states(self.base, input_ids, contexts)
+            found = decoder_states(self.base, input_ids, contexts, self.weights.config.layers)
         every, heads = torch.arange(contexts.shape[0], device=contexts.device)[:, None], self.weights
         states = {layer: found.hidden[layer][every, found.places] for layer in heads.config.layers}
         if wanted is None:

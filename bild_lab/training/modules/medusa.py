@@ -18,8 +18,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.heads import MedusaConfig, MedusaHeads
 from bild_lab.engine.heads.folder import base_of
 from bild_lab.engine.heads.hydra import HydraConfig, HydraHeads
+from bild_lab.engine.models.admission import input_device
 from bild_lab.training.modules.predictors import Predictors
-from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale
+from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale, own_matrices
 
 DECAY = 0.8  # λ: each head's weight relative to the head before it
 
@@ -53,9 +54,9 @@ class MedusaSpec:
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> MedusaModule:
         """Heads start as copies of the model's own head, so the seed is not used."""
-        own = base.get_output_embeddings().weight
+        _, own = own_matrices(base)
         heads = MedusaHeads.fresh(base.config, own, origin, self.heads, self.layers, self.shared)
-        return MedusaModule(base, heads.to(base.device))
+        return MedusaModule(base, heads.to(input_device(base)))
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=medusa", f"policy.heads={folder}"]
@@ -68,7 +69,7 @@ class MedusaModule(SmallModule):
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts heads vocab"]:
         with torch.no_grad():
-            hidden = self.base.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+            hidden = self.base.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.to(input_ids.device)
         every = torch.arange(contexts.shape[0], device=contexts.device)
         return self.weights(hidden[every[:, None], contexts - 1].to(self.weights.blocks.dtype)).movedim(0, 2)
 
@@ -105,9 +106,9 @@ class HydraSpec:
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> HydraModule:
         """Heads start as copies of the model's own head, so the seed is not used."""
-        own = base.get_output_embeddings().weight
+        _, own = own_matrices(base)
         heads = HydraHeads.fresh(base.config, own, origin, self.heads, self.layers)
-        return HydraModule(base, heads.to(base.device))
+        return HydraModule(base, heads.to(input_device(base)))
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=hydra", f"policy.heads={folder}"]
@@ -117,14 +118,14 @@ class HydraModule(SmallModule):
     """Runs the heads on the state before each context's last token, and on the answer's own tokens."""
 
     def __init__(self, base: PreTrainedModel, heads: HydraHeads) -> None:
-        super().__init__(base, heads.attach(base.get_input_embeddings().weight))
+        super().__init__(base, heads.attach(own_matrices(base)[0]))
 
     def forward(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts heads vocab"]:
         heads = self.weights
         with torch.no_grad():
-            found = decoder_states(self.base, input_ids, contexts, HydraSpec.skipped)
+            found = decoder_states(self.base, input_ids, contexts, skipped=HydraSpec.skipped)
         every = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
         scaled = found.final * head_scale(self.base.config)
         states = scaled[every, (found.places - 1).clamp(min=0)].to(heads.outputs.dtype)

@@ -254,8 +254,10 @@ class PredictionEvaluator:
         device, predictors = next(model.parameters()).device, self.predictors
         sums = torch.zeros(3 + 3 * len(predictors.names), dtype=torch.double, device=device)
         for indices in evaluation_batches([row.length for row in self.rows], self.batch_size):
-            batch = collate([choose_contexts(self.rows[index], predictors) for index in indices])
+            batch = collate([choose_contexts(self.rows[index], predictors) for index in indices or [0]])
             labels = batch.pop("labels").to(device)
+            if not indices:  # others still run the model, of which this process may hold a part
+                labels.fill_(IGNORED)
             if getattr(model, "reads_labels", False):
                 batch["wanted"] = labels
             predicted = model(**{name: tensor.to(device) for name, tensor in batch.items()})

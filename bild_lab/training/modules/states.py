@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -9,10 +10,19 @@ from typing import ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
 
+from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.hf import SpreadModel, require_device_map
+from bild_lab.engine.models.layer_control import decoder_layers
+from bild_lab.engine.models.ranks import launched
 from bild_lab.engine.request import Source
+from bild_lab.errors import UserError, require_flag
 
 
 class SmallModule(nn.Module):
@@ -41,6 +51,62 @@ class SmallModule(nn.Module):
 
 
 @dataclass(frozen=True)
+class BasePlacement:
+    """Where a frozen model is while a small module learns beside it. With neither value each process holds all of it.
+
+    device_map: how Accelerate spreads its layers over the devices of one process (`SpreadModel`). sharded: each
+    launched process holds a part of every decoder layer, and all of them gather a layer to run it (FSDP, Zhao et al.,
+    2023).
+    """
+
+    device_map: str | None = None
+    sharded: bool = False
+
+    def __post_init__(self) -> None:
+        require_device_map(self.device_map, resolve_device("auto"))
+        require_flag("model.sharded", self.sharded)
+        count = launched().count
+        if self.device_map is not None and count > 1:
+            raise UserError(
+                f"runtime.device_map spreads a model over the devices of one process, got {count} processes; start "
+                "one, or train with model.sharded=true in place of runtime.device_map"
+            )
+        if self.sharded and count == 1:
+            raise UserError(
+                "model.sharded gives each process a part of the model; start several: accelerate launch --multi_gpu "
+                "--num_processes=N scripts/…"
+            )
+
+    def load(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+        """The weights. device: of this process, where tokens go in. All processes must call this."""
+        if self.device_map is not None:
+            return SpreadModel(checkpoint, device, dtype, self.device_map).module.requires_grad_(False)
+        if not self.sharded:
+            return checkpoint.weights(dtype).requires_grad_(False).eval().to(device)
+        ranks, base = launched(), None
+        mesh = init_device_mesh(device.type, (ranks.count,))
+        for rank in range(ranks.count):  # in turn, as each holds all weights in memory until it has cut its part
+            if rank == ranks.rank:
+                base = checkpoint.weights(dtype).requires_grad_(False).eval()
+                shard_layers(base, mesh)
+                base.to(device)
+            ranks.wait()
+        return base
+
+
+def shard_layers(base: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Cut every decoder layer among the mesh's processes. What is around the layers stays whole in each.
+
+    Raises UserError for a model whose layers are not in one list.
+    """
+    layers = decoder_layers(base)
+    if layers is None:
+        raise UserError(f"model.sharded cuts layers, which a {base.config.model_type} does not have in one list")
+    for layer in layers:  # not the decoder too: Transformers knows by its class which states it gives
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+
+
+@dataclass(frozen=True)
 class OneRowCheckpoint(Checkpoint):
     """A checkpoint whose prompts are one row of tokens: an encoder–decoder's source, then the decoder's start token.
 
@@ -58,27 +124,39 @@ class OneRowCheckpoint(Checkpoint):
 class DecoderStates:
     """What a decoder made of a batch of rows.
 
-    tokens: the decoder's. hidden: every layer's output, number 0 is the embedding. final: the last layer's output after
-    the final norm. places: where each context's last token is among the decoder's tokens.
+    tokens: the decoder's. hidden: outputs of layers, by number, of which 0 is the embedding. final: the last layer's
+    output after the final norm. places: where each context's last token is among the decoder's tokens.
     """
 
     tokens: Int[Tensor, "batch m"]
-    hidden: tuple[Float[Tensor, "batch m dim"], ...]
+    hidden: Mapping[int, Float[Tensor, "batch m dim"]]
     final: Float[Tensor, "batch m dim"]
     places: Int[Tensor, "batch contexts"]
 
 
 def decoder_states(
-    base: PreTrainedModel, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"], skipped: int = 0
+    base: PreTrainedModel,
+    input_ids: Int[Tensor, "batch n"],
+    contexts: Int[Tensor, "batch contexts"],
+    layers: Sequence[int] = (),
+    skipped: int = 0,
 ) -> DecoderStates:
-    """Run the model once. contexts: how many tokens each one holds; the first is the prompt and `skipped` tokens.
+    """Run the model once, and move what it gives to the tokens' device, as its layers may lie on several.
 
-    An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
+    contexts: how many tokens each one holds; the first is the prompt and `skipped` tokens. layers: whose outputs are
+    wanted. An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
     """
+
+    def states(
+        ran: ModelOutput, tokens: Int[Tensor, "batch m"], places: Int[Tensor, "batch contexts"]
+    ) -> DecoderStates:
+        hidden = {layer: ran.hidden_states[layer].to(tokens.device) for layer in layers}
+        return DecoderStates(tokens, hidden, ran.last_hidden_state.to(tokens.device), places)
+
     options = {"use_cache": False, "output_hidden_states": True}
     if not base.config.is_encoder_decoder:
         ran = base.get_decoder()(input_ids=input_ids, **options)
-        return DecoderStates(input_ids, ran.hidden_states, ran.last_hidden_state, contexts - 1)
+        return states(ran, input_ids, contexts - 1)
     count, device = input_ids.shape[1], input_ids.device
     source = contexts[:, :1] - 1 - skipped  # [batch, 1]; the prompt's last token is the decoder's start
     mask = torch.arange(int(source.max()), device=device) < source
@@ -88,7 +166,22 @@ def decoder_states(
     encoded = {"encoder_hidden_states": memory.last_hidden_state, "encoder_attention_mask": mask.long()}
     ran = base.get_decoder()(input_ids=rows, **encoded, **options)
     places = (contexts - source - 1).clamp(min=0)  # contexts that fill up have one token
-    return DecoderStates(rows, ran.hidden_states, ran.last_hidden_state, places)
+    return states(ran, rows, places)
+
+
+def own_matrices(base: PreTrainedModel) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+    """The embedding and the head, where the model takes its tokens.
+
+    Raises UserError if one of them is in memory or on disk until it runs.
+    """
+    ends = (base.get_input_embeddings().weight, base.get_output_embeddings().weight)
+    if any(weight.is_meta for weight in ends):
+        raise UserError(
+            "this module reads the model's vocabulary matrices, which found no room on the devices that "
+            "runtime.device_map spread it over; take more or larger devices"
+        )
+    embedding, head = (weight.detach().to(input_device(base)) for weight in ends)
+    return embedding, head
 
 
 def head_scale(config: PreTrainedConfig) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import FalconConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from bild_lab.engine.heads import BitaAdapter
 from bild_lab.engine.heads.bita import BitaTarget
@@ -122,10 +122,11 @@ def test_an_adapter_that_cannot_be_meant_is_refused(key: str, bases: dict[str, C
 
 def test_attention_that_cannot_be_given_a_prompt_is_refused(bases: dict[str, Checkpoint]) -> None:
     config = FalconConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    falcon = FalconForCausalLM(config)
+    spec = BitaSpec(prompt="none", prompt_tokens=0, mask_tokens=1, splits=1, consecutive=False)
     with pytest.raises(UserError, match=r"cannot reach into a falcon model: its attention does not go .*Llama or Qwen"):
-        BitaModule(falcon, BitaAdapter.fresh(config, {}, "none", 0, 1, seed=0))
+        spec.check(config)  # before weights are read
     windowed = bases["llama"].weights(torch.float32)
     windowed.config.sliding_window = 4
-    with pytest.raises(UserError, match="a llama model: its layers see only a window of the text"):
-        BitaModule(windowed, adapter_for(bases["llama"], "none"))
+    for attempt in (lambda: spec.check(windowed.config), lambda: spec.build(windowed, {}, seed=0)):
+        with pytest.raises(UserError, match="a llama model: its layers see only a window of the text"):
+            attempt()

@@ -132,7 +132,7 @@ def test_the_memory_of_a_training_step_does_not_grow_with_the_logits_of_its_rows
     for count in (512, 1024):
         rows = [AnsweredPrompt(np.arange(length) % 4000, 5) for length in (count // 2, count)]
         batch = collate([choose_contexts(row, spec(layers=[1, 2]).predictors) for row in rows], reads_labels=True)
-        states = decoder_states(base, batch["input_ids"], batch["contexts"])
+        states = decoder_states(base, batch["input_ids"], batch["contexts"], (1, 2))
         monkeypatch.setattr(layer_heads, "decoder_states", lambda *_, held=states: held)
         (bounded, ours), (stacked, theirs) = (peak_bytes(learner, batch, own) for own in (True, False))
         assert ours == pytest.approx(theirs, rel=1e-5)
