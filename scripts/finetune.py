@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
@@ -46,17 +47,18 @@ def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.training.dataset_words import dataset_words
-    from bild_lab.training.finetune import finetune  # late: torch takes seconds to load
+    from bild_lab.training.finetune import finetune, finetune_best  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
     from bild_lab.training.reports import print_closing
 
     stages.enter("reading the data")
-    job = finetuning_job(cfg)
-    metrics = finetune(job)
+    job, rates = finetuning_job(cfg)
+    metrics = finetune(job) if len(rates) == 1 else finetune_best(job, rates)
     if launched().first:
         TrainingFolder(job.folder).write_metrics(metrics)
     best = metrics["best"]
     scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""
+    scored += f", learning rate {metrics['recipe']['learning_rate']:g} of {len(rates)}" if len(rates) > 1 else ""
     output.print(escape(f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scored}"))
     words = [f"pair.target={job.folder}/checkpoint", "pair.draft=null", "policy=vanilla"]
     data = dataset_words(DatasetSpec(**job.provenance["dataset"]))
@@ -64,19 +66,26 @@ def run(cfg: DictConfig) -> None:
     print_closing(job.logger)
 
 
-def finetuning_job(cfg: DictConfig) -> FinetuningJob:
-    """The configuration as a job; the data is read."""
+def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
+    """The configuration as a job with the first of its learning rates, and all of these; the data is read."""
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.training.finetune import LIKELIHOOD, FinetuningJob
+    from bild_lab.training.finetune import LIKELIHOOD, FinetuningJob, best_score
     from bild_lab.training.recipe import Recipe
     from bild_lab.training.reports import training_logger
 
     folder = sweep_folder(cfg)
     require_writable(folder)
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
-    recipe = typed(Recipe, cfg.train, "train")
+    values = OmegaConf.to_container(cfg.train, resolve=True)
+    rates, stop = values["learning_rate"], values.get("stop_at_score")
+    rates = rates if isinstance(rates, list) else [rates]
+    if len(set(map(str, rates))) != len(rates) or not rates:
+        raise UserError(f"train.learning_rate must be a number, or a list of different ones, got {rates}")
+    folders = {"stop_at_score": None} if isinstance(stop, str) else {}  # its score is read when the data are known
+    recipes = [typed(Recipe, {**values, "learning_rate": rate, **folders}, "train") for rate in rates]
+    recipe, rates = recipes[0], [one.learning_rate for one in recipes]
     start = starting_point(cfg.model, recipe.max_target_tokens)
     if dataset.reference_column is None:
         raise UserError(f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column")
@@ -86,7 +95,7 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
             "set dataset.reference_template=null and another metric than pass_at_1"
         )
     train, validation = examples(dataset, typed(ValidationSpec, cfg.validation, "validation"))
-    return FinetuningJob(
+    job = FinetuningJob(
         start=start,
         train=train,
         validation=validation,
@@ -99,6 +108,9 @@ def finetuning_job(cfg: DictConfig) -> FinetuningJob:
         logger=training_logger(cfg.logger),
         provenance={"dataset": asdict(dataset)},
     )
+    if isinstance(stop, str):
+        recipe = replace(recipe, stop_at_score=best_score(Path(stop), job.metric, validation))
+    return replace(job, recipe=recipe), rates
 
 
 def starting_point(model: DictConfig, max_target_tokens: int) -> StartingPoint:

@@ -105,9 +105,9 @@ def _loaded(points: Sequence[Point]) -> dict[str, Any]:
     surroundings = {**environment(decoder.target.device), "host": platform.node()}
     if len(points) > 1:
         surroundings["side_by_side"] = len(points)
-    for point in points:
-        for each in point.decoders.values():
-            each.load_weights()
+    decoders = [each for point in points for each in point.decoders.values()]
+    for each in sorted(decoders, key=lambda one: one.method.engine == "hf"):  # modules share our decoders' weights
+        each.load_weights()
     if (parts := decoder.target.transformers.parts) is not None:
         surroundings["parts"] = parts
     return surroundings

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ from bild_lab.training.batches import (
     tokenize,
 )
 from bild_lab.training.dataset_words import dataset_words
-from bild_lab.training.folder import TrainingFolder
+from bild_lab.training.folder import METRICS, TrainingFolder, write_json
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.reports import model_card
 from bild_lab.training.run import TrainingJob, TrainingRun
@@ -53,6 +55,7 @@ from bild_lab.training.start import (
 )
 from bild_lab.training.trainer import Objective
 
+log = logging.getLogger(__name__)
 LIKELIHOOD = "log_probability"  # of the validation answers, in nats a token: the metric of unconditional generation
 
 
@@ -104,7 +107,63 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
         examples=len(job.train),
         prepare=lambda arguments: _prepare(job, folder, arguments),
     )
-    return run.train()
+    metrics, wanted = run.train(), job.recipe.stop_at_score
+    if wanted is not None and metrics["best"] is not None and (best := metrics["best"][job.metric]) < wanted:
+        log.warning("%s never scored train.stop_at_score=%g; its best %s is %.2f", job.title, wanted, job.metric, best)
+    return metrics
+
+
+def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
+    """Train with each of these learning rates, and leave the best by its validation score in `job.folder/checkpoint`.
+
+    With `train.stop_at_score` the best is the nearest to that score. The trainings are in `outputs/NAME_rate_RATE`, and
+    resume like others. Raises UserError without evaluations, and as `finetune` does.
+    """
+    if not job.validation or job.recipe.evaluate_every is None:
+        raise UserError(
+            "several learning rates are compared by evaluations; set train.evaluate_every, or one train.learning_rate"
+        )
+    root, jobs = job.folder, []
+    for rate in rates:
+        own = root.with_name(f"{root.name}_rate_{rate:g}")
+        jobs.append(replace(job, recipe=replace(job.recipe, learning_rate=rate), folder=own, title=own.name))
+    folder, identity = TrainingFolder(root), {**job_identity(jobs[0]), "train.learning_rate": list(rates)}
+    folder.require_same(identity)
+    if (finished := folder.finished()) is not None:
+        return finished
+    found = [finetune(one) for one in jobs]
+    scores, wanted = [one["best"][job.metric] for one in found], job.recipe.stop_at_score
+    best = max(range(len(jobs)), key=lambda at: scores[at] if wanted is None else -abs(scores[at] - wanted))
+    scored = {f"{rate:g}": score for rate, score in zip(rates, scores, strict=True)}
+    metrics = {**found[best], "identity": identity, "learning_rates": scored}
+
+    def write(place: Path) -> None:
+        shutil.copytree(TrainingFolder(jobs[best].folder).result, place, dirs_exist_ok=True)
+        (place / "README.md").write_text(_card(metrics, root))
+        write_json(place / METRICS, metrics)
+
+    if launched().first:
+        folder.publish(write)
+    launched().wait()
+    return metrics
+
+
+def best_score(path: Path, metric: str, validation: Sequence[Example]) -> float:
+    """The best validation score of a finished training, to stop another one at it.
+
+    Raises UserError if there is none, or it was scored on other examples or by another metric.
+    """
+    held = TrainingFolder(path).finished() or {}
+    if held.get("best") is None:
+        raise UserError(
+            f"train.stop_at_score: {path} holds no finished training with scores; run it first, or give a number"
+        )
+    if held["metric"] != metric or held["identity"]["validation examples"] != data_hash(validation):
+        raise UserError(
+            f"train.stop_at_score: {path} was scored by {held['metric']} on other examples; give the "
+            "same data set and validation to both, or a number"
+        )
+    return held["best"][metric]
 
 
 def job_identity(job: FinetuningJob) -> dict[str, Any]:

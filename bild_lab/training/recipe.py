@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import parse_flag_from_env
 
 from bild_lab.engine.models.device import processor
-from bild_lab.errors import UserError, require_flag, require_number, require_whole
+from bild_lab.errors import UserError, require_finite, require_flag, require_number, require_whole
 
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
@@ -46,6 +46,7 @@ class Recipe:
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
     max_tokens: int | None = None  # of prompt and answer, beside a frozen model; longer ones are cut; null: never
     evaluate_every: int | None = 500  # steps to the next evaluation, checkpoint and choice of the best; null: none
+    stop_at_score: float | None = None  # end once an evaluation scores so much; null: never
     log_every: int = 50  # steps to the next line of the log, of which evaluate_every is a multiple
     device: str = "auto"  # or cpu
     threads: int | None = None  # CPU threads, at least 1; null: PyTorch chooses
@@ -74,6 +75,10 @@ class Recipe:
             )
         if self.clip_norm is not None:
             require_number("train.clip_norm", self.clip_norm, 0, MOST_NUMBER, above=True, remedy="null never clips")
+        if self.stop_at_score is not None:
+            require_finite("train.stop_at_score", self.stop_at_score, remedy="null never stops")
+            if self.evaluate_every is None:
+                raise UserError("train.stop_at_score reads evaluations; set train.evaluate_every to a number of steps")
         if self.evaluate_every is not None and self.evaluate_every % self.log_every:
             raise UserError(
                 f"train.evaluate_every must be a multiple of train.log_every={self.log_every}, got "

@@ -70,7 +70,7 @@ class ResumableTrainer(Trainer):
             data_collator=objective.collate,
             compute_loss_func=objective.loss,
             optimizer_cls_and_kwargs=optimizer(recipe),
-            callbacks=[_LogLastStep(), *callbacks],
+            callbacks=[_LogLastStep(), _StopAtScore(recipe.stop_at_score), *callbacks],
         )
         self.remove_callback(PrinterCallback)
 
@@ -140,6 +140,21 @@ class _LogLastStep(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step >= state.max_steps:
             control.should_log = True
+
+
+class _StopAtScore(TrainerCallback):
+    """Ends a training after an evaluation with this score, and a resumed one that had it; None never does."""
+
+    def __init__(self, score: float | None) -> None:
+        self._score = math.inf if score is None else score
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        if metrics[args.metric_for_best_model] >= self._score:
+            control.should_training_stop = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.best_metric is not None and state.best_metric >= self._score:
+            control.should_training_stop = True
 
 
 def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ import bild_lab
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep, to_frame
@@ -67,6 +68,19 @@ def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Re
         folder, stages = tmp_path_factory.mktemp("sweep"), []
         result = run_point(point, Sweep(folder), setup_s=1000.0, stage=stages.append)
     return result, read_examples(result.folder), stages
+
+
+def test_generate_loads_after_our_decoder_whose_weights_it_shares(
+    words: list[str], checkpoints: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(checkpoints / "llama", tmp_path / "own")  # no other test has loaded it
+    kept = [word for word in words if not word.startswith("policy")]
+    given = [f"pair.target={tmp_path / 'own'}", "policy=hf_generate", "runtime.engine=native", "runtime.dtype=bfloat16"]
+    generate = prepare(compose_config([*kept, *given]))
+    runner._loaded([generate])
+    target = generate.decoders[METHOD].target
+    query = target.transformers.module.model.layers[0].self_attn.q_proj.weight
+    assert query.data_ptr() == target.decoder.layers[0].qkv.matrix.data_ptr()
 
 
 def test_the_quality_is_the_methods_and_beside_it_is_the_baselines(texts: dict, measured: tuple) -> None:

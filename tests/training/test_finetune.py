@@ -22,7 +22,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
-from bild_lab.training.finetune import finetune
+from bild_lab.training.finetune import best_score, finetune, finetune_best
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.start import FromCheckpoint
 from tests.thinned import thinned
@@ -231,6 +231,46 @@ def test_the_best_checkpoint_is_kept_and_not_the_last(tmp_path: Path, monkeypatc
     metrics = finetune(job(tmp_path))
     assert metrics["best"]["step"] == 4 and metrics["best"]["bleu"] == 3.0
     assert torch.equal(weights(tmp_path)["shared.weight"], seen[1])
+
+
+def test_a_training_stops_at_the_score_that_was_asked_for_also_if_it_was_killed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = scored_by(monkeypatch, [1.0, 3.0])  # a third evaluation would fail
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TrainingFolder, "publish", interrupted)
+        finetune(job(tmp_path, stop_at_score=3.0))
+    metrics = finetune(job(tmp_path, stop_at_score=3.0))
+    assert (metrics["best"]["step"], metrics["evaluations"]) == (4, 2) and metrics["steps"] < 6
+    assert torch.equal(weights(tmp_path)["shared.weight"], seen[1])
+
+
+@pytest.mark.parametrize(("stop", "kept"), [(3.5, 0), pytest.param(None, 1, marks=pytest.mark.slow)])
+def test_of_several_learning_rates_the_best_by_validation_is_kept_or_the_nearest_to_a_score(
+    stop: float | None, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    scored_by(monkeypatch, [1, 3, 2, 1, 2, 5])
+    rates, whole = [0.05, 0.02], job(tmp_path / "both", stop_at_score=stop)
+    metrics = finetune_best(whole, rates)
+    assert metrics["learning_rates"] == {"0.05": 3, "0.02": 5}
+    assert (metrics["recipe"]["learning_rate"], metrics["best"]["bleu"]) == (rates[kept], (3, 5)[kept])
+    never = "both_rate_0.05 never scored train.stop_at_score=3.5; its best bleu is 3.00"
+    assert [never] * (stop is not None) == [line for line in caplog.messages if "never scored" in line]
+    own = weights(tmp_path / f"both_rate_{rates[kept]}")
+    assert all(torch.equal(own[name], weight) for name, weight in weights(tmp_path / "both").items())
+    assert finetune_best(whole, rates) == TrainingFolder(tmp_path / "both").finished() == metrics
+    with pytest.raises(UserError, match=r"train.learning_rate=\[0.05, 0.02\], but this command has .*\[0.05, 0.01\]"):
+        finetune_best(whole, [0.05, 0.01])
+    with pytest.raises(UserError, match="several learning rates are compared by evaluations"):
+        finetune_best(job(tmp_path / "blind", evaluate_every=None), rates)
+
+
+def test_a_score_to_stop_at_comes_from_a_training_on_the_same_examples(whole: tuple[Path, dict]) -> None:
+    folder, metrics = whole
+    assert best_score(folder, "bleu", sentences(5, seed=1)) == metrics["best"]["bleu"]
+    for metric, examples in (("rouge", sentences(5, seed=1)), ("bleu", sentences(5, seed=2))):
+        with pytest.raises(UserError, match="was scored by bleu on other examples"):
+            best_score(folder, metric, examples)
 
 
 def interrupted(*values: Any) -> None:

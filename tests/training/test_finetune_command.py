@@ -63,6 +63,24 @@ def test_a_fresh_model_is_trained_decoded_and_trained_on(command: Command, datas
     assert again["recipe"]["name"] == "paper" and again["start"] == "outputs/small/checkpoint"
 
 
+@pytest.mark.slow
+def test_learning_rates_are_tried_until_a_finished_trainings_score(command: Command, dataset: list[str]) -> None:
+    words = [*TINY, *dataset, *QUICK, "train.max_steps=2"]
+    assert command("name=first", *words)[0] == 0
+    code, printed = command("name=both", *words, "train.learning_rate=[0.05,0.01]", "train.stop_at_score=outputs/first")
+    assert code == 0 and "on validation, learning rate 0." in printed and "of 2" in printed, printed
+    metrics = json.loads(Path("outputs/both/metrics.json").read_text())
+    first = json.loads(Path("outputs/first/metrics.json").read_text())
+    assert list(metrics["learning_rates"]) == ["0.05", "0.01"]
+    assert metrics["recipe"]["stop_at_score"] == first["best"]["bleu"]
+    assert sorted(path.name for path in Path("outputs").iterdir()) == [
+        "both",
+        "both_rate_0.01",
+        "both_rate_0.05",
+        "first",
+    ]
+
+
 def test_training_examples_can_be_held_out_for_validation(command: Command, dataset: list[str]) -> None:
     words = ["validation.split=null", "validation.limit=7", "train.max_steps=2"]
     code, printed = command("name=held", *TINY, *dataset, *QUICK, *words)
@@ -88,6 +106,8 @@ BAD_INPUT = {
         [*TINY, "train.max_setps=3"],
         "no configuration key train.max_setps; did you mean train.max_steps? `python finetune.py --cfg job`",
     ),
+    "rates twice": ([*TINY, "train.learning_rate=[1e-3,1e-3]"], "must be a number, or a list of different ones"),
+    "no score": ([*TINY, "train.stop_at_score=outputs/none"], "outputs/none holds no finished training with scores"),
     "no model": ([], "set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as model=t5_tiny"),
     "missing answers": ([*TINY, "dataset=mt_bench"], "dataset mt_bench has no answers to learn from"),
     "programs to learn": (

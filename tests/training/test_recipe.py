@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ REFUSED = {
     "accumulate": (3, "train.batch_size must be a multiple of train.accumulate=3, got 4"),
     "scale_parameter": ("yes", "train.scale_parameter must be true or false, got 'yes'"),
     "seed": (-1, "train.seed must be a whole number >= 0, got -1"),
+    "stop_at_score": (math.inf, "train.stop_at_score must be .*, got inf"),
     "residual_dropout": (1, "train.residual_dropout must lie in .*, got 1"),
 }
 

@@ -26,10 +26,12 @@ from bild_lab.engine.models.admission import (
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.hub import no_progress_bars
 from bild_lab.engine.models.layer_control import decoder_layers, logits_equal, wrap_blocks
 from bild_lab.engine.models.module_layers import NO_SINGLE_LAYERS, ModuleLayers, additive
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.models.slot_cache import SlotCache
+from bild_lab.engine.models.weights import Weights
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Rows, Session, Skipped, Want
 from bild_lab.errors import UserError
@@ -52,13 +54,15 @@ class HuggingFaceModel:
     compiled_steps: ClassVar[int] = 0
     parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several
 
+    lent: Weights | None = field(default=None, init=False)  # those of a decoder of ours, which the module then shares
     _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)  # of the weights
     _admitted: Feed | None = field(default=None, init=False)  # what its sessions were checked for
     _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
 
     @cached_property
     def module(self) -> PreTrainedModel:
-        module = self.checkpoint.weights(self.dtype).to(self.device).eval()
+        own = self.checkpoint.weights(self.dtype) if self.lent is None else module_over(self.checkpoint, self.lent)
+        module = own.to(self.device).eval()
         for check_weights in self._checks:
             check_weights(module, self.checkpoint.path)
         return module
@@ -197,6 +201,16 @@ def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
             f"transformers cannot build the model of {checkpoint.path}: {str(error).strip().splitlines()[0]}; "
             "give a checkpoint of a language model"
         ) from error
+
+
+def module_over(checkpoint: Checkpoint, weights: Weights) -> PreTrainedModel:
+    """The checkpoint's module with these very tensors as its parameters; its buffers are on the CPU."""
+    outline, dtype = weightless(checkpoint), weights.dtype
+    nothing = {name: torch.zeros((), dtype=dtype).expand(one.shape) for name, one in outline.state_dict().items()}
+    with no_progress_bars():
+        module = type(outline).from_pretrained(None, config=outline.config, state_dict=nothing, dtype=dtype)
+    module.requires_grad_(False).load_state_dict(dict(weights), assign=True)  # tied names have one tensor there
+    return module
 
 
 def require_same_by_layers(module: PreTrainedModel, name: str) -> None:

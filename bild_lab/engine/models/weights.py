@@ -41,14 +41,29 @@ class Weights(Mapping[str, Tensor]):
     def __init__(
         self, keys: Mapping[str, str], read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._keys, self._read, self._dtype, self._device = keys, read, dtype, device
+        self._keys, self._read, self.dtype, self._device = keys, read, dtype, device
         self._held: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
+        self._joined: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # what a weight is a part of
+        self._rows: dict[str, slice] = {}  # of that
 
     def __getitem__(self, name: str) -> Tensor:
         key = self._keys[name]
+        if (whole := self._joined.get(key)) is not None:
+            return whole[self._rows[key]]
         if (weight := self._held.get(key)) is None:
-            weight = self._held[key] = self._read(key).to(self._device, self._dtype)
+            weight = self._held[key] = self._read(key).to(self._device, self.dtype)
         return weight
+
+    def joined(self, *names: str) -> Tensor:
+        """Weights one after the other. While somebody holds them, each is a part of these, and not read again."""
+        parts, end = [self[name] for name in names], 0
+        if len(parts) == 1:
+            return parts[0]
+        whole = torch.cat(parts)
+        for name, part in zip(names, parts, strict=True):
+            key, start, end = self._keys[name], end, end + len(part)
+            self._joined[key], self._rows[key] = whole, slice(start, end)
+        return whole
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)

@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import bild_lab
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import weightless
+from bild_lab.engine.models.native.stack import Stack, Weight
 from bild_lab.engine.models.weights import ONE_FILE, OnDemand, Weights, file_weights
 from bild_lab.lab.decoding.load import load_model
 from tests.sessions import needs_kernels
@@ -125,3 +126,29 @@ def test_a_model_from_files_decodes_as_its_module_does(checkpoints: Path, monkey
     monkeypatch.setattr(Checkpoint, "weight_files", None)
     assert texts() == from_files
     load_model.cache_clear()
+
+
+def storages(stack: Stack) -> set[int]:
+    """Where the weights of a decoder or an encoder lie."""
+    found = [stack.embedding, stack.head, stack.final_norm]
+    for layer in stack.layers:
+        for part in vars(layer).values():
+            found += [part.matrix, part.bias] if isinstance(part, Weight) else [part]
+    return {one.untyped_storage().data_ptr() for one in found if isinstance(one, torch.Tensor)}
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_generate_beside_our_decoder_has_no_second_copy_of_the_weights(family: str, tmp_path: Path) -> None:
+    """In another precision than the file's: there nothing can be a view of the file."""
+    save(TINY[family](3), tmp_path)
+    model = load_model(str(tmp_path), None, "cpu", torch.bfloat16, "native")
+    model.load()
+    module = model.transformers.module
+    held = storages(model.decoder) | (storages(model.decoder.encoder) if family == "t5" else set())
+    pointers = {name: one.untyped_storage().data_ptr() for name, one in module.named_parameters()}
+    small = {"t5": "relative_attention_bias", "qwen3": "_norm", "gemma3": "norm"}  # which decoders hold in other forms
+    assert [name for name, at in pointers.items() if at not in held and small.get(family, "none") not in name] == []
+    ids = torch.tensor([[3, 4, 5]])
+    inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if family == "t5" else {})}
+    own = model.checkpoint.weights(torch.bfloat16)
+    torch.testing.assert_close(module(**inputs).logits, own(**inputs).logits, atol=0.1, rtol=0.02)

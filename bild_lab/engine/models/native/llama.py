@@ -7,7 +7,7 @@ attention and feed-forward), from the configuration (which layers have a sliding
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.admission import CHANGING, rotations
-from bild_lab.engine.models.native.attention import PlacedRows, joined
+from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
-from bild_lab.engine.models.weights import module_weights
+from bild_lab.engine.models.weights import Weights, module_weights
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # a layer's kind, as named in the configurations
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # as `stack.py` names them
@@ -63,7 +63,7 @@ MODEL_TYPES = tuple(FAMILIES)
 class LlamaDecoder(Stack):
     """A decoder of this family. A kind of layer has a window or none, and may have a rotation of its own."""
 
-    def __init__(self, module: PreTrainedModel, weights: Mapping[str, Tensor] | None = None, held: bool = True) -> None:
+    def __init__(self, module: PreTrainedModel, weights: Weights | None = None, held: bool = True) -> None:
         """weights: of the module, which is then only asked for its configuration. held: as in `layers_of`."""
         self.config = config = module.config
         weights = module_weights(module, module.dtype, module.device) if weights is None else weights
@@ -101,15 +101,15 @@ class LlamaDecoder(Stack):
         self._rotations = [(nothing, nothing) for _ in self._kinds]  # cos and sin of every position
         self._reached = 0
 
-    def _layer(self, weights: Mapping[str, Tensor], prefix: str, kind: int, heads: tuple[int, int]) -> Layer:
+    def _layer(self, weights: Weights, prefix: str, kind: int, heads: tuple[int, int]) -> Layer:
         """The weights under this prefix. heads: the numbers of query heads and key heads."""
 
         def norm(name: str) -> Tensor:
             return norm_factor(self.config, weights[f"{prefix}{name}.weight"])
 
         def linear(*names: str, gated: bool = False) -> Weight:
-            matrix, bias = ([weights.get(f"{prefix}{name}.{part}") for name in names] for part in ("weight", "bias"))
-            return Weight(joined(matrix), None if bias[0] is None else joined(bias), gated)
+            matrix, bias = ([f"{prefix}{name}.{part}" for name in names] for part in ("weight", "bias"))
+            return Weight(weights.joined(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated)
 
         head_norm = None
         if f"{prefix}self_attn.q_norm.weight" in weights:

@@ -63,6 +63,8 @@ class NativeModel:
         if (files := self.checkpoint.weight_files) is not None:
             module = weightless(self.checkpoint)
             if (weights := file_weights(files, module, self.dtype, self.device)) is not None:
+                if not self.kernels:  # which pack them
+                    self.transformers.lent = weights
                 return module, weights
         module = self.checkpoint.weights(self.dtype).eval()
         return module, module_weights(module, self.dtype, self.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.models.native.attention import PlacedRows, attend, joined, normalize
+from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
-from bild_lab.engine.models.weights import module_weights
+from bild_lab.engine.models.weights import Weights, module_weights
 
 MODEL_TYPES = ("t5", "mt5")
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # which all layers share
@@ -39,7 +39,7 @@ class Memory:
 class T5Decoder(Stack):
     """The decoder, and the encoder, whose head gives the cross-attention keys and values of all layers."""
 
-    def __init__(self, module: PreTrainedModel, weights: Mapping[str, Tensor] | None = None, held: bool = True) -> None:
+    def __init__(self, module: PreTrainedModel, weights: Weights | None = None, held: bool = True) -> None:
         """weights: of the module, which is then only asked for its configuration. held: as in `layers_of`."""
         self.config = config = module.config
         weights = module_weights(module, module.dtype, module.device) if weights is None else weights
@@ -71,7 +71,7 @@ class T5Decoder(Stack):
         self.encoder = Stack(
             **shared,
             layers=layers_of(config.num_layers, lambda i: t5_layer(weights, f"encoder.block.{i}.", gated), held),
-            read_head=reader(lambda: torch.cat([weights[part] for part in parts]), held),
+            read_head=reader(lambda: weights.joined(*parts), held),
             final_norm=weights["encoder.final_layer_norm.weight"],
             distance_bias=self._bias_around.flip(1),
             bidirectional=True,
@@ -139,11 +139,11 @@ def relative_bias(
     return weight[buckets].T.contiguous()
 
 
-def t5_layer(weights: Mapping[str, Tensor], prefix: str, gated: bool) -> Layer:
+def t5_layer(weights: Weights, prefix: str, gated: bool) -> Layer:
     """The weights under this prefix: of a decoder's layer, or of an encoder's, which attends to no source."""
 
     def matrix(part: str, *names: str) -> Tensor:
-        return joined([weights[f"{prefix}{part}.{name}.weight"] for name in names])
+        return weights.joined(*(f"{prefix}{part}.{name}.weight" for name in names))
 
     own, cross = "layer.0.SelfAttention", "layer.1.EncDecAttention"
     crosses = f"{prefix}{cross}.q.weight" in weights
