@@ -46,7 +46,14 @@ from bild_lab.lab.measure.environment import hardware
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.metrics.sentences import splitter_name
-from bild_lab.lab.metrics.text_metrics import AGREEMENT, EVALUATE, PASS_AT_1, require_loadable, script_of
+from bild_lab.lab.metrics.text_metrics import (
+    AGREEMENT,
+    EVALUATE,
+    LOG_PROBABILITY,
+    PASS_AT_1,
+    require_loadable,
+    script_of,
+)
 from bild_lab.lab.results.records import require_writable
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  # whose version can change a number
@@ -196,6 +203,8 @@ def _require_scorable(scoring: Scoring, specs: Specs) -> None:
     for metric in scoring.metrics:
         if metric == AGREEMENT and measure.baseline is None:
             raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
+        if metric == LOG_PROBABILITY and not measure.target_log_probability:
+            raise UserError("dataset.metric=log_probability needs measure.target_log_probability=true")
         if metric == PASS_AT_1:
             require_permission(scoring.run_code)
         if not metric.startswith(EVALUATE):

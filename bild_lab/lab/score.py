@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -94,7 +95,8 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
     with clock.part("metrics"):
         # what a program begins with counts; a space at its end does not
         texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
-        judged, scores = qualities(point.scoring, examples, texts, point.seed)
+        ours, theirs = (tokens_of(timed.get(name), (likelihoods or {}).get(name)) for name in (METHOD, BASELINE))
+        judged, scores = qualities(point.scoring, examples, texts, point.seed, (ours, theirs))
         result = Result(
             point=point.id,
             name=point.name,
@@ -112,6 +114,7 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             **summarize(examples, timed, point.seed),
             agreement_with_target=agreement(timed) if point.baseline_is_target else None,
             certificate=None if certificates is None else count_verdicts(certificates),
+            **(ends_of(timed[BASELINE], texts[BASELINE], requests) if BASELINE in timed else {}),
             peak_memory_mb=None if "side_by_side" in measured.surroundings else peak_memory_mb(decoder.target.device),
             **_stages_and_costs(point, timed, stages),
             environment=Environment({**measured.surroundings, "code": point.code}),
@@ -124,6 +127,19 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
         own = spans[index] if index < len(spans) else ()
         rows[index] = with_trace(rows[index], example.prompt, own, decoder.pieces)
     return result, rows
+
+
+def tokens_of(timed: Sequence[Timed] | None, nats: Sequence[float] | None) -> list[tuple[int, float | None]] | None:
+    """How many tokens each text has, and what the target gives them if known; None without texts."""
+    return None if timed is None else [*zip((len(one.token_ids) for one in timed), nats or repeat(None), strict=False)]
+
+
+def ends_of(timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Request]) -> dict[str, float]:
+    """Fields of a Result: the shares of the baseline's texts that are empty, and that the length limit cut."""
+    pairs = [(one.token_ids, request.limits) for one, request in zip(timed, requests, strict=True)]
+    cut = [len(ids) == each.max_new_tokens and ids[-1] not in each.end_tokens for ids, each in pairs]
+    empty = [not text.strip() for text in texts]
+    return {"baseline_empty": sum(empty) / len(empty), "baseline_cut": sum(cut) / len(cut)}
 
 
 Stages = tuple[dict[str, float] | None, list[list[Span]]]  # seconds of each stage; each traced example's, in order

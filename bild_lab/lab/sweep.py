@@ -86,6 +86,8 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     left = "" if later <= 0 else f"; {remaining(later * (progress.typical_s or point_s))}"
     scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (result.quality, *others))
     console.print(f"{escape(title)}: {escape(scored)}{faster}{left}")
+    if result.doubt:
+        console.print(f"[bold red]{escape(result.doubt)}[/bold red]: its quality says little")
     if result.environment.busy:
         busy = result.environment.busy_elsewhere_percent
         console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")

@@ -28,7 +28,7 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
 
 
 def unreliable(results: Sequence[Result]) -> list[str]:
-    """Return which timings cannot be relied on, a sentence for each reason; usually none."""
+    """Return which timings and qualities cannot be relied on, a sentence for each reason; usually none."""
     shared = [result for result in results if result.environment.shared_device]
     impossible = sum(result.impossible for result in results)
     busy = [result.environment.busy_elsewhere_percent for result in results if result.environment.busy]
@@ -39,11 +39,19 @@ def unreliable(results: Sequence[Result]) -> list[str]:
         (len(busy), f"while other programs used {used} % of the machine", "On an idle machine"),
     )
     points = _many(len(results), "point")
+    doubts = Counter(result.doubt for result in results if result.doubt)
     return [
-        f"{count} of {points} {'was' if count == 1 else 'were'} timed {how}: do not rely on their latencies and "
-        f"speedups; their quality is valid. {where}, with resume=false, they can be timed anew."
-        for count, how, where in reasons
-        if count
+        *(
+            f"In {count} of {points} {doubt}: differences in quality say little there. Look at the prompts, "
+            "the template and decoding.max_new_tokens."
+            for doubt, count in doubts.items()
+        ),
+        *(
+            f"{count} of {points} {'was' if count == 1 else 'were'} timed {how}: do not rely on their latencies and "
+            f"speedups; their quality is valid. {where}, with resume=false, they can be timed anew."
+            for count, how, where in reasons
+            if count
+        ),
     ]
 
 

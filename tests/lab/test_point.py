@@ -121,6 +121,13 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
     assert seen[-1]["metrics"] == {"evaluate:exact_match": f"{version('evaluate')} "}
 
 
+def test_a_likelihood_that_leads_must_be_measured(base: list[str]) -> None:
+    words = [*base, "dataset.metric=log_probability", "dataset.reference_column=null"]
+    assert prepare(compose_config([*words, "measure.target_log_probability=true"])).scoring.lead == "log_probability"
+    with pytest.raises(UserError, match=r"log_probability needs measure\.target_log_probability=true"):
+        prepare(compose_config([*words, "measure.target_log_probability=false"]))
+
+
 def test_the_packages_of_a_peer_are_a_part_of_the_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     names = set()
     for versions in ({"peer": "1"}, {"peer": "2"}):

@@ -17,7 +17,7 @@ from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.results.records import Sweep, to_frame
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
@@ -50,7 +50,7 @@ def words(checkpoints: Path, texts: dict[str, list[str]], tmp_path_factory: pyte
     words += ["dataset=multi30k", f"dataset.path={file}", f"decoding.max_new_tokens={NEW}"]
     words += ["policy=bild", "policy.fallback=0.1", "policy.rollback=inf", "runtime.threads=1", "runtime.seed=3"]
     words += ["measure.repeats=2", "measure.warmup=1", "measure.traced_examples=1"]
-    return [*words, "dataset.metrics=[bleu,exact_match]"]
+    return [*words, "dataset.metrics=[bleu,exact_match,log_probability,length]"]
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,25 @@ def test_the_target_finds_its_own_greedy_texts_likelier_than_a_drafters(measured
     assert result.change.log_probability_difference < 0
 
 
+def test_metrics_of_tokens_are_scored_like_any_and_a_column_comes_once(measured: tuple) -> None:
+    result, examples, _ = measured
+    likely, length, change = *(result.further_qualities[name] for name in ("log_probability", "length")), result.change
+    assert (likely.value, likely.low, likely.high) == (
+        *(change.log_probability, change.log_probability_low, change.log_probability_high),
+    )
+    assert (likely.difference, likely.difference_low) == (
+        *(change.log_probability_difference, change.log_probability_difference_low),
+    )
+    assert length.value == result.tokens / 4 and [one.scores["length"] for one in examples] == [
+        len(one.token_ids) for one in examples
+    ]
+    base = [one.baseline_token_ids for one in examples]
+    assert length.difference == length.value - sum(map(len, base)) / 4
+    assert (result.baseline_empty, result.baseline_cut) == (0, sum(len(ids) == NEW for ids in base) / 4)
+    columns = to_frame([result]).columns
+    assert columns.is_unique and {"length_difference", "log_probability_difference"} <= set(columns)
+
+
 def test_a_result_tells_the_point_and_what_else_the_machine_did(point: Point, measured: tuple) -> None:
     result, _, _ = measured
     assert (result.composition, result.facts) == (point.composition, point.facts)
@@ -148,7 +167,7 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
 def test_what_was_not_asked_for_is_not_measured(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = ["resume=false", "dataset.limit=1", "measure.warmup=0", "measure.traced_examples=0"]
+    asked = ["resume=false", "dataset.metrics=null", "dataset.limit=1", "measure.warmup=0", "measure.traced_examples=0"]
     point = prepare(compose_config([*words, *asked, "measure.target_log_probability=false"]))
     monkeypatch.setattr(Decoder, "text", lambda self, token_ids: "  return 1\n ")
     results = [run_point(point, Sweep(tmp_path)) for _ in range(2)]

@@ -1,8 +1,12 @@
 """Tests of what the report says about where points came from."""
 
 from dataclasses import replace
+from typing import Any
 
-from bild_lab.lab.schema.result import Result
+import pytest
+
+from bild_lab.lab.schema.numbers import Quality
+from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.report.provenance import caption, notes, sources
 from tests.report.sample import ENVIRONMENT, sample_result
 
@@ -54,3 +58,22 @@ def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():
     busy, quiet = measured(0.2, busy_elsewhere_percent=74.4), measured(0.4)
     assert caption([busy, quiet]) == "1 of 2 points timed unreliably"
     assert caption([quiet]) == "" == caption([])
+
+
+@pytest.mark.parametrize(
+    ("metric", "fields", "said"),
+    [
+        ("agreement", {"baseline_empty": 1.0}, "every text of the baseline is empty"),
+        ("bleu", {"baseline_cut": 1.0}, "every text of the baseline was cut at 32 tokens"),
+        ("bleu", {"baseline_cut": 0.9, "baseline_empty": 0.9}, ""),
+        ("agreement", {"baseline_cut": 1.0}, ""),
+        ("pass_at_1", {"quality": Quality(metric="pass@1", value=0.0, baseline=0.0)}, "the baseline’s pass@1 is 0"),
+    ],
+)
+def test_a_baseline_with_nothing_to_score_is_named(metric: str, fields: dict[str, Any], said: str) -> None:
+    plain = measured(0.2)
+    setting = Setting({**plain.setting, "metric": metric, "decoding": {**plain.setting.decoding, "max_new_tokens": 32}})
+    result = replace(plain, setting=setting, **fields)
+    assert result.doubt == said
+    found = notes([result, plain])
+    assert found == ([f"In 1 of 2 points {said}: {found[0].partition(': ')[2]}"] if said else [])

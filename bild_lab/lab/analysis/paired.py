@@ -12,8 +12,8 @@ import numpy as np
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.metrics.quality import Difference, Judged, cut_text, judge, judge_values
-from bild_lab.lab.metrics.text_metrics import AGREEMENT
+from bild_lab.lab.metrics.quality import NO_REFERENCE, Difference, Judged, cut_text, judge, judge_values
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Quality, Speedup
 from bild_lab.lab.schema.result import Result
@@ -206,6 +206,10 @@ class _Side:
         if metric == AGREEMENT:  # each example equals its own baseline's output or not
             equal = ([100.0 * (one.prediction == one.baseline_prediction) for one in side] for side in sides)
             return judge_values(shown, *equal, seed=SACREBLEU_SEED)
+        if (counted := metric_named(metric).of_tokens) is not None:
+            sums = [[counted(len(one.token_ids), one.log_probability) for one in side] for side in sides]
+            theirs = sums[1] if baseline else None
+            return judge(metric, sums[0], theirs, [NO_REFERENCE] * len(sums[0]), seed=SACREBLEU_SEED)
         if self.references is None:
             return None
         texts = [[cut_text(one.prediction, cut) for one in side] for side in sides]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.rows import SPLIT_WORDS, SUFFIXES, canonical_split
 from bild_lab.lab.metrics.programs import ANSWER
-from bild_lab.lab.metrics.text_metrics import metric_named
+from bild_lab.lab.metrics.text_metrics import metric_named, needs_references
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint
@@ -82,8 +82,9 @@ class DatasetSpec:
     # a file or folder with columns `id` and `answer`, which later turns continue; references: the dataset's own answers
     history: str | None = None
     # bleu, chrf, ter (as 100 minus TER), rouge1, rouge2, rougeL (or rouge), rougeLsum (by sentences), exact_match,
-    # numeric (the last number), pass_at_1 (of programs), evaluate:NAME_OR_PATH, or agreement (the share of texts that
-    # are the baseline's own); null: agreement without references
+    # numeric (the last number), pass_at_1 (of programs), evaluate:NAME_OR_PATH, or without references: agreement (the
+    # share of texts that are the baseline's own), log_probability (of each token, by the target, in nats), length
+    # (tokens of a text); null: agreement
     metric: str | None
     metrics: Any = None  # several at once, of which the first leads; null: metric alone
     cut: Any = None  # the text that is scored ends before the first of these; agreement compares all
@@ -127,7 +128,7 @@ class DatasetSpec:
         _require(len(set(self.scored)) == len(self.scored), f"metrics must be different ones, got {self.scored}")
         for metric in self.scored:
             metric_named(metric)
-        judged = [metric for metric in self.scored if metric != "agreement"]
+        judged = [metric for metric in self.scored if needs_references(metric)]
         remedy = "set dataset.reference_column, or use dataset.metric=agreement"
         _require(self.has_references or not judged, f"metric={self.metric} needs references: {remedy}")
         _require(self.turns == 1 or not judged, "turns beyond the first need dataset.metric=agreement: no references")

@@ -14,6 +14,7 @@ from bild_lab.files import shipped
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
 from bild_lab.lab.data.rows import Row, canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
+from bild_lab.lab.metrics.text_metrics import needs_references
 
 log = logging.getLogger(__name__)
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this instead of texts it may not distribute
@@ -194,7 +195,7 @@ def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str
 def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
     if spec.reference_template is None:
         return _column_references(spec, where, row) if spec.reference_column else ()
-    if spec.scored == ("agreement",):
+    if not any(map(needs_references, spec.scored)):
         return ()
     # braces around anything but a name stay, as does the place of the answer
     names = set(re.findall("{(" + NAME + ")}", spec.reference_template)) - {ANSWER.strip("{}")}

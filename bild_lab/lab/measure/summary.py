@@ -29,8 +29,8 @@ from bild_lab.lab.analysis.statistics import (
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.measure.recorder import first_difference
-from bild_lab.lab.metrics.quality import Scoring
-from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
+from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
+from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY, interval, resampled_sums
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
 
 
@@ -105,14 +105,18 @@ def agreement(timed: Mapping[str, Sequence[Timed]]) -> float:
 
 
 def qualities(
-    scoring: Scoring, examples: Sequence[Example], texts: Mapping[str, Sequence[str]], seed: int
+    scoring: Scoring,
+    examples: Sequence[Example],
+    texts: Mapping[str, Sequence[str]],
+    seed: int,
+    tokens: Tokens = (None, None),
 ) -> tuple[dict[str, Quality], list[dict[str, float]]]:
     """Every metric of the outputs with its interval, and the paired difference from the baseline's.
 
     Also each example's own values of the metrics that are means of such.
     """
     references = [one.references for one in examples]
-    judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed)
+    judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
     known = {name: each.per_example for name, each in judged.items() if each.per_example is not None}
     values = [{name: several[index] for name, several in known.items()} for index in range(len(examples))]
     return {name: each.score for name, each in judged.items()}, values
@@ -209,16 +213,14 @@ def change_of(
 def _likelihood(
     tokens: Mapping[str, Sequence[Sequence[int]]], log_probabilities: Mapping[str, Sequence[float]], seed: int
 ) -> dict[str, float]:
-    means, resampled = {}, {}
-    for name, texts in tokens.items():
-        sums = np.array([[value, len(text)] for value, text in zip(log_probabilities[name], texts, strict=True)])
-        means[name], resampled[name] = _ratio(sums.sum(axis=0)), _ratio(resampled_sums(sums, seed))
-    found = _estimate("log_probability", means[METHOD], resampled[METHOD])
-    if BASELINE in means:
-        difference, differences = (each[METHOD] - each[BASELINE] for each in (means, resampled))
-        found |= {"log_probability_baseline": float(means[BASELINE])}
-        found |= _estimate("log_probability_difference", difference, differences)
-    return found
+    """The metric `log_probability` of the texts."""
+    ours, theirs = (
+        [*zip(log_probabilities[name], map(len, tokens[name]), strict=True)] if name in tokens else None
+        for name in (METHOD, BASELINE)
+    )
+    found = judge(LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed).score
+    others = ("low", "high", "baseline", "difference", "difference_low", "difference_high")
+    return {LOG_PROBABILITY: found.value, **{f"{LOG_PROBABILITY}_{name}": getattr(found, name) for name in others}}
 
 
 def _ratio(sums: np.ndarray) -> np.ndarray:

@@ -12,6 +12,10 @@ from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, Measure, References, interval, mean_of, metric_named, p_value
 from bild_lab.lab.schema.numbers import Quality
 
+NO_REFERENCE = ("",)  # of a metric of tokens
+# how many tokens each text has, and the log-probability that the target gives them; of two systems
+Tokens = tuple[Sequence[tuple[int, float | None]] | None, Sequence[tuple[int, float | None]] | None]
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -54,11 +58,23 @@ class Scoring:
         return text if metric == AGREEMENT else cut_text(text, self.cut)
 
     def judge(
-        self, predictions: Sequence[str], baseline: Sequence[str] | None, references: References, seed: int
+        self,
+        predictions: Sequence[str],
+        baseline: Sequence[str] | None,
+        references: References,
+        seed: int,
+        tokens: Tokens = (None, None),
     ) -> Mapping[str, Judged]:
-        """Every metric of the outputs, and the paired difference from the baseline's."""
+        """Every metric of the outputs, and the paired difference from the baseline's.
+
+        tokens: of the predictions and of the baseline's, for metrics of tokens.
+        """
         found = {}
         for metric in self.metrics:
+            if (counted := metric_named(metric).of_tokens) is not None:
+                ours, theirs = (None if several is None else [counted(*one) for one in several] for several in tokens)
+                found[metric] = judge(metric, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed)
+                continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
             ours, theirs = (
                 None if texts is None else [self.scored_text(metric, text) for text in texts]

@@ -20,7 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.metrics.programs import passes
 from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
 
-AGREEMENT, PASS_AT_1 = "agreement", "pass_at_1"
+AGREEMENT, PASS_AT_1, LOG_PROBABILITY, LENGTH = "agreement", "pass_at_1", "log_probability", "length"
 EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
 ROUGE = ("rougeL", "rouge1", "rouge2", "rougeLsum")
 TRIED = 8  # examples that show the scale of a metric of `evaluate`, and whether it is a mean
@@ -32,17 +32,20 @@ References = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of texts, on a scale of 0 to 100 where more is better.
+    """A metric of texts, where more is better, on a scale of 0 to 100 unless it is one of tokens.
 
     shown: what tables call it. measure: its measure of predictions and references, aggregated over examples as a mean
     (`mean_of`) or from sums of counts. higher_is_better: if not, the value is 100 minus the measure's. runs_code:
-    whether it runs programs that a model wrote.
+    whether it runs programs that a model wrote. of_tokens: what it takes in place of a text, a sum and a count, given
+    the number of its tokens and the log-probability, in nats, that the target gives them; such a metric has no
+    references.
     """
 
     shown: str
     measure: Callable[[str, Sequence[str], References], Measure]
     higher_is_better: bool = True
     runs_code: bool = False
+    of_tokens: Callable[[int, float | None], tuple[float, float]] | None = None
 
     def of(self, predictions: Sequence[str], references: References) -> Measure:
         """Of these outputs."""
@@ -61,6 +64,11 @@ def metric_named(name: str) -> Metric:
     if name not in METRICS:
         raise UserError(f"metric must be one of {', '.join(METRICS)}, {EVALUATE}NAME_OR_PATH, got {name!r}")
     return METRICS[name]
+
+
+def needs_references(name: str) -> bool:
+    """Whether a metric compares texts with references of the dataset."""
+    return name != AGREEMENT and metric_named(name).of_tokens is None
 
 
 def counted_by_sacrebleu(kind: str, shown: str, predictions: Sequence[str], references: References) -> Measure:
@@ -148,6 +156,12 @@ METRICS = {
     "exact_match": Metric("exact match", partial(share_of, equals)),
     "numeric": Metric("numeric match", partial(share_of, same_number)),
     PASS_AT_1: Metric("pass@1", lambda shown, *texts: mean_of(shown, passes(*texts)), runs_code=True),
+    # per token, over all texts; higher is not better where greedy texts repeat themselves, so read it beside the length
+    LOG_PROBABILITY: Metric(
+        "log-probability", lambda shown, sums, _: ratio_of(shown, sums), of_tokens=lambda tokens, nats: (nats, tokens)
+    ),
+    # tokens of a text; "more" is no quality, and the difference from the baseline's is what to look at
+    LENGTH: Metric("length", lambda shown, sums, _: ratio_of(shown, sums), of_tokens=lambda tokens, _: (tokens, 1.0)),
     AGREEMENT: Metric("agreement", partial(share_of, lambda text, several: text in several)),
 }
 
@@ -312,6 +326,13 @@ def mean_of(
     counted = np.stack([np.array(values, dtype=float), np.ones(len(values))], axis=1)
     each = tuple(counted[:, 0].tolist())
     return Measure(metric, len(each), lambda sums: sums[..., 0] / sums[..., 1], counted, signature, extra or {}, each)
+
+
+def ratio_of(metric: str, sums: Sequence[tuple[float, float]]) -> Measure:
+    """A sum over all examples, divided by a count over all of them: nats per token, or tokens per text."""
+    counted = np.array(sums, dtype=float)
+    each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
+    return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, None, {}, each)
 
 
 def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.ndarray, "resamples k"]:

@@ -277,7 +277,10 @@ def to_frame(results: Sequence[Result]) -> pd.DataFrame:
 def _further(result: Result) -> dict[str, float | None]:
     """The metrics behind the leading one, each with its interval and its difference from the baseline's."""
     row: dict[str, float | None] = {}
+    own = {column.name for column in TABLE}
     for name, quality in result.further_qualities.items():
+        if name in own:  # the log-probability by the target is a column of every point
+            continue
         row |= {name: quality.value, f"{name}_low": quality.low, f"{name}_high": quality.high}
         bounds = (quality.difference, quality.difference_low, quality.difference_high)
         row |= dict(zip((f"{name}_difference{end}" for end in ("", "_low", "_high")), bounds, strict=True))

@@ -35,6 +35,7 @@ from bild_lab.lab.schema.numbers import (
 )
 
 SCHEMA = 3
+AS_GOOD_CUT = ("agreement", "log_probability", "length")  # metrics that a text needs no end for
 BUSY_PERCENT = 10  # of all cores' time; more than this used by others changes the timings
 
 
@@ -168,6 +169,12 @@ class Result:
         unit=SHARE,
         digits=1,
     )
+    baseline_empty: float | None = column(
+        "The share of the baseline’s texts without a word.", label="baseline empty", unit=SHARE, digits=1
+    )
+    baseline_cut: float | None = column(
+        "The share of the baseline’s texts that the length limit cut.", label="baseline cut", unit=SHARE, digits=1
+    )
     peak_memory_mb: float | None = column(
         "Peak memory of the process, on a GPU of the device, from loading the models to the last score, method and "
         "baseline together; empty where several points were timed side by side.",
@@ -202,6 +209,16 @@ class Result:
     def is_baseline(self) -> bool:
         """Whether this is the baseline that the others of its setting are compared with."""
         return self.same_as_baseline
+
+    @property
+    def doubt(self) -> str:
+        """Why its quality says little: what is wrong with every text of the baseline; empty if nothing is."""
+        limit = self.setting["decoding"]["max_new_tokens"]
+        if self.baseline_empty == 1:
+            return "every text of the baseline is empty"
+        if self.baseline_cut == 1 and self.setting.metric not in AS_GOOD_CUT:
+            return f"every text of the baseline was cut at {limit} tokens"
+        return f"the baseline’s {self.quality.metric} is 0" if self.quality.baseline == 0 else ""
 
     @property
     def relative_latency(self) -> float | None:

@@ -6,10 +6,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,9 +31,9 @@ from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
-from bild_lab.lab.measure.summary import require_no_nan
-from bild_lab.lab.metrics.quality import score_pool
-from bild_lab.lab.metrics.text_metrics import AGREEMENT
+from bild_lab.lab.measure.summary import log_probability, require_no_nan
+from bild_lab.lab.metrics.quality import NO_REFERENCE, score_pool
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
@@ -40,7 +41,8 @@ from bild_lab.lab.screening.replay import FOLDER, Judged, Records, Screened, Tex
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
-MOST_TIMED = 10  # points of a policy that are decoded live for the cost model
+FEWEST_TIMED, MOST_TIMED = 2, 10  # points of a policy that are decoded live for the cost model
+WARM = 32  # tokens that each of them decodes before
 REPEATS = 3  # of each of these texts; the median counts, as for any point
 MEMORY_BYTES = 2 * 2**30  # of each model's rows that stay in memory once they are on disk, or wait for it
 ROWS_A_TOKEN = 4  # about as many contexts do all points of a screening ask for each token of a text
@@ -235,14 +237,23 @@ class Screening:
     def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], list[Judged]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
-        A replayed text that differs from the live one is not among them; it has a verdict instead.
+        Fewer points where one text takes long: it is decoded by all of them before the seconds are looked at. A
+        replayed text that differs from the live one is not among them; it has a verdict instead.
         """
-        chosen = [screened[0], *spread(screened[1:])]
+        first, names = self.requests[0], {one.candidate.name for one in screened[1:]}
+        short = replace(first, limits=replace(first.limits, max_new_tokens=min(WARM, first.limits.max_new_tokens)))
+        alone = self.decoder(screened[0].candidate.policy, lambda model: model).method
+        for request in (short, first):
+            started = time.perf_counter()
+            alone.decode(request, Trace())
+        text_s = time.perf_counter() - started
+        most = int(timed_s / (REPEATS * text_s * max(1, len(names))))
+        chosen = [screened[0], *spread(screened[1:], min(MOST_TIMED, max(FEWEST_TIMED, most)))]
         over = [partial(self.decoder, one.candidate.policy) for one in chosen]
         decoders = [decoder(lambda model: model) for decoder in over]
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
         for method in methods.values():
-            method.decode(self.requests[0], Trace())  # warms up
+            method.decode(short, Trace())  # warms up
         started, texts, differing = time.perf_counter(), [], []
         for index, request in enumerate(self.requests):
             found = time_methods(methods, [request], REPEATS, self.point.seed, decoders[0].synchronize)
@@ -289,23 +300,38 @@ class Screening:
             )
         return with_front(rows)
 
-    def _pool(self, screened: Sequence[Screened]) -> tuple[list[str], list[tuple[str, ...]], list[list[int]]]:
-        """Every distinct text of every example, its references, and which of them each point has."""
+    def _pool(self, screened: Sequence[Screened]) -> tuple[list[Any], list[Sequence[str]], list[list[int]]]:
+        """Every distinct text of every example, its references, and which of them each point has.
+
+        Of a metric of tokens, in place of the texts what it takes.
+        """
         decoder, scoring = self.point.decoders[METHOD], self.point.scoring
+        lead, counted = scoring.lead, metric_named(scoring.lead).of_tokens
         texts = [[(index, text.token_ids) for index, text in enumerate(one.texts)] for one in screened]
-        place = {key: at for at, key in enumerate(dict.fromkeys(key for keys in texts for key in keys))}
-        if scoring.lead == AGREEMENT:
+        found = sorted({key for keys in texts for key in keys})  # by example, so that each record is read once
+        place = {key: at for at, key in enumerate(found)}
+        references = [one.references or NO_REFERENCE for one in self.point.examples]
+        if lead == AGREEMENT:
             references = [(decoder.text(list(text.token_ids)),) for text in screened[0].texts]
+        if counted is None:
+            pool = [scoring.scored_text(lead, decoder.text(list(tokens))) for _, tokens in found]
         else:
-            references = [one.references for one in self.point.examples]
-        pool = [scoring.scored_text(scoring.lead, decoder.text(list(tokens))) for _, tokens in place]
-        return pool, [references[index] for index, _ in place], [[place[key] for key in keys] for keys in texts]
+            nats = [self._log_probability(*key) if lead == LOG_PROBABILITY else None for key in found]
+            pool = [counted(len(tokens), known) for (_, tokens), known in zip(found, nats, strict=True)]
+            self.records.save()
+        return pool, [references[index] for index, _ in found], [[place[key] for key in keys] for keys in texts]
+
+    def _log_probability(self, index: int, tokens: Sequence[int]) -> float:
+        """What the target gives to a text of an example, in nats, from its record as far as that goes."""
+        source, target = self.requests[index].source, self.records(self.point.decoders[METHOD].target)
+        rows = target.start(replace(source, processors=None), len(tokens)).extend([source.prompt[-1], *tokens[:-1]])
+        return log_probability(rows.logits, tokens)
 
 
 COUNTS = ("target_calls", "draft_calls", "tokens", "drafted", "accepted", "fallbacks", "rollbacks")
 
 
-def spread(screened: Sequence[Screened]) -> list[Screened]:
+def spread(screened: Sequence[Screened], most: int = MOST_TIMED) -> list[Screened]:
     """For each policy a few points that differ most in their calls, the fewest and the most among them."""
     chosen = []
     for name in dict.fromkeys(one.candidate.name for one in screened):
@@ -313,7 +339,7 @@ def spread(screened: Sequence[Screened]) -> list[Screened]:
         calls = np.array([[one.counts["target_calls"], one.counts["draft_calls"]] for one in own], dtype=float)
         calls /= np.maximum(calls.max(axis=0), 1)
         places = [int(calls.sum(axis=1).argmin())]
-        while len(places) < min(MOST_TIMED, len(own)):
+        while len(places) < min(most, len(own)):
             distance = np.min([np.linalg.norm(calls - calls[place], axis=1) for place in places], axis=0)
             if distance.max() == 0:
                 break

@@ -20,6 +20,19 @@ def compare(
     return judge(metric, ours, theirs, references, **options).difference
 
 
+def test_metrics_of_tokens_are_over_all_tokens_and_over_all_texts_with_paired_differences() -> None:
+    scoring = Scoring(("log_probability", "length"))
+    ours, theirs = [(2, -1.0), (8, -2.0)], [(4, -1.0), (8, -2.0)]
+    found = scoring.judge(["a", "b"], ["c", "b"], [(), ()], seed=3, tokens=(ours, theirs))
+    likely, length = found["log_probability"], found["length"]
+    assert (likely.score.metric, likely.score.value) == ("log-probability", pytest.approx(-3 / 10))  # no mean of means
+    assert likely.difference.value == pytest.approx(-3 / 10 + 3 / 12) and likely.per_example is None
+    assert (length.score.value, length.difference.value, length.per_example) == (5, -1, (2, 8))
+    assert length.difference.low == -2 and length.difference.high == 0  # the second text has its length in both
+    alone = scoring.judge(["a", "b"], None, [(), ()], seed=3, tokens=(ours, None))
+    assert alone["length"].difference is None and alone["length"].score.value == length.score.value
+
+
 OF_TEXTS = ("bleu", "chrf", "ter", "rouge", "exact_match", "agreement")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +14,11 @@ import torch
 from bild_lab.engine.record.model import text_name
 from bild_lab.engine.record.text import LOGITS, Node
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
+from bild_lab.lab.measure.summary import log_probability, text_logits
+from bild_lab.lab.runner import time_methods
+from bild_lab.lab.screening import screen
 from bild_lab.lab.screening.candidates import Candidate, grid_of
-from bild_lab.lab.screening.replay import Judged, decoded, judge
+from bild_lab.lab.screening.replay import Judged, Screened, decoded, judge
 from bild_lab.lab.screening.screen import Screening
 from tests.checkpoints import write_data
 
@@ -98,3 +103,38 @@ def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_s
     plant(replayed.nodes(2, index)[0], further)
     changed, found = replayed.judged(2, index)
     assert changed and found.verdict == TIE and 0 < found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
+
+
+def test_points_are_scored_by_the_targets_likelihood_over_the_record(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    knobs = ["dataset.metric=log_probability", "policy.fallback=0", "policy.rollback=99"]
+    screening = (replayed := Replayed(checkpoints, tmp_path, knobs)).screening
+    ran = replayed.target.forwards(request.source for request in screening.requests)
+    speculative, bild = screening.rows(replayed.screened, None)
+    assert replayed.target.forwards(request.source for request in screening.requests) == ran  # the rows are there
+    pairs = [
+        (request, text.token_ids) for request, text in zip(screening.requests, replayed.screened[2].texts, strict=True)
+    ]
+    live = replayed.target.model
+    nats = [log_probability(text_logits(live, request, tokens), tokens) for request, tokens in pairs]
+    assert bild.quality == pytest.approx(sum(nats) / sum(len(tokens) for _, tokens in pairs), abs=0.02)
+    assert speculative.quality_difference == 0 > bild.quality_difference and bild.quality_metric == "log-probability"
+
+
+def test_fewer_points_are_timed_where_a_text_takes_long(replayed: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone, _, bild = replayed.screened
+    points = [
+        Screened(
+            bild.candidate, [replace(one, counts=Counter({**one.counts, "target_calls": calls})) for one in bild.texts]
+        )
+        for calls in range(1, 6)
+    ]
+    counted: list[int] = []
+    monkeypatch.setattr(
+        screen, "time_methods", lambda methods, *others: counted.append(len(methods)) or time_methods(methods, *others)
+    )
+    for seconds in (1e-9, 1e4):
+        replayed.screening.timed([alone, *points], seconds)
+    assert counted == [1 + 2, *[1 + 5] * len(bild.texts)]

@@ -79,7 +79,7 @@ def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
 
     float32: [panels, in / 2, 2, 32]. bfloat16: [panels, in / 2, 32, 2], the inputs padded to a multiple of 32.
     """
-    if matrix.dtype == torch.bfloat16:
+    if matrix.dtype == torch.bfloat16 and matrix.shape[1] % PANEL:  # a pad of nothing would copy
         matrix = pad(matrix, (0, -matrix.shape[1] % PANEL))
     pairs = in_panels(matrix, gated).view(-1, PANEL, matrix.shape[1] // 2, 2)
     order = (0, 2, 3, 1) if matrix.dtype == torch.float32 else (0, 2, 1, 3)
@@ -92,7 +92,8 @@ def in_panels(matrix: Float[Tensor, "out in"], gated: bool) -> Float[Tensor, "pa
     gated: a panel holds 16 outputs of the gate and the 16 that they gate.
     """
     if not gated:
-        return pad(matrix, (0, 0, 0, -matrix.shape[0] % PANEL))
+        missing = -matrix.shape[0] % PANEL
+        return pad(matrix, (0, 0, 0, missing)) if missing else matrix
     half = matrix.shape[0] // 2
     gate, up = (pad(part, (0, 0, 0, -half % LANES)) for part in matrix.split(half))
     return torch.stack([part.view(-1, LANES, part.shape[1]) for part in (gate, up)], 1).flatten(0, 2)
