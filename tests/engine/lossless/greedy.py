@@ -82,7 +82,7 @@ class Seen:
 
 def drafts(policy: str) -> bool:
     """Its drafts can be looked into."""
-    return policy not in ("vanilla", "truncation", "ppd") and not is_peer(policy)
+    return policy not in ("vanilla", "truncation", "ppd", "alpha") and not is_peer(policy)
 
 
 def emitted(method: Method, request: Request, trace: Trace) -> list[int]:

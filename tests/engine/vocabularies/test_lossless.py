@@ -33,6 +33,7 @@ DRAFTING = [
     if any(str(value).endswith(OWN_PARTS) for key, value in parts(policy).items() if key.endswith("_target_"))
     and "exit" not in policy
     and "skip" not in policy
+    and policy != "alpha"  # which accepts nothing
 ]
 SCORES = {"speculative_beam", "speculative_hierarchy"}  # they read the draft model's scores
 WAYS = [
