@@ -67,6 +67,7 @@ class PackedDecoder:
         layers = (c.Layer * len(stack.layers))()
         for index, layer in enumerate(stack.layers):  # each may be read from its file
             layers[index], gated = self._layer(layer), layer.inner.gated
+            give_back_memory()
         self._held.append(layers)
         bias = stack.distance_bias
         self.known, self.dim = stack.embedding.shape
@@ -329,6 +330,12 @@ class PackedHeads:
             byref(self._heads), state.data_ptr(), depth, count, torch.get_num_threads(), tokens.data_ptr()
         )
         return tokens
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system: glibc keeps what lies between tensors that stay, half of the weights' size."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def pointer(tensor: Tensor | None) -> int | None:
