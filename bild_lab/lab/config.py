@@ -183,7 +183,7 @@ def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictCon
     """
     try:
         policy = copy.deepcopy(_with_policy(name, tuple(_search_path()))).policy
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # a ValueError for a number, such as 3
         raise UserError(f"policy must be one of {', '.join(policy_names())}, got {name!r}") from error
     for knob, value in (knobs or {}).items():
         if knob not in policy or knob in ("name", "decoder"):
