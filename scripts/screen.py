@@ -36,7 +36,7 @@ def run(cfg: DictConfig) -> None:
     from bild_lab.lab.analysis.cost import Machine  # late: torch takes seconds to load
     from bild_lab.lab.screening.candidates import grid_of
     from bild_lab.lab.screening.found import screen
-    from bild_lab.lab.screening.guarantee import require_loss
+    from bild_lab.lab.screening.guarantee import require_losses
     from bild_lab.lab.screening.screen import Screening, ScreenSpec
     from bild_lab.lab.sweep import measure_point
 
@@ -49,7 +49,7 @@ def run(cfg: DictConfig) -> None:
     screening = Screening(grid, spec.select, "screen", machine, spec.batch)
     certifies = spec.guarantee.loss is not None
     if certifies:
-        require_loss(screening.point.scoring.lead)
+        require_losses(screening.point.scoring.lead, max(one.turn for one in screening.point.examples))
     if spec.confirmations or certifies:
         screening.require_other_examples(spec.confirm)
     found = screen(screening, spec)

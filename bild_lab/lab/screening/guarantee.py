@@ -74,10 +74,12 @@ class Losses:
         return self.of(np.ones((1, self.count)))[0]
 
 
-def require_loss(metric: str) -> None:
-    """Raise UserError for a metric without better and worse."""
+def require_losses(metric: str, turns: int) -> None:
+    """Raise UserError for a metric without better and worse, and texts that hang together. turns: of a conversation."""
     if metric == LENGTH:
         raise UserError(f"screen.guarantee needs a metric of quality, got {metric}; set dataset.metric=chrf")
+    if turns > 1:
+        raise UserError(f"screen.guarantee needs texts drawn one by one, got {turns} turns a text; set dataset.turns=1")
 
 
 def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Losses:

@@ -26,7 +26,7 @@ from bild_lab.lab.screening.guarantee import (
     guarantee,
     losses_of,
     p_value,
-    require_loss,
+    require_losses,
     sequence,
 )
 from scripts import screen as script
@@ -188,7 +188,9 @@ def test_a_guarantee_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"screen\.guarantee\.({'|'.join(given)}) "):
         GuaranteeSpec(**given)
     with pytest.raises(UserError, match="got length; set dataset.metric=chrf"):
-        require_loss("length")
+        require_losses("length", 1)
+    with pytest.raises(UserError, match="got 2 turns a text; set dataset.turns=1"):
+        require_losses("agreement", 2)
 
 
 @pytest.mark.slow
