@@ -101,10 +101,11 @@ def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Los
 def p_value(losses: Float[np.ndarray, " texts"], most: float, stake: float) -> float:
     """How surprising such losses, none above 1, would be if their mean were above `most`.
 
-    One over the capital of a player who stakes on every text that it loses less than `most`, and who can expect no
-    gain if the mean is above (Waudby-Smith and Ramdas, 2010.09686, §4; Markov's inequality).
+    One over the largest capital of a player who begins with 1 and stakes on one text after the other that it loses less
+    than `most`: who can expect no gain if the mean is above (Waudby-Smith and Ramdas, 2010.09686, §4; Ville's
+    inequality). losses: of texts in random order.
     """
-    return min(1.0, math.exp(-np.log1p(stake * (most - losses)).sum()))
+    return math.exp(-max(0.0, np.log1p(stake * (most - losses)).cumsum().max()))
 
 
 def stake_of(others: Float[np.ndarray, " texts"], count: int, asked: GuaranteeSpec) -> float:
@@ -191,18 +192,19 @@ def guarantee(
     seed: int,
 ) -> Guarantee:
     """Of settings in the order of their tests. others: their losses on other texts, from which the order is."""
+    shuffled, certifies = np.random.default_rng(seed).permutation(losses.count), losses.each is not None
 
     def kept(times: np.ndarray) -> list[int]:
-        if losses.each is None:
+        if not certifies:
             return bootstrapped(asked, speeds, losses, times, seed)
-        return passing(p_values(asked, others, losses.each[:, times > 0]), asked.error)
+        return passing(p_values(asked, others, losses.each[:, shuffled[times[shuffled] > 0]]), asked.error)
 
-    every, certifies = kept(np.ones(losses.count)), losses.each is not None
+    every = kept(np.ones(losses.count))
     return Guarantee(
         kept=every,
         chosen=max(every, key=lambda at: speeds[at], default=None),
         mean=losses.mean.tolist(),
-        p_values=p_values(asked, others, losses.each) if certifies else None,
+        p_values=p_values(asked, others, losses.each[:, shuffled]) if certifies else None,
         enough=enough(losses.each[0], asked) if certifies else None,
         splits=tried(asked, speeds, losses, kept, seed) if asked.splits else None,
     )
@@ -220,7 +222,7 @@ def tried(
     naive_: of the fastest setting whose mean on that half is within the loss. oracle_speedup: of the fastest whose mean
     on all texts is. A choice of nothing is the target alone.
     """
-    generator, own = np.random.default_rng(seed), losses.mean
+    generator, own = np.random.default_rng([seed, 1]), losses.mean  # not those of the tests' order
     oracle = max(speeds[own <= asked.loss], default=1.0)
     found: dict[str, list[tuple[bool, bool, float]]] = {"": [], "naive_": []}
     for _ in range(asked.splits):
