@@ -17,7 +17,7 @@ from bild_lab.training.batches import Collator, TokenizedExample
 from bild_lab.training.distillation import DIVERGENCES, Distillation, Teaching
 from bild_lab.training.finetune import _evaluating, finetune, greedy_settings
 from bild_lab.training.start import FromCheckpoint
-from tests.tiny import EOS, PAD
+from tests.tiny import END, PAD
 from tests.training.jobs import LLAMA, T5, Kill, job, losses
 
 P, Q = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64), torch.tensor([[0.3, 0.3, 0.4]], dtype=torch.float64)
@@ -46,14 +46,14 @@ def test_the_two_directions_of_kl_differ() -> None:
 def steps(name: str, checkpoints: Path, teaching: Teaching) -> tuple[Distillation, torch.nn.Module]:
     teacher, own = Checkpoint(str(checkpoints / name)), Checkpoint(str(checkpoints / f"{name}-draft"))
     start = PAD if name == "t5" else None
-    settings = teaching.writing(greedy_settings(6, [EOS], PAD, start))
+    settings = teaching.writing(greedy_settings(6, [END], PAD, start))
     model = own.weights(torch.float32).train()
     taught = HuggingFaceModel(teacher, torch.device("cpu"), torch.float32)
     return Distillation(teaching, taught, Collator(PAD, start), settings, _evaluating, seed=3), model
 
 
 PROMPTS = [[5, 6, 7, 8], [9, 4], [3, 4, 5, 6, 7]]
-EXAMPLES = [TokenizedExample(np.array(one), np.array([8, 4, EOS])) for one in PROMPTS]
+EXAMPLES = [TokenizedExample(np.array(one), np.array([8, 4, END])) for one in PROMPTS]
 
 
 def one_by_one(found: Distillation, model: torch.nn.Module, examples: Sequence[TokenizedExample]) -> list[Tensor]:
@@ -106,7 +106,7 @@ def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(name: str, checkpo
             assert one.answer.tolist() == alone.answer.tolist() and np.array_equal(one.prompt, plain.prompt)
             _, log_q = one_by_one(found, model, [one])
             assert log_q.argmax(-1).tolist() == one.answer.tolist()
-            assert EOS not in one.answer[:-1] and (one.answer[-1] == EOS or len(one.answer) == 6)
+            assert END not in one.answer[:-1] and (one.answer[-1] == END or len(one.answer) == 6)
         model.train()
 
 
