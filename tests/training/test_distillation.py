@@ -84,7 +84,7 @@ def test_the_loss_is_the_divergence_at_each_token_whatever_the_padding(
     for log_p, log_q in zip(pairs[::2], pairs[1::2], strict=True):
         weight = 1.0
         for p, q in zip(log_p, log_q, strict=True):
-            total += weight * float((p.exp() * (p - q)).sum())
+            total += weight * (p.exp() * (p - q)).sum().item()
             count += weight
             weight *= decay if p.argmax() != q.argmax() else 1.0  # the first disagreement counts whole
     assert float(found(model, EXAMPLES, 0)) == pytest.approx(total / count, rel=1e-4)
@@ -111,7 +111,7 @@ def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(name: str, checkpo
 
 
 def test_sampled_texts_depend_on_the_step_alone(checkpoints: Path) -> None:
-    found, model = steps("t5", checkpoints, Teaching("drafter", "tv", temperature=2.0))
+    found, model = steps("llama", checkpoints, Teaching("drafter", "tv", temperature=20.0))
     state = torch.random.get_rng_state()
     first, again, other = ([one.answer.tolist() for one in found.written(model, EXAMPLES, step)] for step in (4, 4, 5))
     assert first == again != other

@@ -55,7 +55,7 @@ def test_confidence_that_says_nothing_gains_nothing_and_one_that_says_all_gains_
     assert noise["seen"] < 0.2
     cheap = RoundCosts(0.001, COSTS.verify_s)  # the token that ends a draft costs a forward too
     sure = audit([made(one, [0.9 if it else 0.1 for it in one]) for one in matches], cheap)
-    assert 0.9 < sure["seen"] <= 1
+    assert 0.8 < sure["seen"] <= 1
     for found in (noise, sure):
         top = found["hindsight"]["speedup"]
         assert all(found[name]["speedup"] <= top + 1e-9 for name in ("fixed", "confidence", "survival"))

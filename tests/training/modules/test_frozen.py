@@ -141,7 +141,7 @@ def test_the_command_trains_beside_both_families(
 
 def test_ngrams_take_a_pair(command: Command, checkpoints: Path) -> None:
     code, printed = command(train_module, "module=ngram", f"model.path={checkpoints / 'llama'}")
-    assert code == 2 and "module=ngram takes pair.target in place of model.path" in printed
+    assert code == 2 and "module=ngrams takes pair.target in place of model.path" in printed
 
 
 BAD_INPUT = {
