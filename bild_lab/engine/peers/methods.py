@@ -63,7 +63,7 @@ class Peer:
         self._threads = 0
 
     def lossless(self, sampling: Sampling) -> bool:
-        return sampling.greedy and self.bits is None
+        return sampling.greedy and getattr(self, "bits", None) is None  # a class is asked too, without an object
 
     def prepare(self, request: Request) -> None:
         if not request.sampling.greedy:

@@ -155,7 +155,7 @@ def test_other_engines_take_part_where_they_can_run_and_end_after_their_turn(cap
 class Metronome(Peer):
     """Takes 0.2 ms for a token of the prompt, and says that a new one takes 1 ms, from the eleventh on 2 ms."""
 
-    precision = "q4_k_m"
+    precision, versions = "q4_k_m", {}
 
     def __init__(self) -> None:
         pass

@@ -61,27 +61,11 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
 
-// `work<R>(row)` for R rows at a time, from that row on
-template <class Work>
-inline void in_groups(int rows, Work work) {
-    int row = 0;
-    for (; row + ROWS <= rows; row += ROWS) work.template operator()<ROWS>(row);
-    switch (rows - row) {
-#if defined(__AVX512F__)
-        case 5: work.template operator()<5>(row); break;
-        case 4: work.template operator()<4>(row); break;
-        case 3: work.template operator()<3>(row); break;
-        case 2: work.template operator()<2>(row); break;
-#endif
-        case 1: work.template operator()<1>(row); break;
-    }
-}
-
 // `work(k, block, part, its scales)` for each 32 inputs of a panel of blocks, k the first
 template <class B, class Work>
-inline void by_parts(const B* w, int start, int end, Work work) {
+inline void by_parts(const B* w, int inputs, Work work) {
     constexpr int bytes = sizeof(B) * BLOCK / B::INPUTS;
-    for (int k = start; k < end; k += BLOCK) {
+    for (int k = 0; k < inputs; k += BLOCK) {
         const B& block = w[k / B::INPUTS];
         const int part = k % B::INPUTS / BLOCK;
         ask_for<bytes>(reinterpret_cast<const char*>(&block) + part * bytes);
@@ -95,48 +79,17 @@ inline Pair pair(const B& block, int part, int input, const typename B::Scales& 
             {block.weights(part, 0, input + 1, s), block.weights(part, 1, input + 1, s)}};
 }
 
-// one row times a panel of blocks. It is not inlined, as its code is long
-template <class B>
-[[gnu::noinline]] void multiply(const float* x, const B* w, int inputs, vec out[2]) {
-    vec even[1][2] = {}, odd[1][2] = {};
-    by_parts(w, 0, inputs, [&](int k, const B& block, int part, const auto& s) {
+// the same with weights in blocks. It is not inlined, as its code is long
+template <int R, class B>
+    requires(B::INPUTS > 0)
+[[gnu::noinline]] void multiply(const float* x, int stride, const B* w, int inputs, vec out[R][2]) {
+    vec even[R][2] = {}, odd[R][2] = {};
+    by_parts(w, inputs, [&](int k, const B& block, int part, const auto& s) {
         #pragma GCC unroll 16
-        for (int i = 0; i < BLOCK; i += 2) add_pair<1>(x, 0, k + i, pair(block, part, i, s), even, odd);
+        for (int i = 0; i < BLOCK; i += 2) add_pair<R>(x, stride, k + i, pair(block, part, i, s), even, odd);
     });
-    for (int half = 0; half < 2; ++half) out[half] = even[0][half] + odd[0][half];
-}
-
-constexpr int CHUNK = 128, MANY = 8 * ROWS;  // inputs whose weights are unpacked at once, and rows that share them
-
-// adds the rows' products with so many inputs, whose weights are floats. sums: [row][of even inputs, of odd ones][half]
-[[gnu::noinline]] void add_products(const float* x, int stride, int rows, const float* w, int inputs, vec sums[][2][2]) {
-    in_groups(rows, [&]<int R>(int row) {
-        vec even[R][2], odd[R][2];
-        #pragma GCC unroll ROWS
-        for (int r = 0; r < R; ++r)
-            for (int half = 0; half < 2; ++half) { even[r][half] = sums[row + r][0][half]; odd[r][half] = sums[row + r][1][half]; }
-        for (int k = 0; k < inputs; k += 2) add_pair<R>(x + int64_t(row) * stride, stride, k, pair(w + k * PANEL), even, odd);
-        #pragma GCC unroll ROWS
-        for (int r = 0; r < R; ++r)
-            for (int half = 0; half < 2; ++half) { sums[row + r][0][half] = even[r][half]; sums[row + r][1][half] = odd[r][half]; }
-    });
-}
-
-// several rows times a panel of blocks: each weight is unpacked once for all, and a row's sums are those of one row
-template <class B>
-[[gnu::noinline]] void multiply(const float* x, int stride, int rows, const B* w, int inputs, vec out[][2]) {
-    vec weights[CHUNK * 2], sums[MANY][2][2] = {};
-    for (int start = 0; start < inputs; start += CHUNK) {
-        const int end = std::min(start + CHUNK, inputs);
-        by_parts(w, start, end, [&](int k, const B& block, int part, const auto& s) {
-            #pragma GCC unroll 32
-            for (int i = 0; i < BLOCK; ++i)
-                for (int half = 0; half < 2; ++half) weights[2 * (k - start + i) + half] = block.weights(part, half, i, s);
-        });
-        add_products(x + start, stride, rows, reinterpret_cast<const float*>(weights), end - start, sums);
-    }
-    for (int r = 0; r < rows; ++r)
-        for (int half = 0; half < 2; ++half) out[r][half] = sums[r][0][half] + sums[r][1][half];
+    for (int r = 0; r < R; ++r)
+        for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
 
 struct Buffers {  // of one pass, for all threads; then for each thread. x: the states of the layer that runs
@@ -267,7 +220,8 @@ inline void tile_product(const Matrix& matrix, const float* x, int stride, int r
 // the weights of a panel
 template <class T>
 inline const T* panel_of(const Matrix& matrix, int panel, int inputs) {
-    return static_cast<const T*>(matrix.packed) + panel * padded(inputs, STEP<T>) * PANEL;
+    if constexpr (requires { T::INPUTS; }) return static_cast<const T*>(matrix.packed) + panel * (inputs / T::INPUTS);
+    else return static_cast<const T*>(matrix.packed) + panel * padded(inputs, STEP<T>) * PANEL;
 }
 
 // `product` of rows of floats, or of rounded ones
@@ -275,32 +229,29 @@ template <class T, class X, class Use>
 inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Use use) {
     by_panels(matrix, use, [&](int at, auto keep) {
         const T* w = panel_of<T>(matrix, at, inputs);
-        in_groups(rows, [&]<int R>(int row) {
+        int row = 0;
+        auto some = [&]<int R>() {
             vec out[R][2];
             multiply<R>(x + int64_t(row) * stride, stride, w, inputs, out);
             for (int r = 0; r < R; ++r) keep(row + r, out[r][0], out[r][1]);
-        });
-    });
-}
-
-// `product` with weights in blocks
-template <class B, class Use>
-inline void blocks_product(const Matrix& matrix, const float* x, int stride, int rows, Use use) {
-    by_panels(matrix, use, [&](int at, auto keep) {
-        const B* w = static_cast<const B*>(matrix.packed) + int64_t(at) * (matrix.inputs / B::INPUTS);
-        vec sums[MANY][2];
-        for (int row = 0; row < rows; row += MANY) {
-            const int count = std::min(MANY, rows - row);
-            if (rows == 1) multiply<B>(x, w, matrix.inputs, sums[0]);
-            else multiply<B>(x + int64_t(row) * stride, stride, count, w, matrix.inputs, sums);
-            for (int r = 0; r < count; ++r) keep(row + r, sums[r][0], sums[r][1]);
+            row += R;
+        };
+        while (row + ROWS <= rows) some.template operator()<ROWS>();
+        switch (rows - row) {
+#if defined(__AVX512F__)
+            case 5: some.template operator()<5>(); break;
+            case 4: some.template operator()<4>(); break;
+            case 3: some.template operator()<3>(); break;
+            case 2: some.template operator()<2>(); break;
+#endif
+            case 1: some.template operator()<1>(); break;
         }
     });
 }
 
 template <class T, class Use>
 inline void part_product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
-    if (by_blocks(matrix.type, [&]<class B>() { blocks_product<B>(matrix, x, stride, rows, use); })) return;
+    if (by_blocks(matrix.type, [&]<class B>() { panels_product<B>(matrix, x, stride, matrix.inputs, rows, use); })) return;
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
         if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);
@@ -325,7 +276,7 @@ inline void product(const Matrix& matrix, const float* x, int stride, int rows, 
 inline bool read_row(const Matrix& matrix, int64_t row, float* out) {
     return by_blocks(matrix.type, [&]<class B>() {
         const B* w = static_cast<const B*>(matrix.packed) + row / PANEL * (matrix.inputs / B::INPUTS);
-        by_parts(w, 0, matrix.inputs, [&](int k, const B& block, int part, const auto& s) {
+        by_parts(w, matrix.inputs, [&](int k, const B& block, int part, const auto& s) {
             for (int i = 0; i < BLOCK; ++i) out[k + i] = block.weights(part, row % PANEL / LANES, i, s)[row % LANES];
         });
     });

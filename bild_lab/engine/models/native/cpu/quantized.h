@@ -7,7 +7,13 @@ namespace {
 constexpr int BLOCK = 32;  // inputs
 typedef _Float16 scales __attribute__((vector_size(32), aligned(2)));
 
-inline vec wide(const _Float16* p) { return __builtin_convertvector(*reinterpret_cast<const scales*>(p), vec); }
+inline vec wide(const _Float16* p) {
+#if defined(__AVX512F__)  // or GCC converts one after the other
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#else
+    return __builtin_convertvector(*reinterpret_cast<const scales*>(p), vec);
+#endif
+}
 inline vec wide(const int8_t* p) {
 #if defined(__AVX512F__)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
