@@ -1,12 +1,20 @@
-"""Keep drafted tokens as long as they are the ones the target itself chooses."""
+"""Keep drafted tokens as long as they are the ones the target itself chooses, in the whole text or at its beginning."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+
+import torch
 
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, first_of
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import Scores
+from bild_lab.errors import require_whole
 
 
 class ExactMatch(Acceptance):
@@ -28,3 +36,86 @@ class ExactMatch(Acceptance):
 
     def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
         return request.sampling.probs(logits)  # whatever was drafted
+
+
+class ExactPrefix(Acceptance):
+    """Verify the first tokens of a text by an exact rule, and all after them by one that may change them.
+
+    Lossy rules lose most with the first tokens (SecureSD, Zhang et al., 2026, §V, whose border is soft). A draft that
+    crosses the border is judged by both: its first part exactly, and below what is accepted of it by the other rule, as
+    a draft of its own after these tokens. Its statistics are those of the other rule, None for the first part.
+
+    length: how many generated tokens are verified exactly. exact: the rule for them, such as speculative sampling.
+    """
+
+    def __init__(self, length: int, rule: Acceptance, exact: Acceptance) -> None:
+        require_whole("policy.exact_prefix", length, 1, remedy="0 verifies no token exactly")
+        self.exact_prefix, self._rule, self._exact = length, rule, exact
+        self.accepts_trees, self.needs, self.wants = rule.accepts_trees, rule.needs, rule.wants
+        self._text: Sequence[int] | None = None  # None: the prompt alone
+        self._scores = Scores(None)
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return self._rule.lossless(sampling)
+
+    def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
+        """The rule after this text."""
+        rule = copy(self)
+        rule._text, rule._scores = tokens, scores
+        return rule
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        left = self._left(request)
+        if left <= 0:
+            return self._whole(draft, logits, request)
+        draft = replace(draft, probes=None, shape=None)
+        first = [node for node, depth in enumerate(draft.depths) if depth <= left]
+        verdict = self._exact(draft.only(first), logits[[0, *(node + 1 for node in first)]], request)
+        path = tuple(first[node] for node in verdict.path)
+        below = draft.below(path[-1]) if len(path) == left else []
+        if not below:
+            return replace(verdict, path=path)
+        rows = [path[-1] + 1, *(node + 1 for node in below)]
+        rule = self._after([draft.token_list[node] for node in path], rows)
+        rest = rule(draft.only(below), logits[rows], request)
+        noted = {
+            name: tuple(dict(zip(below, value, strict=True)).get(node) for node in range(len(draft)))
+            for name, value in rest.stats.items()
+            if isinstance(value, tuple)
+        }
+        return Verdict((*path, *(below[node] for node in rest.path)), rest.next_token, {**rest.stats, **noted})
+
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow | None:
+        left = self._left(request)
+        if left <= 0:
+            return self._rule.in_round(self._text or (), self._scores).output_distribution(
+                draft, logits, request, drawn
+            )
+        draft = replace(draft, probes=None, shape=None)
+        output = self._exact.output_distribution(draft, logits, request, drawn)
+        for node, depth in enumerate(draft.depths):
+            if output is None or depth != left:
+                continue
+            below = draft.below(node)
+            rows = [node + 1, *(one + 1 for one in below)]
+            after = self._after([], rows).output_distribution(draft.only(below), logits[rows], request, drawn[below])
+            output = None if after is None else output.index_copy(0, torch.tensor(rows, device=output.device), after)
+        return output
+
+    def _left(self, request: Request) -> int:
+        """How many of the next tokens are verified exactly."""
+        text = request.source.prompt if self._text is None else self._text
+        return self.exact_prefix - (len(text) - request.limits.prompt_length)
+
+    @property
+    def _whole(self) -> Acceptance:
+        """The other rule for a whole draft."""
+        return self._rule.in_round(self._text or (), self._scores)
+
+    def _after(self, accepted: Sequence[int], rows: Sequence[int]) -> Acceptance:
+        """The other rule after the text and these tokens, with the scores of these rows."""
+        picked = {
+            name: None if held is None else held[list(rows)]
+            for name, held in (("logits", self._scores.logits), ("head_input", self._scores.head_input))
+        }
+        return self._rule.in_round([*(self._text or ()), *accepted], replace(self._scores, **picked))

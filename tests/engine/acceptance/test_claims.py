@@ -10,9 +10,12 @@ import torch
 
 from bild_lab.engine.acceptance import (
     BlockVerification,
+    Cactus,
     ExactMatch,
+    ExactPrefix,
     Fly,
     Judge,
+    MarginAcceptance,
     Overlap,
     RejectionSampling,
     RelaxedAcceptance,
@@ -65,6 +68,11 @@ CLAIMS = [  # lossless greedily, and sampled
     (judge(own=0.0), True, True),  # the threshold that was chosen in training
     (judge(own=0.5), False, False),
     (StepScore(0), False, False),
+    (Cactus(0), True, True),
+    (Cactus(0.01), False, False),
+    (MarginAcceptance(1), True, True),
+    (MarginAcceptance(0.99), False, False),
+    (ExactPrefix(9, Rollback(0.5), SpeculativeSampling()), True, False),  # what its rule claims
 ]
 
 
@@ -75,7 +83,7 @@ def test_a_rule_claims_to_be_lossless_only_where_it_is(rule: Acceptance, greedy:
 
 def test_rules_of_chains_say_that_they_take_no_trees() -> None:
     chains = {type(rule) for rule, *_ in CLAIMS if not rule.accepts_trees}
-    others = {SpeculativeCascade, StaticEnsemble, StepScore}
+    others = {SpeculativeCascade, StaticEnsemble, StepScore, Cactus}
     assert chains == {Overlap, ReleasedRollback, RejectionSampling, BlockVerification} | others
 
 
@@ -110,6 +118,9 @@ NUMBERS = (True, "0.3", math.nan, None)  # which are none
         (lambda value: Fly(0.3, value), (0, 1.5, *NUMBERS), "deferred_window"),
         (judge, (-0.1, 1.1, *NUMBERS[:-1]), "threshold"),
         (StepScore, NUMBERS, "threshold"),
+        (Cactus, (-0.1, math.inf, *NUMBERS), "delta"),
+        (MarginAcceptance, (0, 1.1, *NUMBERS), "ratio"),
+        (lambda value: ExactPrefix(value, ExactMatch(), ExactMatch()), (0, -1, 1.5, *NUMBERS), "exact_prefix"),
         (lambda value: TruncationSampling(ratio=value), (0, 1.1), "ratio"),
         (lambda value: TruncationSampling(epsilon=value, delta=0.3), (0, 2, None), "epsilon"),
         (lambda value: TruncationSampling(epsilon=0.1, delta=value), (0, 2, None), "delta"),
