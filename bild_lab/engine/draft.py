@@ -72,11 +72,11 @@ class Draft:
 
     def below(self, node: int) -> list[int]:
         """The nodes below this one, in order."""
-        found: list[int] = []
+        found = [node]
         for other, parent in enumerate(self.parent_list):
-            if parent == node or parent in found:
+            if parent in found:
                 found.append(other)
-        return found
+        return found[1:]
 
     def only(self, kept: Sequence[int]) -> Draft:
         """The draft of these nodes alone, in order; those whose parent is not among them follow the text.

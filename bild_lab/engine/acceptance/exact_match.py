@@ -52,7 +52,7 @@ class ExactPrefix(Acceptance):
         require_whole("policy.exact_prefix", length, 1, remedy="0 verifies no token exactly")
         self.exact_prefix, self._rule, self._exact = length, rule, exact
         self.accepts_trees, self.needs, self.wants = rule.accepts_trees, rule.needs, rule.wants
-        self._text: Sequence[int] | None = None  # None: the prompt alone
+        self._text: Sequence[int] = ()  # with the prompt
         self._scores = Scores(None)
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -67,7 +67,7 @@ class ExactPrefix(Acceptance):
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         left = self._left(request)
         if left <= 0:
-            return self._whole(draft, logits, request)
+            return self._rule.in_round(self._text, self._scores)(draft, logits, request)
         draft = replace(draft, probes=None, shape=None)
         first = [node for node, depth in enumerate(draft.depths) if depth <= left]
         verdict = self._exact(draft.only(first), logits[[0, *(node + 1 for node in first)]], request)
@@ -75,8 +75,7 @@ class ExactPrefix(Acceptance):
         below = draft.below(path[-1]) if len(path) == left else []
         if not below:
             return replace(verdict, path=path)
-        rows = [path[-1] + 1, *(node + 1 for node in below)]
-        rule = self._after([draft.token_list[node] for node in path], rows)
+        rule = self._after([draft.token_list[node] for node in path], rows := [node + 1 for node in (path[-1], *below)])
         rest = rule(draft.only(below), logits[rows], request)
         noted = {
             name: tuple(dict(zip(below, value, strict=True)).get(node) for node in range(len(draft)))
@@ -86,36 +85,22 @@ class ExactPrefix(Acceptance):
         return Verdict((*path, *(below[node] for node in rest.path)), rest.next_token, {**rest.stats, **noted})
 
     def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow | None:
-        left = self._left(request)
-        if left <= 0:
-            return self._rule.in_round(self._text or (), self._scores).output_distribution(
-                draft, logits, request, drawn
-            )
-        draft = replace(draft, probes=None, shape=None)
-        output = self._exact.output_distribution(draft, logits, request, drawn)
-        for node, depth in enumerate(draft.depths):
-            if output is None or depth != left:
-                continue
-            below = draft.below(node)
-            rows = [node + 1, *(one + 1 for one in below)]
-            after = self._after([], rows).output_distribution(draft.only(below), logits[rows], request, drawn[below])
-            output = None if after is None else output.index_copy(0, torch.tensor(rows, device=output.device), after)
-        return output
+        """Of a chain: exact before the border, and after it the other rule's."""
+        if draft.parents is not None:
+            return None
+        left = min(max(self._left(request), 0), len(draft))
+        rows, draft = list(range(left, len(draft) + 1)), replace(draft, probes=None, shape=None)
+        before = self._exact.output_distribution(draft, logits, request, drawn)
+        rule, rest = self._after(draft.token_list[:left], rows), draft.only(rows[:-1])
+        after = rule.output_distribution(rest, logits[rows], request, drawn[left:])
+        return None if after is None else torch.cat([before[:left], after])
 
     def _left(self, request: Request) -> int:
         """How many of the next tokens are verified exactly."""
-        text = request.source.prompt if self._text is None else self._text
-        return self.exact_prefix - (len(text) - request.limits.prompt_length)
-
-    @property
-    def _whole(self) -> Acceptance:
-        """The other rule for a whole draft."""
-        return self._rule.in_round(self._text or (), self._scores)
+        return self.exact_prefix - max(0, len(self._text) - request.limits.prompt_length)
 
     def _after(self, accepted: Sequence[int], rows: Sequence[int]) -> Acceptance:
         """The other rule after the text and these tokens, with the scores of these rows."""
-        picked = {
-            name: None if held is None else held[list(rows)]
-            for name, held in (("logits", self._scores.logits), ("head_input", self._scores.head_input))
-        }
-        return self._rule.in_round([*(self._text or ()), *accepted], replace(self._scores, **picked))
+        held = {"logits": self._scores.logits, "head_input": self._scores.head_input}
+        picked = {name: None if one is None else one[list(rows)] for name, one in held.items()}
+        return self._rule.in_round([*self._text, *accepted], replace(self._scores, **picked))

@@ -28,6 +28,7 @@ from bild_lab.lab.measure.recorder import OneRow
 KEYS = ("prompt", "answer")
 LEAST_DRAWS = 50  # of a context that is tested
 LEAST_EXPECTED = 5  # draws of a bin of the chi-square test; less likely tokens share a bin
+MOST_BINS = 10  # of a context: a fault in what is most likely shows in fewer draws
 FALSE_ALARMS = 1e-3  # how often a sound engine is called a defect
 PLANTED = 0.1  # the fault that the test must see: so large a share of the draws takes the most likely token
 SPARE = 16  # tokens that an answer's text may have beyond those of its tokenizer
@@ -70,7 +71,7 @@ def read_answers(file: Path) -> list[Answer]:
     """The answers of a file with a JSON object a line. Raises UserError, with the line, for anything else."""
     wanted = "each line must be a JSON object with prompt and answer, each text or a list of token ids"
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read: {error}; {wanted}") from error
     found = []
@@ -113,25 +114,27 @@ class Wording:
                 f"line {answer.line}: tokens must be from 0 to {size - 1}, got {max(self.tokens)}; is pair.target the "
                 "model that answered?"
             )
-        self._prefixes = [
-            self._written(self.tokens[:length]) for length in range(len(self.tokens) + 1 if is_text else 0)
-        ]
-        self._text = self._prefixes[-1].rstrip() if is_text else None
+        self._prefixes = [self._written(self.tokens[:length]) for length in range(len(self.tokens) if is_text else 0)]
+        self._text = given.strip() if is_text else None
 
     def next(self, before: Sequence[int], own: int) -> int | None:
         """The token after these, where the target's is `own`; None at the end."""
+        length, tokenizer = len(before), self._checkpoint.tokenizer
         if self._text is None:
-            return self.tokens[len(before)] if len(before) < len(self.tokens) else None
+            return self.tokens[length] if length < len(self.tokens) else None
         written, longer = self._written(before), self._written([*before, own])
         if written.rstrip() == self._text:
             return None
-        if self._text.startswith(longer.rstrip()) and longer != written and own not in self._checkpoint.end_tokens:
-            return own
-        if self.tokens[: len(before)] == list(before):
-            return self.tokens[len(before)]
+        if own not in self._checkpoint.end_tokens:
+            space = not written and self._decoder.text([*before, own]).isspace()
+            goes_on = longer != written and self._text.startswith(longer.rstrip())
+            if goes_on or space or own in tokenizer.all_special_ids:  # of which a text says nothing
+                return own
+        if self.tokens[:length] == list(before) and length < len(self.tokens):
+            return self.tokens[length]
         if written in self._prefixes:
             return self.tokens[self._prefixes.index(written)]
-        return self._checkpoint.tokenizer.encode(self._text.removeprefix(written), add_special_tokens=False)[0]
+        return [*tokenizer.encode(self._text.removeprefix(written), add_special_tokens=False), 0][0]
 
     def _written(self, tokens: Sequence[int]) -> str:
         """Without a character of which bytes are missing."""
@@ -180,7 +183,7 @@ def audit_sampled(decoder: Decoder, answers: Sequence[Answer], sampling: Samplin
     distribution, row by row. The statistics of a prompt's contexts are added up, and a prompt is a defect if a sound
     engine would differ as much in less than a thousandth of audits.
 
-    Raises UserError for texts, and where the draws are too few to see the planted fault.
+    Raises UserError for texts, and where no defect is found in draws too few to see the planted fault.
     """
     groups: dict[str, list[Answer]] = {}
     for one in answers:
@@ -209,7 +212,7 @@ def audit_sampled(decoder: Decoder, answers: Sequence[Answer], sampling: Samplin
         verdict = DEFECT if p_value < FALSE_ALARMS / len(groups) else EQUAL
         found = {"draws": len(group), "contexts": len(own), "p_value": p_value, "total_variation": variation}
         findings.append(Finding(group[0].line, verdict, **found))
-    if chance_of(control) >= FALSE_ALARMS:
+    if chance_of(control) >= FALSE_ALARMS and all(one.verdict == EQUAL for one in findings):
         raise UserError(
             f"{len(answers)} draws of {len(groups)} prompts are too few: a fault that takes the most likely token in "
             f"{PLANTED:.0%} of the draws would not be seen; give more draws of each prompt, or a higher temperature"
@@ -233,13 +236,13 @@ def contexts(texts: Sequence[tuple[int, ...]], ends: frozenset[int]) -> Iterator
 def chi_square(seen: Float[Tensor, " vocab"], p: Float[Tensor, " vocab"]) -> tuple[float, int]:
     """Pearson's statistic of these counts against p, and the number of bins; infinite where p gives no probability.
 
-    Tokens with 5 expected draws or more are bins of their own, the others one together, with the least likely of the
-    former where it expects fewer.
+    The nine most likely tokens are bins of their own where 5 draws or more are expected, the others one together, with
+    the least likely of the former where it expects fewer.
     """
     if bool((seen[p == 0] > 0).any()):
         return float("inf"), 2
     expected, order = (seen.sum() * p).sort(descending=True)
-    alone = int((expected >= LEAST_EXPECTED).sum())
+    alone = min(int((expected >= LEAST_EXPECTED).sum()), MOST_BINS - 1)
     if float(expected[alone:].sum()) < LEAST_EXPECTED:
         alone -= 1
     bins = [torch.cat([one[: max(alone, 0)], one[max(alone, 0) :].sum()[None]]) for one in (seen[order], expected)]

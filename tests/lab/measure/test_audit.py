@@ -27,7 +27,7 @@ from bild_lab.lab.measure.certificate import DEFECT, EQUAL, TIE
 from scripts import audit
 from tests.checkpoints import tiny_checkpoints
 from tests.stubs import StubModel
-from tests.tiny import END, VOCABULARY
+from tests.tiny import END, START, VOCABULARY
 
 PROMPT = "w5 w9 w30 w12"
 LIMIT = 12
@@ -42,7 +42,7 @@ def own(family: str, prompt: str = PROMPT, limit: int = LIMIT) -> list[int]:
     return vanilla(family).generate(prompt, limit).token_ids
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_the_targets_own_answers_are_equal_as_tokens_and_as_text(family: str) -> None:
     for prompt in (PROMPT, "w7"):
         tokens, decoder = own(family, prompt), vanilla(family)
@@ -54,10 +54,11 @@ def test_the_targets_own_answers_are_equal_as_tokens_and_as_text(family: str) ->
             decoder.text(tokens[:3]),
         ):
             assert audit_greedy(decoder, Answer(1, prompt, answer), None) == Finding(1, EQUAL)
-        assert audit_greedy(decoder, Answer(1, prompt, decoder.text(tokens)), LIMIT) == Finding(1, EQUAL)
+        if tokens[-1] > START:  # of a special token at its end a text says nothing
+            assert audit_greedy(decoder, Answer(1, prompt, decoder.text(tokens)), LIMIT) == Finding(1, EQUAL)
 
 
-@pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_planted_token_is_a_defect_at_its_place(family: str) -> None:
     tokens, decoder = own(family), vanilla(family)
     wrong = [*tokens[:4], tokens[4] % (VOCABULARY - 4) + 3, *tokens[5:]]
@@ -152,16 +153,16 @@ def draws(table: Tensor, count: int, first: int = 10, length: int = 3) -> list[A
 
 def test_draws_of_the_target_pass_and_those_of_other_distributions_fail() -> None:
     decoder, sampling = scored(lambda text: P[text[-1]].log()), Sampling(1.0)
-    (sound,) = audit_sampled(decoder, draws(P, 600), sampling)
-    assert (sound.verdict, sound.draws) == (EQUAL, 600) and sound.contexts > 2 and sound.p_value > 0.01
+    (sound,) = audit_sampled(decoder, draws(P, 1000), sampling)
+    assert (sound.verdict, sound.draws) == (EQUAL, 1000) and sound.contexts > 2 and sound.p_value > 0.01
     colder = (P.log() / 0.8).softmax(-1)
-    assert [one.verdict for one in audit_sampled(decoder, draws(colder, 600), sampling)] == [DEFECT]
-    assert [one.verdict for one in audit_sampled(decoder, draws(colder, 600), Sampling(0.8))] == [EQUAL]
+    assert [one.verdict for one in audit_sampled(decoder, draws(colder, 1000), sampling)] == [DEFECT]
+    assert [one.verdict for one in audit_sampled(decoder, draws(colder, 1000), Sampling(0.8))] == [EQUAL]
     later = P.clone()
     later[int(P[10].argmax())] = P[3]  # a fault after one token alone
-    found = audit_sampled(decoder, [*draws(later, 600), *draws(P, 600, first=11)], sampling)
+    found = audit_sampled(decoder, [*draws(later, 1000), *draws(P, 1000, first=11)], sampling)
     assert [(one.line, one.verdict) for one in found] == [(1, DEFECT), (1, EQUAL)]
-    assert [one.verdict for one in audit_sampled(decoder, draws(P, 600), Sampling(1.0, top_k=5))] == [DEFECT]
+    assert [one.verdict for one in audit_sampled(decoder, draws(P, 1000), Sampling(1.0, top_k=5))] == [DEFECT]
 
 
 def test_too_few_draws_and_texts_are_refused() -> None:
@@ -179,7 +180,7 @@ def test_the_chi_square_test_is_the_textbooks() -> None:
     assert chance_of([(7.814728, 4)]) == pytest.approx(0.05, abs=1e-6)
     assert chance_of([(4.0, 2), (3.814728, 3)]) == pytest.approx(0.05, abs=1e-6) and chance_of([]) == 1.0
     rare = torch.tensor([0.96, 0.02, 0.02]).double()  # the rare ones and their neighbour make one bin
-    assert chi_square(torch.tensor([96.0, 4.0, 0.0]).double(), rare) == (0.0, 1)
+    assert chi_square(torch.tensor([96.0, 4.0, 0.0]).double(), rare) == (pytest.approx(0.0), 1)
     assert chi_square(seen, torch.tensor([0.0, 0.2, 0.4, 0.4]).double())[0] == float("inf")
 
 
