@@ -4,7 +4,6 @@ from bild_lab.engine.acceptance.block_verification import BlockVerification
 from bild_lab.engine.acceptance.cascades import Cactus, SpeculativeCascade, StaticEnsemble
 from bild_lab.engine.acceptance.exact_match import ExactMatch, ExactPrefix
 from bild_lab.engine.acceptance.fly import Fly
-from bild_lab.engine.acceptance.judge import Judge
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.engine.acceptance.relaxed import MarginAcceptance, RelaxedAcceptance
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
@@ -18,7 +17,6 @@ __all__ = [
     "ExactMatch",
     "ExactPrefix",
     "Fly",
-    "Judge",
     "MarginAcceptance",
     "Overlap",
     "RejectionSampling",
