@@ -30,6 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_progress_bars, require_hub
 from bild_lab.engine.models.pieces import Pieces, begin_of_text
 from bild_lab.engine.models.weights import StoredWeights
@@ -162,7 +163,11 @@ class Checkpoint:
         """What each token writes."""
         return Pieces(self.tokenizer)
 
-    @property
+    @cached_property
+    def trained_positions(self) -> int | None:
+        return trained_positions(self.config)
+
+    @cached_property
     def end_tokens(self) -> frozenset[int]:
         configured = getattr(self.config.get_text_config(decoder=True), "eos_token_id", None)
         for ids in (self.generation.eos_token_id, configured, self.tokenizer.eos_token_id):

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from transformers import M2M100Tokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerBase
 
-from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.processors import asked_for
 from bild_lab.engine.request import Source
@@ -117,7 +116,7 @@ def warn_of_precision(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
 
 def warn_of_lengths(checkpoint: Checkpoint, lengths: Sequence[int]) -> None:
     """Log that texts may be longer than a rotary model was trained for. lengths: in tokens, of the longest answers."""
-    trained = trained_positions(checkpoint.config)
+    trained = checkpoint.trained_positions
     beyond = [place for place, length in enumerate(lengths, 1) if trained is not None and length > trained]
     if beyond:
         warn(
