@@ -30,7 +30,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_progress_bars, require_hub
 from bild_lab.engine.models.pieces import Pieces, begin_of_text
 from bild_lab.engine.models.weights import StoredWeights
@@ -162,10 +161,6 @@ class Checkpoint:
     def pieces(self) -> Pieces:
         """What each token writes."""
         return Pieces(self.tokenizer)
-
-    @cached_property
-    def trained_positions(self) -> int | None:
-        return trained_positions(self.config)
 
     @cached_property
     def end_tokens(self) -> frozenset[int]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import M2M100Tokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerBase
 
+from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.processors import asked_for
 from bild_lab.engine.request import Source
@@ -116,7 +117,7 @@ def warn_of_precision(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
 
 def warn_of_lengths(checkpoint: Checkpoint, lengths: Sequence[int]) -> None:
     """Log that texts may be longer than a rotary model was trained for. lengths: in tokens, of the longest answers."""
-    trained = checkpoint.trained_positions
+    trained = trained_positions(checkpoint.config)
     beyond = [place for place, length in enumerate(lengths, 1) if trained is not None and length > trained]
     if beyond:
         warn(
