@@ -32,6 +32,7 @@ import csv
 import io
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
     from bild_lab.lab.schema.result import Result
 
 POINT = "policy|knobs|quality|difference|speedup|latency|tokens/s|tokens/call|acceptance|same output".split("|")
-AS_THE_FIRST = ("traced_examples", "certify", "target_log_probability")  # of `measure`
+AS_THE_FIRST = ("traced_examples", "certify", "target_log_probability", "precision", "most_repeats")  # of `measure`
 
 
 def given_sweeps(cfg: DictConfig) -> list[Sweep]:
@@ -112,7 +113,6 @@ def interleave(cfg: DictConfig) -> None:
     from bild_lab.lab.results.records import Sweep
     from bild_lab.lab.runner import run_points
     from bild_lab.lab.score import DECODING
-    from bild_lab.lab.sweep import process_age_s
     from bild_lab.report.sweep import report_sweep
 
     require_one_process()
@@ -130,9 +130,9 @@ def interleave(cfg: DictConfig) -> None:
             results = run_points(
                 points,
                 sweep,
-                process_age_s(),
-                lambda: bar.advance(task),
-                lambda name: bar.update(task, description=name),
+                time.perf_counter() - stages.began_s,
+                lambda texts: bar.advance(task, texts),
+                lambda name: bar.update(task, description=name, completed=0),
             )
     except KeyboardInterrupt:
         stages.leave()
@@ -164,9 +164,9 @@ def prepared(cfg: DictConfig) -> list[Point]:
             config = OmegaConf.load(file)
             measure = measure or config.measure
             changes = {"name": cfg.name, "dataset.limit": cfg.limit, "measure.repeats": cfg.repeats}
-            changes |= {f"measure.{key}": measure[key] for key in AS_THE_FIRST}
+            changes |= {f"measure.{key}": measure.get(key) for key in AS_THE_FIRST}
             for key, value in changes.items():
-                if value is not None:
+                if value is not None or key == "measure.precision":
                     OmegaConf.update(config, key, value)
             point = prepare(config)
         except Exception as error:

@@ -24,7 +24,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.errors import UserError, require_finite, require_model_path, require_number, require_whole
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 
 T = TypeVar("T")
@@ -122,11 +122,25 @@ class MeasureSpec:
 
     warmup: int = whole(0, default=3)  # examples whose beginnings are decoded before timing starts
     repeats: int = whole(1, default=3)  # how often policy and baseline decode each example, in turn
+    precision: float | None = None  # repeat until the speedup's error by the clock is at most this share
+    most_repeats: int = whole(1, default=30)  # with precision
+    quiet: float = 0.0  # seconds to wait, at most, until the machine is not busy with something else
     baseline: str | None = "vanilla"  # the policy to compare with; null: none
     traced_examples: int = whole(0, default=20)  # examples with a clock in every stage
     certify: bool = False  # compare every output with the target's own
     target_log_probability: bool = True  # score every text by the target
     run_code: bool = False  # let dataset.metric=pass_at_1 run programs
+
+    def __post_init__(self) -> None:
+        require_finite("measure.quiet", self.quiet, 0)
+        if self.precision is None:
+            return
+        require_number("measure.precision", self.precision, 0, 1, above=True, remedy="0.05 means ± 5 %, null: off")
+        if self.baseline is None or self.most_repeats < max(2, self.repeats):
+            raise UserError(
+                "measure.precision needs a baseline, and measure.most_repeats of at least 2 and measure.repeats, got "
+                f"measure.baseline={self.baseline} measure.most_repeats={self.most_repeats}"
+            )
 
 
 SCHEMAS = {
