@@ -89,7 +89,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     with bars as shown:
         result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
     speedup, others = result.speedup.value, result.further_qualities.values()
-    faster = "" if speedup is None else f", {times(speedup)}{_took(result, point.measure)}"
+    faster = "" if speedup is None else f", {times(speedup)}{took(result, point.measure)}"
     point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
     left = "" if later <= 0 else f"; {roughly(later * (progress.typical_s or point_s))} left"
     scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (result.quality, *others))
@@ -102,7 +102,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     return result
 
 
-def _took(result: Result, measure: MeasureSpec) -> str:
+def took(result: Result, measure: MeasureSpec) -> str:
     """What it took to know the speedup as well as was asked for, and the wait for other programs."""
     noise, waited_s = result.speedup.noise, result.environment.waited_s
     waited = "" if waited_s is None else f", {roughly(waited_s)} waited for other programs"
