@@ -37,7 +37,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -58,7 +57,7 @@ from bild_lab.lab.cli import (
     stages,
     words_as_list,
 )
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import hydra_main
 
 if TYPE_CHECKING:
     from bild_lab.lab.point import Point
@@ -356,7 +355,7 @@ def as_overrides(words: Sequence[str]) -> list[str]:
     return words_as_list(others, "sweeps")
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="sweeps")
+@hydra_main("sweeps")
 def main(cfg: DictConfig) -> None:
     """One of the commands."""
     with refusing("sweeps"):

@@ -17,7 +17,6 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
@@ -31,7 +30,7 @@ from bild_lab.lab.cli import (
     run_application,
     stages,
 )
-from bild_lab.lab.config import compose_config, config_dir
+from bild_lab.lab.config import compose_config, hydra_main
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +44,7 @@ NEXT = (
 )
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="config")
+@hydra_main("config")
 def main(cfg: DictConfig) -> float:
     """One point of a sweep."""
     from bild_lab.lab.sweep import measure_point  # torch loads only if there is something to measure

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -34,6 +36,17 @@ MOST_THREADS = 4096
 MOST_BATCH = 4096
 MOST_TOKENS = 2**20
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
+
+
+NEWER = "execution_whitelist" in inspect.signature(hydra.main).parameters  # Hydra 1.4 and its OmegaConf
+BASE = {} if NEWER else {"version_base": "1.3"}  # which Hydra 1.4 deprecates, and 1.3 wants
+BUILT_BY_HYDRA = ["bild_lab.report.sweep.reported_sweep"]  # the callback; all other parts are built by ourselves
+
+
+def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
+    """Make a function of the configuration `conf/NAME.yaml` a command, by `hydra.main`."""
+    options = {"execution_whitelist": BUILT_BY_HYDRA} if NEWER else BASE
+    return hydra.main(config_path=str(config_dir()), config_name=config_name, **options)
 
 
 def config_dir() -> Path:
@@ -186,7 +199,7 @@ def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
     if GlobalHydra.instance().is_initialized():  # its search path may include the user's own folders
         loader = GlobalHydra.instance().config_loader()
         return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), **BASE):
         return compose(name, overrides=overrides)
 
 
@@ -217,7 +230,8 @@ def drafter_of(name: str, knobs: Mapping[str, Any] | None) -> dict[str, Any]:
     return decoder["drafter"]
 
 
-OmegaConf.register_new_resolver("drafter_of", drafter_of, replace=True)
+register = OmegaConf.register_resolver if NEWER else OmegaConf.register_new_resolver
+register("drafter_of", drafter_of, replace=True)
 
 
 def resolved(policy: DictConfig) -> dict[str, Any]:
