@@ -22,13 +22,7 @@ from bild_lab.lab.config import MeasureSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.decoding.history import with_history
-from bild_lab.lab.measure.environment import (
-    DeviceUse,
-    OtherLoad,
-    environment,
-    no_garbage_collection,
-    wait_until_quiet,
-)
+from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, no_garbage_collection, wait_for_quiet
 from bild_lab.lab.measure.summary import latencies, log_probability, require_no_nan
 from bild_lab.lab.point import Point
 from bild_lab.lab.progress import DECODING
@@ -92,7 +86,7 @@ def run_points(
     external = [method for method in methods.values() if isinstance(method, External)]
     helpers_s = lambda: sum(each.cpu_seconds() for each in external)  # noqa: E731
     with clock.part("wait"):
-        if waited_s := wait_until_quiet(first.measure.quiet, helpers_s):
+        if waited_s := wait_for_quiet(first.measure.quiet, helpers_s):
             surroundings["waited_s"] = waited_s
     with clock.part("decode"):
         others = OtherLoad(helpers_s)

@@ -30,15 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
-from bild_lab.lab.config import (
-    MeasureSpec,
-    compose_config,
-    knob_values,
-    plain_values,
-    policy_label,
-    shipped_knobs,
-    without_hydra,
-)
+from bild_lab.lab.config import compose_config, knob_values, plain_values, policy_label, shipped_knobs, without_hydra
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.decoding.load import build, load_model
 from bild_lab.lab.formatting import knob_label, percent, short_name, times
@@ -89,7 +81,7 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     with bars as shown:
         result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
     speedup, others = result.speedup.value, result.further_qualities.values()
-    faster = "" if speedup is None else f", {times(speedup)}{took(result, point.measure)}"
+    faster = "" if speedup is None else f", {times(speedup)}{took(result, point.measure.precision)}"
     point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
     left = "" if later <= 0 else f"; {roughly(later * (progress.typical_s or point_s))} left"
     scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (result.quality, *others))
@@ -102,13 +94,13 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     return result
 
 
-def took(result: Result, measure: MeasureSpec) -> str:
-    """What it took to know the speedup as well as was asked for, and the wait for other programs."""
+def took(result: Result, precision: float | None) -> str:
+    """What it took to know the speedup to `measure.precision`, and the wait for other programs."""
     noise, waited_s = result.speedup.noise, result.environment.waited_s
     waited = "" if waited_s is None else f", {roughly(waited_s)} waited for other programs"
-    if measure.precision is None or noise is None:
+    if precision is None or noise is None:
         return waited
-    wide = "" if noise <= measure.precision else ", not the precision that was asked for"
+    wide = "" if noise <= precision else ", not the precision that was asked for"
     return f" ± {percent(noise, 1)} by the clock, {result.speedup.repeats} repeats{wide}{waited}"
 
 

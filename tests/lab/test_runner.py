@@ -207,7 +207,7 @@ def test_repeats_until_the_speedup_is_known_and_waits_are_told(
     known = lambda slow, fast: 0.005 if slow.shape[1] >= 4 else 0.2  # noqa: E731
     monkeypatch.setattr(runner, "clock_noise", known)
     monkeypatch.setattr(statistics, "clock_noise", known)
-    monkeypatch.setattr(runner, "wait_until_quiet", lambda most_s, helpers_s: most_s - 2)
+    monkeypatch.setattr(runner, "wait_for_quiet", lambda most_s, helpers_s: most_s - 2)
     stages: list[str] = []
     result = run_point(point, Sweep(tmp_path), stage=stages.append)
     assert [name for name in stages if name.startswith("decoding")] == [
@@ -215,7 +215,7 @@ def test_repeats_until_the_speedup_is_known_and_waits_are_told(
     ]  # fmt: skip
     assert {len(one.latency_s) for one in read_examples(result.folder)} == {repeats}
     assert (result.speedup.repeats, result.environment.waited_s) == (repeats, 58)
-    told = took(result, point.measure)
+    told = took(result, point.measure.precision)
     assert told.startswith(f" ± {said} by the clock, {repeats} repeats")
     assert told.endswith(", 58 s waited for other programs")
     assert ("not the precision that was asked for" in told) == (most == 3)

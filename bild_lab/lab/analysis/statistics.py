@@ -33,14 +33,8 @@ def paired_speedup(
     picks = np.random.default_rng(seed).integers(len(slow), size=(RESAMPLES, len(slow)))
     ratios = slow[picks].sum(1) / fast[picks].sum(1)
     low, high = np.quantile(ratios, [0.025, 0.975])
-    return Speedup(
-        value=float(slow.sum() / fast.sum()),
-        low=float(low),
-        high=float(high),
-        median=float(np.median(slow / fast)),
-        noise=clock_noise(baseline_s, method_s),
-        repeats=baseline_s.shape[1],
-    )
+    estimates = map(float, (slow.sum() / fast.sum(), low, high, np.median(slow / fast)))
+    return Speedup(*estimates, clock_noise(baseline_s, method_s), baseline_s.shape[1])
 
 
 def clock_noise(

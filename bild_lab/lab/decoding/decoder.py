@@ -259,13 +259,13 @@ def several(prompt: Prompt | Sequence[Prompt]) -> bool:
 
     Raises UserError for what is neither a prompt nor such a list.
     """
-    if not isinstance(prompt, Sequence) or any(
-        not isinstance(one, Mapping | Sequence) and not hasattr(one, "__index__") for one in prompt
-    ):
-        raise UserError(
-            f"a prompt is text, token ids or the messages of a chat, or a list of such prompts, got {prompt!r:.80}"
-        )
-    return not isinstance(prompt, str) and bool(prompt) and isinstance(prompt[0], str | Sequence)
+    if isinstance(prompt, str):
+        return False
+    known = isinstance(prompt, Sequence)
+    if not known or not all(isinstance(one, Mapping | Sequence) or hasattr(one, "__index__") for one in prompt):
+        wanted = "text, token ids or the messages of a chat, or a list of such prompts"
+        raise UserError(f"a prompt is {wanted}, got {prompt!r:.80}")
+    return bool(prompt) and isinstance(prompt[0], Sequence)
 
 
 def settled(text: str) -> str:

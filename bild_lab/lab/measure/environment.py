@@ -79,7 +79,7 @@ class OtherLoad:
 LOOK_S = 2.0  # of the load on a machine
 
 
-def wait_until_quiet(most_s: float, helpers_s: Callable[[], float] = lambda: 0.0) -> float:
+def wait_for_quiet(most_s: float, helpers_s: Callable[[], float] = lambda: 0.0) -> float:
     """Wait while others use more than `BUSY_PERCENT` of the machine, for so many seconds at most. Returns the wait."""
     waited_s = 0.0
     while waited_s < most_s:

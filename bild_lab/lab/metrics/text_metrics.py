@@ -76,31 +76,27 @@ def own_function(path: str) -> Callable[[str, Sequence[str]], float]:
 
     Raises UserError if it cannot be imported, and for Python's own: a configuration must not run commands.
     """
-    remedy = "give MODULE.FUNCTION of your own; PYTHONPATH=DIR says where its module lies"
-    if path.partition(".")[0] in sys.stdlib_module_names:
-        raise UserError(f"the metric {path} belongs to Python itself: {remedy}")
     try:
-        found = pkgutil.resolve_name(path)
+        if path.partition(".")[0] in sys.stdlib_module_names:
+            raise UserError("it belongs to Python itself")
+        if not callable(found := pkgutil.resolve_name(path)):
+            raise UserError(f"it is a {type(found).__name__}")
     except Exception as error:  # a module may raise anything
-        raise UserError(f"the metric {path} cannot be imported ({error}): {remedy}") from error
-    if not callable(found):
-        raise UserError(f"the metric {path} is a {type(found).__name__}: {remedy}")
+        remedy = "give MODULE.FUNCTION of your own; PYTHONPATH=DIR says where its module lies"
+        raise UserError(f"the metric {path} cannot be used ({error}): {remedy}") from error
     return found
 
 
 def mean_of_function(
     function: Callable[[str, Sequence[str]], float], shown: str, texts: Sequence[str], references: References
 ) -> Measure:
-    """Of a user's function. Raises UserError where it fails or gives no number from 0 to 100."""
+    """Of a user's function. Raises UserError where it gives no number from 0 to 100."""
     values = []
-    for place, (text, several) in enumerate(zip(texts, references, strict=True)):
-        try:
-            value = function(text, several)
-        except Exception as error:
-            raise UserError(f"the metric {shown} fails at text {place}: {type(error).__name__}: {error}") from error
+    for text, several in zip(texts, references, strict=True):
+        value = function(text, several)
         value = 100.0 * value if isinstance(value, bool | np.bool_) else value
         if not isinstance(value, Real | np.number) or not 0 <= value <= 100:
-            raise UserError(f"the metric {shown} must give a number from 0 to 100, got {value!r} at text {place}")
+            raise UserError(f"the metric {shown} must give a number from 0 to 100, got {value!r} for {text!r:.60}")
         values.append(float(value))
     return mean_of(shown, values)
 

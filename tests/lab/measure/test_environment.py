@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bild_lab.lab.measure import environment
-from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in, peak_memory_mb, wait_until_quiet
+from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in, peak_memory_mb, wait_for_quiet
 
 
 def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
@@ -51,7 +51,7 @@ def test_a_busy_machine_is_waited_for_but_not_for_ever(
     slept: list[float] = []
     monkeypatch.setattr(environment.time, "sleep", slept.append)
     monkeypatch.setattr(OtherLoad, "percent", lambda self: loads[len(slept) - 1])
-    assert wait_until_quiet(most_s) == waited_s
+    assert wait_for_quiet(most_s) == waited_s
     assert len(slept) == min(len(loads), most_s / 2)  # a look of two seconds each
 
 

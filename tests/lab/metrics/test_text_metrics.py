@@ -195,11 +195,11 @@ def test_a_plain_function_of_ones_own_is_a_metric(tmp_path: Path, monkeypatch: p
     assert found.difference.value == 12.5
     assert score("own_metric.begins", ["a b", "c"], [["x", "a"], ["d"]]).value == 50.0
     for name, message in {
-        "own_metric.wrong": "the metric wrong must give a number from 0 to 100, got -1 at text 0",
-        "own_metric.none": "own_metric.none cannot be imported .*PYTHONPATH=DIR says where its module lies",
-        "nowhere.function": "nowhere.function cannot be imported",
-        "own_metric.WORD": "own_metric.WORD is a str",
-        "os.system": "os.system belongs to Python itself",
+        "own_metric.wrong": "the metric wrong must give a number from 0 to 100, got -1 for 'a'",
+        "own_metric.none": "own_metric.none cannot be used .*PYTHONPATH=DIR says where its module lies",
+        "nowhere.function": "nowhere.function cannot be used",
+        "own_metric.WORD": "own_metric.WORD cannot be used .it is a str.",
+        "os.system": "os.system cannot be used .it belongs to Python itself.",
     }.items():
         with pytest.raises(UserError, match=message):
             score(name, ["a"], [["a"]])
