@@ -52,33 +52,55 @@ def test_the_console_command_lists_and_runs_every_command_under_its_own_name(
     assert code == 2 and "`bild-lab run --cfg job` lists them all" in " ".join(text.split())
 
 
+def borrowing(folder: Path) -> Path:
+    """The `bin` of a new environment, which has the libraries of this one behind its own, and not our package."""
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    return folder / "bin"
+
+
 @pytest.mark.slow
 def test_an_installed_wheel_measures_from_any_folder_with_configurations_of_ones_own(tmp_path: Path) -> None:
-    """In a new environment outside of the checkout, which borrows the libraries of this one."""
-    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(tmp_path)]
-    source = tmp_path / "source"  # a build leaves files behind
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
-    subprocess.run([*pip, str(source)], check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "new")], check=True)
-    (packages,) = (tmp_path / "new/lib").glob("python*/site-packages")
-    (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
-    own, bin_ = tmp_path / "own", tmp_path / "new/bin"
-    subprocess.run([bin_ / "pip", "install", "--quiet", "--no-deps", "--force-reinstall", str(wheel)], check=True)
+    source, own, programs = tmp_path / "source", tmp_path / "own", borrowing(tmp_path / "new")
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)  # a build leaves files behind
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", str(source)]
+    subprocess.run([*wheel, "--wheel-dir", str(tmp_path)], check=True)
+    install = [programs / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed"]
+    subprocess.run([*install, *tmp_path.glob("*.whl")], check=True)
     (own / "conf/policy").mkdir(parents=True)
     (own / "conf/policy/short.yaml").write_text("defaults:\n  - speculative\n  - _self_\nname: short\nwindow: 2\n")
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
-    def run(*words: str) -> str:
-        kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        done = subprocess.run(
-            [bin_ / "bild-lab", *words], cwd=own, env=kept, capture_output=True, text=True, timeout=300
-        )
+    def run(program: str, *words: str) -> str:
+        done = subprocess.run([programs / program, *words], cwd=own, env=kept, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return done.stdout
 
-    run("run", "--config-dir", "conf", "name=mine", "policy=short", "dataset.limit=2", "measure.repeats=1")
-    assert (own / "outputs/mine/commands.jsonl").read_text().count("bild-lab run --config-dir conf name=mine") == 1
-    assert "mine" in run("sweeps", "list") and "short" in run("sweeps", "list", "outputs/mine")
-    where = "import bild_lab; print(bild_lab.__file__)"
-    found = subprocess.run([bin_ / "python", "-c", where], cwd=own, capture_output=True, text=True, check=True, env={})
-    assert Path(found.stdout.strip()).is_relative_to(tmp_path / "new")
+    run("bild-lab", "run", "--config-dir", "conf", "name=mine", "policy=short", "dataset.limit=2", "measure.repeats=1")
+    assert "bild-lab run --config-dir conf name=mine" in (own / "outputs/mine/commands.jsonl").read_text()
+    assert "short" in run("bild-lab", "sweeps", "list", "outputs/mine")
+    where = run("python", "-c", "import bild_lab; print(bild_lab.__file__)")
+    assert Path(where.strip()).is_relative_to(tmp_path / "new")
+
+
+NEXT = ["hydra-core>=1.4.0rc3", "omegaconf>=2.4.1rc1", "hydra-joblib-launcher>=1.4.0rc3"]
+WITH_NEXT = ["tests/test_experiments.py", "tests/lab/test_config.py", "tests/lab/test_application.py"]
+WITH_NEXT += ["tests/lab/test_cli.py::test_a_sweep_leaves_everything_it_promises", "tests/faults/test_launchers.py"]
+
+
+@pytest.mark.slow
+def test_every_experiment_composes_and_sweeps_run_with_the_next_hydra_without_what_it_deprecates(
+    tmp_path: Path,
+) -> None:
+    python = [borrowing(tmp_path) / "python", "-m"]
+    install = [*python, "pip", "install", "--quiet", "--no-deps", "--pre", "--ignore-installed"]
+    installed = subprocess.run(
+        [*install, *NEXT, "hydra-submitit-launcher>=1.4.0rc3"], stderr=subprocess.PIPE, text=True
+    )
+    if installed.returncode:
+        pytest.skip(f"Hydra 1.4 cannot be installed here: {installed.stderr.strip().splitlines()[-1]}")
+    settings = {**os.environ, "PYTHONPATH": str(ROOT), "HYDRA_DEPRECATION_WARNINGS_AS_ERRORS": "1"}
+    done = subprocess.run([*python, "pytest", *WITH_NEXT], cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert list(tmp_path.glob("lib/python*/site-packages/hydra_core-1.4*"))
