@@ -84,7 +84,7 @@ def test_an_installed_wheel_measures_from_any_folder_with_configurations_of_ones
     assert Path(where.strip()).is_relative_to(tmp_path / "new")
 
 
-NEXT = ["hydra-core>=1.4.0rc3", "omegaconf>=2.4.1rc1", "hydra-joblib-launcher>=1.4.0rc3"]
+NEXT = ["omegaconf>=2.4", *(f"hydra-{part}>=1.4.0rc3" for part in ("core", "joblib-launcher", "submitit-launcher"))]
 WITH_NEXT = ["tests/test_experiments.py", "tests/lab/test_config.py", "tests/lab/test_application.py"]
 WITH_NEXT += ["tests/lab/test_cli.py::test_a_sweep_leaves_everything_it_promises", "tests/faults/test_launchers.py"]
 
