@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
-import runpy
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from bild_lab.errors import UserError
@@ -41,7 +41,9 @@ def main() -> None:
     sys.argv = [f"{CONSOLE_COMMAND} {name}", *sys.argv[2:]]
     if name == "run":
         application.command()
-    runpy.run_path(str(files[name]), run_name="__main__")
+    spec = spec_from_file_location("__main__", files[name])
+    sys.modules["__main__"] = module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["__main__"])
 
 
 if __name__ == "__main__":

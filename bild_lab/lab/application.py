@@ -75,12 +75,15 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
 
     Raises UserError for what the command would refuse, and RuntimeError if a point failed: the others are stored.
     """
-    from bild_lab.lab.point import sweep_folder
+    from bild_lab.lab.hashing import reread_sources
+    from bild_lab.lab.point import cached_examples, sweep_folder
     from bild_lab.lab.results.records import load_results
     from bild_lab.lab.sweep import alternatives
 
     if isinstance(overrides, str) or not all(isinstance(word, str) and "=" in word for word in overrides):
         raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
+    reread_sources()
+    cached_examples.cache_clear()
     before, sys.argv, stages.began_s = sys.argv, ["run.py", "-m", *overrides], time.perf_counter()
     try:
         run_application(main)

@@ -102,12 +102,12 @@ def test_a_long_sweep_says_early_how_long_it_takes_and_a_log_file_gets_a_line_a_
         assert said() == []
         clock[0] = 70.0
         shown.advance(0.25)  # no text is complete, and twenty seconds are over
-        estimate = "1/3 bild: about 13 min for this point, 42 min for the 3 points left"
+        estimate = "1/3 bild: about 13 min for this point, 41 min for the 3 points left"
         assert said() == [estimate]
         for second in range(71, 192):
             clock[0] = second
             shown.advance(0.05)
-        assert said() == [estimate, "1/3 bild: 3/20, 9 min left", "1/3 bild: 6/20, 5 min left"]
+        assert said() == [estimate, "1/3 bild: 3/20, 6 min left", "1/3 bild: 6/20, 5 min left"]
         clock[0] = 260.0
         shown.stage("scoring by the target")
         assert said()[3:] == ["1/3 bild: scoring by the target …"]
