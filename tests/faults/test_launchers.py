@@ -87,7 +87,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_a_sweep_on_slurm_that_was_killed_with_its_jobs_goes_on(slurm: None, ground: Ground) -> None:
-    words = ("-m", "policy=bild", "policy.fallback=0.2,0.3,0.4,0.5,0.6,0.7", "hydra.launcher.timeout_min=10", *SLURM)
+    words = ("-m", "policy=bild", "policy.fallback=0.2,0.3,0.4,0.5", "hydra.launcher.timeout_min=10", *SLURM)
     process = started(ground, *words, "hydra.launcher.array_parallelism=1")
     deadline = time.monotonic() + PATIENCE_S
     while len(ground.finished()) < 2 and process.poll() is None and time.monotonic() < deadline:
@@ -96,8 +96,8 @@ def test_a_sweep_on_slurm_that_was_killed_with_its_jobs_goes_on(slurm: None, gro
     subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], check=False)
     subprocess.run(["scancel", "--user=root"], check=True)
     printed, before = process.communicate()[0], ground.finished()
-    assert 2 <= len(before) < 6, printed
+    assert 2 <= len(before) < 4, printed
     code, printed = swept(ground, *words)
     assert code == 0, printed
-    ground.require_whole(6, before)
-    assert len([*(ground.sweep.folder / ".submitit").rglob("*_log.out")]) >= 6 + len(before)  # a job for each point
+    ground.require_whole(4, before)
+    assert len([*(ground.sweep.folder / ".submitit").rglob("*_log.out")]) >= 4 + len(before)  # a job for each point
