@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from bild_lab.lab.schema.result import Result
 
 POINT = "policy|knobs|quality|difference|speedup|latency|tokens/s|tokens/call|acceptance|same output".split("|")
-AS_THE_FIRST = ("traced_examples", "certify", "target_log_probability", "precision", "most_repeats")  # of `measure`
+AS_THE_FIRST = ("traced_examples", "certify", "target_log_probability")  # of `measure`
 
 
 def given_sweeps(cfg: DictConfig) -> list[Sweep]:
@@ -164,7 +164,7 @@ def prepared(cfg: DictConfig) -> list[Point]:
             config = OmegaConf.load(file)
             measure = measure or config.measure
             changes = {"name": cfg.name, "dataset.limit": cfg.limit, "measure.repeats": cfg.repeats}
-            changes |= {f"measure.{key}": measure.get(key) for key in AS_THE_FIRST}
+            changes |= {f"measure.{key}": measure.get(key) for key in (*AS_THE_FIRST, "precision", "most_repeats")}
             for key, value in changes.items():
                 if value is not None or key == "measure.precision":
                     OmegaConf.update(config, key, value)
