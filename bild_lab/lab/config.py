@@ -33,6 +33,7 @@ MOST_WHOLE = 2**63 - 1
 MOST_THREADS = 4096
 MOST_BATCH = 4096
 MOST_TOKENS = 2**20
+PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
 
 
@@ -129,6 +130,19 @@ class MeasureSpec:
     run_code: bool = False  # let dataset.metric=pass_at_1 run programs
 
 
+@dataclass
+class ReportSpec:
+    """What a sweep's report draws: the keys of `report`."""
+
+    # pictures of quality against latency: png for a screen; pdf, svg for a paper, 8 cm wide
+    figures: list[str] = dataclasses.field(default_factory=lambda: list(PICTURE_KINDS))
+
+    def __post_init__(self) -> None:
+        kinds = ("png", "pdf", "svg")
+        if not self.figures or set(self.figures) - set(kinds):
+            raise UserError(f"figures are {', '.join(kinds)}, one or more of them, got {list(self.figures)}")
+
+
 SCHEMAS = {
     "pair": PairSpec,
     "dataset": DatasetSpec,
@@ -136,7 +150,10 @@ SCHEMAS = {
     "runtime": RuntimeSpec,
     "measure": MeasureSpec,
 }
-for group, schema in SCHEMAS.items():  # a command names those that it takes: `- schema@pair: pair`
+for group, schema in {
+    **SCHEMAS,
+    "report": ReportSpec,
+}.items():  # `- schema@pair: pair`
     ConfigStore.instance().store(group="schema", name=group, node=schema)
 
 
