@@ -26,6 +26,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.training.answers import END, Answer, Calibration
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.comparison import LOSSES, Comparison, Report, agreement, gains, measured_points
+from bild_lab.training.distillation import Teaching
 from bild_lab.training.finetune import FinetuningJob, finetune
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import Recipe
@@ -51,6 +52,7 @@ class Alignment:
     measure: MeasureSpec
     comparison: Comparison | None
     logger: Any = None  # of `conf/logger`; None: none
+    teaching: Teaching = Teaching()
 
     @property
     def aligned(self) -> Checkpoint:
@@ -75,7 +77,7 @@ class Alignment:
                 f"train.max_target_tokens={self.recipe.max_target_tokens} would cut the target's longest answer of "
                 f"{longest} tokens; set train.max_target_tokens={longest}"
             )
-        if self.recipe.soft_targets or self.comparison is not None:
+        if self.recipe.soft_targets or self.teaching.loss is not None or self.comparison is not None:
             self._require_same_target()
         if self.comparison is None:
             return
@@ -97,7 +99,7 @@ class Alignment:
         if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
             raise UserError(
                 f"the checkpoint {target.path} has changed since it answered; "
-                "make the calibration data again, or set sweep=false and train.soft_targets=0"
+                "make the calibration data again, or set sweep=false, train.soft_targets=0 and align.loss=null"
             )
 
 
@@ -172,7 +174,8 @@ def _training(
         recipe=job.recipe,
         folder=job.folder,
         start=FromCheckpoint(job.small),
-        teacher=job.calibration.target if job.recipe.soft_targets else None,
+        teacher=job.calibration.target if job.recipe.soft_targets or job.teaching.loss is not None else None,
+        teaching=job.teaching,
         max_source_tokens=dataset.max_source_tokens,
         data=f"{len(learned):,} greedy answers of {source['target']} to {dataset.name} ({dataset.split})",
         title=f"aligning {job.small.path}",
