@@ -126,7 +126,7 @@ def _foot(group: Group) -> list[str]:
     setting = group.setting
     said = [f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}", sizes(group.results)]
     said += [f"bars: 95 % intervals{' of some points' if len(group.results) > _COLUMN.bars else ''}"]
-    return textwrap.wrap("; ".join(filter(None, [*said, caption(group.results)])) + ".", _LETTERS + 4)
+    return textwrap.wrap("; ".join(filter(None, [*said, caption(group.results)])) + ".", _LETTERS - 3)
 
 
 def _draw_panel(panel: _Panel) -> None:
@@ -136,7 +136,7 @@ def _draw_panel(panel: _Panel) -> None:
     _frame(panel.axes, panel.group)
     if panel.group.relative:
         _draw_baseline(panel)
-        _draw_speedup_axis(panel.axes, panel.group)
+        _draw_speedup_axis(panel)
     front = front_corners(panel.group)
     if len(front) > 1:
         panel.axes.step(*zip(*front, strict=True), where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3)
@@ -205,8 +205,9 @@ def _draw_baseline(panel: _Panel) -> None:
     axes.plot(1.0, quality, "x", color=INK, ms=1.4 * look.mark, mew=0.37 * look.mark, zorder=6)
 
 
-def _draw_speedup_axis(axes: Axes, group: Group) -> None:
-    ticks = speedups_on_axis(group)
+def _draw_speedup_axis(panel: _Panel) -> None:
+    axes = panel.axes
+    ticks = speedups_on_axis(panel.group, 13 if panel.look.titled else 8)
     top = axes.secondary_xaxis("top")
     top.set_xlabel("Speedup", labelpad=5)
     top.set_xticks([1 / tick for tick in ticks])

@@ -79,11 +79,11 @@ def with_bars(group: Group, few: int = FEW) -> list[Result]:
     return [result for result in group.selected(few) if not result.is_baseline]
 
 
-def speedup_ticks(low: float, high: float) -> list[float]:
-    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`."""
+def speedup_ticks(low: float, high: float, most: int = 13) -> list[float]:
+    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`, at most so many."""
     fastest, slowest = 1 / max(low, 0.01), 1 / high
     step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
-    spread = (high - low) / 13  # ticks that are closer would overlap
+    spread = (high - low) / most  # ticks that are closer would overlap
     kept: list[float] = []
     for index in range(1, int(fastest / step) + 1):
         tick = round(index * step, 2)
@@ -98,10 +98,10 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [tick for tick in series if low <= tick <= high]
 
 
-def speedups_on_axis(group: Group) -> list[float]:
+def speedups_on_axis(group: Group, most: int = 13) -> list[float]:
     """Return the speedups that the upper axis names."""
     low, high = group.limits()[0]
-    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high)
+    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high, most)
 
 
 def beyond_axis(group: Group) -> str:
