@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -54,7 +55,12 @@ class Picture:
     @property
     def heading(self) -> float:
         """Inches of the heading."""
-        return 0.15 if self.column else _HEADING
+        return 0.05 if self.column else _HEADING
+
+    @property
+    def legend(self) -> float:
+        """Inches of the first row of the legend, and of the room above it."""
+        return 0.2 if self.column else _LEGEND
 
 
 Drawing = Callable[[Picture, Path], None]
@@ -101,14 +107,13 @@ def draw_dots(picture: Picture, path: Path) -> None:
     if max(map(len, panels.values())) > _MOST_ROWS:
         return draw_scatter(picture, path)
     width, left = (COLUMN, 0.53) if picture.column else (9.0, 0.40)
-    row = (0.7 if picture.column else 1.0) * _ROW
-    inches = (width, picture.heading + 0.75 * len(panels) + row * len(picture.comparison.lines) + _LEGEND)
+    inches = (width, picture.heading + 0.75 * len(panels) + _ROW * len(picture.comparison.lines) + picture.legend)
     with _page(path, inches, picture) as figure:
         top = inches[1] - picture.heading
         for quantity, lines in panels.items():
-            height = row * len(lines)
+            height = _ROW * len(lines)
             area = (left, (top - 0.25 - height) / inches[1], 0.96 - left, height / inches[1])
-            _dots(add_panel(figure, area, quantity, "x"), lines)
+            _dots(add_panel(figure, area, quantity, "x"), lines, 38 if picture.column else 90)
             top -= height + 0.75
         keys = [Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")]
         compared = [line.cell.formula for line in picture.comparison.lines if line.beside is not None]
@@ -154,13 +159,13 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     lines = math.ceil(len(groups) / columns)
     width = COLUMN if picture.column else max(7.0, _PANEL[0] * columns + 0.3)
     height = 0.75 * width if picture.column else _PANEL[1]
-    inches = (width, picture.heading + height * lines + _LEGEND + 0.2 * ((len(keys) - 1) // _BESIDE))
+    inches = (width, picture.heading + height * lines + picture.legend + 0.2 * ((len(keys) - 1) // _BESIDE))
     column_width = (width - 0.2) / columns
     with _page(path, inches, picture) as figure:
         for index, (panel, own) in enumerate(groups.items()):
             line, column = divmod(index, columns)
             left, bottom = 0.65 + column * column_width, inches[1] - picture.heading - height * (line + 1) + 0.55
-            left, right = (0.4, 0.45) if picture.column else (left, 0.95)
+            left, right = (0.5, 0.5) if picture.column else (left, 0.95)
             area = (left / width, bottom / inches[1], (column_width - right) / width, (height - 0.95) / inches[1])
             axes = add_panel(figure, area, panel, ylabel=next(iter(own.values()))[0].quality.metric)
             draw(axes, panel, own, looks)
@@ -207,7 +212,8 @@ def quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mar
     return [(quality, color if several else INK) for quality, color, _ in baselines]
 
 
-def _dots(axes: Axes, lines: Sequence[Line]) -> None:
+def _dots(axes: Axes, lines: Sequence[Line], letters: int) -> None:
+    """letters: of a line of a name."""
     axes.spines["left"].set_visible(False)
     for height, line in enumerate(lines):
         cell = line.cell
@@ -217,7 +223,8 @@ def _dots(axes: Axes, lines: Sequence[Line]) -> None:
         if line.beside is not None:
             look = {"ms": 10, **_STAR} if cell.formula is None else {"ms": 6, **_FORMULA}
             axes.plot(line.beside, height, zorder=5, **look)
-    axes.set_yticks(range(len(lines)), [f"{line.cell.panel} · {line.cell.row}" for line in lines], size="small")
+    names = [textwrap.fill(f"{line.cell.panel} · {line.cell.row}", letters) for line in lines]
+    axes.set_yticks(range(len(lines)), names, size="small")
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_ylim(len(lines) - 0.4, -0.6)
 
