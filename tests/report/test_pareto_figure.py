@@ -104,7 +104,9 @@ def test_points_timed_on_a_busy_machine_are_counted_below_the_title(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = []
-    monkeypatch.setattr("matplotlib.figure.FigureBase.text", lambda *given, **_: texts.append(" ".join(given[3].split())))
+    monkeypatch.setattr(
+        "matplotlib.figure.FigureBase.text", lambda *given, **_: texts.append(" ".join(given[3].split()))
+    )
     busy = sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4})
     draw_pareto([sample_baseline(), busy], tmp_path / "pareto.png")
     draw_pareto([sample_baseline()], tmp_path / "pareto.png")
