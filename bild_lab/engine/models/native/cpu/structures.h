@@ -21,7 +21,8 @@ struct Model {
     float epsilon, scale, final_scale, embedding_scale;
     const Layer* layer;
     const float* final_norm;
-    Matrix head;
+    Matrix head;                // to the vocabulary, or a part of it
+    const int64_t* tokens;      // [vocab]: of each row of the head, or null if it is its number
     const void* embedding;      // [vocab][dim]
     const float* distance_bias; // [heads][farthest + 1] by query minus key, or null; bidirectional: [heads][2 farthest + 1]
 };
