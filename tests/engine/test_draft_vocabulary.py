@@ -11,11 +11,11 @@ import torch
 
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft_vocabulary import DraftVocabulary, NarrowModel, NarrowSession
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, ModelTreeDrafter, NoDraft
 from bild_lab.engine.drafters.model import draft_chain
 from bild_lab.engine.drafters.model_tree import grow
-from bild_lab.engine.models.views import EarlyExit
+from bild_lab.engine.models.views import EarlyExit, NarrowModel, NarrowSession
 from bild_lab.engine.record import RecordedModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling

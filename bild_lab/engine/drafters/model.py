@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.draft_vocabulary import DraftVocabulary, NarrowModel
-from bild_lab.engine.models.views import TargetLayers
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.views import NarrowModel, TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, pick, precise

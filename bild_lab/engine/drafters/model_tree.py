@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
-from bild_lab.engine.draft_vocabulary import DraftVocabulary, NarrowModel
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters.model import LowConfidence
+from bild_lab.engine.models.views import NarrowModel
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bild_lab.engine.draft_vocabulary import NarrowModel
 from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.views import NarrowModel
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import dimensions, total
