@@ -73,8 +73,8 @@ class PackedDecoder:
         self._held.append(layers)
         bias = stack.distance_bias
         self.known, self.dim = stack.embedding.shape
-        head = Weight(stack.head)  # read once, and let go when it is packed
-        self.vocab, self.depth = head.matrix.shape[0], len(layers)
+        head = self._matrix(Weight(stack.head))
+        self.vocab, self.depth = head.outputs, len(layers)
         self._model = c.Model(
             **{name: getattr(stack, name) for name in NUMBERS},
             dim=self.dim,
@@ -86,8 +86,8 @@ class PackedDecoder:
             farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1),
             layer=addressof(layers),
             final_norm=self._vector(stack.final_norm),
-            head=self._matrix(head),
-            embedding=self._hold(stack.embedding),
+            head=head,
+            embedding=self._table(stack, head),
             distance_bias=self._vector(bias),
         )
         self._every_layer = torch.arange(self.depth, dtype=torch.int32)
@@ -275,9 +275,12 @@ class PackedDecoder:
             return self._model
 
         def make() -> tuple[c.Model, list[object]]:
-            head, *held = packed_matrix(Weight(self._stack.head[vocabulary.tokens]), self._bits)
-            model = c.Model.from_buffer_copy(self._model)
-            model.head, model.vocab, model.tokens = head, len(vocabulary), vocabulary.tokens.data_ptr()
+            whole, model = self._stack.head, c.Model.from_buffer_copy(self._model)
+            if isinstance(whole, tuple):  # in blocks of a GGUF file, of which no row can be taken
+                model.head, *held = packed_matrix(Weight(whole[0][vocabulary.tokens]), 8)
+            else:
+                model.head, *held = packed_matrix(Weight(whole[vocabulary.tokens]), self._bits)
+            model.vocab, model.tokens = len(vocabulary), vocabulary.tokens.data_ptr()
             return model, held
 
         return vocabulary.made_for(self, make)[0]
@@ -303,9 +306,20 @@ class PackedDecoder:
         return packed
 
     def _matrix(self, weight: Weight) -> c.Matrix:
-        made, packed, bias = packed_matrix(weight, self._bits)
-        self._matrices.append(packed)
-        self._held += [packed, bias]
+        made, packed, held = packed_matrix(weight, self._bits)
+        self._matrices += packed
+        self._held += [packed, held]
+        return made
+
+    def _table(self, stack: Stack, head: c.Matrix) -> c.Matrix:
+        """The embeddings."""
+        table = stack.embedding
+        if isinstance(table, Tensor):
+            return c.Matrix(packed=self._hold(table))
+        if isinstance(stack.head, tuple) and stack.head[0].start == table.start:  # tied
+            return head
+        made, *held = packed_matrix(Weight((table,)))
+        self._held += held
         return made
 
     def _vector(self, values: Tensor | None) -> int | None:
