@@ -50,9 +50,15 @@ class Sweep:
         return max(_readable(folders), key=_age, default=None)
 
     def write_point(
-        self, point: str, config_yaml: str, result: Result, examples: Iterable[MeasuredExample], beside: bool = False
+        self,
+        point: str,
+        config_yaml: str,
+        result: Result,
+        examples: Iterable[MeasuredExample],
+        beside: bool = False,
+        **others: Any,
     ) -> Path:
-        """Store a finished point atomically. Returns its folder.
+        """Store a finished point atomically. others: further files, as JSON, by their names. Returns its folder.
 
         If another process has stored the point meanwhile, that one is kept and this one dropped; beside=True stores
         both. A stored point is never changed or removed.
@@ -63,6 +69,7 @@ class Sweep:
             CONFIG: config_yaml,
             EXAMPLES: "".join(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in examples),
             RESULT: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
+            **{name: json.dumps(other, indent=2, ensure_ascii=False) + "\n" for name, other in others.items()},
         }
         return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
 
