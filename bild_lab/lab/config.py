@@ -35,6 +35,7 @@ MOST_WHOLE = 2**63 - 1
 MOST_THREADS = 4096
 MOST_BATCH = 4096
 MOST_TOKENS = 2**20
+PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
 EXACT_PREFIX = "bild_lab.engine.acceptance.ExactPrefix"  # the rule around that of a policy with a knob exact_prefix
 EXACT_RULE = "bild_lab.engine.acceptance.SpeculativeSampling"
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
@@ -158,6 +159,19 @@ class MeasureSpec:
             )
 
 
+@dataclass
+class ReportSpec:
+    """What a sweep's report draws: the keys of `report`."""
+
+    # pictures of quality against latency: png for a screen; pdf, svg for a paper, 8 cm wide
+    figures: list[str] = dataclasses.field(default_factory=lambda: list(PICTURE_KINDS))
+
+    def __post_init__(self) -> None:
+        kinds = ("png", "pdf", "svg")
+        if not self.figures or set(self.figures) - set(kinds):
+            raise UserError(f"figures are {', '.join(kinds)}, one or more of them, got {list(self.figures)}")
+
+
 SCHEMAS = {
     "pair": PairSpec,
     "dataset": DatasetSpec,
@@ -165,7 +179,10 @@ SCHEMAS = {
     "runtime": RuntimeSpec,
     "measure": MeasureSpec,
 }
-for group, schema in SCHEMAS.items():  # a command names those that it takes: `- schema@pair: pair`
+for group, schema in {
+    **SCHEMAS,
+    "report": ReportSpec,
+}.items():  # `- schema@pair: pair`
     ConfigStore.instance().store(group="schema", name=group, node=schema)
 
 

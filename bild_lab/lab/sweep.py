@@ -30,7 +30,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
-from bild_lab.lab.config import compose_config, knob_values, plain_values, policy_label, shipped_knobs, without_hydra
+from bild_lab.lab.config import (
+    ReportSpec,
+    compose_config,
+    knob_values,
+    plain_values,
+    policy_label,
+    shipped_knobs,
+    typed,
+    without_hydra,
+)
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.decoding.load import build, load_model
 from bild_lab.lab.formatting import knob_label, percent, short_name, times
@@ -309,6 +318,7 @@ def _check(config: DictConfig) -> None:
     try:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
+        typed(ReportSpec, config.report, "report")
         prepare(without_hydra(config))
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error)

@@ -130,7 +130,8 @@ def test_metrics_of_tokens_are_scored_like_any_and_a_column_comes_once(measured:
 
 def test_a_result_tells_the_point_and_what_else_the_machine_did(point: Point, measured: tuple) -> None:
     result, _, _ = measured
-    assert (result.composition, result.facts) == (point.composition, point.facts)
+    facts = point.facts | {"parameters": {"target": 18080, "draft": 18080}}
+    assert (result.composition, result.facts) == (point.composition, facts)
     assert (result.name, result.knobs) == (point.name, point.knobs)
     assert (result.engine, result.same_as_baseline) == (point.decoders["method"].method.engine, False)
     assert result.composition and result.facts["acceptance"] == "Rollback"

@@ -160,6 +160,14 @@ class Result:
     )
     baseline_tokens_per_s: float | None = column("The baseline’s tokens per second.", unit="1/s", digits=1)
     tokens_per_s_ratio: float | None = column("Tokens per second over the baseline’s.", unit=TIMES)
+    first_token_s: float | None = column(
+        "Seconds from an example’s token ids to its first tokens, the median of the traced examples.",
+        label="time to first token",
+        heading="first token, ms",
+        unit="s",
+        digits=1,
+        scale=0.001,
+    )
     counts: Counts = group("", Counts())
     agreement_with_target: float | None = column(
         "The share of examples whose token ids all equal the target’s own greedy output. It does not say how good the "
