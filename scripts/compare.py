@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import sys
 
-import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages, words_as_list
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import hydra_main
 
 
 def compare(cfg: DictConfig) -> None:
@@ -74,7 +73,7 @@ def compare(cfg: DictConfig) -> None:
     output.print(f"{folder}/compare.html and compare.csv contain this comparison")
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="compare")
+@hydra_main("compare")
 def main(cfg: DictConfig) -> None:
     """One comparison."""
     with refusing():

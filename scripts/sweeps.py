@@ -33,11 +33,11 @@ import csv
 import io
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -58,7 +58,7 @@ from bild_lab.lab.cli import (
     stages,
     words_as_list,
 )
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import hydra_main
 
 if TYPE_CHECKING:
     from bild_lab.lab.point import Point
@@ -112,7 +112,6 @@ def interleave(cfg: DictConfig) -> None:
     from bild_lab.lab.results.records import Sweep
     from bild_lab.lab.runner import run_points
     from bild_lab.lab.score import DECODING
-    from bild_lab.lab.sweep import process_age_s
     from bild_lab.report.sweep import report_sweep
 
     require_one_process()
@@ -130,9 +129,9 @@ def interleave(cfg: DictConfig) -> None:
             results = run_points(
                 points,
                 sweep,
-                process_age_s(),
-                lambda: bar.advance(task),
-                lambda name: bar.update(task, description=name),
+                time.perf_counter() - stages.began_s,
+                lambda texts: bar.advance(task, texts),
+                lambda name: bar.update(task, description=name, completed=0),
             )
     except KeyboardInterrupt:
         stages.leave()
@@ -164,9 +163,9 @@ def prepared(cfg: DictConfig) -> list[Point]:
             config = OmegaConf.load(file)
             measure = measure or config.measure
             changes = {"name": cfg.name, "dataset.limit": cfg.limit, "measure.repeats": cfg.repeats}
-            changes |= {f"measure.{key}": measure[key] for key in AS_THE_FIRST}
+            changes |= {f"measure.{key}": measure.get(key) for key in (*AS_THE_FIRST, "precision", "most_repeats")}
             for key, value in changes.items():
-                if value is not None:
+                if value is not None or key == "measure.precision":
                     OmegaConf.update(config, key, value)
             point = prepare(config)
         except Exception as error:
@@ -366,7 +365,7 @@ def as_overrides(words: Sequence[str]) -> list[str]:
     return words_as_list(others, "sweeps")
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="sweeps")
+@hydra_main("sweeps")
 def main(cfg: DictConfig) -> None:
     """One of the commands."""
     with refusing("sweeps"):

@@ -43,6 +43,7 @@ PARTS = {  # of a measurement: their names in a result's `seconds`, and on the s
     "history": "preparing texts",
     "check": "checking",
     "warmup": "warming up",
+    "wait": "waiting for a quiet machine",
     "decode": DECODING,
     "trace": "tracing",
     "certify": "certifying",

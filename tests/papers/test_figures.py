@@ -162,7 +162,7 @@ def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
     ran: list[list[str]] = []
 
     def run(command: list[str], check: bool) -> subprocess.CompletedProcess:
-        ran.append(command[2:])
+        ran.append(command[4:])
         if len(ran) > 1:
             outputs_of("spec_tab4", tmp_path / "outputs", "small")
         return subprocess.CompletedProcess(command, int(len(ran) == 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bild_lab.engine.models.checkpoint import Checkpoint
@@ -27,7 +28,7 @@ def sweep(tmp_path: Path) -> Sweep:
     (tmp_path / "small" / "README.md").write_text(CARD)
     theirs = {"baseline_token_ids": [1], "baseline_prediction": "x"}
     timed = [sample_example(name, baseline_latency_s=[base], **theirs) for name, base in (("a", 1.5), ("b", 2.0))]
-    speedup = paired_speedup([[1.5], [2.0]], [[1.0], [1.0]])
+    speedup = paired_speedup(np.array([[1.5], [2.0]]), np.array([[1.0], [1.0]]))
     environment = {**ENVIRONMENT, "host": "secret-machine"}
     given = {"tokens": 2, "environment": environment}
     setting = {"n_examples": 2, "draft": str(tmp_path / "small"), "weights": "abc123", "data": "def456"}
