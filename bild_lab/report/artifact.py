@@ -16,7 +16,7 @@ import numpy as np
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.files import file_digest, shipped, write_atomically
+from bild_lab.files import file_digest, write_atomically
 from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.config import config_dir
 from bild_lab.lab.formatting import duration
@@ -153,7 +153,9 @@ def _fingerprint(path: str) -> str:
 
 def _card(path: str) -> tuple[str, str]:
     """The licence and the citation that the files in a folder state; empty where they do not, and for the hub's ids."""
-    place = Path(shipped(path)).expanduser()
+    if path.startswith("toy:"):
+        return "Apache-2.0, shipped with the code", ""
+    place = Path(path).expanduser()
     folder = place if place.is_dir() else place.parent
     named = {file.stem.lower(): file for file in folder.iterdir()} if place.exists() else {}
     card = named["readme"].read_text(encoding="utf-8", errors="replace") if "readme" in named else ""
