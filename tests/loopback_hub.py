@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of every main
+OID = "0123456789abcdef0123456789abcdef01234567"  # of every folder
 CONVERSION = "refs/convert/parquet"
 REPOSITORY = Path(__file__).resolve().parents[1]
 NOTHING: Mapping[str, Mapping[str, bytes]] = {}
@@ -69,9 +69,9 @@ def pickled(files: Mapping[str, bytes]) -> dict[str, bytes]:
     }
 
 
-def commit_of(repository: str, branch: str) -> str:
-    """The commit at the end of a branch."""
-    return COMMIT if branch == "main" else sha1(f"{repository}@{branch}".encode()).hexdigest()
+def commit_of(repository: str, branch: str = "main") -> str:
+    """The commit at the end of a branch, of each repository another one: a checkpoint is known by it."""
+    return sha1(f"{repository}@{branch}".encode()).hexdigest()
 
 
 def load_in_a_fresh_process(endpoint: str, home: Path, *specs: dict[str, str], token: str = "") -> list[str]:
@@ -177,7 +177,7 @@ class _HubHandler(BaseHTTPRequestHandler):
         for path in inside:
             head, *tail = path.removeprefix(prefix).split("/")
             if tail and not recursive:
-                entries[head] = {"type": "directory", "path": prefix + head, "size": 0, "oid": COMMIT}
+                entries[head] = {"type": "directory", "path": prefix + head, "size": 0, "oid": OID}
             else:
                 oid = sha1(files[path]).hexdigest()
                 entries[path] = {"type": "file", "path": path, "size": len(files[path]), "oid": oid}

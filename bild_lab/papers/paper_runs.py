@@ -179,6 +179,8 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
     """What a configuration's models, data and lengths are."""
     pair, trained = cfg.get("pair"), cfg.get("train")
     own = cfg.model.get("path") if "model" in cfg else None
+    if "config" in cfg.get("model", {}):  # of random weights
+        own = f"outputs/{cfg.name}/checkpoint"
     models = [own] if own or pair is None else [pair.target, pair.draft, pair.get("second_draft")]
     frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
     asked = cfg.dataset.get("chat_template") if "dataset" in cfg else None

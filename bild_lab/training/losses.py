@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from bild_lab.errors import UserError
 from bild_lab.training.batches import IGNORED
+from bild_lab.training.modules.states import head_scale
 
 Head = Callable[[Float[Tensor, "batch n dim"]], Float[Tensor, "batch n vocab"]]
 
@@ -120,7 +121,7 @@ def shared_head(model: PreTrainedModel) -> Head:
     Raises UserError for an architecture whose norm and head are not known.
     """
     if model.config.model_type in ("t5", "mt5"):
-        decoder, scale = model.decoder, model.config.d_model**-0.5 if model.config.scale_decoder_outputs else 1.0
+        decoder, scale = model.decoder, head_scale(model.config)
         return lambda hidden: model.lm_head(decoder.dropout(decoder.final_layer_norm(hidden)) * scale)
     norm = getattr(model.base_model, "norm", None)
     if model.config.is_encoder_decoder or norm is None or not hasattr(model, "lm_head"):

@@ -128,6 +128,13 @@ def test_time_grows_with_points_texts_and_a_slower_memory() -> None:
         needs(setting(), "abacus")
 
 
+def test_a_model_that_is_trained_from_nothing_is_known_by_what_it_becomes() -> None:
+    words = ("python", "scripts/finetune.py", "name=gpt_lm1b", "model=gpt_lm1b", "dataset=lm1b")
+    (trained,) = settings_of(words)
+    assert trained.target == "outputs/gpt_lm1b/checkpoint"
+    assert needs(trained, "a100").weights_gb == pytest.approx(4 * 4 * 0.097)  # in float32, by AdamW
+
+
 def test_the_script_tells_what_a_figure_or_an_experiment_needs(command: Callable[..., tuple[int, str]]) -> None:
     code, told = command(paper_run, "bild/fig2", "gpu=t4")
     assert code == 0

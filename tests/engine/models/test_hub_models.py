@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.loopback_hub import COMMIT, contents, loopback_hub, pickled, printed_in_a_fresh_process
+from tests.loopback_hub import commit_of, contents, loopback_hub, pickled, printed_in_a_fresh_process
 
+WHOLE = commit_of("me/whole")
 CODE = b"""
 from pathlib import Path
 from transformers import T5Config
@@ -53,11 +54,11 @@ def test_a_hubs_checkpoints_are_read_or_refused_with_what_to_do(
     models: dict[str, dict[str, bytes]], tmp_path: Path
 ) -> None:
     asked = ["me/whole", "me/missing", "me/gated", "me/own-code", "me/pickled"]
-    revised = [{"path": "me/whole", "revision": revision} for revision in (COMMIT, "v9")]
+    revised = [{"path": "me/whole", "revision": revision} for revision in (WHOLE, "v9")]
     with loopback_hub({}, models, gated=["me/gated"]) as endpoint:
         told = read_in_a_fresh_process(endpoint, tmp_path, *({"path": path} for path in asked), *revised)
     whole, missing, gated, own_code, refused, commit, wrong = told
-    assert whole == commit == f"read {COMMIT} T5ForConditionalGeneration"
+    assert whole == commit == f"read {WHOLE} T5ForConditionalGeneration"
     assert "of me/missing from the hub" in missing and "check its name" in missing
     assert "of me/gated from the hub" in gated and "`hf auth login`" in gated
     assert own_code.endswith("look at it first, then set runtime.trust_remote_code=true")
@@ -78,7 +79,7 @@ def test_a_download_that_broke_off_is_named_and_what_is_cached_serves_without_a_
         (again,) = read_in_a_fresh_process(endpoint, tmp_path, whole)
     closed = "http://127.0.0.1:9"
     offline, unknown = read_in_a_fresh_process(closed, tmp_path, whole, {"path": "me/unknown"})
-    assert again == offline == f"read {COMMIT} T5ForConditionalGeneration"
+    assert again == offline == f"read {WHOLE} T5ForConditionalGeneration"
     assert "wanted the checkpoint me/unknown from the Hugging Face hub" in unknown and "pair.target=DIR" in unknown
 
 

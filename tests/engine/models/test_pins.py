@@ -10,7 +10,7 @@ import yaml
 
 from bild_lab import files
 from tests.lab.data.test_hub_datasets import jsonl
-from tests.loopback_hub import COMMIT, CONVERSION, commit_of, contents, loopback_hub, printed_in_a_fresh_process
+from tests.loopback_hub import CONVERSION, commit_of, contents, loopback_hub, printed_in_a_fresh_process
 
 MODEL, DATA = "google-t5/t5-small", "EdinburghNLP/xsum"
 WRITE = """
@@ -51,10 +51,10 @@ def test_the_script_pins_what_experiments_read_and_names_what_the_hub_lacks(tmp_
         asked = [MODEL, DATA, "google-t5/t5-base", str(kept)]
         printed = printed_in_a_fresh_process(WRITE, endpoint, tmp_path, *asked)
         (unknown,) = printed_in_a_fresh_process(WRITE, endpoint, tmp_path, "me/unknown", str(kept))
-    assert printed[0] == f"{MODEL}: {COMMIT}" and "not pinned: google-t5/t5-base (" in printed[-1]
+    assert printed[0] == f"{MODEL}: {commit_of(MODEL)}" and "not pinned: google-t5/t5-base (" in printed[-1]
     assert "no experiment reads me/unknown" in unknown
     found = yaml.safe_load(kept.read_text())
-    assert kept.read_text().startswith("# why\n") and found["models"][MODEL]["revision"] == COMMIT
+    assert kept.read_text().startswith("# why\n") and found["models"][MODEL]["revision"] == commit_of(MODEL)
     assert found["datasets"].keys() == {"other/data", f"{DATA}@{CONVERSION}"}
     assert found["datasets"][f"{DATA}@{CONVERSION}"]["revision"] == commit_of(DATA, CONVERSION)
     assert len(found["models"][MODEL]["date"]) == 10
@@ -74,7 +74,7 @@ def test_a_pinned_commit_is_read_and_stated_and_another_revision_goes_before_it(
     with loopback_hub(data, {"me/model": model, "me/model@old": model}) as endpoint:
         pinned, free = map(json.loads, printed_in_a_fresh_process(READ, endpoint, tmp_path, str(file))[-2:])
     assert pinned == [old["model"], "Alt", {**pins["models"], **pins["datasets"]}]
-    assert free == [COMMIT, "Neu", None]
+    assert free == [commit_of("me/model"), "Neu", None]
 
 
 KINDS = (("model", "model"), ("dataset", "data"))
