@@ -16,6 +16,7 @@ from bild_lab.lab.schema.result import Result, Setting
 FEW = 12
 
 
+ROUND = ("draft", "verify", "host")  # stages
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
 
 
@@ -323,7 +324,7 @@ def predicted_speedup(alone: Result | None, batch: int, step_s: Seconds | None) 
     counts, parts = alone.counts, alone.prediction
     rows = 1 + counts.drafted / counts.target_calls
     per_round = parts.rounds * (1 + _drafting(alone))
-    host = max(0.0, per_round / parts.host - per_round / parts.verify)
+    host = per_round / parts.host * alone.stages_s["host"] / sum(alone.stages_s[one] for one in ROUND)
     round_s = step_s(batch * rows) + _drafting(alone) * step_s(batch) + batch * host * step_s(1)
     return counts.tokens_per_target_call * step_s(batch) / round_s
 

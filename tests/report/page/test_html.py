@@ -69,7 +69,7 @@ def page(tmp_path_factory):
         "Every point",
         "Two knobs at a time",
         "Where an example\u2019s time goes",
-        "Thm 3.8 rounds + verify + host + prefill measured",
+        "Thm 3.8 rounds + verify, host + prefill",
         "speculative window 4 0.170 74.0 % 4 1.81\u00d7 1.71\u00d7",
         "bild fallback 0.3, rollback 1 0.170 75.0 % \u2013 \u2013 1.92\u00d7",  # no fixed window
         "0.076 33.6 2.24 1.40\u00d7 0.60\u00d7 2.33\u00d7",  # operations and traffic
