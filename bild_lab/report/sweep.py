@@ -27,12 +27,12 @@ def report_sweep(sweep: Sweep) -> None:
     from bild_lab.report.terminal import category_table, sweep_table
 
     with sweep.report_lock():
-        results, failures, older = sweep.results(), sweep.failures(), sweep.older()
+        results, failures, older, lost = sweep.results(), sweep.failures(), sweep.older(), []
         if results:
             write_table(results, sweep.folder / "sweep.csv")
             draw_pareto(results, sweep.folder / "pareto.png")
         if results or failures or (sweep.folder / SCREENED).is_file():
-            write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
+            lost = write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
         if results or failures:
             output.print(sweep_table(results, failures))
         if (categories := category_table(results)) is not None:
@@ -41,9 +41,10 @@ def report_sweep(sweep: Sweep) -> None:
     group = leading(by_setting(results))
     for label, why in [] if group is None else reason_lines(group):
         output.print(f"[bold]{escape(label)}[/bold]: {escape(why)}")
-    for remark in notes(results, older):
+    for remark in [*notes(results, older), *lost]:
         output.print(escape(remark))
-    output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")
+    if there := [name for name in ("report.html", "pareto.png", "sweep.csv") if (sweep.folder / name).is_file()]:
+        output.print(f"the rest is in {sweep.folder}: {', '.join(there)}")
     update_index(sweep.folder.parent)
 
 
