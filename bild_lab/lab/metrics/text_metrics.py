@@ -62,7 +62,7 @@ def metric_named(name: str) -> Metric:
     if name.startswith(EVALUATE) and name != EVALUATE:
         return Metric(name, evaluated)
     if name not in METRICS:
-        raise UserError(f"metric must be one of {', '.join(METRICS)}, {EVALUATE}NAME_OR_PATH, got {name!r}")
+        raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}")
     return METRICS[name]
 
 
@@ -164,6 +164,7 @@ METRICS = {
     LENGTH: Metric("length", lambda shown, sums, _: ratio_of(shown, sums), of_tokens=lambda tokens, _: (tokens, 1.0)),
     AGREEMENT: Metric("agreement", partial(share_of, lambda text, several: text in several)),
 }
+METRIC_NAMES = ", ".join([*METRICS, f"{EVALUATE}NAME_OR_PATH"])
 
 
 def evaluated(asked: str, predictions: Sequence[str], references: References) -> Measure:
