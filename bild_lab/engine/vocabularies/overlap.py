@@ -156,7 +156,9 @@ def chosen(overlap: Overlap, wanted: str) -> str:
         INTERSECTION: "share no piece",
         STRINGS: "cannot write each other's text",
     }
-    otherwise = f"; pair.vocabularies={STRINGS} drafts by text all the same" if wanted == AUTO else ""
+    otherwise = (
+        f"; pair.vocabularies={STRINGS} drafts by text all the same" if wanted == AUTO and writable(overlap) else ""
+    )
     raise UserError(
         f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have different vocabularies "
         f"that {lacking[wanted]}; check that the draft model's folder holds its own tokenizer files, or choose a draft "

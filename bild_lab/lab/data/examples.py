@@ -130,7 +130,7 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
     if unanswered:
         log.warning("%s: %d conversations without an answered question are left out", spec.name, unanswered)
     if lacking:
-        log.warning("%s: %d rows without a source are left out, first %s", spec.name, len(lacking), lacking[0])
+        log.warning("%s: rows without a source are left out, %d of them, first %s", spec.name, len(lacking), lacking[0])
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import isfinite, log2
 
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
 from bild_lab.lab.formatting import point_label, short_name
@@ -80,7 +80,7 @@ class Group:
         """
         x = self._latency(result)
         y = result.quality.value
-        if x is None or y is None:
+        if x is None or y is None or not isfinite(y):
             return None
         return Position(*x, y, *_vertical_interval(result))
 

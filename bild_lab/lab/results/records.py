@@ -204,11 +204,20 @@ def _readable(folders: Iterable[Path]) -> list[Result]:
 def _read(file: Path) -> Result | None:
     """A result; None if there is none, or if it was damaged after writing. Raises UserError for a newer version's."""
     try:
-        return Result.from_json(json.loads(file.read_bytes()), file.parent)
+        result = Result.from_json(json.loads(file.read_bytes()), file.parent)
+        return result if _is_whole(result) else None
     except UserError:  # of a newer version: do not measure it again
         raise
     except (OSError, ValueError):
         return None
+
+
+def _is_whole(result: Result) -> bool:
+    """Whether it has what every report needs: a damaged file may still be read."""
+    setting, speedup = result.setting, result.speedup
+    known = [one for one in (speedup.value, speedup.low, speedup.high) if one is not None]
+    named = isinstance(result.stored_at, str) and isinstance(setting.n_examples, int)
+    return named and "max_new_tokens" in (setting.decoding or ()) and all(0 < one < math.inf for one in known)
 
 
 def _age(result: Result) -> tuple[str, str]:
