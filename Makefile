@@ -50,7 +50,7 @@ format: setup ## Mend style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: setup ## Benchmark our loop against Transformers and, after `make peers`, other engines; up to 12 minutes
+bench: setup ## Benchmark our loop against Transformers and, after `make peers`, other engines, by precision; up to 20 minutes
 	$(BIN)/python scripts/bench.py
 
 gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time into outputs/gpu; half an hour or more

@@ -53,6 +53,7 @@ def alignment(cfg: DictConfig) -> Alignment:
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration
     from bild_lab.training.comparison import Comparison
+    from bild_lab.training.distillation import Teaching
     from bild_lab.training.recipe import Recipe
     from bild_lab.training.reports import training_logger
 
@@ -79,6 +80,7 @@ def alignment(cfg: DictConfig) -> Alignment:
         measure=measure,
         comparison=comparison if cfg.sweep else None,
         logger=training_logger(cfg.logger),
+        teaching=typed(Teaching, cfg.align, "align"),
     )
 
 

@@ -1,14 +1,16 @@
 """Benchmark our loop against Transformers, CTranslate2 and OpenVINO: python scripts/bench.py [SHAPE …] [KEY=VALUE …]
 
-    python scripts/bench.py                      all shapes, up to 12 minutes (or make bench)
+    python scripts/bench.py                      all shapes, up to 20 minutes (or make bench)
     python scripts/bench.py t5_small llama_12    these shapes; after them, runtime.dtype=float32 runtime.threads=1
     python scripts/bench.py pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR dataset.limit=20
+    python scripts/bench.py pair.target=DIR FILE.gguf …
+                                                 llama.cpp and our kernels also with the target's weights in these files
     python scripts/bench.py long pair.target=DIR policy=llama_cpp policy.file=FILE.gguf
                                                  milliseconds by length of the prompt, and by position in a long text
     python scripts/bench.py runtime.device=cuda  the shapes for a GPU (make gpu also tests and certifies there)
 
 outputs/NAME/bench.json keeps the rows: name=bench unless another is given. Those of `long`: long.json, long.csv.
-CTranslate2 and OpenVINO take part after `make peers`, with a pair also the policy of a peer that is given.
+Other engines take part after `make peers`, in each precision; a peer's policy that is given takes their place.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import csv
 import io
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -45,7 +48,8 @@ TOY = ["dataset.limit=1"]  # the pair that is measured with the shapes: one sent
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 LEGEND = (
     "Medians of interleaved rounds. to gen., to asst.: how many times as fast as Transformers' generate, and as its "
-    "assisted generation. bandwidth: of the speed at which the machine reads the weights. same: the texts of generate."
+    "assisted generation. bandwidth: of the speed at which the machine reads the target's weights. same: texts that "
+    "are generate's. nats: log-probability of a token by the target. quality: by dataset.metric."
 )
 LONG_LEGEND = (
     "Milliseconds of a prompt of so many tokens with the first new one, and of one new token at these places of a long "
@@ -54,16 +58,27 @@ LONG_LEGEND = (
 
 
 def pair_bench(
-    cfg: DictConfig, name: str, device: torch.device, dtype: torch.dtype, peers: bool, policy: bool = False
+    cfg: DictConfig,
+    name: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    peers: bool,
+    policy: bool = False,
+    files: Sequence[str] = (),
 ) -> AbstractContextManager[Bench]:
-    """A pair of checkpoints on texts of a dataset. policy: with that of the configuration, which is a peer's."""
-    from bild_lab.engine.peers.methods import Peer
+    """A pair of checkpoints on texts of a dataset. policy: with that of the configuration, which is a peer's.
+
+    files: the target in GGUF files, for llama.cpp and for our kernels.
+    """
+    from bild_lab.engine.peers.methods import LlamaCpp, Peer
     from bild_lab.engine.request import Request
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.bench import Limits, bench_of, peer_methods
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.data.examples import load_examples
-    from bild_lab.lab.decoding.load import build_method
+    from bild_lab.lab.decoding.load import build_method, load_model
+    from bild_lab.lab.metrics.quality import Scoring
+    from bild_lab.lab.metrics.text_metrics import PASS_AT_1, needs_references
 
     pair, decoding = typed(PairSpec, cfg.pair, "pair"), typed(DecodingSpec, cfg.decoding, "decoding")
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
@@ -86,8 +101,21 @@ def pair_bench(
         method = build_method(cfg.policy, {key: partial(models.get, key) for key in models})
         if not isinstance(method, Peer):
             raise UserError(f"the benchmark has our methods, got policy={cfg.policy.name}; give a peer's or none")
-        others[cfg.policy.name] = method
-    return bench_of(name, target, draft, tuple(requests), others)
+        others[cfg.policy.name] = lambda: method
+    kept = {}
+    for file in files:
+        model = load_model(file, None, str(device), dtype, "kernels", bits="gguf")
+        kept[f"kernels_{model.checkpoint.precision}"] = model
+        others[f"llama_cpp_{model.checkpoint.precision}"] = partial(LlamaCpp, target[1], file)
+    judge, metric = None, dataset.scored[0]
+    if needs_references(metric) and metric != PASS_AT_1:  # which would run programs
+        scoring = Scoring((metric,), dataset.cut or ())
+
+        def judge(texts: Sequence[Sequence[int]]) -> float:
+            words = [checkpoint.tokenizer.decode(one, skip_special_tokens=True).strip() for one in texts]
+            return scoring.judge(words, None, [one.references for one in examples], 0)[metric].score.value
+
+    return bench_of(name, target, draft, tuple(requests), others, kept, judge)
 
 
 def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:
@@ -104,7 +132,8 @@ def table(rows: list[dict]) -> Table:
     """The methods as a table of 80 columns, with a section for each shape."""
     shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0, caption_justify="left", caption=LEGEND)
     shown.add_column("method", no_wrap=True)
-    for title in ("", "ms/\ntoken", "range", "to\ngen.", "to\nasst.", "band-\nwidth", "tok/\ncall", "same"):
+    titles = ("", "ms/\ntoken", "to\ngen.", "to\nasst.", "band-\nwidth", "tok/\ncall", "same", "nats", "qua-\nlity")
+    for title in titles:
         shown.add_column(title, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
         if index == 0 or rows[index - 1]["shape"] != row["shape"]:
@@ -115,12 +144,13 @@ def table(rows: list[dict]) -> Table:
             row["method"],
             SHORT.get(row["precision"], row["precision"]),
             f"{row['ms_per_token']:.2f}",
-            f"{row['ms_low']:.3g}–{row['ms_high']:.3g}",
             decimals(row["ratio_to_generate"]),
             decimals(row["ratio_to_assisted"]),
             "–" if share is None else f"{100 * share:.0f}%",
             decimals(row["tokens_per_target_call"]),
-            "yes" if row["same_tokens"] else "no",
+            f"{100 * row['agreement']:.0f}%",
+            decimals(row["log_probability"]),
+            decimals(row["quality"]),
         )
     return shown
 
@@ -184,7 +214,10 @@ def main() -> None:
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
     device, dtype = resolve_device(runtime.device), resolve_dtype(runtime.dtype)
     long = "long" in words
-    shapes = chosen([word for word in words if word != "long"], overrides, device.type == "cuda")
+    files = [word for word in words if word.endswith(".gguf")]
+    shapes = chosen([word for word in words if word not in ("long", *files)], overrides, device.type == "cuda")
+    if files and shapes != ["pair"]:
+        raise UserError(f"{files[0]} holds the weights of a pair's target; give its folder too, with pair.target=DIR")
     cfg = compose_config([*DEFAULTS, *(overrides if shapes == ["pair"] else [*TOY, *overrides])])
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
@@ -202,7 +235,7 @@ def main() -> None:
         else:
             label = Path(cfg.pair.target).name if name == "pair" else name
             policy = any(word.startswith("policy") for word in overrides)
-            made = pair_bench(cfg, label, device, dtype, lacking is None, policy)
+            made = pair_bench(cfg, label, device, dtype, lacking is None, policy, files)
         with made as bench:
             stages.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
             if long:

@@ -1,8 +1,6 @@
 """Train what a policy needs beside a frozen model: python scripts/train_module.py module=medusa model.path=DIR
 
     module=medusa, hydra, eagle, eagle3   heads or a layer that draft; model.path is the frozen model
-    module=judge   a classifier of a drafter's mismatches, for pair.target and pair.draft. Each is labelled by whether
-                   the text's score falls if the drafter's token is accepted
     module=ngram   a table of n-grams of the dataset's references, in the tokens of pair.target
 
 Several devices train the first four together:
@@ -15,7 +13,6 @@ Several devices train the first four together:
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,12 +20,11 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, progress, refusing, run_application, stages
-from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_policy, config_dir, typed
+from bild_lab.lab.cli import escape, output, refusing, run_application, stages
+from bild_lab.lab.config import PairSpec, config_dir, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
-    from bild_lab.training.modules.judge import JudgeSpec
     from bild_lab.training.ngrams import NgramSpec
 
 
@@ -36,50 +32,17 @@ def train(cfg: DictConfig) -> None:
     """Train the module that the configuration names. Raises UserError for bad input."""
     from bild_lab.lab.config import find_part  # late: torch takes seconds to load
     from bild_lab.training.modules.frozen import frozen_job, train_and_report
-    from bild_lab.training.modules.judge import JudgeSpec
     from bild_lab.training.ngrams import NgramSpec
 
     values = OmegaConf.to_container(cfg.module, resolve=True)
     name, part = values.pop("name"), find_part(values.pop("_target_"))
     spec = typed(part, values, "module")
-    if not isinstance(spec, JudgeSpec | NgramSpec):
+    if not isinstance(spec, NgramSpec):
         train_and_report(frozen_job(cfg, spec))
         return
     if cfg.model.path is not None:
         raise UserError(f"module={name} takes pair.target in place of model.path; it is {cfg.model.path}")
-    if isinstance(spec, JudgeSpec):
-        label_and_fit(cfg, spec)
-    else:
-        count_ngrams(cfg, spec)
-
-
-def label_and_fit(cfg: DictConfig, spec: JudgeSpec) -> None:
-    """Search labels, fit the classifier and print how good it is."""
-    from bild_lab.lab.data.examples import load_examples
-    from bild_lab.lab.point import decoder_of
-    from bild_lab.training.modules.judge import EXAMPLES, JudgeJob, train_judge
-
-    pair, folder, dataset = checked(cfg)
-    runtime, decoding = typed(RuntimeSpec, cfg.runtime, "runtime"), typed(DecodingSpec, cfg.decoding, "decoding")
-    examples = load_examples(dataset if dataset.limit is not None else replace(dataset, limit=EXAMPLES))
-    decoder = decoder_of(compose_policy("speculative"), pair, decoding, runtime)
-    words = [f"pair.target={pair.target}", f"pair.draft={pair.draft}"]
-    job = JudgeJob(decoder, words, spec, dataset, examples, decoding.max_new_tokens, folder)
-    stages.enter("loading the models")
-    decoder.load_weights()
-    stages.leave()
-    with progress() as bar:
-        task = bar.add_task("searching", total=len(examples))
-        metrics = train_judge(job, lambda: bar.advance(task))
-    place = folder / "judge"
-    found = (
-        f"{metrics['mismatches']:,} mismatches in {metrics['examples']:,} answers, {metrics['important']:,} of them "
-        f"matter; held out, the area under the ROC curve is {metrics['best']['roc_auc']:.2f}, and the threshold "
-        f"{metrics['threshold']:.2f} keeps {metrics['kept_share']:.0%} of those that do not matter and rejects "
-        f"{metrics['recall']:.0%} of those that do"
-    )
-    output.print(escape(f"{place}: {found}"))
-    output.print(escape(f"decode with it: {job.command(place)}"))
+    count_ngrams(cfg, spec)
 
 
 def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:

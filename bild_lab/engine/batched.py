@@ -91,18 +91,13 @@ def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) ->
         )
 
 
-def require_room(
-    models: Iterable[LoadedModel], requests: Sequence[Request], batch: int, key: str = "runtime.batch"
-) -> None:
-    """Raise UserError, with the batch that fits, if the caches of a batch would not fit into the free memory.
-
-    key: of the batch in the configuration.
-    """
+def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], batch: int) -> None:
+    """Raise UserError, with the batch that fits, if the caches of a batch would not fit into the free memory."""
     models = list(models)
     fits = most_texts(models, requests)
     if fits is None or batch <= fits:
         return
-    remedy = f"at most {fits} fit: set {key}={fits}" if fits else "not even one text fits"
+    remedy = f"at most {fits} fit: set runtime.batch={fits}" if fits else "not even one text fits"
     needed, free = batch * bytes_of_text(models, requests) / GIB, free_bytes(models[0].device) / GIB
     raise UserError(
         f"a batch of {batch} texts needs {needed:.2f} GiB for its caches, and {free:.2f} GiB are free; {remedy}, or "

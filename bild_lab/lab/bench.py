@@ -6,13 +6,14 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
+from operator import eq
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -46,8 +47,9 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.measure.summary import log_probabilities
 from bild_lab.lab.runner import time_methods, warm_up
-from bild_lab.lab.score import prepare_method
+from bild_lab.lab.score import precision_of, prepare_method
 
 log = logging.getLogger(__name__)
 
@@ -71,11 +73,13 @@ class Bench:
     requests: tuple[Request, ...]
     methods: dict[str, Method]
     kernels: NativeModel | None = None  # None where they cannot run
+    judge: Callable[[Sequence[Sequence[int]]], float] | None = None  # the quality of the texts' new tokens
 
     def precision(self, name: str) -> str:
-        """In what the method computes."""
+        """Of the weights that the method decodes with."""
         method = self.methods[name]
-        return method.precision if isinstance(method, Peer) else str(self.native.dtype).removeprefix("torch.")
+        target = getattr(method, "target", self.native)
+        return precision_of(method, target, str(self.native.dtype).removeprefix("torch."))
 
 
 @contextmanager
@@ -84,18 +88,24 @@ def bench_of(
     models: Models,
     drafts: Models | None,
     requests: tuple[Request, ...],
-    peers: dict[str, Peer] | None = None,
+    peers: Mapping[str, Callable[[], Peer]] = MappingProxyType({}),
+    files: Mapping[str, NativeModel] = MappingProxyType({}),
+    judge: Callable[[Sequence[Sequence[int]]], float] | None = None,
 ) -> Iterator[Bench]:
-    """The methods of a shape; those with a drafter only if it has one. The processes of peers end with the block."""
+    """The methods of a shape; those with a drafter only if it has one. The processes of peers end with the block.
+
+    peers: each made when its turn comes; one that cannot be is left out. files: the kernels with other weights.
+    """
     native, hf = models
     compiled = native.as_compiled()
     kernels = native.by_kernels() if why_no_kernels(native.device, native.dtype) is None else None
+    quantized = {} if kernels is None else {f"kernels_int{bits}": native.by_kernels(bits) for bits in (8, 4)}
     methods: dict[str, Method] = {
         "hf_generate": HuggingFaceGenerate(hf),
         "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
     }
     ours = {"native": native, "native_compiled": compiled, **({"kernels": kernels} if kernels is not None else {})}
-    for name, model in ours.items():
+    for name, model in (ours | quantized | files).items():
         methods[name] = DraftThenVerify(model, NoDraft(model), ExactMatch())
     if drafts is not None:
         native_draft, hf_draft = drafts
@@ -111,20 +121,18 @@ def bench_of(
         for name in drafters.keys() & ours.keys():
             drafter = ModelDrafter(drafters[name](), WINDOW)
             methods[f"{name}_speculative"] = DraftThenVerify(ours[name], drafter, SpeculativeSampling())
-    peers = peers or {}
-    try:
-        for name, peer in peers.items():
+    with ExitStack() as ending:
+        for name, make in peers.items():
             try:
+                peer = make()
+                ending.callback(peer.close)
                 peer.prepare(requests[0])
             except UserError as error:
                 log.warning("%s is left out: %s", name, error)
                 continue
             peer.pause()
             methods[name] = peer
-        yield Bench(shape, native, requests, methods, kernels)
-    finally:
-        for peer in peers.values():
-            peer.close()
+        yield Bench(shape, native, requests, methods, kernels, judge)
 
 
 def why_without_peers(device: torch.device, dtype: torch.dtype) -> str | None:
@@ -136,17 +144,23 @@ def why_without_peers(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def peer_methods(
     target: Checkpoint, draft: Checkpoint | None, dtype: torch.dtype, cache: Path | None = None
-) -> dict[str, Peer]:
-    """The other engines for files on disk, each in the nearest precision that it has.
+) -> dict[str, Callable[[], Peer]]:
+    """The other engines for files on disk, each in the nearest precision that it has and with quantized weights.
 
     cache: where they keep converted checkpoints; None: with those of all other commands.
     """
     device = torch.device("cpu")
     model, exact = HuggingFaceModel(target, device, dtype), HuggingFaceModel(target, device, torch.float32)
-    methods: dict[str, Peer] = {"ctranslate2": CTranslate2(exact, cache), "openvino": OpenVINO(model, cache)}
+    methods: dict[str, Callable[[], Peer]] = {
+        "ctranslate2": partial(CTranslate2, exact, cache=cache),
+        "ctranslate2_int8": partial(CTranslate2, exact, 8, cache),
+        "openvino": partial(OpenVINO, model, cache=cache),
+        "openvino_int8": partial(OpenVINO, model, 8, cache),
+        "openvino_int4": partial(OpenVINO, model, 4, cache),
+    }
     if draft is not None and not target.encoder_decoder:
         small = HuggingFaceModel(draft, device, dtype)
-        methods["openvino_speculative"] = OpenVINOSpeculative(model, small, WINDOW, cache)
+        methods["openvino_speculative"] = partial(OpenVINOSpeculative, model, small, WINDOW, cache)
     return methods
 
 
@@ -184,8 +198,9 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
 
     The tokens of all requests count together. A ratio is the median of the rounds' ratios; ratio_to_assisted is that to
     what users of Transformers would run with the same pair and window. bandwidth_share: of the time in which the
-    machine reads the weights, which no decoder beats without drafting; None without the CPU kernels, which read them.
-    same_tokens: whether all texts are those of `generate`, as they must be in float32.
+    machine reads the weights of the target, which no decoder beats without drafting; None without the CPU kernels,
+    which read them. same_tokens: whether all texts are those of `generate`, as they must be in float32; agreement: the
+    share of those that are. log_probability: of a token, by the target, in nats. quality: by the metric of the data.
     """
     read_ms = None
     if bench.kernels is not None:
@@ -197,6 +212,7 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
         emitted = sum(len(one.token_ids) for one in texts)
         per_token[name] = [1000 * sum(each) / emitted for each in zip(*(one.latency_s for one in texts), strict=True)]
     assisted = next((per_token[name] for name in ASSISTED if name in per_token), None)
+    nats = log_probabilities(bench.kernels or bench.native, bench.requests, found)
     rows = []
     for name, times in per_token.items():
         calls = sum(one.trace.target_calls for one in found[name])
@@ -215,6 +231,9 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
                 "bandwidth_share": None if read_ms is None else read_ms / statistics.median(times),
                 "tokens_per_target_call": sum(map(len, texts[0])) / calls if calls else None,
                 "same_tokens": texts[0] == texts[1],
+                "agreement": sum(map(eq, *texts)) / len(texts[0]),
+                "log_probability": sum(nats[name]) / sum(map(len, texts[0])),
+                "quality": None if bench.judge is None else bench.judge(texts[0]),
             }
         )
     return rows

@@ -48,10 +48,10 @@ def whole(least: int, most: int = MOST_WHOLE, default: Any = dataclasses.MISSING
     return dataclasses.field(default=default, metadata={"range": (least, most)})
 
 
-def require_bits(key: str, bits: int | None) -> None:
-    """Raise UserError unless weights can have so many bits."""
-    if bits not in (None, 8, 4):
-        raise UserError(f"{key} must be 8, 4 or null, got {bits!r}")
+def require_bits(key: str, bits: int | str | None) -> None:
+    """Raise UserError unless weights can have so many bits, or be kept so."""
+    if bits not in (None, 8, 4, "gguf"):
+        raise UserError(f"{key} must be 8, 4, gguf or null, got {bits!r}")
 
 
 @dataclass
@@ -69,7 +69,7 @@ class PairSpec:
     source_language: str | None = None  # of mBART, mBART-50, M2M-100 or NLLB: the tokenizer's code
     target_language: str | None = None  # to translate into: the tokenizer's code, such as de_DE, de or deu_Latn
     vocabularies: str = "auto"  # a draft model with another vocabulary drafts by intersection, strings, or auto
-    draft_weights: int | None = None  # bits of the draft models' weights, 8 or 4; null: as runtime.weights
+    draft_weights: int | str | None = None  # of the draft models, as runtime.weights; null: the same
 
     def __post_init__(self) -> None:
         require_bits("pair.draft_weights", self.draft_weights)
@@ -107,7 +107,7 @@ class RuntimeSpec:
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
     device_map: str | None = None  # how the target is spread over devices
-    weights: int | None = None  # bits of the weights on the CPU kernels, 8 or 4; null: those of dtype
+    weights: int | str | None = None  # on the CPU kernels: 8 or 4 bits, gguf: a GGUF file's blocks; null: as dtype
 
     def __post_init__(self) -> None:
         require_bits("runtime.weights", self.weights)

@@ -14,6 +14,7 @@ import torch
 from bild_lab.engine.models.device import DTYPES
 from bild_lab.engine.protocols import External, Method, Prepares
 from bild_lab.engine.request import Request
+from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Round, Span, StageTrace
 from bild_lab.lab.analysis.prediction import pipeline_summary, predict
 from bild_lab.lab.data.examples import Example
@@ -105,7 +106,7 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             knobs=point.knobs,
             composition=point.composition,
             engine=decoder.method.engine,
-            precision=_precision(decoder.method, point.setting),
+            precision=precision_of(decoder.method, decoder.target, point.setting["dtype"]),
             setting=Setting(point.setting),
             facts=point.facts,
             same_as_baseline=point.same_as_baseline,
@@ -146,12 +147,13 @@ def ends_of(timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Req
 Stages = tuple[dict[str, float] | None, list[list[Span]]]  # seconds of each stage; each traced example's, in order
 
 
-def _precision(method: Method, setting: Mapping[str, Any]) -> str:
-    """Of the weights that a method decodes with."""
+def precision_of(method: Method, target: LoadedModel, dtype: str) -> str:
+    """Of the weights that a method decodes with: PyTorch's, int8, int4, or a GGUF file's own such as q4_k_m."""
     if isinstance(method, External):
         return method.precision
-    bits = setting.get("weight_bits")
-    return setting["dtype"] if bits is None else f"int{bits}"
+    if target.bits is None:
+        return dtype
+    return target.checkpoint.precision if target.bits == "gguf" else f"int{target.bits}"
 
 
 def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages:

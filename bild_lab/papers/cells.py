@@ -25,7 +25,6 @@ LOSSY_RULES = {  # by policy
     "static_ensemble": "static ensemble",
     "relaxed": "relaxed acceptance",
     "fly": "FLy",
-    "judge": "judge",
     "step_cascade": "step cascade",
 }
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1

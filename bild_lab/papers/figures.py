@@ -189,9 +189,8 @@ def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[st
     folders = dict.fromkeys(str(outputs / each) for one in scales for each in published.folders[one])
     lines = [f"{name} wants finished points in {' or '.join(folders)}, got none"]
     for one in scales:
-        commands = published.commands[one] or [f"an experiment with scale=small and name={published.folders[one][0]}"]
         lines.append("at the paper's scale run" if one == "paper" else "at small scale run")
-        lines += [f"  {command}" for command in commands]
-        lines += ["or let this command run them, with all that they need"] if published.commands[one] else []
-        lines += [f"  python scripts/paper_run.py {name} scale={one} run=true"] if published.commands[one] else []
+        lines += [f"  {command}" for command in published.commands[one]]
+        lines.append("or let this command run them, with all that they need")
+        lines.append(f"  python scripts/paper_run.py {name} scale={one} run=true")
     return "\n".join(lines)

@@ -56,8 +56,9 @@ Words = tuple[str, ...]  # of a command line
 class Setting:
     """What the points of a run have in common: models, data, precision and lengths.
 
-    points: how many there are, 0 for a command that answers or trains. copies: of the weights, in memory.
-    spread: over all GPUs.
+    points: how many there are, 0 for a command that answers or trains. at_once: texts that a command that answers
+    decodes together, else 0. templates: in how many each is asked. copies: of the weights, in memory. spread: over all
+    GPUs.
     """
 
     target: str | None
@@ -67,6 +68,8 @@ class Setting:
     max_new_tokens: int
     repeats: int
     points: int
+    at_once: int = 0
+    templates: int = 1
     copies: int = 1
     spread: bool = False
 
@@ -178,6 +181,7 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
     own = cfg.model.get("path") if "model" in cfg else None
     models = [own] if own or pair is None else [pair.target, pair.draft, pair.get("second_draft")]
     frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
+    asked = cfg.dataset.get("chat_template") if "dataset" in cfg else None
     return Setting(
         target=models[0],
         drafts=tuple(each for each in models[1:] if each is not None),
@@ -186,6 +190,8 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
         max_new_tokens=cfg.decoding.max_new_tokens if "decoding" in cfg else trained.max_target_tokens,
         repeats=cfg.measure.repeats if "measure" in cfg else 1,
         points=points,
+        at_once=cfg.get("batch_size", 0),  # of conf/calibration.yaml
+        templates=1 if isinstance(asked, str | None) else len(asked),
         copies=1 if frozen else COPIES[trained.optimizer],
         spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
     )
@@ -215,9 +221,8 @@ def needs(setting: Setting, gpu: str) -> Needs:
     examples = min(rows, default=None)
     if card:
         download[data["hub_id"]] = card["mb"] / 1e3
-        if setting.target in sizes and examples is not None and setting.points:
-            tokens = min(card["tokens"], setting.max_new_tokens)
-            hours = _hours(sizes[setting.target], setting, gpu, examples * tokens, WARMUP * tokens)
+        if setting.target in sizes and examples is not None:
+            hours = _hours(sizes[setting.target], setting, gpu, examples, min(card["tokens"], setting.max_new_tokens))
     prompt = setting.dataset["max_source_tokens"] or PROMPT
     cached = sum(size.cache for size in sizes.values()) * (prompt + setting.max_new_tokens)
     gigabytes = BYTES[setting.dtype] / 1e9
@@ -225,11 +230,19 @@ def needs(setting: Setting, gpu: str) -> Needs:
     return Needs(setting, download, weights * gigabytes, cached * gigabytes, examples, hours)
 
 
-def _hours(target: Size, setting: Setting, gpu: str, tokens: int, warm_up: int) -> float:
-    """Method and baseline decode every example in turn; warm-up is decoded too."""
+def _hours(target: Size, setting: Setting, gpu: str, examples: int, tokens: int) -> float | None:
+    """Method and baseline decode every example in turn; warm-up is decoded too. Answers are decoded many at once.
+
+    tokens: of a text. None for a training.
+    """
     read_s = target.read * BYTES[setting.dtype] / (READ_SHARE * GPUS[gpu][1] * 1e9)
-    decoded = setting.points * (setting.repeats * tokens + warm_up) * (1 + 1 / SAVED)
-    return decoded * max(read_s, LAUNCHES_S * target.layers) / 3600
+    if setting.points:
+        forwards = setting.points * (setting.repeats * examples + WARMUP) * tokens * (1 + 1 / SAVED)
+    elif setting.at_once:
+        forwards = examples * setting.templates * tokens / setting.at_once
+    else:
+        return None
+    return forwards * max(read_s, LAUNCHES_S * target.layers) / 3600
 
 
 class Size(NamedTuple):

@@ -77,17 +77,14 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
     sweep is a step for each value that needs other models or folders, so that a pair waits for its own training only.
     overrides: KEY=VALUE, for every step that has the key.
 
-    Raises UserError for an unknown item or scale, an item without commands at that scale, and a key that no step has.
+    Raises UserError for an unknown item or scale, and a key that no step has.
     """
     if scale not in SCALES:
         raise UserError(f"scale must be {' or '.join(SCALES)}, got {scale!r}")
     graph: dict[str, Step] = {}
     with found_configuration():
         for item in items_of(name):
-            if own := commands(item, scale):
-                _add(graph, item, own, scale, overrides)
-    if not graph:
-        raise UserError(f"{name} has no commands at {scale} scale; see its file in bild_lab/papers/published")
+            _add(graph, item, commands(item, scale), scale, overrides)
     taken = {word.partition("=")[0] for command in graph for word in shlex.split(command)}
     if unused := [key for key in (word.partition("=")[0] for word in overrides) if key not in taken]:
         raise UserError(f"no step of {name} has the key {unused[0]}; leave it out, or look it up with --cfg job")

@@ -27,6 +27,7 @@ from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.training.answers import END, Answer, Calibration
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.comparison import LOSSES, Comparison, Report, agreement, gains, measured_points
+from bild_lab.training.distillation import Teaching
 from bild_lab.training.finetune import FinetuningJob, finetune
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import Recipe
@@ -52,6 +53,7 @@ class Alignment:
     measure: MeasureSpec
     comparison: Comparison | None
     logger: WandbLogger | None = None
+    teaching: Teaching = Teaching()
 
     @property
     def aligned(self) -> Checkpoint:
@@ -76,7 +78,7 @@ class Alignment:
                 f"train.max_target_tokens={self.recipe.max_target_tokens} would cut the target's longest answer of "
                 f"{longest} tokens; set train.max_target_tokens={longest}"
             )
-        if self.recipe.soft_targets or self.comparison is not None:
+        if self.recipe.soft_targets or self.teaching.loss is not None or self.comparison is not None:
             self._require_same_target()
         if self.comparison is None:
             return
@@ -98,7 +100,7 @@ class Alignment:
         if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
             raise UserError(
                 f"the checkpoint {target.path} has changed since it answered; "
-                "make the calibration data again, or set sweep=false and train.soft_targets=0"
+                "make the calibration data again, or set sweep=false, train.soft_targets=0 and align.loss=null"
             )
 
 
@@ -173,7 +175,8 @@ def _training(
         recipe=job.recipe,
         folder=job.folder,
         start=FromCheckpoint(job.small),
-        teacher=job.calibration.target if job.recipe.soft_targets else None,
+        teacher=job.calibration.target if job.recipe.soft_targets or job.teaching.loss is not None else None,
+        teaching=job.teaching,
         max_source_tokens=dataset.max_source_tokens,
         data=f"{len(learned):,} greedy answers of {source['target']} to {dataset.name} ({dataset.split})",
         title=f"aligning {job.small.path}",

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.batch import Batch
-from bild_lab.engine.batched import decode_batch, require_room
+from bild_lab.engine.batched import decode_batch, quiet_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.hf_generation import HuggingFaceGenerate
@@ -149,8 +149,8 @@ def greedy_answers(
     """The tokens that `vanilla` emits for each prompt, decoded in batches, the longest prompts first.
 
     They are vanilla's on the CPU kernels in every precision, and on our own decoders in float32. A model on hf answers
-    by batched `generate`. advance: called with 1 after each answer. Raises UserError for a batch that does not fit into
-    the memory.
+    by batched `generate`. batch_size: at most; fewer where their caches would not fit. advance: called with 1 after
+    each answer.
     """
     order = sorted(range(len(sources)), key=lambda index: -source_length(sources[index]))
     requests = [
@@ -162,7 +162,7 @@ def greedy_answers(
     if model.engine != "hf":
         method = DraftThenVerify(model, NoDraft(model), ExactMatch())
         model.load()
-        require_room([model], requests, batch_size, "batch_size")
+        batch_size = quiet_batch(method, [model], requests, batch_size)  # fewer where their caches would not fit
     found = decode_batch(method, requests, Batch(batch_size), lambda index: advance(1))
     answers: list[list[int]] = [[]] * len(sources)
     for index, text in zip(order, found, strict=True):

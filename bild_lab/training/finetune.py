@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
@@ -42,6 +43,7 @@ from bild_lab.training.batches import (
     tokenize,
 )
 from bild_lab.training.dataset_words import dataset_words
+from bild_lab.training.distillation import Distillation, Teaching
 from bild_lab.training.folder import METRICS, TrainingFolder, write_json
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.reports import model_card
@@ -72,15 +74,24 @@ class FinetuningJob(TrainingJob):
     train: tuple[Example, ...]
     validation: tuple[Example, ...]
     metric: str  # bleu, rouge or agreement; LIKELIHOOD decodes no texts
-    teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says
+    teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says, or teaches
+    teaching: Teaching = Teaching()
     max_source_tokens: int | None = None  # longer prompts are cut
     data: str = "examples given by the caller"  # what they are, for the model card
     title: str = "training"
 
     def __post_init__(self) -> None:
-        if bool(self.recipe.soft_targets) != (self.teacher is not None):
+        taught = self.teaching.loss is not None
+        if taught and (self.recipe.loss != "last" or self.recipe.soft_targets or self.recipe.label_smoothing):
             raise UserError(
-                "train.soft_targets are those of a target that answered: use scripts/align.py, or set "
+                "align.loss takes the place of the training's own loss; set train.loss=last, train.soft_targets=0 and "
+                "train.label_smoothing=0"
+            )
+        if taught and (self.recipe.accumulate > 1 or launched().count > 1):
+            raise UserError("align.loss trains in one process, with train.accumulate=1")
+        if (bool(self.recipe.soft_targets) or taught) != (self.teacher is not None):
+            raise UserError(
+                "train.soft_targets are those of a target that answered, or that teaches: use scripts/align.py, or set "
                 "train.soft_targets=0 and give no teacher"
             )
 
@@ -176,6 +187,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         "training examples": data_hash(job.train),
         "validation examples": data_hash(job.validation),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
+        **job.teaching.identity,
     }
 
 
@@ -288,15 +300,21 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
         model.set_attn_implementation("eager")  # the fused kernel's backward pass is slower for short sentences
     special = start.special_tokens(tokenizer)
     collate = Collator(special.pad, special.start)
-    if job.teacher is not None:
+    if recipe.soft_targets:
         stages.enter("asking the target for soft targets")
         with arguments.main_process_first(local=False):
             train = taught(train, job.teacher, collate, recipe, folder.soft_targets, arguments.device)
     weights = layer_weights(recipe.loss, decoder_depth(start.config))
     loss = LayerLoss(model, weights, recipe.label_smoothing, recipe.in_bfloat16)
-    evaluator = None
+    settings = greedy_settings(recipe.max_target_tokens, special.end, special.pad, special.start)
+    evaluator, distillation = None, None
+    if job.teaching.loss is not None:
+        teacher = HuggingFaceModel(
+            job.teacher, arguments.device, torch.bfloat16 if recipe.in_bfloat16 else torch.float32
+        )
+        writing = job.teaching.writing(settings)
+        distillation = Distillation(job.teaching, teacher, collate, writing, _evaluating, recipe.seed)
     if validation:
-        settings = greedy_settings(recipe.max_target_tokens, special.end, special.pad, special.start)
         references, size = [example.references for example in job.validation], recipe.evaluation_batch_size
         evaluator = Evaluator(references, validation, job.metric, tokenizer, collate, size, settings)
     use_cache = model.config.use_cache  # the Trainer turns it off
@@ -323,6 +341,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
         },
         save=save,
         card=lambda metrics: _card(metrics, job.folder),
+        distillation=distillation,
     )
 
 

@@ -18,6 +18,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from bild_lab.engine.models.ranks import LONGEST_WAIT, launched
 from bild_lab.errors import UserError
+from bild_lab.training.distillation import Distillation
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import SCHEDULES, Recipe
 
@@ -27,7 +28,8 @@ class Objective:
     """A model in memory, with what it learns and what is kept of it.
 
     examples: indexed by what `order` yields, the examples of the whole training one after another. collate: makes a
-    batch. evaluate: called with the model and the loss. model_options: arguments of the model besides the batch. facts:
+    batch. distillation: takes the loss's place in training, and makes its own batches. evaluate: called with the
+    model and the loss. model_options: arguments of the model besides the batch. facts:
     the entries of metrics.json about model and data. save: writes the trained weights into a folder. card: the
     README.md of the result, from its metrics.
     """
@@ -42,6 +44,7 @@ class Objective:
     facts: Mapping[str, Any]
     save: Callable[[Path], None]
     card: Callable[[Mapping[str, Any]], str]
+    distillation: Distillation | None = None
 
 
 class ResumableTrainer(Trainer):
@@ -67,7 +70,7 @@ class ResumableTrainer(Trainer):
             args=arguments,
             train_dataset=objective.examples,
             eval_dataset=None if objective.evaluate is None else [],  # the Trainer asks for one; `evaluate` has its own
-            data_collator=objective.collate,
+            data_collator=self._batch,
             compute_loss_func=objective.loss,
             optimizer_cls_and_kwargs=optimizer(recipe),
             callbacks=[_LogLastStep(), _StopAtScore(recipe.stop_at_score), *callbacks],
@@ -80,17 +83,24 @@ class ResumableTrainer(Trainer):
             self._objective.examples,
             batch_size=self._train_batch_size,
             sampler=self._objective.order,
-            collate_fn=self._objective.collate,
+            collate_fn=self._batch,
             pin_memory=self.args.dataloader_pin_memory,
         )
         return self.accelerator.prepare(loader)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *options: Any, **named: Any) -> Any:
         """Call the model with the objective's options; soft targets are the loss's alone."""
+        if self._objective.distillation is not None:
+            return self._objective.distillation(model, inputs["examples"], self.state.global_step)
         soft = {name: inputs[name] for name in ("soft_ids", "soft_probs") if name in inputs}
         self.compute_loss_func = partial(self._objective.loss, **soft)
         fed = {name: tensor for name, tensor in inputs.items() if name not in soft}
         return super().compute_loss(model, {**fed, **self._objective.model_options}, *options, **named)
+
+    @property
+    def _batch(self) -> Callable[[Any], dict[str, Any]]:
+        distillation = self._objective.distillation
+        return self._objective.collate if distillation is None else distillation.batch
 
     def evaluate(self, *unused: Any, **named: Any) -> dict[str, float]:
         """The objective's evaluation under the Trainer's names, `eval_…`."""

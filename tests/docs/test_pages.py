@@ -35,7 +35,7 @@ def test_links_of_a_file_outside_docs_lead_from_its_page() -> None:
 
 
 def test_links_from_a_folder_go_up() -> None:
-    shown = pages.with_links("[a](../../conf) [b](field.md)", "docs/results/batches.md", "results/batches.md")
+    shown = pages.with_links("[a](../../conf) [b](field.md)", "docs/results/kernels.md", "results/kernels.md")
     assert shown == "[a](../source/conf.md) [b](field.md)"
 
 

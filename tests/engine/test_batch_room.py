@@ -34,7 +34,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(monkeypa
     assert quiet_batch(decoder.method, decoder.models, requests) == 9
     monkeypatch.setattr(batch_room, "free_bytes", lambda device: each // 2)
     with pytest.raises(UserError, match="are free; not even one text fits, or"):
-        require_room(decoder.models, requests, 2, "batch_size")
+        require_room(decoder.models, requests, 2)
     assert quiet_batch(decoder.method, decoder.models, requests) == 1
     together = SimpleNamespace(decode_together=list)
     assert quiet_batch(together, others, requests) == QUIET_BATCH  # our own engines keep no caches for it

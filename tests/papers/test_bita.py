@@ -18,6 +18,7 @@ from bild_lab.lab.config import config_dir, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example, conversation, with_answers
 from bild_lab.lab.point import cached_examples, prepare
+from bild_lab.papers.steps import _recipes
 from bild_lab.training.recipe import Recipe
 from tests.engine.heads.tiny import files_of
 from tests.test_experiments import BITA, ROW, commands, composed, swept
@@ -93,7 +94,7 @@ def test_bitas_second_turns_follow_as_in_the_released_evaluation(family: str, be
 
 def unmade(cfg: DictConfig, read: Iterable[str]) -> set[str]:
     """What no recipe of an experiment writes, of the folders of outputs that it or its recipes read."""
-    recipes = " ".join(cfg.recipes.values())
+    recipes = " ".join(_recipes([cfg]))
     return {*read, *FOLDERS.findall(recipes)} - {*re.findall(r"\bname=(\w+)", recipes)}
 
 
@@ -105,10 +106,11 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
             cfg = composed(shlex.split(command)[0], f"pair={pair}")
             given = [sweep.get("policy.adapter", ""), *(str(cfg.policy.get(key)) for key in ("adapter", "heads"))]
             folders = FOLDERS.findall(" ".join(given).replace("${pair.name}", pair))
-            assert unmade(cfg, folders) == set()
+            untrained = {"bita_falcon_40b"} & set(folders)  # no adapter can be trained for it
+            assert unmade(cfg, folders) == untrained
             without = OmegaConf.masked_copy(cfg, list(cfg))
             del without.recipes["cip"]
-            assert unmade(without, folders) == {f"calibration_{pair}_cip"}
+            assert unmade(without, folders) == (untrained or {f"calibration_{pair}_cip"})
 
 
 @pytest.mark.parametrize(("pair", "masks"), thinned([("vicuna_33b", 4), ("llama2_7b_chat", 3)], 2))

@@ -53,7 +53,6 @@ RULES = [
     "static ensemble",
     "relaxed acceptance",
     "FLy",
-    "judge",
     "step cascade",
 ]
 CELLS = {

@@ -119,6 +119,9 @@ def test_time_grows_with_points_texts_and_a_slower_memory() -> None:
     plain = needs(setting(), "t4").hours
     assert needs(setting(points=50), "t4").hours == pytest.approx(2 * plain)
     assert needs(setting(dataset={"limit": 400}), "t4").hours == pytest.approx(403 / 203 * plain)
+    asked = setting(points=0, at_once=32)
+    assert needs(replace(asked, templates=2), "t4").hours == pytest.approx(2 * needs(asked, "t4").hours)
+    assert 0 < needs(asked, "t4").hours < plain / 32 and needs(setting(points=0), "t4").hours is None
     llama = setting(target="meta-llama/Llama-2-7b-chat-hf")
     assert needs(llama, "t4").hours > 5 * needs(llama, "h100").hours
     with pytest.raises(UserError, match="gpu must be one of"):

@@ -15,13 +15,14 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.papers import steps
-from bild_lab.papers.published import SCALES, load_published, published_names
+from bild_lab.papers.published import SCALES, published_names
 from bild_lab.papers.steps import Machine, Step, is_done, obstacle, outlook, run_steps, steps_of
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
 from tests.thinned import thinned
 
-ITEMS = [(item, scale) for item in published_names() for scale in SCALES if load_published(item).commands[scale]]
+ITEMS = [(item, scale) for item in published_names() for scale in SCALES]
+UNMADE = {"bita_falcon_40b"}  # no adapter can be trained for Falcon
 HERE = Machine("a100", 80, gated=False)
 
 
@@ -35,9 +36,9 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_step_reads_another_one_before_it_writes(item: str, scale: str) -> None:
     found = steps_of(item, scale)
     for place, step in enumerate(found):
-        assert not step.missing, step
+        assert set(step.missing) <= UNMADE, step
         before = found[:place]
-        assert set(step.reads) <= {one.writes for one in before}, step.command
+        assert set(step.reads) - UNMADE <= {one.writes for one in before}, step.command
         assert set(step.after) <= {one.command for one in before}, step.command
     assert [step.figure for step in found].count(item) == 1 and found[-1].figure == item
 
@@ -54,6 +55,12 @@ def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(monkeypatch: pytes
         ("bild_fig4_small", "it waits for p"),
         ("figures/bild_fig8", "no step of it "),
     ]
+
+
+def test_falcon_is_refused_before_it_answers_any_question_for_an_adapter() -> None:
+    measured, drawn = outlook(steps_of("bita_tab7", "paper", ["pair=falcon_40b"]), replace(HERE, tries=True))
+    assert measured[1].startswith("nothing writes outputs/bita_falcon_40b: put it there")
+    assert drawn[1] == "no step of it can run"
 
 
 @pytest.mark.slow

@@ -12,10 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from bild_lab.engine import batched
+from bild_lab.engine.batch import Batch
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.decoding.load import load, load_model
+from bild_lab.training import answers
 from bild_lab.training.answers import (
     END,
     SCHEMA,
@@ -51,6 +54,15 @@ def test_answers_in_batches_are_those_of_one_by_one(targets: Path, family: str, 
     assert greedy_answers(model, sources, LIMIT, batch_size=7) == expected
     lengths = {len(answer) for answer in expected}
     assert min(lengths) < LIMIT == max(lengths)  # some ended with an end token, some did not
+
+
+def test_fewer_answers_at_once_where_their_caches_would_not_fit(targets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(str(targets / "llama"), None, "cpu", torch.float32, "auto")
+    sources, sizes = [model.checkpoint.source(prompt) for prompt in PROMPTS[:6]], []
+    monkeypatch.setattr(batched, "most_texts", lambda models, requests: 2)
+    monkeypatch.setattr(answers, "Batch", lambda size: sizes.append(size) or Batch(size))
+    assert greedy_answers(model, sources, LIMIT, batch_size=4) == one_by_one(targets / "llama", PROMPTS[:6])
+    assert sizes == [2]
 
 
 def test_a_decoder_deeper_than_its_encoder_answers_in_batches_too(tmp_path: Path) -> None:

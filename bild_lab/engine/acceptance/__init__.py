@@ -4,7 +4,6 @@ from bild_lab.engine.acceptance.block_verification import BlockVerification
 from bild_lab.engine.acceptance.cascades import SpeculativeCascade, StaticEnsemble
 from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.acceptance.fly import Fly
-from bild_lab.engine.acceptance.judge import Judge
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.engine.acceptance.relaxed import RelaxedAcceptance
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
@@ -16,7 +15,6 @@ __all__ = [
     "BlockVerification",
     "ExactMatch",
     "Fly",
-    "Judge",
     "Overlap",
     "RejectionSampling",
     "RelaxedAcceptance",

@@ -35,7 +35,7 @@ class StepDrafter(Drafter):
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 "policy step_cascade is for decoder-only pairs, whose texts have steps, got an encoder–decoder; "
-                "use policy=bild or policy=judge"
+                "use policy=bild"
             )
         self._model, self._inner, self._window = draft, ModelDrafter(draft, window), window
         self._inner.stop_on_eos = True  # at every token, for the end of the step

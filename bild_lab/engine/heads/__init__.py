@@ -1,10 +1,9 @@
-"""Small modules beside a frozen model, each in its own folder: BiTA's adapter, heads, EAGLE, judges."""
+"""Small modules beside a frozen model, each in its own folder: BiTA's adapter, heads, EAGLE."""
 
 from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita
 from bild_lab.engine.heads.eagle import Eagle, EagleConfig
 from bild_lab.engine.heads.eagle_files import load_eagle
 from bild_lab.engine.heads.hydra import HydraHeads, load_hydra
-from bild_lab.engine.heads.judge import JudgeConfig, JudgeHead, load_judge
 from bild_lab.engine.heads.medusa import MedusaConfig, MedusaHeads, load_medusa
 
 __all__ = [
@@ -13,14 +12,11 @@ __all__ = [
     "Eagle",
     "EagleConfig",
     "HydraHeads",
-    "JudgeConfig",
-    "JudgeHead",
     "MedusaConfig",
     "MedusaHeads",
     "bita_config",
     "load_bita",
     "load_eagle",
     "load_hydra",
-    "load_judge",
     "load_medusa",
 ]

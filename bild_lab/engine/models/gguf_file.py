@@ -32,7 +32,7 @@ from gguf import (
 )
 from gguf.quants import quant_shape_to_byte_shape
 from huggingface_hub.errors import StrictDataclassError
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from tokenizers import normalizers
 from torch import Tensor
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -74,6 +74,8 @@ READ = (  # besides; a setting that is neither here nor zero changes the model i
 ).split()
 FREQUENCIES = "rope_freqs.weight"  # what Llama 3.1 and later divide the frequencies of their rotations by
 LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+KEPT = (*(getattr(GGMLQuantizationType, name) for name in "Q8_0 Q5_0 Q4_0 Q4_K Q6_K".split()),)  # as the kernels can
+PLAIN = [getattr(GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")]
 ENDS = "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_turn>".split()
 
 
@@ -83,7 +85,10 @@ class PackedTensor:
 
     heads: its rows are those of so many heads, in each of which a row of the first half alternates with one of the
     second, as llama.cpp rotates them; 0: they are as in Transformers. added: to every number, on the way into the file.
+    dtype: in which rows of a table are read.
     """
+
+    device: ClassVar[torch.device] = torch.device("cpu")
 
     file: Path
     type: GGMLQuantizationType
@@ -91,6 +96,7 @@ class PackedTensor:
     start: int
     heads: int = 0
     added: float = 0.0
+    dtype: torch.dtype = torch.float32
 
     def blocks(self) -> UInt8[np.ndarray, "*rows bytes"]:
         """The packed bytes, read from the file, their rows in Transformers' order. No block spans two rows."""
@@ -115,6 +121,12 @@ class PackedTensor:
             list(pool.map(unpack, range(0, len(rows), step)))  # a list raises what a part raised
         return numbers.view(self.shape)
 
+    def __getitem__(self, rows: Int[Tensor, " n"] | slice) -> Float[Tensor, "n dim"]:
+        """Of a table: the numbers of rows that are asked for."""
+        shape = quant_shape_to_byte_shape(self.shape, self.type)
+        stored = np.memmap(self.file, np.uint8, "r", self.start, shape)
+        return torch.from_numpy(dequantize(stored[rows], self.type)).to(self.dtype)
+
 
 class HeaderReader(GGUFReader):
     """Reads a file's settings and where its tensors lie; of a long list, such as the vocabulary, only its length."""
@@ -135,7 +147,7 @@ class HeaderReader(GGUFReader):
 
 @dataclass(frozen=True)
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file. Its weights are dequantized to the precision that is asked for."""
+    """A GGUF file. Its weights are dequantized to the precision that is asked for; the kernels may keep its blocks."""
 
     in_folder: ClassVar[bool] = False
     on_hub: ClassVar[bool] = False
@@ -167,10 +179,10 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def precision(self) -> str:
-        """How most of the weights are packed, by llama.cpp's name, such as Q4_K_M."""
+        """How most of the weights are packed, by llama.cpp's name, such as q4_k_m."""
         names = {each.value: each.name for each in LlamaFileType}
         name = names.get(self._header[0].get("general.file_type"), "unknown")
-        return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        return name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -232,6 +244,21 @@ class GgufCheckpoint(Checkpoint):
                 what = f"{self.path} has weights of type {kind.name}, which the package gguf cannot unpack"
                 raise UserError(f"{what}; give a file of another type") from error
         return found
+
+    @cached_property
+    def kept(self) -> dict[str, PackedTensor]:
+        """The matrices whose blocks the kernels read as they are. Raises UserError if they cannot read all."""
+        matrices = {name: one for name, one in self.packed.items() if len(one.shape) == 2}
+        for name, tensor in matrices.items():
+            beside = matrices.get(name.replace("gate_proj", "up_proj"), tensor)
+            if tensor.type not in (*KEPT, *PLAIN) or beside.type != tensor.type:
+                got = " beside ".join(dict.fromkeys(each.type.name for each in (tensor, beside)))
+                known = ", ".join(kind.name for kind in KEPT)
+                raise UserError(
+                    f"weights=gguf wants blocks of {known}, in a gate those of what it gates, got {got} for {name} in "
+                    f"{self.path}; set 8, 4 or null, or give a file of another type"
+                )
+        return {name: one for name, one in matrices.items() if one.type in KEPT}
 
     @property
     def weight_files(self) -> StoredWeights:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
@@ -35,8 +36,10 @@ class Weights(Mapping[str, Tensor]):
     """A model's weights by the names of its module in Transformers, in one precision and on one device.
 
     Each is read when it is asked for, and again if nobody holds it any more. keys: what to read for each name; tied
-    weights share one.
+    weights share one. packed: matrices that are not read as numbers, by key, as their file has them.
     """
+
+    packed: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self, keys: Mapping[str, str], read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device
@@ -64,6 +67,18 @@ class Weights(Mapping[str, Tensor]):
             key, start, end = self._keys[name], end, end + len(part)
             self._joined[key], self._rows[key] = whole, slice(start, end)
         return whole
+
+    def matrix(self, *names: str) -> Tensor | tuple[Any, ...]:
+        """The same of matrices; where some are `packed`, each by itself, and those as they are."""
+        keys = {self._keys[name]: name for name in names}
+        if self.packed.keys().isdisjoint(keys):
+            return self.joined(*names)
+        return tuple(self.packed[key] if key in self.packed else self[name] for key, name in keys.items())
+
+    def table(self, name: str) -> Tensor | Any:
+        """A matrix of which rows are asked for; where it is `packed`, they are read then."""
+        key = self._keys[name]
+        return replace(self.packed[key], dtype=self.dtype) if key in self.packed else self[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._keys)

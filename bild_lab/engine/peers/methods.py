@@ -34,21 +34,26 @@ class Peer:
     cache: where converted checkpoints are kept, if not in the cache of bild_lab.
     Raises UserError without the environment of `make peers`, for a device or a precision that the engine lacks, and for
     requests that sample.
+    bits: of quantized weights, with which it is never called lossless; None: those of the precision.
     """
 
     engine: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
     precisions: ClassVar[tuple[torch.dtype, ...]]
+    known_bits: ClassVar[tuple[int, ...]] = ()
     settings: ClassVar[tuple[Mapping[str, str], ...]] = ({},)  # environment variables; the quickest are kept
     feeds: ClassVar[None] = None
     _draft: LoadedModel | None = None
     _window: int | None = None
 
-    def __init__(self, target: LoadedModel, cache: Path | None = None) -> None:
+    def __init__(self, target: LoadedModel, bits: int | None = None, cache: Path | None = None) -> None:
+        if bits not in (None, *self.known_bits):
+            raise UserError(f"policy.bits must be {' or '.join(map(str, self.known_bits))} or null, got {bits!r}")
+        self.bits = bits
         self.versions = package_versions(self.packages)
         if target.device.type != "cpu":
             raise UserError(f"{self.engine} is run on a CPU, got {target.device}; set runtime.device=cpu")
-        if target.dtype not in self.precisions:
+        if target.dtype not in self.precisions and (bits is None or target.dtype == torch.float16):
             known = " and ".join(map(_plain, self.precisions))
             raise UserError(
                 f"{self.engine} computes in {known} on a CPU, got {_plain(target.dtype)}; set runtime.dtype=float32"
@@ -58,7 +63,7 @@ class Peer:
         self._threads = 0
 
     def lossless(self, sampling: Sampling) -> bool:
-        return sampling.greedy
+        return sampling.greedy and getattr(self, "bits", None) is None  # a class is asked too, without an object
 
     def prepare(self, request: Request) -> None:
         if not request.sampling.greedy:
@@ -77,8 +82,8 @@ class Peer:
 
     @property
     def precision(self) -> str:
-        """Of the weights that it decodes with, such as float32."""
-        return _plain(self._target.dtype)
+        """Of the weights that it decodes with, such as float32 or int8."""
+        return _plain(self._target.dtype) if self.bits is None else f"int{self.bits}"
 
     @property
     def emission_s(self) -> list[float]:
@@ -120,34 +125,47 @@ class Peer:
             "draft": None if draft is None else str(draft),
             "window": self._window,
             "dtype": _plain(self._target.dtype),
+            "bits": self.bits,
             "threads": self._threads,
         }
 
     def _files(self) -> tuple[Path, Path | None]:
         """What the engine reads: of the target, and of the drafter if there is one."""
-        convert = partial(converted, engine=self.engine, versions=self.versions, cache=self._cache)
+        options = {"versions": self.versions, "cache": self._cache, "bits": self.bits}
+        convert = partial(converted, engine=self.engine, **options)
         return convert(self._target.checkpoint), None if self._draft is None else convert(self._draft.checkpoint)
 
 
 class CTranslate2(Peer):
     """CTranslate2: greedy search of its Translator or Generator, in float32, its only exact precision on a CPU.
 
-    On Intel's processors it multiplies by MKL, with whose threads it can be several times as slow as with oneDNN's, so
-    both are tried.
+    bits: 8, which rounds activations too. On Intel's processors it multiplies by MKL, with whose threads it can be
+    several times as slow as with oneDNN's, so both are tried.
     """
 
     engine = "ctranslate2"
     packages = ("ctranslate2", "transformers")
     precisions = (torch.float32,)
+    known_bits = (8,)
     settings = ({}, {"CT2_USE_MKL": "0"})
 
 
 class OpenVINO(Peer):
-    """OpenVINO: GenAI's pipeline; an encoder–decoder, for which GenAI has none, in Transformers' loop (Optimum)."""
+    """OpenVINO: GenAI's pipeline; an encoder–decoder, for which GenAI has none, in Transformers' loop (Optimum).
+
+    bits: 8 or 4, by NNCF without data: 4 bits by groups of 128, the first and the last layer in 8.
+    Activations and the cache are then rounded to 8 bits, as OpenVINO does unless asked otherwise.
+    """
 
     engine = "openvino"
     packages = ("openvino", "openvino-genai", "optimum-intel", "transformers")
     precisions = (torch.float32, torch.bfloat16)
+    known_bits = (8, 4)
+
+    def __init__(self, target: LoadedModel, bits: int | None = None, cache: Path | None = None) -> None:
+        super().__init__(target, bits, cache)
+        if bits is not None:
+            self.versions |= package_versions(["nncf"])
 
 
 class OpenVINOSpeculative(OpenVINO):
@@ -158,7 +176,7 @@ class OpenVINOSpeculative(OpenVINO):
 
     def __init__(self, target: LoadedModel, draft: LoadedModel, window: int, cache: Path | None = None) -> None:
         require_whole("the draft window", window, 1)
-        super().__init__(target, cache)
+        super().__init__(target, cache=cache)
         if target.checkpoint.encoder_decoder:
             raise UserError(
                 f"OpenVINO decodes speculatively with decoder-only models, got {target.checkpoint.path} "

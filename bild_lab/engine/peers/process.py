@@ -52,32 +52,38 @@ def package_versions(names: Sequence[str]) -> dict[str, str]:
     return {name: found[name] for name in names}
 
 
-def converted(checkpoint: Checkpoint, engine: str, versions: Mapping[str, str], cache: Path | None = None) -> Path:
+def converted(
+    checkpoint: Checkpoint,
+    engine: str,
+    versions: Mapping[str, str],
+    cache: Path | None = None,
+    bits: int | None = None,
+) -> Path:
     """The folder of the converted checkpoint. The first call for these weights and versions converts, in seconds.
 
-    The weights keep their precision: the engine rounds them, if at all, as it loads. cache: where to keep it, by
-    default the cache of bild_lab. The weights of a checkpoint on the hub must have been read once, so that they are in
-    the hub's cache. Raises UserError if the engine cannot convert the checkpoint.
+    bits: to how many the weights are quantized; None: the engine rounds them, if at all, as it loads. cache: where to
+    keep it, by default the cache of bild_lab. The weights of a checkpoint on the hub must have been read once, so that
+    they are in the hub's cache. Raises UserError if the engine cannot convert the checkpoint.
     """
     decisive = (
         checkpoint.fingerprint,
         *(f"{name} {version}" for name, version in versions.items()),
         SCRIPT.read_text(),
     )
-    name = f"{engine}-{hashlib.sha256(chr(0).join(decisive).encode()).hexdigest()[:16]}"
+    name = f"{engine}{bits or ''}-{hashlib.sha256(chr(0).join(decisive).encode()).hexdigest()[:16]}"
     folder = (cache or cache_folder() / "peers") / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             log.warning("converting %s for %s, once", checkpoint.path, engine)
-            _convert(checkpoint, engine, folder)
+            _convert(checkpoint, engine, folder, bits)
     return folder
 
 
-def _convert(checkpoint: Checkpoint, engine: str, folder: Path) -> None:
+def _convert(checkpoint: Checkpoint, engine: str, folder: Path, bits: int | None) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         made = Path(temporary) / "made"
-        job = {"engine": engine, "source": str(checkpoint.files), "folder": str(made)}
+        job = {"engine": engine, "source": str(checkpoint.files), "folder": str(made), "bits": bits}
         command = _command("convert", job | {"encoder_decoder": checkpoint.encoder_decoder})
         done = subprocess.run(command, capture_output=True, text=True, env=_surroundings())
         if done.returncode:

@@ -79,7 +79,8 @@ def text_of(error: Exception) -> str:
 def convert_for_ctranslate2(job: dict[str, Any]) -> None:
     from ctranslate2.converters import TransformersConverter
 
-    TransformersConverter(job["source"]).convert(job["folder"], quantization="float32", force=True)
+    precision = "float32" if job["bits"] is None else f"int{job['bits']}"
+    TransformersConverter(job["source"]).convert(job["folder"], quantization=precision, force=True)
 
 
 def load_ctranslate2_translator(job: dict[str, Any]) -> Decode:
@@ -129,7 +130,8 @@ def load_ctranslate2_generator(job: dict[str, Any]) -> Decode:
 
 
 def ctranslate2_options(job: dict[str, Any]) -> dict[str, Any]:
-    return {"device": "cpu", "compute_type": job["dtype"], "inter_threads": 1, "intra_threads": job["threads"]}
+    precision = job["dtype"] if job["bits"] is None else f"int{job['bits']}"
+    return {"device": "cpu", "compute_type": precision, "inter_threads": 1, "intra_threads": job["threads"]}
 
 
 def convert_for_openvino(job: dict[str, Any]) -> None:
@@ -141,6 +143,23 @@ def convert_for_openvino(job: dict[str, Any]) -> None:
     main_export(job["source"], output=job["folder"], task=task, **options)
     if not job["encoder_decoder"]:
         save_stand_in_tokenizer(Path(job["folder"]))
+    if job["bits"] is not None:
+        compress(Path(job["folder"]), job["bits"])
+
+
+def compress(folder: Path, bits: int) -> None:
+    """Quantize the weights of a folder's models, with the settings of Optimum's --weight-format."""
+    import nncf
+    import openvino
+
+    mode = {8: nncf.CompressWeightsMode.INT8_ASYM, 4: nncf.CompressWeightsMode.INT4_ASYM}[bits]
+    options = {} if bits == 8 else {"group_size": 128, "ratio": 1.0}
+    for path in folder.glob("openvino_*model.xml"):
+        small = nncf.compress_weights(openvino.Core().read_model(path), mode=mode, **options)
+        openvino.save_model(small, folder / "small.xml", compress_to_fp16=False)
+        del small  # it reads the file that is replaced
+        for suffix in (".xml", ".bin"):
+            (folder / f"small{suffix}").replace(path.with_suffix(suffix))
 
 
 def save_stand_in_tokenizer(folder: Path) -> None:
@@ -217,14 +236,14 @@ def load_openvino_encoder_decoder(job: dict[str, Any]) -> Decode:
 
 
 def openvino_properties(job: dict[str, Any]) -> dict[str, Any]:
-    """The precision everywhere: by default the cache would be int8, and weights might be quantized as they are used."""
+    """Unless weights are quantized the precision everywhere: by default the cache and activations would be int8."""
     precision = {"float32": "f32", "bfloat16": "bf16"}[job["dtype"]]
+    exact = {"KV_CACHE_PRECISION": precision, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
     return {
         "INFERENCE_PRECISION_HINT": precision,
-        "KV_CACHE_PRECISION": precision,
-        "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0,
         "INFERENCE_NUM_THREADS": job["threads"],
         "NUM_STREAMS": 1,
+        **(exact if job["bits"] is None else {}),
     }
 
 

@@ -17,6 +17,7 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
+from bild_lab.engine.models.gguf_file import GgufCheckpoint
 from bild_lab.engine.models.hf import HuggingFaceModel, SpreadModel, require_device_map
 from bild_lab.engine.models.lora import recognized
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
@@ -123,7 +124,8 @@ def decoder_of(
     for model in (target, *drafts):
         model.checkpoint.check()
         warn_of_precision(model.checkpoint, models.dtype)
-    if (isinstance(method, External) or method.engine == "hf") and (runtime.weights or pair.draft_weights):
+    own = method.engine == "llama_cpp" and runtime.weights == "gguf"  # the blocks of a file, too
+    if (isinstance(method, External) or method.engine == "hf") and (runtime.weights or pair.draft_weights) and not own:
         raise UserError(
             f"policy {policy.name} runs the original weights; set runtime.weights=null pair.draft_weights=null"
         )
@@ -202,15 +204,19 @@ def load_model(
     trust_remote_code: bool = False,
     device_map: str | None = None,
     allow_pickles: bool = False,
-    bits: int | None = None,
+    bits: int | str | None = None,
 ) -> LoadedModel:
-    """A checkpoint's model, shared by all decoders of the process. bits: of its weights, 8 or 4; None: those of dtype.
+    """A checkpoint's model, shared by all decoders of the process. bits: of its weights, as `runtime.weights`.
 
     Raises UserError for an unknown engine, for a model that the native engine cannot run, and for one that is
     to be spread over devices elsewhere than on hf, or quantized elsewhere than on the kernels.
     """
     require_engine(engine)
     checkpoint = recognized(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
+    if bits == "gguf":
+        if not isinstance(checkpoint, GgufCheckpoint):
+            raise UserError(f"weights=gguf keeps the blocks of a GGUF file, got {path}; give one, or set 8, 4 or null")
+        _ = checkpoint.kept
     if engine in ("kernels", "native") and device_map is not None:
         raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
@@ -228,7 +234,7 @@ def load_model(
         reason = lacking
     if bits is not None:
         raise UserError(
-            f"only the CPU kernels have weights of {bits} bits, and they cannot run {path}"
+            f"only the CPU kernels run weights={bits}, and they cannot run {path}"
             f"{f', as {reason}' if reason else ''}; set runtime.weights=null pair.draft_weights=null"
         )
     if compile:

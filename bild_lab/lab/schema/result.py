@@ -141,7 +141,7 @@ class Result:
         "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own."
     )
     precision: str | None = column(
-        "The precision of the policy’s weights: the setting’s, or that of a peer’s own file, such as Q4_K_M. That "
+        "The precision of the policy’s weights: the setting’s, or that of a peer’s own file, such as q4_k_m. That "
         "file is another model than the baseline’s: read its quality beside its speed."
     )
     environment: Environment = group("")

@@ -13,6 +13,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.adaptivity import RoundCosts, audit
 from bild_lab.lab.cli import console, escape, stages
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.measure.certificate import DEFECT, TIE
@@ -24,6 +25,8 @@ from bild_lab.lab.screening.candidates import KNOB, Candidate, Grid
 from bild_lab.lab.screening.replay import SECONDS, Judged, Screened
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
+
+SPECULATIVE, FORWARDS = "speculative", "drafter 0 forwards"
 
 
 @dataclass
@@ -158,6 +161,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             rows = screening.rows(screened, model)
         summary = summary_of(screening, screened, model)
         summary |= replayed(len(timed) + len(differing), differing)
+        summary["adaptivity"] = adaptivity(screening, screened, model)
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()
     return found
@@ -187,6 +191,26 @@ def summary_of(screening: Screening, screened: Sequence[Screened], model: CostMo
         "setting": screening.point.setting,
         "confirmed": [],
     }
+
+
+def adaptivity(screening: Screening, screened: Sequence[Screened], model: CostModel | None) -> dict[str, Any] | None:
+    """What other lengths of policy=speculative's drafts would give at the prices found here (`analysis.adaptivity`).
+
+    No longer drafts are priced than were screened. None without speculative decoding by a model of the
+    target's own vocabulary, or without prices.
+    """
+    own = [one.candidate for one in screened[1:] if one.candidate.name == SPECULATIVE]
+    prices = {} if model is None else model.prices_s
+    if not own or FORWARDS not in prices or screening.point.decoders[METHOD].vocabularies:
+        return None
+    alone = screened[0].features
+    context = alone["target rows x context"] / alone["target forwards of one row"]
+    row_s = prices.get("target rows", 0.0) + context * prices.get("target rows x context", 0.0)
+    round_s = prices.get(f"rounds of {SPECULATIVE}", 0.0)
+    one_s = prices["target forwards of one row"] + context * prices.get("target rows x context", 0.0)
+    windows = range(2, max(one.knobs["window"] for one in own) + 2)
+    verify_s = [round_s + one_s, *(round_s + prices.get("target forwards", 0.0) + rows * row_s for rows in windows)]
+    return audit(screening.drafted(screened[0], own[0].policy), RoundCosts(prices[FORWARDS], verify_s))
 
 
 def replayed(live: int, differing: Sequence[Judged]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from bild_lab.engine.acceptance import (
     BlockVerification,
     ExactMatch,
     Fly,
-    Judge,
     Overlap,
     RejectionSampling,
     RelaxedAcceptance,
@@ -28,18 +27,11 @@ from bild_lab.engine.acceptance import (
 from bild_lab.engine.acceptance.fly import MAX_ENTROPY
 from bild_lab.engine.acceptance.trees import accepted_path, best_of
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.heads import JudgeConfig, JudgeHead
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Scores
 from bild_lab.errors import UserError
 from tests.engine.acceptance.exact import sampled
-
-
-def judge(threshold: object = None, own: float = 0.5) -> Judge:
-    return Judge(JudgeHead(JudgeConfig(1, own)), threshold)
-
 
 CLAIMS = [  # lossless greedily, and sampled
     (ExactMatch(), True, True),
@@ -60,10 +52,6 @@ CLAIMS = [  # lossless greedily, and sampled
     (RelaxedAcceptance(2, 1.0), False, False),
     (Fly(1.11, 1), True, True),  # no three probabilities have an entropy of more than 3 / e
     (Fly(MAX_ENTROPY, 1), False, False),
-    (judge(0), True, True),
-    (judge(0.01), False, False),
-    (judge(own=0.0), True, True),  # the threshold that was chosen in training
-    (judge(own=0.5), False, False),
     (StepScore(0), False, False),
 ]
 
@@ -82,8 +70,6 @@ def test_rules_of_chains_say_that_they_take_no_trees() -> None:
 @pytest.mark.parametrize("rule", [rule for rule, *_ in CLAIMS], ids=lambda rule: type(rule).__name__)
 def test_an_empty_draft_leaves_the_word_to_the_target(rule: Acceptance) -> None:
     logits, nothing = torch.tensor([[0.0, 99.0, 0.0]], dtype=torch.float64), torch.empty(0, dtype=torch.long)
-    if isinstance(rule, Judge):
-        rule = rule.in_round([0], Scores(None, torch.zeros(1, 1)))
     requests = [Request(Source((0,)), Limits(1, 10)), sampled()]
     for request in requests[:1] if isinstance(rule, ReleasedRollback) else requests:  # which refuses to sample
         for parents in [None, nothing] if rule.accepts_trees else [None]:
@@ -108,7 +94,6 @@ NUMBERS = (True, "0.3", math.nan, None)  # which are none
         (lambda value: RelaxedAcceptance(3, value), (0, 1.1, *NUMBERS), "ratio"),
         (lambda value: Fly(value, 2), (-0.1, *NUMBERS), "entropy"),
         (lambda value: Fly(0.3, value), (0, 1.5, *NUMBERS), "deferred_window"),
-        (judge, (-0.1, 1.1, *NUMBERS[:-1]), "threshold"),
         (StepScore, NUMBERS, "threshold"),
         (lambda value: TruncationSampling(ratio=value), (0, 1.1), "ratio"),
         (lambda value: TruncationSampling(epsilon=value, delta=0.3), (0, 2, None), "epsilon"),

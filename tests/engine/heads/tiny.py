@@ -13,13 +13,10 @@ from bild_lab.engine.heads import (
     Eagle,
     EagleConfig,
     HydraHeads,
-    JudgeConfig,
-    JudgeHead,
     MedusaHeads,
 )
 from bild_lab.engine.heads.eagle import EAGLE3, spread_layers
 from bild_lab.engine.heads.eagle_files import save_eagle
-from bild_lab.engine.heads.judge import hidden_size_of
 from bild_lab.engine.models.checkpoint import decoder_depth
 
 SCALE = 30  # of the usual initial values, so that a prompt that leaks into the text is noticed
@@ -91,17 +88,9 @@ def random_eagle(
     return made
 
 
-def random_judge(config: PreTrainedConfig, seed: int = 0) -> JudgeHead:
-    """It holds about half of all mismatches to matter."""
-    made = JudgeHead(JudgeConfig(hidden_size_of(config), threshold=0.5))
-    with torch.no_grad():
-        made.weight.copy_(torch.randn(made.weight.shape, generator=torch.Generator().manual_seed(seed)))
-    return made
-
-
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
     """The knob that names the folder a policy needs, and one made for a model like this; nothing for other policies."""
-    knob = {"bita": "adapter", "judge": "adapter", "medusa": "heads"}.get(policy)
+    knob = {"bita": "adapter", "medusa": "heads"}.get(policy)
     if policy in ("eagle", "eagle3", "hydra"):
         knob = "heads"
     if knob is None:
@@ -116,6 +105,6 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
         return {knob: str(path)}
     if not path.is_dir():
         nowhere = torch.zeros(config.vocab_size, config.hidden_size)
-        makers = {"bita": random_adapter, "judge": random_judge, "medusa": lambda one: random_heads(one, nowhere)}
+        makers = {"bita": random_adapter, "medusa": lambda one: random_heads(one, nowhere)}
         makers[policy](config).save(path)
     return {knob: str(path)}

@@ -75,8 +75,12 @@ def random_blocks(rows: int, width: int, kind: Type) -> np.ndarray:
     return blocks.reshape(rows, -1)
 
 
-def write(module: PreTrainedModel, path: Path, kind: Type = Type.F32, **changes: Any) -> Path:
-    """The file of a module, whose weights become what the file stands for. changes: of its settings; None: without."""
+def write(module: PreTrainedModel, path: Path, kind: Type | Callable[[str], Type] = Type.F32, **changes: Any) -> Path:
+    """The file of a module, whose weights become what the file stands for. changes: of its settings; None: without.
+
+    kind: of the matrices, or of each by its name.
+    """
+    kind_of = kind if callable(kind) else lambda _: kind
     config, model_type = module.config, module.config.model_type
     architecture, rotation = MODELS[model_type][0], dict(config.rope_parameters)
     settings: dict[str, Any] = {
@@ -114,7 +118,7 @@ def write(module: PreTrainedModel, path: Path, kind: Type = Type.F32, **changes:
     names = get_tensor_name_map(MODEL_TYPES[architecture][1], 2)
     for name, weight in module.named_parameters():
         part, _, suffix = name.rpartition(".")
-        numbers, matrix = weight.detach().numpy(), weight.ndim == 2
+        numbers, matrix, kind = weight.detach().numpy(), weight.ndim == 2, kind_of(name)
         if model_type == "gemma3_text" and part.endswith("norm"):
             numbers = numbers + 1
         stored = random_blocks(*numbers.shape, kind) if matrix and kind in (Type.Q4_K, Type.Q6_K) else numbers

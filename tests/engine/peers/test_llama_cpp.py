@@ -55,9 +55,9 @@ def test_what_llama_cpp_cannot_run_is_refused_before_weights_load(checkpoints: P
 def test_it_is_no_lossless_method_at_the_precision_of_its_file(tmp_path: Path, file: str) -> None:
     small = written(tmp_path / "small.gguf", Q8_0)
     alone, beside = load(file, policy="llama_cpp").method, load(file, policy="llama_cpp", file=small).method
-    assert (alone.precision, beside.precision) == ("Q4_K_M", "Q8_0")
+    assert (alone.precision, beside.precision) == ("q4_k_m", "q8_0")
     assert not alone.lossless(Sampling())
-    assert load(file, small, "llama_cpp_speculative").method.precision == "Q4_K_M with Q8_0"
+    assert load(file, small, "llama_cpp_speculative").method.precision == "q4_k_m with q8_0"
     assert load(str(write(tiny("qwen2"), tmp_path / "silent.gguf")), policy="llama_cpp").method.precision == "unknown"
 
 
@@ -85,11 +85,11 @@ def test_a_points_result_has_the_precision_of_the_file_whose_content_is_part_of_
     words += [f"policy.file={other}", "dataset.limit=2", "decoding.max_new_tokens=4", "measure.warmup=0"]
     point = prepare(compose_config(words))
     result = run_point(point, Sweep(tmp_path / "sweep"))
-    assert (result.engine, result.precision, result.own_weights) == ("llama_cpp", "Q8_0", "Q8_0")
+    assert (result.engine, result.precision, result.own_weights) == ("llama_cpp", "q8_0", "q8_0")
     written(Path(other), Q4_K_M)
     again = prepare(compose_config(words))
     assert again.id != point.id and again.setting == point.setting
-    assert again.decoders["method"].method.precision == "Q4_K_M"
+    assert again.decoders["method"].method.precision == "q4_k_m"
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_the_real_library_gives_the_tokens_of_vanilla_from_a_file_in_float32(
 ) -> None:
     file = written(tmp_path / "tiny.gguf", 0, model)
     vanilla, peer = (load(file, file, one, dtype="float32") for one in ("vanilla", policy))
-    assert peer.method.precision.startswith("F32")
+    assert peer.method.precision.startswith("f32")
     for prompt in (PROMPT, [7], PROMPT[::-1] * 3):
         for limit in (1, 2, 7, 25):
             assert peer.generate(prompt, limit).token_ids == vanilla.generate(prompt, limit).token_ids

@@ -70,6 +70,24 @@ def test_sampling_is_refused_in_words(checkpoints: Path) -> None:
 
 
 @pytest.mark.usefixtures("fake_engines")
+def test_quantized_weights_are_converted_for_themselves_and_never_lossless(checkpoints: Path, tmp_path: Path) -> None:
+    path = str(checkpoints / "llama")
+    for policy, bits, dtype in (
+        ("ctranslate2", 8, "bfloat16"),
+        ("openvino", 8, "float32"),
+        ("openvino", 4, "bfloat16"),
+    ):
+        decoder = bild_lab.load(path, policy=policy, bits=bits, dtype=dtype)
+        assert decoder.method.precision == f"int{bits}" and not decoder.method.lossless(Sampling())
+        assert decoder.method._job()["bits"] == bits
+        assert list((tmp_path / "cache" / "peers").glob(f"{policy}{bits}-*/model"))
+    with pytest.raises(UserError, match="policy.bits must be 8 or null, got 4"):
+        bild_lab.load(path, policy="ctranslate2", bits=4)
+    with pytest.raises(UserError, match="policy.bits must be 8 or 4 or null, got 2"):
+        bild_lab.load(path, policy="openvino", bits=2)
+
+
+@pytest.mark.usefixtures("fake_engines")
 def test_a_text_ends_at_the_requests_limits(checkpoints: Path) -> None:
     """The fake engine answers with the number of threads and the prompt."""
     method = OpenVINO(model(checkpoints))

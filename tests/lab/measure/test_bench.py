@@ -27,6 +27,7 @@ from tests.engine.peers.test_llama_cpp import written
 
 CPU = torch.device("cpu")
 KERNELS = why_no_kernels(CPU, torch.float32) is None
+QUANTIZED = {"kernels_int8": "int8", "kernels_int4": "int4"} if KERNELS else {}
 
 
 def t5(dim: int, layers: int) -> dict[str, Any]:
@@ -61,7 +62,8 @@ def benches() -> Iterator[dict[str, Bench]]:
 
 def test_every_method_of_a_shape_emits_the_same_tokens(benches: dict[str, Bench]) -> None:
     for each in benches.values():
-        texts = {name: method.decode(each.requests[0], Trace()) for name, method in each.methods.items()}
+        exact = each.methods.keys() - QUANTIZED
+        texts = {name: each.methods[name].decode(each.requests[0], Trace()) for name in exact}
         assert len(set(map(tuple, texts.values()))) == 1, each.shape
         assert len(texts["native"]) == each.requests[0].limits.prompt_length + 9
     assert set(benches["t5_large"].methods) == {
@@ -72,7 +74,7 @@ def test_every_method_of_a_shape_emits_the_same_tokens(benches: dict[str, Bench]
         "native",
         "native_compiled",
         "native_speculative",
-        *(["kernels", "kernels_speculative"] if KERNELS else []),
+        *(["kernels", "kernels_speculative", *QUANTIZED] if KERNELS else []),
     }
 
 
@@ -83,7 +85,10 @@ def test_rows_tell_time_ratios_and_calls_of_every_method(benches: dict[str, Benc
     assert rows["native"]["tokens_per_target_call"] == 1 < rows["native_speculative"]["tokens_per_target_call"]
     for row in rows.values():
         assert 0 < row["ms_low"] <= row["ms_per_token"] <= row["ms_high"]
-        assert (row["same_tokens"], row["precision"]) == (True, "float32")
+        assert row["precision"] == QUANTIZED.get(row["method"], "float32")
+        assert row["same_tokens"] or row["method"] in QUANTIZED
+        assert (row["agreement"], row["quality"]) == (float(row["same_tokens"]), None)
+        assert row["log_probability"] == rows["hf_generate"]["log_probability"] or not row["same_tokens"]
         assert row["bandwidth_share"] > 0 if KERNELS else row["bandwidth_share"] is None
 
 
@@ -95,6 +100,15 @@ def test_texts_that_differ_from_those_of_generate_are_marked(benches: dict[str, 
     methods = {"hf_generate": benches["llama_2"].methods["hf_generate"], "wrong": Wrong()}
     rows = run(replace(benches["llama_2"], methods=methods), 1, lambda: None)
     assert [row["same_tokens"] for row in rows] == [True, False]
+    assert rows[0]["log_probability"] > rows[1]["log_probability"]  # which are of 9 tokens of little probability
+
+
+def test_quality_is_beside_speed(benches: dict[str, Bench]) -> None:
+    (first,) = benches["llama_2"].requests
+    with bench_of(
+        "pair", (benches["llama_2"].native, benches["llama_2"].methods["hf_loop"].target), None, (first,), judge=len
+    ) as each:
+        assert {row["quality"] for row in run(each, 1, lambda: None)} == {1}
 
 
 def test_milliseconds_are_those_of_all_texts_together(benches: dict[str, Bench]) -> None:
@@ -122,7 +136,8 @@ def test_other_engines_take_part_where_they_can_run_and_end_after_their_turn(cap
         assert (folder / "tokenizer.json").is_file() and folder.parent != Path()
         workers = [method._worker for method in peers.values()]
     bfloat16 = {"openvino": "bfloat16", "openvino_speculative": "bfloat16"}
-    assert precisions == {"ctranslate2": "float32", **bfloat16}
+    bits = {"ctranslate2_int8": "int8", "openvino_int8": "int8", "openvino_int4": "int4"}
+    assert precisions == {"ctranslate2": "float32", **bfloat16, **bits}
     assert not any(worker.alive for worker in workers) and not folder.exists()
 
     class Refusing:
@@ -133,14 +148,14 @@ def test_other_engines_take_part_where_they_can_run_and_end_after_their_turn(cap
             pass
 
     models = each.native, each.methods["hf_loop"].target
-    with bench_of("llama", models, None, each.requests, {"openvino": Refusing()}) as other:
+    with bench_of("llama", models, None, each.requests, {"openvino": Refusing}) as other:
         assert "openvino" not in other.methods and "openvino is left out: no such layers" in caplog.text
 
 
 class Metronome(Peer):
     """Takes 0.2 ms for a token of the prompt, and says that a new one takes 1 ms, from the eleventh on 2 ms."""
 
-    precision = "Q4_K_M"
+    precision, versions = "q4_k_m", {}
 
     def __init__(self) -> None:
         pass
@@ -172,7 +187,7 @@ def test_long_texts_are_timed_by_the_length_of_the_prompt_and_the_position_of_a_
         own = [row for row in rows if row["method"] == name]
         assert [(row["by"], row["from"], row["to"]) for row in own] == places
         assert all(row["ms"] > 0 for row in own)
-    assert len(rows) == 12 and own[0]["precision"] == "Q4_K_M"
+    assert len(rows) == 12 and own[0]["precision"] == "q4_k_m"
     assert 2 <= own[0]["ms"] < 20 <= own[1]["ms"]
     assert [round(row["ms"], 6) for row in own[2:]] == [1.0, 2.0]
 
@@ -200,7 +215,7 @@ def test_the_command_times_long_texts_beside_a_peer_that_is_given(
         "dataset.limit=1",
     ]
     code, printed = command(script, *words, "policy=llama_cpp")
-    assert code == 0 and "Q4_K_M" in printed
+    assert code == 0 and "q4_k_m" in printed
     with Path("outputs/mine/long.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert {row["method"] for row in rows} >= {"hf_generate", "llama_cpp"}
@@ -229,6 +244,19 @@ def test_shapes_are_those_that_are_named_or_the_devices(
             script.chosen(words, overrides, gpu)
     else:
         assert script.chosen(words, overrides, gpu) == found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake_engines")
+def test_the_command_times_the_targets_weights_in_a_file(command, data: Path, tmp_path: Path) -> None:
+    file = written(tmp_path / "tiny.gguf")
+    words = ["name=mine", "pair.draft=null", "dataset.limit=2", "dataset=multi30k", f"dataset.path={data}"]
+    code, _ = command(script, f"pair.target={file}", file, *words, "decoding.max_new_tokens=4")
+    rows = {row["method"]: row for row in json.loads(Path("outputs/mine/bench.json").read_text())["rows"]}
+    assert code == 0 and rows["llama_cpp_q4_k_m"]["precision"] == rows["kernels_q4_k_m"]["precision"] == "q4_k_m"
+    assert all(row["quality"] is not None and row["log_probability"] < 0 for row in rows.values())
+    code, printed = command(script, "toy", file)
+    assert code == 2 and "tiny.gguf holds the weights of a pair's target; give its folder too" in printed
 
 
 @pytest.mark.slow

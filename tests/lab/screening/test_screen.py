@@ -17,6 +17,7 @@ import pytest
 
 from bild_lab.engine.record import store
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.adaptivity import RoundCosts, _walked
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.lab.screening.found import confirmation, to_confirm
 from bild_lab.lab.screening.replay import SECONDS
@@ -236,6 +237,22 @@ def test_each_policy_can_have_its_own_front_confirmed() -> None:
 
 
 @pytest.mark.slow
+def test_the_lengths_of_drafts_are_priced_on_what_the_drafter_does_of_the_targets_texts(words: list[str]) -> None:
+    """Walking a fixed window over them takes as many rounds as decoding took."""
+    lists = ["policy=speculative", "policy.window=1,2,4"]
+    screening = Screening(grid_of([*words[:-1], "name=lengths"], lists, "screen"), "validation", "screen")
+    alone, *screened = screening.decode(screening.grid.candidates)
+    texts = screening.drafted(alone, screened[0].candidate.policy)
+    assert [len(one.matches) for one in texts] == [len(one.token_ids) for one in alone.texts]
+    free = RoundCosts(0.0, [1.0] * 5)  # so that a second is a round
+    for one in screened:
+        window = one.candidate.knobs["window"]
+        walked = _walked("fixed", texts, free, lambda text, at, window=window: (window, window))
+        tokens = sum(len(text.matches) for text in texts)
+        assert tokens / walked.speedup == pytest.approx(one.counts["target_calls"])
+    assert any(text.matches.any() and not text.matches.all() for text in texts)
+
+
 def test_a_grid_is_predicted_for_a_declared_machine_without_a_clock(
     screen: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

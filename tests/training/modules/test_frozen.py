@@ -139,9 +139,9 @@ def test_the_command_trains_beside_both_families(
     assert f"policy={module} policy.heads=outputs/{module}/heads" in printed
 
 
-def test_a_judge_takes_a_pair(command: Command, checkpoints: Path) -> None:
-    code, printed = command(train_module, "module=judge", f"model.path={checkpoints / 'llama'}")
-    assert code == 2 and "module=judge takes pair.target in place of model.path" in printed
+def test_ngrams_take_a_pair(command: Command, checkpoints: Path) -> None:
+    code, printed = command(train_module, "module=ngram", f"model.path={checkpoints / 'llama'}")
+    assert code == 2 and "module=ngrams takes pair.target in place of model.path" in printed
 
 
 BAD_INPUT = {

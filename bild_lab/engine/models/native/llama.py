@@ -70,7 +70,7 @@ class LlamaDecoder(Stack):
         family, kinds = FAMILIES[config.model_type], layer_kinds(config)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        embedding = weights["model.embed_tokens.weight"]
+        embedding = weights.table("model.embed_tokens.weight")
         embedding_scale = 1.0
         if family.scaled_embedding:  # rounded to the precision of the weights, as Transformers does
             embedding_scale = torch.tensor(config.hidden_size**0.5).to(embedding.dtype).item()
@@ -84,7 +84,7 @@ class LlamaDecoder(Stack):
                 held,
             ),
             embedding=embedding,
-            read_head=reader(lambda: weights["lm_head.weight"], held),
+            read_head=reader(lambda: weights.matrix("lm_head.weight"), held),
             final_norm=norm_factor(config, weights["model.norm.weight"]),
             heads=heads,
             kv_heads=kv_heads,
@@ -97,7 +97,7 @@ class LlamaDecoder(Stack):
         )
         self._rotary = type(module.model.rotary_emb)(config).to(embedding.device)  # knows every kind of scaling
         self._rotary_by_kind = family.rotary_by_kind
-        nothing = embedding.new_empty(0, head_dim)
+        nothing = torch.empty(0, head_dim, dtype=embedding.dtype, device=embedding.device)
         self._rotations = [(nothing, nothing) for _ in self._kinds]  # cos and sin of every position
         self._reached = 0
 
@@ -109,7 +109,7 @@ class LlamaDecoder(Stack):
 
         def linear(*names: str, gated: bool = False) -> Weight:
             matrix, bias = ([f"{prefix}{name}.{part}" for name in names] for part in ("weight", "bias"))
-            return Weight(weights.joined(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated)
+            return Weight(weights.matrix(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated)
 
         head_norm = None
         if f"{prefix}self_attn.q_norm.weight" in weights:

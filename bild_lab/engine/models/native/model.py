@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -33,13 +34,17 @@ class NativeModel:
     transformers: the same checkpoint as a module of Transformers, for methods that run that. compiled: run steps of
     fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled at its first use.
     kernels: run by our C++ on the CPU, which also drafts a chain or a tree as one program. bits: of their weights, 8 or
-    4; None: those of the precision.
+    4; gguf: a GGUF file's own blocks; None: those of the precision.
     """
 
     drafts_whole = True
 
     def __init__(
-        self, transformers: HuggingFaceModel, compiled: bool = False, kernels: bool = False, bits: int | None = None
+        self,
+        transformers: HuggingFaceModel,
+        compiled: bool = False,
+        kernels: bool = False,
+        bits: int | str | None = None,
     ) -> None:
         self.transformers, self.compiled, self.kernels, self.bits = transformers, compiled, kernels, bits
         self.checkpoint, self.device, self.dtype = transformers.checkpoint, transformers.device, transformers.dtype
@@ -65,6 +70,8 @@ class NativeModel:
             if (weights := file_weights(files, module, self.dtype, self.device)) is not None:
                 if not self.kernels:  # which pack them
                     self.transformers.lent = weights
+                if self.bits == "gguf":
+                    weights.packed = self.checkpoint.kept
                 return module, weights
         module = self.checkpoint.weights(self.dtype).eval()
         return module, module_weights(module, self.dtype, self.device)
@@ -72,7 +79,7 @@ class NativeModel:
     @cached_property
     def packed(self) -> PackedDecoder | None:
         """The decoder's weights packed for the CPU kernels; None where PyTorch runs it."""
-        return PackedDecoder(self.decoder, self.bits) if self.kernels else None
+        return PackedDecoder(self.decoder, None if self.bits == "gguf" else self.bits) if self.kernels else None
 
     @cached_property
     def packed_encoder(self) -> PackedDecoder | None:
@@ -109,7 +116,8 @@ class NativeModel:
         return self.start(text, 1).extend([text.prompt[-1]], want).logits
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
-        return self.decoder.embedding, self.decoder.head
+        head = self.decoder.head
+        return self.decoder.embedding[:], head[0].numbers(self.dtype) if isinstance(head, tuple) else head
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
@@ -123,9 +131,9 @@ class NativeModel:
         """The same weights, run in compiled steps."""
         return self._again(compiled=True)
 
-    def by_kernels(self) -> NativeModel:
+    def by_kernels(self, bits: int | None = None) -> NativeModel:
         """The same weights, run by the CPU kernels."""
-        return self._again(kernels=True)
+        return self._again(kernels=True, bits=bits)
 
     def step_by_step(self) -> NativeModel:
         """The same weights, which draft by one forward after another."""
@@ -133,7 +141,7 @@ class NativeModel:
         model.drafts_whole = False
         return model
 
-    def _again(self, **options: bool) -> NativeModel:
+    def _again(self, **options: Any) -> NativeModel:
         model = NativeModel(self.transformers, **options)
         model.decoder = self.decoder
         return model

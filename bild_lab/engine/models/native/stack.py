@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, cat
 from torch.nn.functional import gelu, linear, relu, silu
 
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, normalize
@@ -29,14 +29,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `cpu/v
 
 @dataclass(frozen=True)
 class Weight:
-    """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other half."""
+    """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other half.
 
-    matrix: Float[Tensor, "out in"]
+    matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`), for the kernels.
+    """
+
+    matrix: Float[Tensor, "out in"] | tuple[Any, ...]
     bias: Float[Tensor, " out"] | None = None
     gated: bool = False
 
     def __call__(self, x: Float[Tensor, "m in"]) -> Float[Tensor, "m out"]:
-        return linear(x, self.matrix, self.bias)
+        parts = self.matrix if isinstance(self.matrix, tuple) else (self.matrix,)
+        numbers = [part if isinstance(part, Tensor) else part.numbers(x.dtype) for part in parts]
+        return linear(x, numbers[0] if len(numbers) == 1 else cat(numbers), self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +104,8 @@ class Stack:
     bidirectional: bool = False
 
     @property
-    def head(self) -> Float[Tensor, "vocab dim"]:
-        """The matrix to the vocabulary; where layers are not held, read anew."""
+    def head(self) -> Float[Tensor, "vocab dim"] | tuple[Any]:
+        """The matrix to the vocabulary, as in `Weight`; where layers are not held, read anew."""
         return self.read_head()
 
     @property

@@ -82,7 +82,11 @@ struct Run {
                 continue;
             }
             const bool mask = is_mask(pass, pass.tokens[row]);
-            const T* table = static_cast<const T*>(mask ? pass.masks : model.embedding);
+            if (!mask && read_row(model.embedding, pass.tokens[row], x + int64_t(row) * dim)) {
+                for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] *= model.embedding_scale;
+                continue;
+            }
+            const T* table = static_cast<const T*>(mask ? pass.masks : model.embedding.packed);
             const T* embedding = table + (pass.tokens[row] - (mask ? pass.first_mask : 0)) * dim;
             const float scale = mask ? 1.0f : model.embedding_scale;
             for (int i = 0; i < dim; ++i) x[int64_t(row) * dim + i] = widen(embedding[i]) * scale;

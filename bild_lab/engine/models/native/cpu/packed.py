@@ -71,8 +71,8 @@ class PackedDecoder:
         self._held.append(layers)
         bias = stack.distance_bias
         self.known, self.dim = stack.embedding.shape
-        head = Weight(stack.head)  # read once, and let go when it is packed
-        self.vocab, self.depth = head.matrix.shape[0], len(layers)
+        head = self._matrix(Weight(stack.head))
+        self.vocab, self.depth = head.outputs, len(layers)
         self._model = c.Model(
             **{name: getattr(stack, name) for name in NUMBERS},
             dim=self.dim,
@@ -84,8 +84,8 @@ class PackedDecoder:
             farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1),
             layer=addressof(layers),
             final_norm=self._vector(stack.final_norm),
-            head=self._matrix(head),
-            embedding=self._hold(stack.embedding),
+            head=head,
+            embedding=self._table(stack, head),
             distance_bias=self._vector(bias),
         )
         self._every_layer = torch.arange(self.depth, dtype=torch.int32)
@@ -275,9 +275,20 @@ class PackedDecoder:
         return packed
 
     def _matrix(self, weight: Weight) -> c.Matrix:
-        made, packed, bias = packed_matrix(weight, self._bits)
-        self._matrices.append(packed)
-        self._held += [packed, bias]
+        made, packed, held = packed_matrix(weight, self._bits)
+        self._matrices += packed
+        self._held += [packed, held]
+        return made
+
+    def _table(self, stack: Stack, head: c.Matrix) -> c.Matrix:
+        """The embeddings."""
+        table = stack.embedding
+        if isinstance(table, Tensor):
+            return c.Matrix(packed=self._hold(table))
+        if isinstance(stack.head, tuple) and stack.head[0].start == table.start:  # tied
+            return head
+        made, *held = packed_matrix(Weight((table,)))
+        self._held += held
         return made
 
     def _vector(self, values: Tensor | None) -> int | None:

@@ -28,10 +28,9 @@ inline Pair pair(const bfloat16* w) {
 
 constexpr int AHEAD = 16384;  // bytes
 // asks memory for the weights that far on, while rows are multiplied by these: a core waits for memory less
-template <class T>
-inline void ask_for(const T* w) {
-    constexpr int bytes = sizeof(T) * (QUANTIZED<T> ? 1 : 2 * PANEL);
-    for (int i = 0; i < bytes; i += 64) __builtin_prefetch(reinterpret_cast<const char*>(w) + i + AHEAD, 0, 2);
+template <int BYTES>
+inline void ask_for(const void* w) {
+    for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(static_cast<const char*>(w) + i + AHEAD, 0, 2);
 }
 
 // adds to the sums of R rows the products with a pair of inputs, the k-th and the next
@@ -54,7 +53,7 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
     vec even[R][2] = {}, odd[R][2] = {};
     for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
         const Pair weights = pair(w);
-        ask_for(w);
+        ask_for<sizeof(T) * 2 * PANEL>(w);
         add_pair<R>(x, stride, k, weights, even, odd);
     }
     #pragma GCC unroll ROWS
@@ -62,21 +61,33 @@ inline void multiply(const float* x, int stride, const T* w, int inputs, vec out
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
 
-// the same with weights of 8 or 4 bits. It is not inlined, as its code is long
-template <int R, class T>
-    requires QUANTIZED<T>
-[[gnu::noinline]] void multiply(const float* x, int stride, const T* w, int inputs, vec out[R][2]) {
-    vec even[R][2] = {}, odd[R][2] = {};
-    for (int k = 0; k < inputs; k += BLOCK, ++w) {
-        const vec left = scale_of(w->scale), right = scale_of(w->scale + LANES);
-        ask_for(w);
-        #pragma GCC unroll 16
-        for (int i = 0; i < BLOCK; i += 2) {
-            const Pair weights{{w->weights(0, i) * left, w->weights(1, i) * right},
-                               {w->weights(0, i + 1) * left, w->weights(1, i + 1) * right}};
-            add_pair<R>(x, stride, k + i, weights, even, odd);
-        }
+// `work(k, block, part, its scales)` for each 32 inputs of a panel of blocks, k the first
+template <class B, class Work>
+inline void by_parts(const B* w, int inputs, Work work) {
+    constexpr int bytes = sizeof(B) * BLOCK / B::INPUTS;
+    for (int k = 0; k < inputs; k += BLOCK) {
+        const B& block = w[k / B::INPUTS];
+        const int part = k % B::INPUTS / BLOCK;
+        ask_for<bytes>(reinterpret_cast<const char*>(&block) + part * bytes);
+        work(k, block, part, block.scales(part));
     }
+}
+
+template <class B>
+inline Pair pair(const B& block, int part, int input, const typename B::Scales& s) {
+    return {{block.weights(part, 0, input, s), block.weights(part, 1, input, s)},
+            {block.weights(part, 0, input + 1, s), block.weights(part, 1, input + 1, s)}};
+}
+
+// the same with weights in blocks. It is not inlined, as its code is long
+template <int R, class B>
+    requires(B::INPUTS > 0)
+[[gnu::noinline]] void multiply(const float* x, int stride, const B* w, int inputs, vec out[R][2]) {
+    vec even[R][2] = {}, odd[R][2] = {};
+    by_parts(w, inputs, [&](int k, const B& block, int part, const auto& s) {
+        #pragma GCC unroll 16
+        for (int i = 0; i < BLOCK; i += 2) add_pair<R>(x, stride, k + i, pair(block, part, i, s), even, odd);
+    });
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
 }
@@ -86,6 +97,18 @@ struct Buffers {  // of one pass, for all threads; then for each thread. x: the 
     int* seen;
     uint16_t* halves;
 };
+
+// `work(at, keep)` for each of this thread's panels; `keep(row, left, right)` hands 32 results on to `use`, with the bias
+template <class Use, class Work>
+inline void by_panels(const Matrix& matrix, Use use, Work work) {
+    Span mine = share(matrix.panels);
+    for (int at = mine.first; at < mine.last; ++at) {
+        const int panel = matrix.first + at;
+        vec bias[2] = {};
+        if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
+        work(at, [&](int row, vec left, vec right) { use(row, panel, left + bias[0], right + bias[1]); });
+    }
+}
 
 template <class T>
 constexpr int STEP = std::is_same_v<T, bfloat16> ? 32 : 2;  // inputs of a panel come in multiples of it
@@ -126,7 +149,7 @@ inline void multiply(const uint16_t* x, int stride, const bfloat16* w, int input
         #pragma GCC unroll 2
         for (int turn = 0; turn < 2; ++turn, w += 2 * PANEL) {
             const __m512bh left = (__m512bh)_mm512_loadu_si512(w), right = (__m512bh)_mm512_loadu_si512(w + PANEL);
-            ask_for(w);
+            ask_for<sizeof(bfloat16) * 2 * PANEL>(w);
             #pragma GCC unroll ROWS
             for (int r = 0; r < R; ++r) {
                 int32_t two;
@@ -160,11 +183,8 @@ struct alignas(64) TileShapes {
 template <class Use>
 inline void tile_product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
     const int inputs = round_rows(matrix, x, stride, rows, b);
-    Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
-    for (int panel = mine.first; panel < mine.last; ++panel) {
-        const bfloat16* w = static_cast<const bfloat16*>(matrix.packed) + int64_t(panel) * inputs * PANEL;
-        vec bias[2] = {};
-        if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
+    by_panels(matrix, use, [&](int at, auto keep) {
+        const bfloat16* w = static_cast<const bfloat16*>(matrix.packed) + int64_t(at) * inputs * PANEL;
         for (int row = 0; row < rows; row += 2 * TILE) {
             const uint16_t* left = b.halves + int64_t(row) * inputs;
             const bool both = rows - row > TILE;
@@ -191,32 +211,29 @@ inline void tile_product(const Matrix& matrix, const float* x, int stride, int r
                 _tile_stored(3, sums + TILE * PANEL + LANES, 4 * PANEL);
             }
             for (int r = 0; r < std::min(rows - row, 2 * TILE); ++r)
-                use(row + r, panel, load(sums + r * PANEL) + bias[0], load(sums + r * PANEL + LANES) + bias[1]);
+                keep(row + r, load(sums + r * PANEL), load(sums + r * PANEL + LANES));
         }
-    }
+    });
 }
 #endif
 
 // the weights of a panel
 template <class T>
 inline const T* panel_of(const Matrix& matrix, int panel, int inputs) {
-    const int64_t size = QUANTIZED<T> ? inputs / BLOCK : padded(inputs, STEP<T>) * PANEL;
-    return static_cast<const T*>(matrix.packed) + panel * size;
+    if constexpr (requires { T::INPUTS; }) return static_cast<const T*>(matrix.packed) + panel * (inputs / T::INPUTS);
+    else return static_cast<const T*>(matrix.packed) + panel * padded(inputs, STEP<T>) * PANEL;
 }
 
 // `product` of rows of floats, or of rounded ones
 template <class T, class X, class Use>
 inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Use use) {
-    Span mine = share((matrix.outputs + PANEL - 1) / PANEL);
-    for (int panel = mine.first; panel < mine.last; ++panel) {
-        const T* w = panel_of<T>(matrix, panel, inputs);
-        vec bias[2] = {};
-        if (matrix.bias) { bias[0] = load(matrix.bias + panel * PANEL); bias[1] = load(matrix.bias + panel * PANEL + LANES); }
+    by_panels(matrix, use, [&](int at, auto keep) {
+        const T* w = panel_of<T>(matrix, at, inputs);
         int row = 0;
         auto some = [&]<int R>() {
             vec out[R][2];
             multiply<R>(x + int64_t(row) * stride, stride, w, inputs, out);
-            for (int r = 0; r < R; ++r) use(row + r, panel, out[r][0] + bias[0], out[r][1] + bias[1]);
+            for (int r = 0; r < R; ++r) keep(row + r, out[r][0], out[r][1]);
             row += R;
         };
         while (row + ROWS <= rows) some.template operator()<ROWS>();
@@ -229,14 +246,12 @@ inline void panels_product(const Matrix& matrix, const X* x, int stride, int inp
 #endif
             case 1: some.template operator()<1>(); break;
         }
-    }
+    });
 }
 
-// rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results
 template <class T, class Use>
-inline void product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
-    if (matrix.bits == 8) return panels_product<Block8>(matrix, x, stride, matrix.inputs, rows, use);
-    if (matrix.bits == 4) return panels_product<Block4>(matrix, x, stride, matrix.inputs, rows, use);
+inline void part_product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
+    if (by_blocks(matrix.type, [&]<class B>() { panels_product<B>(matrix, x, stride, matrix.inputs, rows, use); })) return;
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
         if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);
@@ -249,6 +264,22 @@ inline void product(const Matrix& matrix, const float* x, int stride, int rows, 
         }
 #endif
     panels_product<T>(matrix, x, stride, matrix.inputs, rows, use);
+}
+
+// rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results
+template <class T, class Use>
+inline void product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
+    for (const Matrix* part = &matrix; part; part = part->next) part_product<T>(*part, x, stride, rows, b, use);
+}
+
+// writes a row of a matrix in blocks, whose outputs are its rows
+inline bool read_row(const Matrix& matrix, int64_t row, float* out) {
+    return by_blocks(matrix.type, [&]<class B>() {
+        const B* w = static_cast<const B*>(matrix.packed) + row / PANEL * (matrix.inputs / B::INPUTS);
+        by_parts(w, matrix.inputs, [&](int k, const B& block, int part, const auto& s) {
+            for (int i = 0; i < BLOCK; ++i) out[k + i] = block.weights(part, row % PANEL / LANES, i, s)[row % LANES];
+        });
+    });
 }
 
 // `work(shared, own)` by every thread of a team, with memory for all of them and for this one. half: it multiplies bfloat16

@@ -1,46 +1,117 @@
-// Weights of 8 and 4 bits: blocks of 32 inputs for the 32 outputs of a panel, with a scale for each output
+// Weights of 8, 6 and 4 bits, of the values of GGML's blocks: for the 32 outputs of a panel, 32 or 256 inputs that share scales
 #pragma once
 #include "vectors.h"
 
 namespace {
 
-constexpr int BLOCK = 32;  // inputs that share a scale
+constexpr int BLOCK = 32;  // inputs
 typedef _Float16 scales __attribute__((vector_size(32), aligned(2)));
 
-inline vec scale_of(const _Float16* p) { return __builtin_convertvector(*reinterpret_cast<const scales*>(p), vec); }
-
-// The values of GGML's Q8_0: whole numbers from -127 to 127
-struct Block8 {
-    _Float16 scale[PANEL];
-    int8_t numbers[2][BLOCK][LANES];  // [half of the panel][input][output]
-    vec weights(int half, int input) const {
-        const int8_t* p = numbers[half][input];
-#if defined(__AVX512F__)
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+inline vec wide(const _Float16* p) {
+#if defined(__AVX512F__)  // or GCC converts one after the other
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #else
-        vec wide;
-        for (int i = 0; i < LANES; ++i) wide[i] = p[i];
-        return wide;
+    return __builtin_convertvector(*reinterpret_cast<const scales*>(p), vec);
+#endif
+}
+inline vec wide(const int8_t* p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+    vec wide;
+    for (int i = 0; i < LANES; ++i) wide[i] = p[i];
+    return wide;
+#endif
+}
+
+// BITS of each of 32 inputs for 16 outputs, the first inputs in a word's lowest bits
+template <int BITS>
+struct Packed {
+    uint32_t held[BITS][LANES];
+    // the numbers of an input, which count from FIRST on in steps
+    template <int FIRST, int STEP>
+    vec numbers(int input) const {
+        constexpr int each = 32 / BITS, mask = (1 << BITS) - 1;
+        const words lowest = *reinterpret_cast<const loose_words*>(held[input / each]) >> (BITS * (input % each));
+#if defined(__AVX512F__)
+        const ints counted{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        const vec values = __builtin_convertvector((counted & mask) * STEP + FIRST, vec);
+        return (vec)_mm512_permutexvar_ps((__m512i)lowest, (__m512)values);  // by the lowest four bits
+#else
+        return __builtin_convertvector((ints)(lowest & mask), vec) * float(STEP) + float(FIRST);
 #endif
     }
 };
 
-// The values of GGML's Q4_0: whole numbers from -8 to 7, each stored plus 8
-struct Block4 {
+// A block of INPUTS gives the weights of each 32 of them, its `part`, for each half of the panel
+
+struct OneScale {
+    static constexpr int INPUTS = 32;
     _Float16 scale[PANEL];
-    uint32_t numbers[2][BLOCK / 8][LANES];  // [half of the panel][eight inputs, the first in the lowest bits][output]
-    vec weights(int half, int input) const {
-        const words eight = *reinterpret_cast<const loose_words*>(numbers[half][input / 8]) >> (4 * (input % 8));
-#if defined(__AVX512F__)
-        const vec values{-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
-        return (vec)_mm512_permutexvar_ps((__m512i)eight, (__m512)values);  // by the lowest four bits
-#else
-        return __builtin_convertvector((ints)(eight & 15), vec) - 8.0f;
-#endif
+    struct Scales { vec factor[2]; };
+    Scales scales(int) const { return {{wide(scale), wide(scale + LANES)}}; }
+};
+
+struct Block8 : OneScale {  // Q8_0: whole numbers from -127 to 127
+    int8_t numbers[2][BLOCK][LANES];
+    vec weights(int, int half, int input, const Scales& s) const { return wide(numbers[half][input]) * s.factor[half]; }
+};
+
+struct Block4 : OneScale {  // Q4_0: whole numbers from -8 to 7
+    Packed<4> numbers[2];
+    vec weights(int, int half, int input, const Scales& s) const {
+        return numbers[half].numbers<-8, 1>(input) * s.factor[half];
     }
 };
 
-template <class T>
-constexpr bool QUANTIZED = std::is_same_v<T, Block8> || std::is_same_v<T, Block4>;
+struct Block4K {  // Q4_K: from 0 to 15, with a scale and a minimum for 32 inputs. Scale times number is exact in float32
+    static constexpr int INPUTS = 256;
+    _Float16 scale[PANEL], least[PANEL];
+    int8_t steps[8][PANEL], minima[8][PANEL];
+    Packed<4> numbers[8][2];
+    struct Scales { vec factor[2], least[2]; };
+    Scales scales(int part) const {
+        Scales s;
+        for (int half = 0, at = 0; half < 2; ++half, at += LANES) {
+            s.factor[half] = wide(scale + at) * wide(steps[part] + at);
+            s.least[half] = wide(least + at) * wide(minima[part] + at);
+        }
+        return s;
+    }
+    vec weights(int part, int half, int input, const Scales& s) const {
+        return numbers[part][half].numbers<0, 1>(input) * s.factor[half] - s.least[half];
+    }
+};
+
+struct Block6K {  // Q6_K: from -32 to 31, with a scale for 16 inputs
+    static constexpr int INPUTS = 256;
+    _Float16 scale[PANEL];
+    int8_t steps[16][PANEL];
+    Packed<4> low[8][2];
+    Packed<2> high[8][2];
+    struct Scales { vec factor[2][2]; };  // [which 16 of the 32][half]
+    Scales scales(int part) const {
+        Scales s;
+        for (int half = 0, at = 0; half < 2; ++half, at += LANES)
+            for (int sixteen = 0; sixteen < 2; ++sixteen)
+                s.factor[sixteen][half] = wide(scale + at) * wide(steps[2 * part + sixteen] + at);
+        return s;
+    }
+    vec weights(int part, int half, int input, const Scales& s) const {
+        return (low[part][half].numbers<0, 1>(input) + high[part][half].numbers<-32, 16>(input)) * s.factor[input / 16][half];
+    }
+};
+
+// `work<B>()` for the blocks of this type of GGML; false: for none
+template <class Work>
+inline bool by_blocks(int type, Work work) {
+    switch (type) {
+        case 2: work.template operator()<Block4>(); return true;
+        case 8: work.template operator()<Block8>(); return true;
+        case 12: work.template operator()<Block4K>(); return true;
+        case 14: work.template operator()<Block6K>(); return true;
+        default: return false;
+    }
+}
 
 }  // namespace

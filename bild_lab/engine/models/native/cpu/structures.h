@@ -5,9 +5,14 @@
 extern "C" {
 
 // packed: panels of 32 outputs. float32: [panels][in / 2][2][32]; bfloat16: [panels][in / 2][32][2], where the inputs
-// are padded to a multiple of 32. bits: 8 or 4 for [panels][in / 32] blocks of `quantized.h`, else 0. bias: in the order
-// of the panels' outputs
-struct Matrix { const void* packed; const float* bias; int32_t outputs, inputs, bits; };
+// are padded to a multiple of 32. type: 0, or GGML's of the blocks of `quantized.h`: [panels][blocks]. bias: in the
+// order of the panels' outputs. next: further panels, of another type, of the same outputs; first: the first of these
+struct Matrix {
+    const void* packed;
+    const float* bias;
+    const Matrix* next;
+    int32_t outputs, inputs, type, first, panels;
+};
 
 struct Layer {
     const float *norm, *head_norm, *out_norm, *cross_norm, *feed_norm, *feed_out_norm;
@@ -21,8 +26,7 @@ struct Model {
     float epsilon, scale, final_scale, embedding_scale;
     const Layer* layer;
     const float* final_norm;
-    Matrix head;
-    const void* embedding;      // [vocab][dim]
+    Matrix head, embedding;     // embedding: of type 0, packed is [vocab][dim]
     const float* distance_bias; // [heads][farthest + 1] by query minus key, or null; bidirectional: [heads][2 farthest + 1]
 };
 

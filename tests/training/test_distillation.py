@@ -1,0 +1,169 @@
+"""A drafter that learns the target's distributions, on answers or on texts of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.errors import UserError
+from bild_lab.training.batches import Collator, TokenizedExample
+from bild_lab.training.distillation import DIVERGENCES, Distillation, Teaching
+from bild_lab.training.finetune import _evaluating, finetune, greedy_settings
+from bild_lab.training.start import FromCheckpoint
+from tests.tiny import END, PAD
+from tests.training.jobs import LLAMA, T5, Kill, job, losses
+
+P, Q = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64), torch.tensor([[0.3, 0.3, 0.4]], dtype=torch.float64)
+M = (P + Q) / 2
+CLOSED = {
+    "kl": (P * (P / Q).log()).sum(),
+    "reverse_kl": (Q * (Q / P).log()).sum(),
+    "js": ((P * (P / M).log()).sum() + (Q * (Q / M).log()).sum()) / 2,
+    "tv": 1 - torch.minimum(P, Q).sum(),  # speculative decoding's 1 - α (Leviathan et al., Corollary 3.6)
+    "lk": -torch.minimum(P, Q).sum().log(),
+}
+
+
+@pytest.mark.parametrize("name", DIVERGENCES)
+def test_a_divergence_is_its_closed_form_and_0_only_between_equals(name: str) -> None:
+    found = DIVERGENCES[name](P.log(), Q.log())
+    assert found.shape == (1,) and found.item() == pytest.approx(CLOSED[name].item())
+    assert DIVERGENCES[name](P.log(), P.log()).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_the_two_directions_of_kl_differ() -> None:
+    """Exchanged arguments are found."""
+    assert CLOSED["kl"].item() != pytest.approx(CLOSED["reverse_kl"].item(), rel=0.05)
+
+
+def steps(name: str, checkpoints: Path, teaching: Teaching) -> tuple[Distillation, torch.nn.Module]:
+    teacher, own = Checkpoint(str(checkpoints / name)), Checkpoint(str(checkpoints / f"{name}-draft"))
+    start = PAD if name == "t5" else None
+    settings = teaching.writing(greedy_settings(6, [END], PAD, start))
+    model = own.weights(torch.float32).train()
+    taught = HuggingFaceModel(teacher, torch.device("cpu"), torch.float32)
+    return Distillation(teaching, taught, Collator(PAD, start), settings, _evaluating, seed=3), model
+
+
+PROMPTS = [[5, 6, 7, 8], [9, 4], [3, 4, 5, 6, 7]]
+EXAMPLES = [TokenizedExample(np.array(one), np.array([8, 4, END])) for one in PROMPTS]
+
+
+def one_by_one(found: Distillation, model: torch.nn.Module, examples: Sequence[TokenizedExample]) -> list[Tensor]:
+    """Both models' log-probabilities at every learned token of every text, without batches."""
+    pairs = []
+    for one in examples:
+        prompt, answer = torch.tensor([one.prompt.tolist()]), one.answer.tolist()
+        for module in (found.teacher.module, model):
+            if found.collate.start is None:
+                whole = torch.cat([prompt, torch.tensor([answer])], 1)
+                logits = module(input_ids=whole).logits[0, len(one.prompt) - 1 : -1]
+            else:
+                logits = module(input_ids=prompt, decoder_input_ids=torch.tensor([[PAD, *answer[:-1]]])).logits[0]
+            pieces = max(found.teacher.checkpoint.vocabulary.values()) + 1
+            pairs.append(logits[:, :pieces].log_softmax(-1))
+    return pairs
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_the_loss_is_the_divergence_at_each_token_whatever_the_padding(
+    name: str, decay: float, checkpoints: Path
+) -> None:
+    found, model = steps(name, checkpoints, Teaching("answers", "kl", decay=decay))
+    model.eval()
+    pairs = one_by_one(found, model, EXAMPLES)
+    total, count = 0.0, 0.0
+    for log_p, log_q in zip(pairs[::2], pairs[1::2], strict=True):
+        weight = 1.0
+        for p, q in zip(log_p, log_q, strict=True):
+            total += weight * (p.exp() * (p - q)).sum().item()
+            count += weight
+            weight *= decay if p.argmax() != q.argmax() else 1.0  # the first disagreement counts whole
+    assert float(found(model, EXAMPLES, 0)) == pytest.approx(total / count, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["t5", "llama"])
+def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(name: str, checkpoints: Path) -> None:
+    found, model = steps(name, checkpoints, Teaching("drafter", "kl", temperature=0.0))
+    for shaken in (False, True):
+        if shaken:
+            with torch.no_grad():
+                for each in model.parameters():
+                    each.add_(0.3 * torch.randn(each.shape, generator=torch.Generator().manual_seed(1)))
+        texts = found.written(model, EXAMPLES, 0)
+        assert model.training  # as it was
+        model.eval()
+        for one, plain in zip(texts, EXAMPLES, strict=True):
+            (alone,) = found.written(model, [plain], 0)  # without padding
+            assert one.answer.tolist() == alone.answer.tolist() and np.array_equal(one.prompt, plain.prompt)
+            _, log_q = one_by_one(found, model, [one])
+            assert log_q.argmax(-1).tolist() == one.answer.tolist()
+            assert END not in one.answer[:-1] and (one.answer[-1] == END or len(one.answer) == 6)
+        model.train()
+
+
+def test_sampled_texts_depend_on_the_step_alone(checkpoints: Path) -> None:
+    found, model = steps("llama", checkpoints, Teaching("drafter", "tv", temperature=20.0))
+    state = torch.random.get_rng_state()
+    first, again, other = ([one.answer.tolist() for one in found.written(model, EXAMPLES, step)] for step in (4, 4, 5))
+    assert first == again != other
+    assert torch.equal(torch.random.get_rng_state(), state)  # the training's own generator is left alone
+
+
+def test_a_mixture_takes_turns() -> None:
+    assert [Teaching("mixture", "kl").writes_at(step) for step in range(4)] == [False, True, False, True]
+    assert Teaching("drafter", "kl").writes_at(0) and not Teaching("answers", "kl").writes_at(1)
+
+
+@pytest.mark.parametrize("shape", [T5, LLAMA], ids=["t5", "llama"])
+def test_a_training_that_was_killed_resumes_with_the_same_losses(shape: dict, tmp_path: Path) -> None:
+    finetune(job(tmp_path / "teacher", max_steps=2, model=shape))
+    teacher = Checkpoint(str(tmp_path / "teacher" / "checkpoint"))
+    words = {"start": FromCheckpoint(teacher), "teacher": teacher, "teaching": Teaching("mixture", "js", decay=0.9)}
+    whole = finetune(job(tmp_path / "whole", **words))
+    with pytest.raises(KeyboardInterrupt):
+        finetune(job(tmp_path / "killed", callbacks=(Kill(3),), **words))
+    assert losses(finetune(job(tmp_path / "killed", **words))) == losses(whole)
+    assert whole["identity"]["align.data"] == "mixture" and whole["identity"]["teacher"] == teacher.fingerprint
+
+
+def test_distributions_learned_by_kl_come_nearer_to_the_targets(tmp_path: Path) -> None:
+    """A drafter that starts elsewhere learns a target's answers as well as the target, from its own texts alone."""
+    finetune(job(tmp_path / "teacher", max_steps=40, evaluate_every=40))
+    finetune(job(tmp_path / "start", max_steps=2, seed=5))
+    teacher, small = (Checkpoint(str(tmp_path / name / "checkpoint")) for name in ("teacher", "start"))
+    assert teacher.vocabulary == small.vocabulary
+    words = {"start": FromCheckpoint(small), "teacher": teacher, "max_steps": 40, "evaluate_every": 10}
+    history = finetune(job(tmp_path / "own", teaching=Teaching("drafter", "kl"), **words))["history"]
+    scored = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
+    assert scored[-1] < 0.9 * scored[0]
+
+
+def test_what_cannot_be_learned_is_refused(tmp_path: Path, checkpoints: Path) -> None:
+    refused = {
+        "align.data must be one of": {"data": "target", "loss": "kl"},
+        "align.loss must be null or one of kl": {"loss": "l2"},
+        "align.data=drafter align.decay=1 need": {"data": "drafter"},
+        "align.data=answers align.decay=0.5 need": {"decay": 0.5},
+        r"align\.decay must lie in \(0, 1\]": {"loss": "kl", "decay": 0},
+        "align.temperature must lie in": {"loss": "kl", "temperature": -1},
+    }
+    for message, words in refused.items():
+        with pytest.raises(UserError, match=message):
+            Teaching(**words)
+    taught = {"teaching": Teaching("drafter", "kl"), "teacher": Checkpoint(str(checkpoints / "t5"))}
+    for wrong in ({"soft_targets": 2}, {"label_smoothing": 0.1}, {"loss": "calm"}):
+        with pytest.raises(UserError, match=r"set train\.loss=last, train\.soft_targets=0"):
+            job(tmp_path, **taught, **wrong)
+    with pytest.raises(UserError, match=r"in one process, with train\.accumulate=1"):
+        job(tmp_path, **taught, accumulate=2)
+    with pytest.raises(UserError, match="or that teaches"):
+        job(tmp_path, teaching=Teaching("drafter", "kl"))
