@@ -37,7 +37,7 @@ def shipped(path: str) -> str:
     return str(folder)
 
 
-PINS = Path(__file__).parent / "pins.yaml"  # commits of the hub, which scripts/pins.py writes
+PINS = Path(__file__).parent / "pins.yaml"  # commits of the hub, which scripts/paper_run.py writes
 
 
 def pin_of(kind: str, name: str, revision: str | None) -> Mapping[str, str] | None:

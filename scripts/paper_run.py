@@ -6,24 +6,36 @@
     python scripts/paper_run.py bild/fig4 gpu=t4                on a GPU that is not here
     python scripts/paper_run.py all                             every item; bild/thresholds: an experiment of no item
     python scripts/paper_run.py bild/fig4 run=true launcher=slurm slurm.partition=gpu slurm.gpus_per_node=1 gpu=a100
+    python scripts/paper_run.py pins [ID …]                     pins checkpoints and data sets to the hub's commits
 
 A step that is done is skipped, so the same command goes on where it was stopped. One that cannot run here says why,
 and what does not depend on it still runs. force=true also tries what should not fit. Other KEY=VALUE go to every step
 that has the key, such as dataset.limit=100. launcher=slurm submits the steps as jobs, each after those that it waits
 for; slurm.KEY=VALUE are sbatch's options, gpu= the nodes' GPU. Memory is a closed form, times are estimates.
+
+pins asks the hub for today's commit of every repository that an experiment reads, or of these IDs alone. The commits go
+to bild_lab/pins.yaml with their date and are read wherever a command names no other revision, such as
+pair.target_revision=main.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 
+import yaml
+
+from bild_lab import files
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output, run_application, stages
+from bild_lab.lab.config import config_dir
 
 FLAGS = ("true", "false")
 SLURM = "slurm."
+PINS = "pins"  # the word for pinning in place of an item
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,52 @@ def parse(words: list[str]) -> Wanted:
     return Wanted(names[0], scale, gpu, run == "true", force == "true", slurm, overrides)
 
 
+def repositories() -> Iterator[tuple[str, str, str | None]]:
+    """The kind, id and branch (None: main) of every repository that an experiment reads."""
+    from bild_lab.papers.paper_runs import hub
+
+    yield from (("models", name, None) for name in hub()["models"] if not name.startswith("outputs/"))
+    for file in sorted((config_dir() / "dataset").glob("*.yaml")):
+        dataset = yaml.safe_load(file.read_text(encoding="utf-8"))
+        if dataset.get("hub_id"):
+            yield "datasets", dataset["hub_id"], dataset.get("hub_revision")
+
+
+def pin(chosen: Sequence[str]) -> None:
+    """Pin these repositories, or all.
+
+    Raises UserError for an id that no experiment reads, and in the end for those that the hub does not have.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HTTPError
+
+    known = list(dict.fromkeys(repositories()))
+    if unknown := set(chosen) - {name for _, name, _ in known}:
+        raise UserError(f"no experiment reads {', '.join(sorted(unknown))}; see bild_lab/papers/hub.yaml")
+    text = files.PINS.read_text(encoding="utf-8")
+    pins, failed = yaml.load(text, yaml.BaseLoader), []
+    for kind, name, branch in known:
+        if chosen and name not in chosen:
+            continue
+        stages.enter(f"asking for {name}")
+        try:
+            commit = HfApi().repo_info(name, repo_type=kind.removesuffix("s"), revision=branch).sha
+        except (HTTPError, OSError) as error:
+            failed.append(f"{name} ({str(error).strip().splitlines()[0]})")
+            continue
+        key = name if branch is None else f"{name}@{branch}"
+        pins[kind][key] = {"revision": commit, "date": f"{datetime.now(UTC):%Y-%m-%d}"}
+        output.print(escape(f"{key}: {commit}"))
+    head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    files.write_atomically(files.PINS, (head + yaml.safe_dump(pins)).encode())
+    if failed:
+        raise UserError(f"not pinned: {'; '.join(failed)}; check the hub, names and access (`hf auth login`)")
+
+
 def main() -> None:
+    if sys.argv[1:2] == [PINS]:
+        pin(sys.argv[2:])
+        return
     wanted = parse(sys.argv[1:])
     stages.enter("reading the experiments")
     from bild_lab.papers.paper_runs import downloads, needs, sentence, unverified

@@ -11,6 +11,8 @@ for the fastest point that loses at most one point of quality. screen.subsets na
       policy=layer_skip policy.skipped_layers=[] policy.skipped_attention=[1] screen.trials=200 screen.max_loss=0 \\
       screen.subsets=[skipped_attention,skipped_feed_forward] screen.confirmations=1
 
+screen.guarantee.loss=0.02 certifies the fastest point whose mean loss per text is at most 2 % of the metric's scale.
+
 Both models run only where a context is new; what they scored is kept in outputs/NAME/record for later commands.
 """
 
@@ -34,6 +36,7 @@ def run(cfg: DictConfig) -> None:
     from bild_lab.lab.analysis.cost import Machine  # late: torch takes seconds to load
     from bild_lab.lab.screening.candidates import grid_of
     from bild_lab.lab.screening.found import screen
+    from bild_lab.lab.screening.guarantee import require_losses
     from bild_lab.lab.screening.screen import Screening, ScreenSpec
     from bild_lab.lab.sweep import measure_point
 
@@ -44,7 +47,10 @@ def run(cfg: DictConfig) -> None:
     task = (*task, *(f"{key}[]" for key in searched if not any(word.startswith(key) for word in task)))
     grid = grid_of(task, [*lists, *spec.space], "screen")
     screening = Screening(grid, spec.select, "screen", machine, spec.batch)
-    if spec.confirmations:
+    certifies = spec.guarantee.loss is not None
+    if certifies:
+        require_losses(screening.point.scoring.lead, max(one.turn for one in screening.point.examples))
+    if spec.confirmations or certifies:
         screening.require_other_examples(spec.confirm)
     found = screen(screening, spec)
     keys = ("points", "recorded_target_calls", "live_target_calls", "vanilla_target_calls", "cost_model_error")
@@ -56,6 +62,8 @@ def run(cfg: DictConfig) -> None:
     )
     if (lengths := found.summary["adaptivity"]) is not None:
         output.print(adaptive(lengths))
+    if certifies:
+        output.print(escape(found.guarantee(spec)))
     found.confirm(spec.confirm, measure_point)
     for each in found.summary["confirmed"]:
         output.print(escape(f"chosen on {spec.select}, measured on {spec.confirm}: {confirmed(each)}"))

@@ -17,7 +17,8 @@ by the baseline. So a machine that is faster in one minute than in the next is s
 can be compared: of several drafters, for example, which a sweep measures one after the other.
 
 predict says what the speedups would be on declared machines, by a roofline over the forwards that the sweep recorded,
-and writes predicted.csv beside it. Nothing is timed.
+and by each point's speculation_profile.json which window would have been best here, and how many times as fast. It
+writes predicted.csv beside the sweep. Nothing is timed.
 
 log sends every finished point, and the sweep as a whole, to Weights & Biases, as with `python run.py logger=wandb`. A
 run that is in the project already is replaced. logger.mode=offline writes files only; the last line says how to send
@@ -206,12 +207,13 @@ def ranking(points: Sequence[Point], results: Sequence[Result]) -> Iterator[str]
 def predict(cfg: DictConfig) -> None:
     """Price the forwards of each sweep's points. Raises UserError for bad input."""
     from bild_lab.lab.analysis.cost import read_machine
+    from bild_lab.lab.analysis.prediction import best_window, read_profile
 
     machines = [read_machine(str(name)) for name in cfg.machines]
     for sweep in given_sweeps(cfg):
         results = [one for one in sweep.results() if not one.is_baseline]
         titles = ["policy", "knobs", "tokens_per_call", "acceptance_rate", "speedup"]
-        titles += [f"predicted_speedup {machine.name}" for machine in machines]
+        titles += [*(f"predicted_speedup {machine.name}" for machine in machines), "best_window", "its_gain"]
         text, table = io.StringIO(newline=""), Table(*(title.replace("_", " ") for title in titles))
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
@@ -219,6 +221,8 @@ def predict(cfg: DictConfig) -> None:
             knobs = " ".join(f"{knob} {value}" for knob, value in one.knobs.items())
             numbers = [one.counts.tokens_per_target_call, one.counts.acceptance_rate, one.speedup.value]
             numbers += [one.work and machine.speedup(one.work, one.setting["dtype"]) for machine in machines]
+            profile, cost = read_profile(one.folder), one.prediction and one.prediction.cost_ratio
+            numbers += (profile and cost is not None and best_window(profile, cost)) or (None, None)
             writer.writerow([one.policy, knobs, *numbers])
             table.add_row(one.policy, knobs, *("–" if number is None else f"{number:.2f}" for number in numbers))
         file = sweep.folder / "predicted.csv"

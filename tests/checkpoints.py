@@ -15,6 +15,8 @@ from tests.tiny import TINY, WORDS, relative_of, save, tiny_llama
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
+POINT_FILES = ["config.yaml", "examples.jsonl", "result.json", "speculation_profile.json"]
+
 needs_shared = pytest.mark.skipif(
     not (SHARED / "models").is_dir(), reason="no trained checkpoints beside the project (../shared/models)"
 )

@@ -68,7 +68,21 @@ class Draft:
         """The draft without the nodes below this depth. One with probes is returned as it is."""
         if self.probes is not None or len(self) <= depth or self.depth <= depth:
             return self
-        kept = [node for node, below in enumerate(self.depths) if below <= depth]  # parents come before children
+        return self.only([node for node, below in enumerate(self.depths) if below <= depth])
+
+    def below(self, node: int) -> list[int]:
+        """The nodes below this one, in order."""
+        found = [node]
+        for other, parent in enumerate(self.parent_list):
+            if parent in found:
+                found.append(other)
+        return found[1:]
+
+    def only(self, kept: Sequence[int]) -> Draft:
+        """The draft of these nodes alone, in order; those whose parent is not among them follow the text.
+
+        Of a chain they must be neighbours.
+        """
         index = torch.tensor(kept, dtype=torch.long, device=self.tokens.device)
 
         def chosen(held: Tensor | None) -> Tensor | None:

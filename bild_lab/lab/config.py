@@ -33,6 +33,8 @@ MOST_WHOLE = 2**63 - 1
 MOST_THREADS = 4096
 MOST_BATCH = 4096
 MOST_TOKENS = 2**20
+EXACT_PREFIX = "bild_lab.engine.acceptance.ExactPrefix"  # the rule around that of a policy with a knob exact_prefix
+EXACT_RULE = "bild_lab.engine.acceptance.SpeculativeSampling"
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
 
 
@@ -209,17 +211,22 @@ OmegaConf.register_new_resolver("drafter_of", drafter_of, replace=True)
 def resolved(policy: DictConfig) -> dict[str, Any]:
     """A policy's name, knobs and parts with every interpolation resolved. Raises UserError where one cannot be.
 
-    Interpolations start at the root of the configuration that the policy belongs to, with this policy in it.
+    Interpolations start at the root of the configuration that the policy belongs to, with this policy in it. With a
+    knob `exact_prefix` above 0, the acceptance rule begins after so many tokens, which are verified exactly.
     """
     root = policy._get_root()
     whole = {} if root is policy else OmegaConf.to_container(root)
     whole = OmegaConf.create({**whole, "policy": OmegaConf.to_container(policy)})
     try:
-        return OmegaConf.to_container(whole.policy, resolve=True)
+        values = OmegaConf.to_container(whole.policy, resolve=True)
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, UserError):  # of a policy that this one is composed of
             raise error.__cause__ from error
         raise UserError(f"policy {policy.get('name')}: {str(error).splitlines()[0]}") from error
+    if length := values.get("exact_prefix"):
+        parts = {"length": length, "rule": values["decoder"]["acceptance"], "exact": {"_target_": EXACT_RULE}}
+        values["decoder"]["acceptance"] = {"_target_": EXACT_PREFIX, **parts}
+    return values
 
 
 @lru_cache

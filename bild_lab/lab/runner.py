@@ -17,6 +17,7 @@ from bild_lab.engine.protocols import External, Method, Streams
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
+from bild_lab.lab.analysis.prediction import PROFILE, speculation_profile
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.decoding.history import with_history
@@ -154,7 +155,8 @@ def _first_trace(points: Sequence[Point], shortest_s: float) -> Callable[[], Tra
 
 def _stored(sweep: Sweep, point: Point, result: Result, examples: list[MeasuredExample]) -> Result:
     """The result, stored with its examples."""
-    folder = sweep.write_point(point.id, point.config_yaml, result, examples, beside=not point.resume)
+    others = {PROFILE: speculation_profile(result, examples, point.decoders[METHOD])}
+    folder = sweep.write_point(point.id, point.config_yaml, result, examples, not point.resume, **others)
     return replace(result, folder=folder)
 
 

@@ -47,13 +47,23 @@ def tv(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
     return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
 
 
-def lk(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
-    """The acceptance rate's negative logarithm, in nats, -log Σ min(p, q) (LK losses, 2602.23881)."""
+def nla(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
+    """The acceptance rate's negative logarithm, in nats, −log Σ min(p, q) (LK losses, Samarin et al., 2026)."""
     return -torch.minimum(log_p, log_q).logsumexp(-1)
 
 
+def lk(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
+    """λ KL(p ‖ q) + (1 − λ) TV(p, q) with λ = exp(−3 α): from one to the other as the acceptance rate α = 1 − TV grows.
+
+    The hybrid of LK losses, with the authors' best η of 3; λ has no gradient.
+    """
+    apart = tv(log_p, log_q)
+    share = (-3 * (1 - apart.detach())).exp()
+    return share * kl(log_p, log_q) + (1 - share) * apart
+
+
 DIVERGENCES: dict[str, Callable[[Probs, Probs], Float[Tensor, " n"]]] = {
-    one.__name__: one for one in (kl, reverse_kl, js, tv, lk)
+    one.__name__: one for one in (kl, reverse_kl, js, tv, nla, lk)
 }
 
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from bild_lab.lab.results.records import Sweep
+from tests.checkpoints import POINT_FILES
 from tests.faults import child
 
 PATIENCE_S = 300
@@ -65,7 +66,7 @@ class Ground:
         assert {name: now.get(name) for name in before} == before
         assert len(now) == points and not [name for name in now if "." in name]
         for folder in (self.sweep.points / name for name in now):
-            assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
+            assert sorted(file.name for file in folder.iterdir()) == POINT_FILES
             assert [json.loads(line)["id"] for line in (folder / "examples.jsonl").read_text().splitlines()]
         assert sorted(pd.read_csv(self.sweep.folder / "sweep.csv")["point"]) == sorted(now)
         assert (self.sweep.folder / "report.html").read_text().rstrip().endswith("</html>")

@@ -31,6 +31,7 @@ from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.index import read_runs
 from bild_lab.report.sweep import LiveReport
+from tests.checkpoints import POINT_FILES
 from tests.thinned import thinned
 
 Command = Callable[..., tuple[int, str]]
@@ -93,7 +94,7 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     assert listed.link in Path("outputs/index.html").read_text()
     assert {folder.name for folder in points()} == set(frame["point"])
     for folder in points():
-        assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
+        assert sorted(file.name for file in folder.iterdir()) == POINT_FILES
         rows = [json.loads(line) for line in (folder / "examples.jsonl").read_text().splitlines()]
         assert [row["id"] for row in rows] == [f"test-{index}" for index in range(6)]
         assert all(len(row["latency_s"]) == len(row["baseline_latency_s"]) == 2 for row in rows)
@@ -181,9 +182,7 @@ def test_a_failure_is_forgotten_once_its_point_succeeds(
     assert len(list(Path("outputs/tested/points").glob("*/failed.json"))) == 1
     code, printed = command(*base)
     assert code == 0, printed
-    assert [sorted(file.name for file in folder.iterdir()) for folder in points()] == [
-        ["config.yaml", "examples.jsonl", "result.json"]
-    ]
+    assert [sorted(file.name for file in folder.iterdir()) for folder in points()] == [POINT_FILES]
 
 
 @pytest.mark.slow

@@ -27,7 +27,9 @@ CLOSED = {
     "reverse_kl": (Q * (Q / P).log()).sum(),
     "js": ((P * (P / M).log()).sum() + (Q * (Q / M).log()).sum()) / 2,
     "tv": 1 - torch.minimum(P, Q).sum(),  # speculative decoding's 1 - α (Leviathan et al., Corollary 3.6)
-    "lk": -torch.minimum(P, Q).sum().log(),
+    "nla": -torch.minimum(P, Q).sum().log(),
+    "lk": (share := (-3 * torch.minimum(P, Q).sum()).exp()) * (P * (P / Q).log()).sum()
+    + (1 - share) * (1 - torch.minimum(P, Q).sum()),
 }
 
 

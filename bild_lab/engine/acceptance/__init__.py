@@ -1,11 +1,11 @@
 """Acceptance rules: one module for each way to decide how much of a draft is accepted."""
 
 from bild_lab.engine.acceptance.block_verification import BlockVerification
-from bild_lab.engine.acceptance.cascades import SpeculativeCascade, StaticEnsemble
-from bild_lab.engine.acceptance.exact_match import ExactMatch
+from bild_lab.engine.acceptance.cascades import Cactus, SpeculativeCascade, StaticEnsemble
+from bild_lab.engine.acceptance.exact_match import ExactMatch, ExactPrefix
 from bild_lab.engine.acceptance.fly import Fly
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
-from bild_lab.engine.acceptance.relaxed import RelaxedAcceptance
+from bild_lab.engine.acceptance.relaxed import MarginAcceptance, RelaxedAcceptance
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
 from bild_lab.engine.acceptance.speculative_sampling import Overlap, SpeculativeSampling
 from bild_lab.engine.acceptance.step_score import StepScore
@@ -13,8 +13,11 @@ from bild_lab.engine.acceptance.typical import TruncationSampling, TypicalAccept
 
 __all__ = [
     "BlockVerification",
+    "Cactus",
     "ExactMatch",
+    "ExactPrefix",
     "Fly",
+    "MarginAcceptance",
     "Overlap",
     "RejectionSampling",
     "RelaxedAcceptance",

@@ -1,4 +1,4 @@
-"""Speculative sampling towards a mixture of target and drafter: speculative cascades and the static ensemble."""
+"""Speculative sampling towards another distribution than the target's: cascades, the static ensemble and Cactus."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeRule, as_wide_as, drafter_probs, verify_chain
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, first_of
 from bild_lab.engine.draft import Draft, Verdict
@@ -126,3 +127,53 @@ class StaticEnsemble(SpeculativeRule):
 
     def _mixed(self, p: PerNode, q: PerNode) -> PerNode:
         return self._weight * p + (1 - self._weight) * q
+
+
+class Cactus(SpeculativeRule):
+    """Speculative sampling towards h: the target's p with more of what was drafted, within a divergence (Cactus).
+
+    Hao and Mou, 2026, arXiv 2604.04987, Theorem 2 and Corollary 5; `solve_constraint` in cactus/cactus.py of
+    MANGA-UOFA/Cactus. For a drafted token x, h(x) = min(p(x) + √(2 δ p(x) (1 − p(x))), 1), and the others share the
+    rest as in p. Where h(x) <= 1/2 the divergence of h from p is at most δ, in nats. As h depends on what was drafted,
+    what is emitted has no closed form. After a fully accepted draft the target chooses alone.
+
+    Under greedy decoding the paper's rule is exact match. Here x is then accepted if it is the most likely token of h,
+    for p at temperature 1.
+
+    delta: δ >= 0, in nats; 0 is lossless, larger accepts more.
+    """
+
+    accepts_trees = False
+
+    def __init__(self, delta: float) -> None:
+        require_finite("Cactus's delta", delta, 0, remedy="0 is lossless, larger accepts more")
+        self._delta = delta
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return self._delta == 0
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        if not request.sampling.greedy:
+            return super().__call__(draft, logits, request)
+        if self._delta == 0 or not len(draft):
+            return ExactMatch()(draft, logits, request)
+        raised = self._raised(precise(logits).softmax(-1), draft)
+        own = most_likely(raised) == draft.tokens
+        kept, chosen = draft.to_host(own.to(raised), most_likely(precise(logits)))
+        path, row = accepted_path(draft, first_of(kept))
+        return Verdict(path, int(chosen[row]))
+
+    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+        p = request.sampling.probs(logits)
+        return torch.cat([self._raised(p, draft), p[-1:]]), drafter_probs(draft, p)
+
+    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> None:
+        """It differs from token to token of the draft."""
+
+    def _raised(self, p: PerRow, draft: Draft) -> PerNode:
+        """h of each drafted token."""
+        p, drafted = p[:-1], draft.tokens[:, None]
+        own = p.gather(-1, drafted)  # [n, 1]
+        raised = (own + (2 * self._delta * own * (1 - own)).sqrt()).clamp(max=1.0)
+        others = torch.where(own < 1, (1 - raised) / (1 - own), 0.0)
+        return (others * p).scatter(-1, drafted, raised)

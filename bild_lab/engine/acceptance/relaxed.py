@@ -1,4 +1,4 @@
-"""Relaxed acceptance: tokens near the target's best are accepted, everywhere or inside a marked span."""
+"""Relaxed acceptance: tokens near the target's best are accepted, by a ratio, in a marked span, or by a margin."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bild_lab.engine.acceptance.typical import among_most_likely
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import LoadedModel, Scores
 from bild_lab.errors import UserError, require_number, require_whole
 
@@ -103,7 +103,7 @@ class RelaxedAcceptance(Acceptance):
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
         own, emitted = own_decisions(draft, logits, request)
-        near, likelihood = self._near(p)[rows, draft.tokens], p[rows, draft.tokens]
+        near, likelihood = self._near(p, logits)[rows, draft.tokens], p[rows, draft.tokens]
         accepted, near, probs, chosen = draft.to_host(own, near, likelihood, emitted)
         relaxed = self._relaxed(draft)
         forgiven = [ok and relaxed[parent + 1] for ok, parent in zip(near, draft.parent_list, strict=True)]
@@ -113,16 +113,38 @@ class RelaxedAcceptance(Acceptance):
         if draft.parents is not None:  # forgiven siblings compete
             return None
         p = request.sampling.probs(logits)
-        q, near = drafter_probs(draft, p), self._near(p) & torch.tensor(self._relaxed(draft), device=p.device)[:, None]
+        q, relaxed = drafter_probs(draft, p), torch.tensor(self._relaxed(draft), device=p.device)
+        near = self._near(p, logits) & relaxed[:, None]
 
         def judge(left: Tensor, node: int) -> tuple[Tensor, Tensor]:
             return torch.where(near[node], 1.0, acceptance(left, q[node])), residual(left, q[node])
 
         return output_by(judge, draft, p, drawn)
 
-    def _near(self, p: PerNode) -> Bool[Tensor, "n vocab"]:
+    def _near(self, p: PerNode, logits: PerNode) -> Bool[Tensor, "n vocab"]:
         return among_most_likely(p, self._top_k) & (p >= self._ratio * p.amax(-1, keepdim=True))
 
     def _relaxed(self, draft: Draft) -> list[bool]:
         """Of each row, whether the token after it is in the span."""
         return [True] * (len(draft) + 1) if self._span is None else self._span.rows(self._text, draft)
+
+
+class MarginAcceptance(RelaxedAcceptance):
+    """Also accept one of the target's two most likely tokens where the second's logit is above θ times the first's.
+
+    MARS, Song et al., 2026, arXiv 2601.15498; `evaluate_posterior` in mars/model/utils.py of 5SSjw/MARS. The ratio is
+    of raw logits: a constant added to all changes it. Where the first is not positive nothing is forgiven. Other tokens
+    are judged by lossless speculative sampling, where the released code, when it samples, rejects them.
+
+    ratio: θ in (0, 1]; smaller accepts more, 1 is lossless.
+    """
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__(2, ratio)
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return self._ratio == 1
+
+    def _near(self, p: PerNode, logits: PerNode) -> Bool[Tensor, "n vocab"]:
+        first, second = precise(logits).topk(2, dim=-1).values.split(1, dim=-1)
+        return among_most_likely(p, 2) & (first > 0) & (second > self._ratio * first)

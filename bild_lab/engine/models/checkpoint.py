@@ -163,7 +163,7 @@ class Checkpoint:
         """What each token writes."""
         return Pieces(self.tokenizer)
 
-    @property
+    @cached_property
     def end_tokens(self) -> frozenset[int]:
         configured = getattr(self.config.get_text_config(decoder=True), "eos_token_id", None)
         for ids in (self.generation.eos_token_id, configured, self.tokenizer.eos_token_id):

@@ -2,24 +2,37 @@
 
 Speculative decoding is predicted by Theorem 3.8, predictive pipelined decoding by Theorem 4.1. Each step from theory to
 measured time adds one cost. The parts of a point's time come from decoding with clocks, as shares, and are applied to
-the timed seconds: the waits of a traced pass, and a machine that was slower in it, do not count.
+the timed seconds: the waits of a traced pass, and a machine that was slower in it, do not count. A profile says how
+drafts were accepted, for others to read, and `best_window` predicts from it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import numpy as np
 
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.ppd.theory import expected_compute, expected_latency
+from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.speculative_theory import walltime_improvement
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
+from bild_lab.errors import UserError
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
+from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Pipeline, Prediction
 from bild_lab.lab.schema.result import Result
 
+PROFILE, PROFILE_SCHEMA = "speculation_profile.json", "1.0"
+EXTRAPOLATES, MEASURED = "chain_analytic", "measured_per_k"  # whether shorter drafts are the beginnings of longer ones
 FIXED_WINDOW_SHARE = 0.9  # a window is fixed if at least this share of drafts has one length
 
 
@@ -210,3 +223,95 @@ def _costs(result: Result) -> tuple[float, float] | None:
     drafting = stages["draft"] / round_s
     whole = predicted.rounds / (predicted.host - predicted.rounds * drafting)  # D + V
     return predicted.cost_ratio, whole * (1 - drafting)
+
+
+def speculation_profile(result: Result, examples: Sequence[MeasuredExample], decoder: Decoder) -> dict[str, Any]:
+    """How a point's drafts were accepted: the content of `speculation_profile.json`.
+
+    The fields and their meaning are those of schema 1.0 of NVIDIA Model-Optimizer's pull request 2247, as it stood open
+    in September 2026 (examples/specdec_bench/specdec_bench/speculation_profile.py): an acceptance length counts the
+    target's own token, marginal rate i is the share of verified drafts of which the first i + 1 tokens were accepted,
+    conditional rate i the same among those of which the first i were: where a draft ended counts as a rejection.
+    Not known from there, and so ours: what a checkpoint's dictionary holds, the names of methods, the verification
+    "tree", and all of `measurement_conditions`.
+    """
+    lengths = [[each.accepted + 1 for each in one.rounds if each.next_token is not None] for one in examples]
+    histogram, counts, setting = Counter(chain.from_iterable(lengths)), result.counts, result.setting
+    if not histogram or not counts.drafted:
+        note = f"policy {result.policy} recorded no verified drafts"
+        return {"schema_version": PROFILE_SCHEMA, "measured": False, "note": note}
+    longest, steps = len(counts.judged_by_position), histogram.total()
+    marginal = [sum(histogram[length] for length in histogram if length > i + 1) / steps for i in range(longest)]
+    by_category: dict[str, list[int]] = defaultdict(list)
+    for one, several in zip(examples, lengths, strict=True):
+        by_category[one.category or ""] += several
+    method, rule = decoder.method, (result.facts or {}).get("acceptance")
+    lossless = method.lossless(Sampling(setting.temperature))
+    verification = "block" if rule == "BlockVerification" else "longest_prefix"
+    if isinstance(method, DraftThenVerify) and method.drafter.drafts_trees:
+        verification = "tree"
+    alike = isinstance(getattr(method, "drafter", None), ModelDrafter) and lossless and verification == "longest_prefix"
+    target, *drafts = ({"id": "/".join(one.checkpoint.path.strip("/").split("/")[-2:])} for one in decoder.models)
+    mean = sum(length * count for length, count in histogram.items()) / steps
+    return {
+        "schema_version": PROFILE_SCHEMA,
+        "measured": True,
+        "method": result.policy,
+        "draft_checkpoint": drafts[0] if drafts else None,
+        "target_model": target,
+        "num_speculative_tokens": longest,
+        "block_size": None,
+        "max_supported_k": longest,
+        "verification_method": verification,
+        "conditional_accept_rates": [each / before if before else 0.0 for before, each in pairwise([1.0, *marginal])],
+        "marginal_accept_rates": marginal,
+        "mean_accept_length": mean,
+        "mean_accept_length_per_request": fmean(fmean(several) for several in lengths if several),
+        "accept_length_model": EXTRAPOLATES if alike else MEASURED,
+        "accept_length_by_k": {str(longest): mean},
+        "acceptance_length_histogram": {str(length): histogram[length] for length in sorted(histogram)},
+        "per_category": {
+            name: {"mean_accept_length": fmean(several), "num_steps": len(several)}
+            for name, several in by_category.items()
+            if name and several
+        }
+        or None,
+        "measurement_conditions": {
+            **{key: setting.get(key) for key in ("dataset", "split", "dtype", "hardware")},
+            **{
+                "num_samples": len(examples),
+                "concurrency": setting.batch,
+                "osl": setting["decoding"]["max_new_tokens"],
+            },
+            **{key: setting["decoding"][key] for key in ("temperature", "top_k", "top_p")},
+            **{"engine": result.engine, "knobs": dict(result.knobs), "acceptance_rule": rule, "lossless": lossless},
+            "certificate": None if result.certificate is None else asdict(result.certificate),
+        },
+        "validation": None,
+    }
+
+
+def read_profile(folder: Path) -> Mapping[str, Any] | None:
+    """The profile in a point's folder; None without a measured one. Raises UserError if it cannot be read."""
+    file = folder / PROFILE
+    if not file.is_file():
+        return None
+    try:
+        profile = json.loads(file.read_bytes())
+        return profile if profile["measured"] and profile["marginal_accept_rates"] else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file} cannot be read: {error!r}; remove it, or measure with resume=false") from error
+
+
+def best_window(profile: Mapping[str, Any], cost_ratio: float) -> tuple[int, float] | None:
+    """The draft length that promises most, up to the measured one, and how many times as fast it is as that.
+
+    Theorem 3.8's time of a round, with the measured marginal rates in place of powers of α. None where shorter drafts
+    are not the beginnings of longer ones.
+    """
+    if profile["accept_length_model"] != EXTRAPOLATES:
+        return None
+    tokens = accumulate(profile["marginal_accept_rates"], initial=1.0)
+    speeds = [each / (length * cost_ratio + 1) for length, each in enumerate(tokens)]
+    best = max(range(len(speeds)), key=speeds.__getitem__)
+    return best, speeds[best] / speeds[-1]

@@ -26,6 +26,7 @@ EXACT, ROUNDING, NO_FORM = "exact", "rounding", "no closed form"  # of sampled t
 SESSION_DEFECT = "defect of the model's session"
 TEXT, DRAWS, LOGITS, OUTPUT, UNVERIFIED = "text", "draws", "logits", "output", "unverified"  # causes come first
 SLACK = 4  # a tie may span this many times the numerical noise, and noise this many times the roundings of all layers
+NEAR = 16  # tokens whose scores are compared between engines
 SAME = 1e-6  # total variation up to which two distributions are the same
 DRAWN = 1e-6  # a random number may miss a token's share of q by so much: two sums of q in other orders
 NORMALIZED = 1e-4  # how far from 1 the sum of a softmax in float32 may be
@@ -72,7 +73,12 @@ class Certificate:
 
 @torch.inference_mode()
 def certify(
-    target: LoadedModel, request: Request, tokens: Sequence[int], own: Sequence[int], method: Method | None = None
+    target: LoadedModel,
+    request: Request,
+    tokens: Sequence[int],
+    own: Sequence[int],
+    method: Method | None = None,
+    others: Sequence[LoadedModel] = (),
 ) -> Certificate:
     """Compare emitted tokens with the target's own. Both are decoded greedily.
 
@@ -81,7 +87,7 @@ def certify(
     rounding can explain are a defect of the model's session, which runs rows together and one by one.
 
     method: what decoded the tokens. If it verifies drafts, the text is scored with the rows of its own verification;
-    else in one forward.
+    else in one forward. others: the same model on other engines; how far apart its scores are there is noise too.
     """
     position = first_difference(tokens, own)
     if position is None:
@@ -94,7 +100,9 @@ def certify(
     if not bool(alone[pair].isfinite().all()):  # a processor forbids the token
         return Certificate(DEFECT, position, token, target_token)
     rounding = torch.finfo(target.dtype).eps * float(alone[pair].abs().max())
-    changes = torch.stack([(logits - alone)[pair] for logits in wide]).abs()
+    elsewhere = [OneRow(each, request).after([*request.source.prompt, *own[:position]]) for each in others]
+    moved = [(logits - alone)[pair].abs() for logits in wide]
+    changes = torch.cat([*moved, *(engine_difference(logits, alone) for logits in elsewhere)])
     noise = float(changes.max().clamp(min=rounding))  # NaN stays, which `max` of numbers may drop
     gap, wide_gap = (float(logits[target_token] - logits[token]) for logits in (alone, wide[0]))
     best, second = alone.topk(2).values.tolist()
@@ -105,6 +113,13 @@ def certify(
 
 
 Logits = Float[Tensor, " vocab"]
+
+
+def engine_difference(logits: Logits, alone: Logits) -> Float[Tensor, " 1"]:
+    """By how much two engines differ in their scores of the most likely tokens, up to a constant, in nats."""
+    best = alone.topk(min(NEAR, len(alone))).indices
+    moved = (logits - alone)[best]
+    return (moved - moved.mean()).abs().max()[None]
 
 
 def verification(

@@ -113,11 +113,11 @@ def judge(
 
     Raises UserError as `score` does.
     """
-    ours = _measure(metric, predictions, references, run_code)
+    ours = measure_of(metric, predictions, references, run_code)
     if baseline is None:
         return _judged(ours, None, seed)
     same = list(baseline) == list(predictions)  # as those of a lossless policy
-    return _judged(ours, ours if same else _measure(metric, baseline, references, run_code), seed)
+    return _judged(ours, ours if same else measure_of(metric, baseline, references, run_code), seed)
 
 
 def judge_values(
@@ -142,7 +142,7 @@ def score_pool(
     pool: texts, each with its own references. systems, baseline: for each example, which text of the pool it gets.
     Systems with the same texts share their intervals.
     """
-    whole = _measure(metric, pool, references, run_code)
+    whole = measure_of(metric, pool, references, run_code)
     base = whole.value(baseline), whole.resampled(seed, baseline)
     found: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
@@ -176,7 +176,8 @@ def _difference(metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float
     return Difference(metric, value, *interval(differences), p_value(differences, value))
 
 
-def _measure(metric: str, predictions: Sequence[str], references: References, run_code: bool) -> Measure:
+def measure_of(metric: str, predictions: Sequence[str], references: References, run_code: bool) -> Measure:
+    """The metric of these outputs. Raises UserError as `score` does."""
     chosen = metric_named(metric)
     if not predictions:
         raise UserError(f"{metric} needs at least one prediction, got none; check dataset.limit")

@@ -310,7 +310,11 @@ class Measure:
     def resampled(self, seed: int, picks: Sequence[int] | None = None) -> Float[np.ndarray, " resamples"]:
         """Of resamples of these examples. The same seed and number of examples give the same draws."""
         drawn = times_drawn(self.count if picks is None else len(picks), seed)
-        return self.value_of(self._sums(drawn[: self.resamples], picks))
+        return self.weighted(drawn[: self.resamples], picks)
+
+    def weighted(self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None = None) -> Float[np.ndarray, " m"]:
+        """Of these examples, each as often as a row of `times` says."""
+        return self.value_of(self._sums(times, picks))
 
     def _sums(self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None) -> Float[np.ndarray, "m k"]:
         """times: how often each of the picked examples counts."""

@@ -50,9 +50,15 @@ class Sweep:
         return max(_readable(folders), key=_age, default=None)
 
     def write_point(
-        self, point: str, config_yaml: str, result: Result, examples: Iterable[MeasuredExample], beside: bool = False
+        self,
+        point: str,
+        config_yaml: str,
+        result: Result,
+        examples: Iterable[MeasuredExample],
+        beside: bool = False,
+        **others: Any,
     ) -> Path:
-        """Store a finished point atomically. Returns its folder.
+        """Store a finished point atomically. others: further files, as JSON, by their names. Returns its folder.
 
         If another process has stored the point meanwhile, that one is kept and this one dropped; beside=True stores
         both. A stored point is never changed or removed.
@@ -63,6 +69,7 @@ class Sweep:
             CONFIG: config_yaml,
             EXAMPLES: "".join(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in examples),
             RESULT: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
+            **{name: json.dumps(other, indent=2, ensure_ascii=False) + "\n" for name, other in others.items()},
         }
         return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
 
@@ -216,13 +223,13 @@ def _is_whole(result: Result) -> bool:
     """Whether it has what every report needs: a damaged file may still be read."""
     setting, speedup = result.setting, result.speedup
     known = [one for one in (speedup.value, speedup.low, speedup.high) if one is not None]
-    named = isinstance(result.stored_at, str) and isinstance(setting.n_examples, int)
-    return named and "max_new_tokens" in (setting.decoding or ()) and all(0 < one < math.inf for one in known)
+    named = isinstance(setting.n_examples, int) and "max_new_tokens" in (setting.decoding or ())
+    return named and all(0 < one < math.inf for one in known)
 
 
 def _age(result: Result) -> tuple[str, str]:
     """A sort key that is greater for later results."""
-    return result.stored_at, result.folder.name
+    return result.stored_at or "", result.folder.name
 
 
 def _identity(result: Result) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import Any
@@ -16,12 +16,14 @@ from bild_lab.errors import UserError
 from bild_lab.lab.analysis.adaptivity import RoundCosts, audit
 from bild_lab.lab.cli import console, escape, stages
 from bild_lab.lab.decoding.decoder import METHOD
+from bild_lab.lab.formatting import point_label
 from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.measure.cost_model import CostModel, TimedText, fit
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.candidates import KNOB, Candidate, Grid
+from bild_lab.lab.screening.guarantee import guarantee, sequence
 from bild_lab.lab.screening.replay import SECONDS, Judged, Screened
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
@@ -62,6 +64,54 @@ class Found:
         self.summary["seconds"]["confirm"] = time.perf_counter() - started
         self.write()
 
+    def guarantee(self, spec: ScreenSpec) -> str:
+        """Certify points of the front, mark them, and have the fastest of them measured too. Returns it in words."""
+        asked, split = spec.guarantee, spec.confirm
+        speeds = np.array([row.predicted_speedup for row in self.rows])
+        select = self.screening.losses(self.screened)
+        order = sequence(asked, speeds, select)
+        held_out = replace(self.screening, split=split)
+        with Sweep(self.screening.folder).search_lock():
+            decoded = held_out.decode([self.screened[at + 1].candidate for at in order])
+        with self.screening.stage("guarantee", "certifying"):
+            others, losses = None if select.each is None else select.each[order], held_out.losses(decoded)
+            found = guarantee(asked, speeds[order], others, losses, self.screening.point.seed)
+        certified = found.chosen is not None and found.p_values is not None
+        if certified:
+            words = f"mean loss at most {asked.loss:g} with probability {asked.probability:g}"
+            for at in found.kept:
+                self.rows[order[at]] = replace(self.rows[order[at]], certified=words)
+        if found.chosen is not None and spec.confirmations:
+            self.chosen = list(dict.fromkeys([*self.chosen, order[found.chosen]]))
+        tested = [self.rows[at] for at in order]
+        shown = 0 if found.chosen is None else found.chosen
+        best = None if found.chosen is None else tested[shown]
+        self.summary["guarantee"] = {
+            "loss": asked.loss,
+            "probability": asked.probability,
+            "metric": self.screening.point.scoring.lead,
+            "method": "bootstrap" if found.p_values is None else "betting",
+            "split": split,
+            "n": losses.count,
+            "certified": certified,
+            "policy": best and best.policy,
+            "knobs": best and dict(best.knobs),
+            "predicted_speedup": best and best.predicted_speedup,
+            "enough": found.enough,
+            "tested": [
+                {
+                    "policy": row.policy,
+                    "knobs": dict(row.knobs),
+                    "mean_loss": mean,
+                    "p_value": found.p_values and found.p_values[place],
+                    "kept": place in found.kept,
+                }
+                for place, (row, mean) in enumerate(zip(tested, found.mean, strict=True))
+            ],
+            "splits": found.splits,
+        }
+        return in_words(self.summary["guarantee"], tested[shown], found.mean[shown])
+
     def write(self) -> None:
         write_rows(self.screening.folder, self.rows)
         write_summary(self.screening.folder, self.summary)
@@ -88,6 +138,29 @@ def confirmation(row: Row, result: Result, alone_s: float, seconds: float) -> di
         "selected_difference": row.quality_difference,
         "confirmed_difference": result.quality.difference,
     }
+
+
+def in_words(found: Mapping[str, Any], row: Row, mean: float) -> str:
+    """A guarantee in a line. row, mean: of the point that was chosen, or else that was tested first, and its loss."""
+    point = point_label(row, list(row.knobs))
+    bound = f"mean loss of {found['metric']} at most {found['loss']:g} with probability {found['probability']:g}"
+    texts = f"{found['n']:,} texts of {found['split']}"
+    if found["certified"]:
+        words = f"certified on {texts}: {point}, predicted {row.predicted_speedup:.2f}x: {bound} ({mean:.4f} there)"
+    elif found["method"] == "bootstrap":
+        words = f"no certificate, as {found['metric']} is no mean over texts; a bootstrap over the choice on {texts}: "
+        words += "nothing" if found["policy"] is None else f"{point}, predicted {row.predicted_speedup:.2f}x"
+    else:
+        words = f"nothing certified on {texts} ({bound}): the surest setting, {point}, lost {mean:.4f} there; "
+        more = "no number of texts would be enough, so add stricter knobs"
+        words += more if found["enough"] is None else f"about {found['enough']:,} texts would be enough"
+    if (tried := found["splits"]) is not None:
+        words += (
+            f"; on {tried['count']} random halves {tried['violations']:.1%} of choices lost more "
+            f"(of those by the mean alone {tried['naive_violations']:.1%}), "
+            f"at {tried['of_oracle']:.0%} of an oracle's speed"
+        )
+    return words
 
 
 def to_confirm(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
@@ -134,8 +207,9 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             f"speeds are predicted for {machine.name}, where nothing can be measured from here; "
             "set screen.confirmations=0"
         )
-    if machine is None and spec.trials is not None and not spec.timed_s:
-        raise UserError("a search needs speeds, and screen.timed_s=0 predicts none; give seconds, or a machine")
+    needs = "a search" if spec.trials is not None else "a guarantee" if spec.guarantee.loss is not None else None
+    if machine is None and needs and not spec.timed_s:
+        raise UserError(f"{needs} needs speeds, and screen.timed_s=0 predicts none; give seconds, or a machine")
     with Sweep(screening.folder).search_lock():
         require_same_setting(screening.folder, screening.point.setting)
         timed: list[TimedText] = []
@@ -189,6 +263,7 @@ def summary_of(screening: Screening, screened: Sequence[Screened], model: CostMo
         "cost_model_error": None if model is None else model.error,
         "cost_model_worst": None if model is None else model.worst,
         "setting": screening.point.setting,
+        "guarantee": None,
         "confirmed": [],
     }
 

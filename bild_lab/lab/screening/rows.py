@@ -22,7 +22,7 @@ TABLE, SUMMARY = "screen.csv", "screen.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A screened point. confirmed: the hash of the point that was measured live, empty without one.
+    """A screened point. confirmed: the hash of the point that was measured live, empty without one. certified: what is.
 
     predicted_speedup: None where nothing was timed; such points have no front.
     """
@@ -50,6 +50,7 @@ class Row:
     accepted: int
     fallbacks: int
     rollbacks: int
+    certified: str = ""
 
     def to_columns(self) -> dict[str, Any]:
         """A flat row. A knob that has the name of a number is called knob_NAME."""

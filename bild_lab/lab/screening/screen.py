@@ -34,11 +34,12 @@ from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.decoding.history import with_history
 from bild_lab.lab.measure.cost_model import CostModel, TimedText
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
-from bild_lab.lab.metrics.quality import NO_REFERENCE, score_pool
+from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
+from bild_lab.lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
 from bild_lab.lab.screening.replay import FOLDER, Judged, Records, Screened, Text, decoded, judge, versions
 from bild_lab.lab.screening.rows import Row, with_front
 
@@ -59,7 +60,7 @@ class ScreenSpec:
     every policy's own front. timed_s: seconds of live decoding for the cost model; 0: nothing is timed, and no speed is
     predicted. batch: examples that are recorded at once, where the models decode batches. space: lists of values.
     trials: search so many points of the lists; None: every combination. subsets: knobs that are searched as sets of the
-    target's layers.
+    target's layers. guarantee: what to certify on `confirm`.
     """
 
     select: str
@@ -72,6 +73,7 @@ class ScreenSpec:
     space: list[str]
     trials: int | None = None
     subsets: list[str] = field(default_factory=list)
+    guarantee: GuaranteeSpec = field(default_factory=GuaranteeSpec)
 
     def __post_init__(self) -> None:
         require_whole("screen.confirmations", self.confirmations, 0)
@@ -301,6 +303,11 @@ class Screening:
                 )
             )
         return with_front(rows)
+
+    def losses(self, screened: Sequence[Screened]) -> Losses:
+        """What the points lose by the leading metric. screened: the target alone first."""
+        (pool, references, picks), scoring = self._pool(screened), self.point.scoring
+        return losses_of(scoring.lead, measure_of(scoring.lead, pool, references, scoring.run_code), picks)
 
     def _pool(self, screened: Sequence[Screened]) -> tuple[list[Any], list[Sequence[str]], list[list[int]]]:
         """Every distinct text of every example, its references, and which of them each point has.

@@ -148,7 +148,7 @@ def _round(
     for name, knob, side in (("confidence", "fallback", "below"), ("distance", "rollback", "above")):
         if values := one.statistics.get(name):
             limit = f" ({knob} {side} {knobs[knob]})" if knob in knobs else ""
-            rows.append((f"{name}{limit}", [f"{value:.3g}" for value in values]))
+            rows.append((f"{name}{limit}", ["–" if value is None else f"{value:.3g}" for value in values]))
     shown = [(pieces[str(token)].replace("\n", "↵\n"), kind) for token, kind in tokens]
     return {"tokens": shown, "said": _said(one, kept, own), "rows": rows}
 

@@ -32,6 +32,7 @@ class Cell:
     knobs: Mapping[str, Any]
     numbers: tuple[float | None, float | None]
     name: str | None
+    certified: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Screened:
     @property
     def difference(self) -> float:
         return self.row["quality_difference"]
+
+    @property
+    def certified(self) -> str:
+        """What is certified of it, in words; empty for nothing."""
+        return self.row["certified"] if isinstance(self.row.get("certified"), str) else ""
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ def _squares(
     return scatter(
         places,
         "markers+text",
-        text=[written(value) for _, value in known],
+        text=[written(value) + "<br>✓" * one.certified for one, value in known],
         customdata=[one.name for one, _ in known],
         hoverinfo="text",
         marker={"symbol": "square", "size": 40, "color": colours, "opacity": strength},
@@ -186,6 +192,7 @@ def grids(points: Sequence[Screened], colours: Mapping[str, Mark]) -> list[Grid]
                     {knob: one.knobs.get(knob) for knob in knobs},
                     (one.speedup, one.difference),
                     one.live and name_of(one.live),
+                    bool(one.certified),
                 )
                 for one in several
             ]
@@ -209,6 +216,10 @@ def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
             traces.append(_confirmed(policy, live, mark.colour))
     front = sorted((1 / one.speedup, one.difference) for one in points if one.row["on_front"])
     traces.append(scatter(front, "lines", name="front", hoverinfo="skip", line={"shape": "hv", "color": MUTED}))
+    for words in dict.fromkeys(one.certified for one in points if one.certified):
+        ring = {"symbol": "circle-open", "size": 14, "color": COLOURS[5], "line": {"width": 2}}
+        places = [(1 / one.speedup, one.difference) for one in points if one.certified == words]
+        traces.append(scatter(places, "markers", name=f"certified: {escape(words)}", marker=ring, hoverinfo="skip"))
     layout = {
         "xaxis": {"title": "Predicted latency, relative to the baseline<br>(further left is faster)"},
         "yaxis": {"title": f"{metric}, difference", "zeroline": True, "zerolinecolor": MUTED},

@@ -47,13 +47,14 @@ TARGET, DRAFTER = table(1), table(11)  # half of what one may say the other does
 
 @dataclass
 class Dice:
-    """Stands in for torch's chance: uniforms are dictated, and what is drawn from is noted."""
+    """Stands in for torch's chance: uniforms are dictated, in order, and what is drawn from last is noted."""
 
     uniform: Tensor
     drawn_from: Tensor = torch.empty(0)
 
-    def rand(self, *_: object, **__: object) -> Tensor:
-        return self.uniform
+    def rand(self, count: int, **_: object) -> Tensor:
+        given, self.uniform = self.uniform[:count], self.uniform[count:]
+        return given
 
     def multinomial(self, probs: Tensor, *_: object, **__: object) -> Tensor:
         self.drawn_from = probs
@@ -102,7 +103,7 @@ def outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -
             uniform[above] = 0.0
             settled, drawn_from = verdict(uniform)
             assert list(settled.path) == above
-            rest = drawn_from[0 if drawn_from.shape[0] == 1 else node + 1]
+            rest = drawn_from[0 if drawn_from.shape[0] == 1 else node - len(draft)]  # of the draft's last rows
             for token, chance in enumerate(rest.tolist()):
                 output[(*(draft.token_list[each] for each in above), token)] += reached * chance
 

@@ -10,8 +10,11 @@ import torch
 
 from bild_lab.engine.acceptance import (
     BlockVerification,
+    Cactus,
     ExactMatch,
+    ExactPrefix,
     Fly,
+    MarginAcceptance,
     Overlap,
     RejectionSampling,
     RelaxedAcceptance,
@@ -53,6 +56,11 @@ CLAIMS = [  # lossless greedily, and sampled
     (Fly(1.11, 1), True, True),  # no three probabilities have an entropy of more than 3 / e
     (Fly(MAX_ENTROPY, 1), False, False),
     (StepScore(0), False, False),
+    (Cactus(0), True, True),
+    (Cactus(0.01), False, False),
+    (MarginAcceptance(1), True, True),
+    (MarginAcceptance(0.99), False, False),
+    (ExactPrefix(9, Rollback(0.5), SpeculativeSampling()), True, False),  # what its rule claims
 ]
 
 
@@ -63,7 +71,7 @@ def test_a_rule_claims_to_be_lossless_only_where_it_is(rule: Acceptance, greedy:
 
 def test_rules_of_chains_say_that_they_take_no_trees() -> None:
     chains = {type(rule) for rule, *_ in CLAIMS if not rule.accepts_trees}
-    others = {SpeculativeCascade, StaticEnsemble, StepScore}
+    others = {SpeculativeCascade, StaticEnsemble, StepScore, Cactus}
     assert chains == {Overlap, ReleasedRollback, RejectionSampling, BlockVerification} | others
 
 
@@ -95,6 +103,9 @@ NUMBERS = (True, "0.3", math.nan, None)  # which are none
         (lambda value: Fly(value, 2), (-0.1, *NUMBERS), "entropy"),
         (lambda value: Fly(0.3, value), (0, 1.5, *NUMBERS), "deferred_window"),
         (StepScore, NUMBERS, "threshold"),
+        (Cactus, (-0.1, math.inf, *NUMBERS), "delta"),
+        (MarginAcceptance, (0, 1.1, *NUMBERS), "ratio"),
+        (lambda value: ExactPrefix(value, ExactMatch(), ExactMatch()), (0, -1, 1.5, *NUMBERS), "exact_prefix"),
         (lambda value: TruncationSampling(ratio=value), (0, 1.1), "ratio"),
         (lambda value: TruncationSampling(epsilon=value, delta=0.3), (0, 2, None), "epsilon"),
         (lambda value: TruncationSampling(epsilon=0.1, delta=value), (0, 2, None), "delta"),

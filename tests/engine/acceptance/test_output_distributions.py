@@ -13,6 +13,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance import (
     BlockVerification,
     ExactMatch,
+    ExactPrefix,
     RejectionSampling,
     RelaxedAcceptance,
     Rollback,
@@ -46,6 +47,7 @@ RULES_OF_CHAINS: dict[str, Acceptance] = {
     "relaxed after token 2": RelaxedAcceptance(2, 0.3, Span(2, 0)).in_round([0], Scores(None)),
     "static ensemble": StaticEnsemble(0.7),
     "truncation": TruncationSampling(ratio=0.5),
+    "exact prefix": ExactPrefix(1, Rollback(1.2), SpeculativeSampling()),
     **{name: SpeculativeCascade(name, 0.2) for name in DEFERRALS},
 }
 RULES_OF_ALL_KINDS = {**RULES_OF_CHAINS, "exact match": ExactMatch(), "step score": StepScore(-1.0)}

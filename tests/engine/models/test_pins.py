@@ -17,10 +17,10 @@ WRITE = """
 import sys
 from pathlib import Path
 from bild_lab import files
-from scripts import pins
+from scripts import paper_run
 files.PINS = Path(sys.argv.pop())
 try:
-    pins.main()
+    paper_run.pin(sys.argv[1:])
 except Exception as error:
     print(error)
 """

@@ -14,13 +14,14 @@ from transformers import LlamaConfig
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import Machine, kinds_of, read_machine, total
+from bild_lab.lab.analysis.prediction import PROFILE
 from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.measure.summary import work_of
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.numbers import Work
 from bild_lab.lab.schema.result import Result
 from scripts import sweeps as script
-from tests.report.sample import sample_baseline, sample_result
+from tests.report.sample import sample_baseline, sample_prediction, sample_result
 
 LARGE = LlamaConfig(  # Llama 2 7B
     hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, vocab_size=32000
@@ -108,11 +109,14 @@ def stored(folder: Path, result: Result, number: int) -> None:
 def test_a_finished_sweep_is_priced_without_running_anything(command: Callable[..., tuple[int, str]]) -> None:
     work = work_of({"method": timed(1, forward(1, SMALL), forward(6)), "baseline": timed(5, *[forward(1)] * 5)}, 2)
     bfloat16 = {"dtype": "bfloat16"}
-    drafted = replace(sample_result("bild", {"window": 5}, 1.4, setting=bfloat16), work=work)
+    prediction = sample_prediction("bild", {"window": 5}, 1.4)
+    drafted = replace(sample_result("bild", {"window": 5}, 1.4, setting=bfloat16, prediction=prediction), work=work)
     folder = Path("outputs/field")
     results = [drafted, sample_result("hf_assisted", {}, 1.1, setting=bfloat16), sample_baseline()]
     for number, one in enumerate(results):
         stored(folder, one, number)
+    profile = {"measured": True, "accept_length_model": "chain_analytic", "marginal_accept_rates": [0.6, 0.1]}
+    (folder / "points/0" / PROFILE).write_text(json.dumps(profile))
     assert len(Sweep(folder).results()) == 3
     code, out = command(script, *script.as_overrides(["predict", str(folder)]), config="sweeps")
     assert code == 0, out
@@ -124,6 +128,7 @@ def test_a_finished_sweep_is_priced_without_running_anything(command: Callable[.
         found = float(rows["bild"][f"predicted_speedup {machine.name}"])
         assert found == pytest.approx(machine.speedup(work, "bfloat16"))
         assert rows["hf_assisted"][f"predicted_speedup {machine.name}"] == ""
+    assert (rows["bild"]["best_window"], rows["hf_assisted"]["best_window"]) == ("1", "")  # of its profile
     assert "1 points recorded no forwards" in out and "predicted from declared figures, not measured" in out
     for words in ([], [str(folder), "machines=[none]"], ["outputs/nothing"]):
         assert command(script, *script.as_overrides(["predict", *words]), config="sweeps")[0] == 2

@@ -129,7 +129,6 @@ def test_a_damaged_result_is_told_and_measured_again(content: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("stored_at", None),
         ("setting.n_examples", None),
         ("setting.decoding", None),
         ("setting.decoding.max_new_tokens", ...),

@@ -69,7 +69,7 @@ ROWS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_rows(tmp_path, [replace(ROWS[0], confirmed=LIVE), *ROWS[1:]])
+    write_rows(tmp_path, [replace(ROWS[0], confirmed=LIVE), replace(ROWS[1], certified="a small loss"), *ROWS[2:]])
     return tmp_path
 
 
@@ -87,6 +87,13 @@ def test_every_screened_point_has_its_knobs_and_numbers(folder: Path) -> None:
     drawn = {trace["name"]: trace for trace in grid.cloud["data"]}
     assert drawn["bild"]["x"] == pytest.approx([1 / 2, 1 / 1.9, 1 / 1.8]) and drawn["bild"]["y"] == [0, 1, 2]
     assert "11 target calls" in drawn["bild"]["text"][1]
+
+
+def test_a_certified_point_has_a_ring_and_a_mark_in_the_maps(folder: Path) -> None:
+    (grid,) = grids(screened_points(folder, []), marks(["bild", "speculative"]))
+    (ring,) = [trace for trace in grid.cloud["data"] if trace["name"].startswith("certified")]
+    assert (ring["name"], ring["x"], ring["y"]) == ("certified: a small loss", [1 / 1.9], [1.0])
+    assert [one for trace in grid.maps[0]["data"] for one in trace["text"] if "✓" in one] == ["1.90<br>✓"]
 
 
 def test_a_confirmed_point_has_the_numbers_of_its_live_run(folder: Path) -> None:

@@ -1,0 +1,240 @@
+"""Settings whose mean loss per text is certified: learn then test (Angelopoulos et al., 2110.01052, §2).
+
+A text's loss is how much less its metric is than that of the target's own text, as a share of the metric's scale. Of
+log_probability it is 1 - exp(nats a token gained): the share of a token's probability that is lost. No text loses more
+than 1, and a gain of more than 1 counts as 1.
+
+The settings on the front of one split are tested on the texts of another, the surest first, until one fails (fixed
+sequence testing; as Pareto testing, Laufer-Goldshtein et al., 2210.07913). Order and stakes depend on the first
+split alone. So all that pass keep their loss with the asked probability, and any of them may be chosen.
+
+A metric that is no mean over texts, such as BLEU, has no such test: a bootstrap says how strict a choice must be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from bild_lab.errors import UserError, require_number, require_whole
+from bild_lab.lab.analysis.statistics import pareto_front
+from bild_lab.lab.metrics.text_metrics import AGREEMENT, LENGTH, LOG_PROBABILITY, PASS_AT_1, ROUGE, Measure
+
+BOUNDED = (AGREEMENT, PASS_AT_1, "chrf", "exact_match", "numeric", "rouge", *ROUGE)  # each text's value is 0 to 100
+MOST_STAKED = 0.75  # of the capital that a lost text may cost
+DRAWS = 200  # of a bootstrap
+STRICTER = 40  # losses below the asked one, down to its negative, that a bootstrap tries
+
+
+@dataclass
+class GuaranteeSpec:
+    """What to certify: `screen.guarantee`.
+
+    loss: the most that a text may lose on average, a share of the metric's scale; None: certify nothing. probability:
+    of a draw of texts with which what is certified is true. splits: random halves of the texts that try it.
+    """
+
+    loss: float | None = None
+    probability: float = 0.95
+    splits: int = 0
+
+    def __post_init__(self) -> None:
+        require_number("screen.guarantee.probability", self.probability, 0.5, 0.9999)
+        require_whole("screen.guarantee.splits", self.splits, 0)
+        if self.loss is not None:
+            require_number("screen.guarantee.loss", self.loss, 0, 0.99, above=True, remedy="0.02 is 2 points of 100")
+        elif self.splits:
+            raise UserError("screen.guarantee.splits try a guarantee; give screen.guarantee.loss")
+
+    @property
+    def error(self) -> float:
+        """How likely a guarantee may be wrong."""
+        return 1 - self.probability
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What several settings lose on the same texts.
+
+    of: given how often each text counts, the loss of every setting. each: of single texts; None if the metric is no
+    mean over texts.
+    """
+
+    count: int
+    of: Callable[[Float[np.ndarray, "m texts"]], Float[np.ndarray, "m settings"]]
+    each: Float[np.ndarray, "settings texts"] | None
+
+    @property
+    def mean(self) -> Float[np.ndarray, " settings"]:
+        return self.of(np.ones((1, self.count)))[0]
+
+
+def require_losses(metric: str, turns: int) -> None:
+    """Raise UserError for a metric without better and worse, and texts that hang together. turns: of a conversation."""
+    if metric == LENGTH:
+        raise UserError(f"screen.guarantee needs a metric of quality, got {metric}; set dataset.metric=chrf")
+    if turns > 1:
+        raise UserError(f"screen.guarantee needs texts drawn one by one, got {turns} turns a text; set dataset.turns=1")
+
+
+def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Losses:
+    """pool: every distinct text. picks: which of them the target alone has for each example, then every setting."""
+    alone, *others = np.array(picks)
+    if metric == LOG_PROBABILITY or metric in BOUNDED:
+        values = pool.value_of(pool.statistics)[np.array(picks)]
+        gained = values[1:] - values[0]
+        each = np.maximum(-np.expm1(gained) if metric == LOG_PROBABILITY else -gained / 100, -1)
+        return Losses(len(alone), lambda times: times @ each.T / times.sum(axis=1, keepdims=True), each)
+
+    def of(times: Float[np.ndarray, "m texts"]) -> Float[np.ndarray, "m settings"]:
+        own = [pool.weighted(times, one) for one in others]
+        return (pool.weighted(times, alone)[:, None] - np.stack(own, axis=1)) / 100
+
+    return Losses(len(alone), of, None)
+
+
+def p_value(losses: Float[np.ndarray, " texts"], most: float, stake: float) -> float:
+    """How surprising such losses, none above 1, would be if their mean were above `most`.
+
+    One over the largest capital of a player who begins with 1 and stakes on one text after the other that it loses less
+    than `most`: who can expect no gain if the mean is above (Waudby-Smith and Ramdas, 2010.09686, §4; Ville's
+    inequality). losses: of texts in random order.
+    """
+    return math.exp(-max(0.0, np.log1p(stake * (most - losses)).cumsum().max()))
+
+
+def stake_of(others: Float[np.ndarray, " texts"], count: int, asked: GuaranteeSpec) -> float:
+    """For a test of `count` texts, from the spread of the losses of other texts.
+
+    As in the same paper, §3.2, for a known number of texts: √(2 ln(1/δ) / (n σ²)), truncated.
+    """
+    spread = (0.25 + ((others - others.mean()) ** 2).sum()) / (len(others) + 1)
+    return min(math.sqrt(-2 * math.log(asked.error) / (count * spread)), MOST_STAKED / (1 - asked.loss))
+
+
+def p_values(
+    asked: GuaranteeSpec, others: Float[np.ndarray, "settings m"], each: Float[np.ndarray, "settings n"]
+) -> list[float]:
+    """Of every setting. others: losses of other texts, for the stakes."""
+    stakes = [stake_of(own, each.shape[1], asked) for own in others]
+    return [p_value(own, asked.loss, stake) for own, stake in zip(each, stakes, strict=True)]
+
+
+def passing(p_values: Sequence[float], error: float) -> list[int]:
+    """The places of those before the first that fails."""
+    return list(range(next((at for at, one in enumerate(p_values) if one > error), len(p_values))))
+
+
+def sequence(asked: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], select: Losses) -> list[int]:
+    """The places of the settings on the front, the surest first."""
+    mean = select.mean
+    sure = mean if select.each is None else p_values(asked, select.each, select.each)
+    front = pareto_front([(1 / speed, -loss) for speed, loss in zip(speeds, mean, strict=True)])
+    return sorted(front, key=lambda at: (sure[at], speeds[at]))
+
+
+def enough(losses: Float[np.ndarray, " texts"], asked: GuaranteeSpec) -> int | None:
+    """Texts that would certify a setting whose losses have the mean and the variance of these, and have to spare.
+
+    ln(1/δ) (8 σ² + g / MOST_STAKED) / g², where g is how far the mean is below what may be lost: what the two parts of
+    `stake_of` take, the first for half of g, so that chance may take the other half. None if no number would do.
+    """
+    gap = asked.loss - losses.mean()
+    needed = -math.log(asked.error) * (8 * losses.var() + gap / MOST_STAKED)
+    return math.ceil(needed / gap**2) if gap > 0 else None
+
+
+def bootstrapped(
+    asked: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], losses: Losses, times: np.ndarray, seed: int
+) -> list[int]:
+    """The settings within a stricter loss, by a bootstrap over the whole choice: no certificate.
+
+    times: 1 for each text that may be used, else 0. Of texts that are drawn anew, the fastest setting within the
+    stricter loss is chosen. It is as strict as keeps the asked loss on the texts left out in the asked share of draws.
+    """
+    drawn = np.random.default_rng(seed).multinomial(int(times.sum()), times / times.sum(), size=DRAWS)
+    seen, left_out = losses.of(drawn.astype(float)), losses.of(np.where(drawn, 0.0, times))
+    fastest_first = np.argsort(-speeds, kind="stable")
+    for stricter in np.linspace(asked.loss, -asked.loss, STRICTER + 1):
+        within = seen[:, fastest_first] <= stricter
+        chosen = fastest_first[within.argmax(axis=1)]
+        if (within.any(axis=1) & (left_out[np.arange(DRAWS), chosen] > asked.loss)).mean() <= asked.error:
+            return np.flatnonzero(losses.of(times[None])[0] <= stricter).tolist()
+    return []
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What was found of settings in the order of their tests.
+
+    kept: their places, of those that keep the loss. chosen: the fastest of them. mean: losses on the tested texts.
+    p_values: None for a bootstrap. enough: texts with which the first setting would pass.
+    """
+
+    kept: list[int]
+    chosen: int | None
+    mean: list[float]
+    p_values: list[float] | None
+    enough: int | None
+    splits: dict[str, Any] | None
+
+
+def guarantee(
+    asked: GuaranteeSpec,
+    speeds: Float[np.ndarray, " settings"],
+    others: Float[np.ndarray, "settings m"] | None,
+    losses: Losses,
+    seed: int,
+) -> Guarantee:
+    """Of settings in the order of their tests. others: their losses on other texts, from which the order is."""
+    shuffled, certifies = np.random.default_rng(seed).permutation(losses.count), losses.each is not None
+
+    def kept(times: np.ndarray) -> list[int]:
+        if not certifies:
+            return bootstrapped(asked, speeds, losses, times, seed)
+        return passing(p_values(asked, others, losses.each[:, shuffled[times[shuffled] > 0]]), asked.error)
+
+    every = kept(np.ones(losses.count))
+    return Guarantee(
+        kept=every,
+        chosen=max(every, key=lambda at: speeds[at], default=None),
+        mean=losses.mean.tolist(),
+        p_values=p_values(asked, others, losses.each[:, shuffled]) if certifies else None,
+        enough=enough(losses.each[0], asked) if certifies else None,
+        splits=tried(asked, speeds, losses, kept, seed) if asked.splits else None,
+    )
+
+
+def tried(
+    asked: GuaranteeSpec,
+    speeds: Float[np.ndarray, " settings"],
+    losses: Losses,
+    kept: Callable[[np.ndarray], list[int]],
+    seed: int,
+) -> dict[str, Any]:
+    """How often a choice on a random half of the texts loses more than was asked, on all texts and on the other half.
+
+    naive_: of the fastest setting whose mean on that half is within the loss. oracle_speedup: of the fastest whose mean
+    on all texts is. A choice of nothing is the target alone.
+    """
+    generator, own = np.random.default_rng([seed, 1]), losses.mean  # not those of the tests' order
+    oracle = max(speeds[own <= asked.loss], default=1.0)
+    found: dict[str, list[tuple[bool, bool, float]]] = {"": [], "naive_": []}
+    for _ in range(asked.splits):
+        times = np.zeros(losses.count)
+        times[generator.permutation(losses.count)[: losses.count // 2]] = 1
+        here, elsewhere = losses.of(np.stack([times, 1 - times]))
+        for name, places in (("", kept(times)), ("naive_", np.flatnonzero(here <= asked.loss).tolist())):
+            at = max(places, key=lambda place: speeds[place], default=None)
+            broken = (False, False) if at is None else (own[at] > asked.loss, elsewhere[at] > asked.loss)
+            found[name].append((*broken, (1.0 if at is None else speeds[at]) / oracle))
+    summary: dict[str, Any] = {"count": asked.splits, "texts": losses.count // 2, "oracle_speedup": float(oracle)}
+    for name, several in found.items():
+        means = np.mean(several, axis=0).tolist()
+        summary |= zip([f"{name}violations", f"{name}violations_elsewhere", f"{name}of_oracle"], means, strict=True)
+    return summary
