@@ -26,7 +26,7 @@ from bild_lab.lab.analysis.statistics import pareto_front
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LENGTH, LOG_PROBABILITY, PASS_AT_1, ROUGE, Measure
 
 BOUNDED = (AGREEMENT, PASS_AT_1, "chrf", "exact_match", "numeric", "rouge", *ROUGE)  # each text's value is 0 to 100
-MOST_STAKED = 0.75  # of the capital that a lost text may cost
+MOST_STAKED = 0.9  # of the capital that a lost text may cost
 DRAWS = 200  # of a bootstrap
 STRICTER = 40  # losses below the asked one, down to its negative, that a bootstrap tries
 
@@ -98,31 +98,31 @@ def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Los
     return Losses(len(alone), of, None)
 
 
-def p_value(losses: Float[np.ndarray, " texts"], most: float, stake: float) -> float:
-    """How surprising such losses, none above 1, would be if their mean were above `most`.
-
-    One over the largest capital of a player who begins with 1 and stakes on one text after the other that it loses less
-    than `most`: who can expect no gain if the mean is above (Waudby-Smith and Ramdas, 2010.09686, §4; Ville's
-    inequality). losses: of texts in random order.
-    """
-    return math.exp(-max(0.0, np.log1p(stake * (most - losses)).cumsum().max()))
-
-
-def stake_of(others: Float[np.ndarray, " texts"], count: int, asked: GuaranteeSpec) -> float:
-    """For a test of `count` texts, from the spread of the losses of other texts.
-
-    As in the same paper, §3.2, for a known number of texts: √(2 ln(1/δ) / (n σ²)), truncated.
-    """
-    spread = (0.25 + ((others - others.mean()) ** 2).sum()) / (len(others) + 1)
-    return min(math.sqrt(-2 * math.log(asked.error) / (count * spread)), MOST_STAKED / (1 - asked.loss))
+def spread_of(losses: Float[np.ndarray, "settings n"]) -> Float[np.ndarray, " settings"]:
+    """The variance of every setting's losses, drawn towards 1/4 (Waudby-Smith and Ramdas, 2010.09686, §3.2)."""
+    count = losses.shape[1]
+    return (0.25 + count * losses.var(axis=1)) / (count + 1)
 
 
 def p_values(
     asked: GuaranteeSpec, others: Float[np.ndarray, "settings m"], each: Float[np.ndarray, "settings n"]
 ) -> list[float]:
-    """Of every setting. others: losses of other texts, for the stakes."""
-    stakes = [stake_of(own, each.shape[1], asked) for own in others]
-    return [p_value(own, asked.loss, stake) for own, stake in zip(each, stakes, strict=True)]
+    """How surprising the losses of each setting, none above 1, would be if its mean were above the asked one.
+
+    One over the largest capital of a player who begins with 1 and stakes on one text after the other that it loses less
+    than is asked: who can expect no gain if the mean is above (the same paper, §4; Ville's inequality). He stakes
+    √(2 ln(what he lacks) / (texts left · σ²)), truncated, so that the last text decides (Voracek and Orabona, 2025,
+    STaR-Bets). others: losses of other texts, for σ². each: of texts in random order.
+    """
+    spread, count, goal = spread_of(others), each.shape[1], -math.log(asked.error)
+    capital = np.zeros(len(each))  # all are logarithms
+    largest = capital
+    for place in range(count):
+        lacks = np.maximum(goal - capital, 0)
+        stake = np.minimum(np.sqrt(2 * lacks / ((count - place) * spread)), MOST_STAKED / (1 - asked.loss))
+        capital = capital + np.log1p(stake * (asked.loss - each[:, place]))
+        largest = np.maximum(largest, capital)
+    return np.exp(-largest).tolist()
 
 
 def passing(p_values: Sequence[float], error: float) -> list[int]:
@@ -132,17 +132,17 @@ def passing(p_values: Sequence[float], error: float) -> list[int]:
 
 def sequence(asked: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], select: Losses) -> list[int]:
     """The places of the settings on the front, the surest first."""
-    mean = select.mean
-    sure = mean if select.each is None else p_values(asked, select.each, select.each)
+    mean, spread = select.mean, 1.0 if select.each is None else spread_of(select.each)
+    risk = (mean - asked.loss) / np.sqrt(spread)
     front = pareto_front([(1 / speed, -loss) for speed, loss in zip(speeds, mean, strict=True)])
-    return sorted(front, key=lambda at: (sure[at], speeds[at]))
+    return sorted(front, key=lambda at: (risk[at], speeds[at]))
 
 
 def enough(losses: Float[np.ndarray, " texts"], asked: GuaranteeSpec) -> int | None:
     """Texts that would certify a setting whose losses have the mean and the variance of these, and have to spare.
 
-    ln(1/δ) (8 σ² + g / MOST_STAKED) / g², where g is how far the mean is below what may be lost: what the two parts of
-    `stake_of` take, the first for half of g, so that chance may take the other half. None if no number would do.
+    ln(1/δ) (8 σ² + g / MOST_STAKED) / g², where g is how far the mean is below what may be lost: what stakes by
+    σ² and truncated ones take, the first for half of g, so that chance may take the other. None if no number would do.
     """
     gap = asked.loss - losses.mean()
     needed = -math.log(asked.error) * (8 * losses.var() + gap / MOST_STAKED)

@@ -26,7 +26,7 @@ from bild_lab.lab.screening.guarantee import (
     enough,
     guarantee,
     losses_of,
-    p_value,
+    p_values,
     require_losses,
     sequence,
 )
@@ -42,18 +42,20 @@ def means(each: np.ndarray) -> Losses:
 
 
 @pytest.mark.parametrize("lost", [1.0, 0.3])
-@pytest.mark.parametrize("stake", [0.3, 0.8])
-def test_a_loss_that_is_just_too_large_has_a_small_p_value_as_seldom_as_it_says(lost: float, stake: float) -> None:
+@pytest.mark.parametrize("probability", [0.6, 0.9])
+def test_a_loss_that_is_just_too_large_has_a_small_p_value_as_seldom_as_it_says(
+    lost: float, probability: float
+) -> None:
     """Exactly, for ten texts in every order that lose `lost` or gain 0.5 and have a mean loss of 0.1."""
-    chance = (0.1 + 0.5) / (lost + 0.5)
-    every = [np.array(one) for one in itertools.product((True, False), repeat=10)]
-    weights = np.array([chance ** one.sum() * (1 - chance) ** (~one).sum() for one in every])
-    values = np.array([p_value(np.where(one, lost, -0.5), 0.1, stake) for one in every])
-    assert weights.sum() == pytest.approx(1)
-    for level in (0.05, 0.1, 0.2, 0.5, 0.8):
+    chance, asked = (0.1 + 0.5) / (lost + 0.5), GuaranteeSpec(0.1, probability)
+    every = np.array(list(itertools.product((True, False), repeat=10)))
+    weights = np.where(every, chance, 1 - chance).prod(axis=1)
+    values = np.array(p_values(asked, np.zeros((len(every), 2)), np.where(every, lost, -0.5)))
+    assert weights.sum() == pytest.approx(1) and values.max() == 1
+    for level in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8):
         assert weights[values <= level].sum() <= level
-    assert 0 < weights[values <= 0.5].sum() and values.max() == 1
-    assert p_value(np.ones(5000), 0.1, stake) == 1
+    assert weights[values <= asked.error * 1.0001].sum() > 0
+    assert p_values(asked, np.zeros((1, 2)), np.ones((1, 5000))) == [1]
 
 
 def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
@@ -64,7 +66,7 @@ def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
     asked, generator = GuaranteeSpec(loss=loss, probability=0.9), np.random.default_rng(1)
     speeds = np.linspace(1, 2, settings)
     found = []
-    for _ in range(300):
+    for _ in range(150):
         others, each = (generator.random((settings, count)) < rare for _ in range(2))
         order = sequence(asked, speeds, means(others.astype(float)))
         result = guarantee(asked, speeds[order], others[order].astype(float), means(each[order].astype(float)), 0)
@@ -72,10 +74,10 @@ def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
     return float(np.mean(found))
 
 
-def normal_p_value(losses: np.ndarray, most: float, stake: float) -> float:
+def normal_p_values(asked: GuaranteeSpec, others: np.ndarray, each: np.ndarray) -> list[float]:
     """Too small where losses are rare."""
-    error = losses.std() / math.sqrt(len(losses))
-    return float(norm.cdf((losses.mean() - most) / error)) if error else float(losses.mean() > most)
+    error = each.std(axis=1) / math.sqrt(each.shape[1])
+    return norm.cdf((each.mean(axis=1) - asked.loss) / np.maximum(error, 1e-9)).tolist()
 
 
 def every_one_that_passes(p_values: list[float], error: float) -> list[int]:
@@ -90,7 +92,7 @@ def along_all(asked: GuaranteeSpec, speeds: np.ndarray, select: Losses) -> list[
 @pytest.mark.parametrize(
     ("faults", "world"),
     [
-        ({"p_value": normal_p_value}, (1, 100, 0.01, 0.0101)),
+        ({"p_values": normal_p_values}, (1, 100, 0.01, 0.0101)),
         ({"passing": every_one_that_passes, "sequence": along_all}, (40, 200, 0.1, 0.1001)),
     ],
 )
@@ -105,19 +107,14 @@ def test_what_is_certified_is_broken_no_more_often_than_asked_and_planted_faults
 
 
 def test_the_number_that_would_be_enough_is_and_a_tenth_of_it_is_not() -> None:
-    assert enough(np.zeros(20), GuaranteeSpec(0.02)) == math.ceil(-math.log(0.05) / 0.75 / 0.02) == 200
+    assert enough(np.zeros(20), GuaranteeSpec(0.02)) == math.ceil(-math.log(0.05) / 0.9 / 0.02) == 167
     assert enough(np.full(20, 0.02), GuaranteeSpec(0.02)) is None
     generator = np.random.default_rng(0)
     for spread in (0.05, 0.2):
-
-        def certified(count: int, spread: float = spread) -> bool:
-            each = np.clip(generator.normal(0.005, spread, (2, 1, count)), -1, 1)
-            found = guarantee(GuaranteeSpec(0.02), np.ones(1), each[0], means(each[1]), 0)
-            return found.chosen is not None
-
         count = enough(np.array([0.005 - spread, 0.005 + spread]), GuaranteeSpec(0.02))
-        assert np.mean([certified(count) for _ in range(100)]) >= 0.95
-        assert np.mean([certified(count // 10) for _ in range(100)]) <= 0.6
+        each = np.clip(generator.normal(0.005, spread, (2, 100, count)), -1, 1)
+        certified = [np.array(p_values(GuaranteeSpec(0.02), *each[..., :n])) <= 0.05 for n in (count, count // 10)]
+        assert certified[0].mean() >= 0.95 and certified[1].mean() <= 0.6
 
 
 def test_the_surest_settings_of_the_front_are_tested_first_until_one_fails() -> None:
@@ -229,11 +226,11 @@ def test_a_guarantee_of_trained_models_holds_on_random_halves(command: Command) 
     models, data = SHARED / "models", SHARED / "data" / "multi30k"
     words = [f"pair.target={models / 't5-large'}", f"pair.draft={models / 't5-tiny'}", "dataset=multi30k"]
     words += [f"dataset.path={data}", "dataset.limit=600", "dataset.metric=chrf", "name=grid", "runtime.dtype=bfloat16"]
-    words += ["policy=bild", "policy.fallback=0.2,0.3", "policy.rollback=0.69,1,1.5,2,3", "screen.timed_s=10"]
-    words += ["screen.guarantee.loss=0.02", "screen.guarantee.splits=200", "screen.confirmations=0"]
+    words += ["policy=bild", "policy.fallback=0.2", "policy.rollback=1,2,3,4,5,6,7,8", "screen.timed_s=10"]
+    words += ["screen.guarantee.loss=0.035", "screen.guarantee.splits=200", "screen.confirmations=0"]
     code, printed = command(script, *as_overrides(words, "screen.space"), config="screen")
     assert code == 0, printed
     found = json.loads(Path("outputs/grid/screen.json").read_text())["guarantee"]
     tried = found["splits"]
     assert found["certified"] and tried["violations"] <= 0.05 < tried["naive_violations"]
-    assert tried["of_oracle"] >= 0.9
+    assert tried["of_oracle"] >= 0.75
