@@ -81,6 +81,12 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     return hashlib.sha256(b"".join([*own, *sorted(others)])).hexdigest()[:12]
 
 
+def reread_sources() -> None:
+    """Look at all sources again: in a process that goes on, they may have changed."""
+    for cached in (code_hash, _imported, _content):
+        cached.cache_clear()
+
+
 def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
     """The files of these modules and of all that they import, as far as they can change a number, in a fixed order.
 

@@ -51,6 +51,7 @@ from bild_lab.lab.metrics.text_metrics import (
     EVALUATE,
     LOG_PROBABILITY,
     PASS_AT_1,
+    own_function,
     require_loadable,
     script_of,
 )
@@ -244,6 +245,8 @@ def _setting(
         "cut": (list(dataset.cut or ()), []),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
+        "precision": (measure.precision, None),
+        "most_repeats": (None if measure.precision is None else measure.most_repeats, None),
         "device_map": (runtime.device_map, None),
         "weight_bits": (runtime.weights, None),
         "draft_weight_bits": (pair.draft_weights, None),
@@ -301,6 +304,8 @@ def _further_metrics(scoring: Scoring) -> dict[str, str]:
         if metric.startswith(EVALUATE):
             script = script_of(metric)
             found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
+        elif "." in metric:
+            found[metric] = code_hash((own_function(metric).__module__,))
     return found
 
 

@@ -23,6 +23,7 @@ from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
 from bild_lab.report.page.tables import TableCell, plain_table
 from bild_lab.report.provenance import unreliable
+from bild_lab.report.tabular import latex_table
 from bild_lab.report.terminal import WIDTH
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
@@ -184,6 +185,14 @@ def write_comparison(
         plotly=plotly_js(),
     )
     write_atomically(folder / "compare.html", text.encode())
+
+
+def latex_comparison(compared: Sequence[Compared], remarks: Sequence[str]) -> str:
+    """The comparison as a table for a paper: both speedups, the ratio of latencies, and the difference in quality."""
+    table = plain_table(_rows(compared))
+    titles = [column.title for column in table.columns]
+    difference = next(title for title in titles if title.endswith(", B minus A"))
+    return latex_table(table, ["point", "speedup A", "speedup B", "latency B/A", difference], remarks)
 
 
 def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:

@@ -24,7 +24,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import run
-from bild_lab.lab import cli, runner
+from bild_lab.lab import application, cli, runner
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.progress import read_commands
@@ -356,7 +356,7 @@ def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    monkeypatch.setattr(run, "run_application", lambda main: sys.exit(print(sys.argv[1:])))
+    monkeypatch.setattr(application, "run_application", lambda main: sys.exit(print(sys.argv[1:])))
     with pytest.raises(SystemExit):
         run.run()
     shown = capfd.readouterr()

@@ -8,6 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from bild_lab.errors import UserError
+from bild_lab.lab.config import ReportSpec, compose_config, typed
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report import sweep as module
 from bild_lab.report.page import html
@@ -69,6 +71,18 @@ def test_a_sweep_whose_points_all_failed_names_the_files_that_are_there(
     report_sweep(failed)
     printed = " ".join(capsys.readouterr().out.split())
     assert f"the rest is in {failed.folder}: report.html" in printed and "pareto.png" not in printed
+
+
+def test_the_report_draws_the_figures_that_were_asked_for(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    report_sweep(sweep, ["svg"])
+    assert [file.name for file in sweep.folder.glob("pareto.*")] == ["pareto.svg"]
+    assert "report.html, pareto.svg, sweep.csv" in " ".join(capsys.readouterr().out.split())
+
+
+def test_other_kinds_of_figures_are_refused() -> None:
+    for figures in (["gif"], []):
+        with pytest.raises(UserError, match=r"figures are png, pdf, svg, one or more of them, got \["):
+            typed(ReportSpec, compose_config([f"report.figures={figures}"]).report, "report")
 
 
 def test_writing_takes_a_small_share_of_the_time_at_most(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -262,6 +262,8 @@ def load_results(*folders: str | Path) -> pd.DataFrame:
     """
     frames = []
     for folder in folders:
+        if not isinstance(folder, str | Path):
+            raise UserError(f'folders are given one by one, load_results("outputs/a", "outputs/b"), got {folder!r}')
         path = Path(folder).expanduser()
         results = Sweep(path).results()
         if not results:

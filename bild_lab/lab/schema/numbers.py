@@ -76,6 +76,14 @@ class Speedup:
     low: float | None = low_end("the speedup", TIMES)
     high: float | None = high_end("the speedup", TIMES)
     median: float | None = column("The median of the speedups of single examples.", unit=TIMES)
+    noise: float | None = column(
+        "How far the speedup may be off, on these texts, by the clock alone: half its 95 % interval over the repeats. "
+        "More repeats lower it; only more texts narrow the speedup’s own interval.",
+        label="speedup, error of the clock",
+        unit=SHARE,
+        digits=1,
+    )
+    repeats: int | None = column("How often each text was timed.", name="repeats", digits=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -260,6 +260,8 @@ def _intervals(
         "xaxis": {"title": title, "type": "log" if middle else "linear"},
         "yaxis": {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.4, -0.6]},
         "showlegend": False,
+        "meta": "rows",  # figures.js moves their names on a narrow screen
+        "annotations": [],
         "shapes": [{**_DASHED, "yref": "paper", "x0": middle, "x1": middle, "y0": 0, "y1": 1}],
     }
     lines = sum(1 + name.count("<br>") for name in names)

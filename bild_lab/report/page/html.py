@@ -42,6 +42,7 @@ from bild_lab.report.page.tables import (
     tables,
 )
 from bild_lab.report.provenance import disturbance, notes, sources
+from bild_lab.report.review import answers
 from bild_lab.report.style import Mark, marks
 
 
@@ -65,7 +66,7 @@ def write_html(
     sections, texts, traces, lost = [], [], [], []
     for group in groups:
         stored = _stored(group, lost)
-        sections.append(_section(group, colours, stored))
+        sections.append(_section(group, colours, stored) | {"answers": answers(group, screened)})
         if (browser := text_browser(group, stored)) is not None:
             texts.append(browser)
         prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""

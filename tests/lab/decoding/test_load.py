@@ -156,3 +156,22 @@ def test_a_composition_is_described_and_changes_are_marked() -> None:
     assert policy_label(policy) == "bild (changed: drafter.window)"
     policy.decoder.acceptance = {"_target_": "bild_lab.engine.acceptance.SpeculativeSampling"}
     assert policy_label(policy) == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
+
+
+@pytest.mark.parametrize("prompt", [5, None, [None], [5.0], {"role": "user"}, [[5], None]])
+def test_what_is_no_prompt_is_refused_in_words(prompt: object, checkpoints: Path) -> None:
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
+    for use in (decoder.generate, decoder.stream):
+        with pytest.raises(UserError, match="a prompt is text, token ids or the messages of a chat"):
+            list(use(prompt))
+
+
+def test_threads_are_those_of_the_process(checkpoints: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        bild_lab.load(checkpoints / "llama", policy="vanilla", threads=3)
+        assert torch.get_num_threads() == 3
+        with pytest.raises(UserError, match="runtime.threads must be a whole number >= 1"):
+            bild_lab.load(checkpoints / "llama", policy="vanilla", threads=0)
+    finally:
+        torch.set_num_threads(before)
