@@ -332,8 +332,10 @@ def trace(cfg: DictConfig) -> None:
     if len(cfg.sweeps) != 1:
         raise UserError(f"one folder is needed, got {len(cfg.sweeps)}; give the folder of a sweep, outputs/NAME")
     folder = Path(str(cfg.sweeps[0]))
-    timelines = timelines_of(Sweep(folder), None if cfg.example is None else str(cfg.example))
     file = Path(cfg.output or folder / "trace.png")
+    if file.suffix not in (".png", ".pdf", ".svg"):
+        raise UserError(f"output must end in .png, .pdf or .svg, got {file}")
+    timelines = timelines_of(Sweep(folder), None if cfg.example is None else str(cfg.example))
     draw_trace(timelines, file)
     output.print(f"{file} shows example {timelines.example}")
 

@@ -26,6 +26,7 @@ from bild_lab.lab.measure.environment import peak_memory_mb
 from bild_lab.lab.measure.summary import (
     agreement,
     change_of,
+    counts,
     decoding_costs,
     log_probabilities,
     qualities,
@@ -242,7 +243,8 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
     if stages_s is not None and BASELINE in timed:
         traced = {name: several[: len(spans)] for name, several in timed.items()}
         end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
-        prediction = predict(**traced, stages_s=stages_s, end_tokens=end_tokens)
+        alpha = counts(timed[METHOD]).acceptance_rate
+        prediction = predict(**traced, stages_s=stages_s, alpha=alpha, end_tokens=end_tokens)
     # in a batch several texts share what a forward reads
     work = work_of(timed, DTYPES[point.setting["dtype"]].itemsize) if point.batch == 1 else None
     tokens = sum(len(one.token_ids) for one in timed[METHOD])

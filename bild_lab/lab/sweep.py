@@ -266,8 +266,12 @@ class SweepCallback(Callback):
             self._report(sweep)
         except Exception as error:  # Hydra turns exceptions of callbacks into warnings
             stages.leave()
-            traceback.print_exc()
-            console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
+            if not isinstance(error, UserError | OSError):  # of bad input or a full disk, the message says all
+                traceback.print_exc()
+            console.print(
+                f"[bold red]the report could not be written[/bold red]: {escape(str(error))}; "
+                "finished points are kept, and the same command reports them"
+            )
             sys.exit(code or FAILED_POINTS)
         if not _log_sweep(config, sweep, stopped=bool(code)):
             sys.exit(code or FAILED_POINTS)

@@ -30,8 +30,9 @@ DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the meth
 _TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad"}  # of verdicts, in `report.css`
 _STYLES = {"good": "green", "bad": "red"}  # and in the terminal
 _LEGEND = (
-    "latency B/A: B's total latency over A's on the same examples; below 1 B is faster. Brackets: 95 % intervals, "
-    f"paired by example. A quality differs where p < {SIGNIFICANT}, paired."
+    "latency B/A: B's total latency over A's on the same examples, each relative to its baseline's where that has the "
+    "same code and setting; below 1 B is faster. Brackets: 95 % intervals, paired by example. "
+    f"A quality differs where p < {SIGNIFICANT}, paired."
 )
 _BASE = "baseline B/A: the same of the baselines timed beside them, which should be 1 where only the method changed."
 
@@ -67,8 +68,8 @@ def notes(
         factors = [one.baseline_latency.value for one in drifted]
         remarks.append(
             f"The baseline itself took {number(min(factors))} to {number(max(factors))} times as long in B at "
-            f"{len(drifted)} of {len(compared)} points: compare the speedups rather than the latencies, unless the "
-            "baseline's code is what changed."
+            f"{len(drifted)} of {len(compared)} points. A latency that is not relative to it says little there, "
+            "unless the baseline's code is what changed."
         )
     for name, results in (("A", [one.pair.a for one in compared]), ("B", [one.pair.b for one in compared])):
         remarks += [f"{name}: {remark}" for remark in unreliable(results)]

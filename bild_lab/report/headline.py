@@ -133,6 +133,9 @@ def _caution(best: Result) -> str:
         warnings.append("not faster than the baseline")
     elif speedup.low is not None and speedup.low <= 1:
         warnings.append("not clearly faster, as the interval holds 1")
+    if best.doubt:
+        what = "neither speed nor quality says much" if best.baseline_empty == 1 else "its quality says little"
+        warnings.append(f"{best.doubt}, so {what}")
     if why := disturbance(best):
         warnings.append(f"{why}, so time it again before relying on the speedup")
     return "".join(f": {warning}" if place == 0 else f"; {warning}" for place, warning in enumerate(warnings))

@@ -33,12 +33,12 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     from bild_lab.report.terminal import category_table, sweep_table
 
     with sweep.report_lock():
-        results, failures, older = sweep.results(), sweep.failures(), sweep.older()
+        results, failures, older, lost = sweep.results(), sweep.failures(), sweep.older(), []
         if results:
             write_table(results, sweep.folder / "sweep.csv")
             draw_pareto(results, sweep.folder / "pareto", figures)
         if results or failures or (sweep.folder / SCREENED).is_file():
-            write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
+            lost = write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
         if results or failures:
             output.print(sweep_table(results, failures))
         if (categories := category_table(results)) is not None:
@@ -47,10 +47,11 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     group = leading(by_setting(results))
     for label, why in [] if group is None else reason_lines(group):
         output.print(f"[bold]{escape(label)}[/bold]: {escape(why)}")
-    for remark in notes(results, older):
+    for remark in [*notes(results, older), *lost]:
         output.print(escape(remark))
-    drawn = ", ".join(f"pareto.{kind}" for kind in figures)
-    output.print(f"{sweep.folder}/report.html, {drawn} and sweep.csv hold the rest")
+    named = ("report.html", *(f"pareto.{kind}" for kind in figures), "sweep.csv")
+    if there := [name for name in named if (sweep.folder / name).is_file()]:
+        output.print(f"the rest is in {sweep.folder}: {', '.join(there)}")
     update_index(sweep.folder.parent)
 
 

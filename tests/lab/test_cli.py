@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -131,7 +132,9 @@ def test_the_report_is_written_between_points_and_never_while_one_is_timed(
     assert given.line.startswith("python run.py -m pair.target=")
 
 
-def test_a_finished_point_is_not_measured_again(command: Command, base: list[str]) -> None:
+def test_a_finished_point_is_not_measured_again(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command(*base)
     (folder,) = points()
     before = (folder / "result.json").stat().st_mtime_ns
@@ -139,6 +142,15 @@ def test_a_finished_point_is_not_measured_again(command: Command, base: list[str
     assert code == 0
     assert "finished before" in printed
     assert (folder / "result.json").stat().st_mtime_ns == before
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bild_lab.report.sweep.report_sweep", full)
+        code, printed = command(*base)
+    assert code == 1 and "Traceback" not in printed
+    assert "the report could not be written: [Errno 28] No space left on device; finished points are kept" in printed
     code, printed = command(*base, "runtime.seed=1")
     assert len(points()) == 2, printed
 

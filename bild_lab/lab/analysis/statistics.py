@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -29,11 +29,21 @@ def paired_speedup(
 
     The median of an example's repeats counts. Bootstrap resampling keeps the pairs together.
     """
-    slow, fast = np.median(baseline_s, axis=1), np.median(method_s, axis=1)
-    picks = np.random.default_rng(seed).integers(len(slow), size=(RESAMPLES, len(slow)))
-    ratios = slow[picks].sum(1) / fast[picks].sum(1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return Speedup(float(slow.sum() / fast.sum()), float(low), float(high), float(np.median(slow / fast)))
+    return paired_ratio([baseline_s], [method_s], seed)
+
+
+def paired_ratio(above: Sequence[np.ndarray], below: Sequence[np.ndarray], seed: int = 0) -> Speedup:
+    """The product of some totals over that of others, of seconds by example and repeat, as in `paired_speedup`."""
+    over, under = ([np.median(seconds, axis=1) for seconds in several] for several in (above, below))
+
+    def ratio(total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        return math.prod(map(total, over)) / math.prod(map(total, under))
+
+    count = len(over[0])
+    picks = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    low, high = np.quantile(ratio(lambda seconds: seconds[picks].sum(1)), [0.025, 0.975])
+    value, median = ratio(np.sum), np.median(ratio(lambda seconds: seconds))
+    return Speedup(float(value), float(low), float(high), float(median))
 
 
 def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:

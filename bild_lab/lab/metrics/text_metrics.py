@@ -66,7 +66,7 @@ def metric_named(name: str) -> Metric:
     if "." in name:
         return Metric(name.rpartition(".")[2], partial(mean_of_function, own_function(name)))
     if name not in METRICS:
-        raise UserError(f"metric must be one of {', '.join(METRICS)}, {EVALUATE}NAME_OR_PATH, got {name!r}")
+        raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}")
     return METRICS[name]
 
 
@@ -198,6 +198,7 @@ METRICS = {
     LENGTH: Metric("length", lambda shown, sums, _: ratio_of(shown, sums), of_tokens=lambda tokens, _: (tokens, 1.0)),
     AGREEMENT: Metric("agreement", partial(share_of, lambda text, several: text in several)),
 }
+METRIC_NAMES = ", ".join([*METRICS, f"{EVALUATE}NAME_OR_PATH", "MODULE.FUNCTION"])
 
 
 def evaluated(asked: str, predictions: Sequence[str], references: References) -> Measure:

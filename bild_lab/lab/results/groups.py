@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import isfinite, log2
 
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
 from bild_lab.lab.formatting import point_label, short_name
@@ -16,6 +16,7 @@ from bild_lab.lab.schema.result import Result, Setting
 FEW = 12
 
 
+ROUND = ("draft", "verify", "host")  # stages
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
 SLOW = 3.0  # a latency over the baseline's, from which on a point would squeeze the others
 
@@ -80,7 +81,7 @@ class Group:
         """
         x = self._latency(result)
         y = result.quality.value
-        if x is None or y is None:
+        if x is None or y is None or not isfinite(y):
             return None
         return Position(*x, y, *_vertical_interval(result))
 
@@ -341,7 +342,7 @@ def predicted_speedup(alone: Result | None, batch: int, step_s: Seconds | None) 
     counts, parts = alone.counts, alone.prediction
     rows = 1 + counts.drafted / counts.target_calls
     per_round = parts.rounds * (1 + _drafting(alone))
-    host = max(0.0, per_round / parts.host - per_round / parts.verify)
+    host = per_round / parts.host * alone.stages_s["host"] / sum(alone.stages_s[one] for one in ROUND)
     round_s = step_s(batch * rows) + _drafting(alone) * step_s(batch) + batch * host * step_s(1)
     return counts.tokens_per_target_call * step_s(batch) / round_s
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, Compared
+from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, UNCLEAR, Compared
 from bild_lab.lab.formatting import interval, number, percent, point_label, signed, signed_interval
 from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.results.groups import BatchCurve, Group
@@ -240,7 +240,7 @@ def _intervals(
     for row, (one, verdict) in enumerate(found):
         if one is None:
             continue
-        chance = verdict in (SAME, NOT_COMPARED)
+        chance = verdict in (SAME, NOT_COMPARED, UNCLEAR)
         colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
         words = f"{number(one.value, 3)} {interval(one.low, one.high, 3)}"
         if not middle:

@@ -43,8 +43,8 @@ _POINT = (
 )
 _CHANGE = ("changed", "first_difference", "length_ratio", "log_probability", "log_probability_difference")
 _PREDICTION = (
-    *("traced_speedup", "predicted_theorem", "predicted_rounds", "predicted_verify", "predicted_host"),
-    *("predicted_prefill", "predicted_cost_ratio", "traced_acceptance_rate", "predicted_window"),
+    *("speedup", "predicted_theorem", "predicted_rounds", "predicted_host", "predicted_prefill"),
+    *("predicted_cost_ratio", "acceptance_rate", "predicted_window"),
 )
 _COST = ("flops_per_token", "bytes_per_token", "flops_per_byte", "flops_ratio", "bytes_ratio", "intensity_ratio")
 _SIGNED = ("quality_difference", "log_probability_difference")
