@@ -143,7 +143,7 @@ def test_a_finished_point_is_not_measured_again(
     assert "finished before" in printed
     assert (folder / "result.json").stat().st_mtime_ns == before
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
