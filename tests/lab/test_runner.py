@@ -13,9 +13,9 @@ import pytest
 import bild_lab
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
-from bild_lab.lab.analysis import statistics
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
+from bild_lab.lab.measure import summary
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep, to_frame
@@ -207,7 +207,7 @@ def test_repeats_until_the_speedup_is_known_and_waits_are_told(
     point = prepare(compose_config([*words, *asked, "measure.traced_examples=0"]))
     known = lambda slow, fast: 0.005 if slow.shape[1] >= 4 else 0.2  # noqa: E731
     monkeypatch.setattr(runner, "clock_noise", known)
-    monkeypatch.setattr(statistics, "clock_noise", known)
+    monkeypatch.setattr(summary, "clock_noise", known)
     monkeypatch.setattr(runner, "wait_for_quiet", lambda most_s, helpers_s: most_s - 2)
     stages: list[str] = []
     result = run_point(point, Sweep(tmp_path), stage=stages.append)

@@ -33,8 +33,18 @@ def paired_speedup(
     picks = np.random.default_rng(seed).integers(len(slow), size=(RESAMPLES, len(slow)))
     ratios = slow[picks].sum(1) / fast[picks].sum(1)
     low, high = np.quantile(ratios, [0.025, 0.975])
-    estimates = map(float, (slow.sum() / fast.sum(), low, high, np.median(slow / fast)))
-    return Speedup(*estimates, clock_noise(baseline_s, method_s), baseline_s.shape[1])
+    return Speedup(float(slow.sum() / fast.sum()), float(low), float(high), float(np.median(slow / fast)))
+
+
+def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:
+    """Statistics of seconds per example; the median of an example's repeats counts."""
+    per_example = np.median(latency_s, axis=1)
+    return Latency(
+        median=float(np.median(per_example)),
+        p95=float(np.quantile(per_example, 0.95)),
+        mean=float(per_example.mean()),
+        total=float(per_example.sum()),
+    )
 
 
 def clock_noise(
@@ -50,17 +60,6 @@ def clock_noise(
     if count < 2:
         return None
     return float(np.expm1(stdtrit(count - 1, 0.975) * ratios.std(ddof=1) / math.sqrt(count)))
-
-
-def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:
-    """Statistics of seconds per example; the median of an example's repeats counts."""
-    per_example = np.median(latency_s, axis=1)
-    return Latency(
-        median=float(np.median(per_example)),
-        p95=float(np.quantile(per_example, 0.95)),
-        mean=float(per_example.mean()),
-        total=float(per_example.sum()),
-    )
 
 
 def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:

@@ -66,8 +66,7 @@ def metric_named(name: str) -> Metric:
     if "." in name:
         return Metric(name.rpartition(".")[2], partial(mean_of_function, own_function(name)))
     if name not in METRICS:
-        known = f"{', '.join(METRICS)}, {EVALUATE}NAME_OR_PATH, MODULE.FUNCTION"
-        raise UserError(f"metric must be one of {known}, got {name!r}")
+        raise UserError(f"metric must be one of {', '.join(METRICS)}, {EVALUATE}NAME_OR_PATH, got {name!r}")
     return METRICS[name]
 
 
