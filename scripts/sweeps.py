@@ -274,7 +274,7 @@ def print_points(folder: Path, latex: bool) -> None:
     from bild_lab.report.headline import headline
     from bild_lab.report.page.html import fixed_knobs
     from bild_lab.report.provenance import notes
-    from bild_lab.report.tabular import points_text
+    from bild_lab.report.terminal import points_text
 
     results = Sweep(folder).results()
     if not results:

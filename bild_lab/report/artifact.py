@@ -26,13 +26,12 @@ from bild_lab.lab.results.groups import by_setting, data_title, setting_title
 from bild_lab.lab.results.records import RESULT, Sweep, write_table
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.headline import headline
+from bild_lab.report.headline import answers, headline
 from bild_lab.report.page.base import page_environment
 from bild_lab.report.page.grid import screened_points
 from bild_lab.report.page.html import environments, write_html
 from bild_lab.report.provenance import notes
-from bild_lab.report.review import answers
-from bild_lab.report.tabular import points_text
+from bild_lab.report.terminal import points_text
 
 APPENDIX, TABLE, HASHES = "README.md", "sweep.csv", "SHA256SUMS"
 _BIBTEX = re.compile(r"^@\w+\{.*?^\}", re.MULTILINE | re.DOTALL)

@@ -23,8 +23,7 @@ from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
 from bild_lab.report.page.tables import TableCell, plain_table
 from bild_lab.report.provenance import unreliable
-from bild_lab.report.tabular import latex_table
-from bild_lab.report.terminal import WIDTH
+from bild_lab.report.terminal import WIDTH, latex_table
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
 _TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad"}  # of verdicts, in `report.css`

@@ -25,8 +25,8 @@ from bild_lab.lab.config import PICTURE_KINDS
 from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
 from bild_lab.lab.results.groups import FEW, Group, by_setting, setting_title
 from bild_lab.lab.schema.result import Result
+from bild_lab.report.headline import sizes
 from bild_lab.report.provenance import caption
-from bild_lab.report.review import sizes
 from bild_lab.report.style import (
     COLUMN,
     HAIRLINE,

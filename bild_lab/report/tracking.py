@@ -69,7 +69,7 @@ class TensorBoardLogger:
     def log_sweep(self, sweep: Sweep) -> None:
         """Write the headline, the points as tables, and the picture."""
         from bild_lab.report.headline import headline
-        from bild_lab.report.tabular import points_text
+        from bild_lab.report.terminal import points_text
 
         results = sweep.results()
         writer = self.begin(SWEEP, sweep.name, {}, anew=True).writer

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
+from bild_lab.report.headline import answers
 from bild_lab.report.page.grid import Screened
-from bild_lab.report.review import answers
 from tests.report.sample import sample_baseline, sample_result, with_quality
 
 SAMPLED = {"decoding": {"max_new_tokens": 128, "temperature": 1.0, "top_k": None, "top_p": None}}

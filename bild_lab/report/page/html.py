@@ -25,7 +25,7 @@ from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.groups import FEW, Group, batch_curves, by_setting, differing_keys, setting_title
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Failure, Result
-from bild_lab.report.headline import reason_lines, sentences
+from bild_lab.report.headline import answers, reason_lines, sentences
 from bild_lab.report.page import figures
 from bild_lab.report.page.base import Figure, page_environment, plotly_js
 from bild_lab.report.page.examples import Stored, text_browser, traced_points
@@ -42,7 +42,6 @@ from bild_lab.report.page.tables import (
     tables,
 )
 from bild_lab.report.provenance import disturbance, notes, sources
-from bild_lab.report.review import answers
 from bild_lab.report.style import Mark, marks
 
 
