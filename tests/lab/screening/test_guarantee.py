@@ -227,10 +227,10 @@ def test_a_guarantee_of_trained_models_holds_on_random_halves(command: Command) 
     words = [f"pair.target={models / 't5-large'}", f"pair.draft={models / 't5-tiny'}", "dataset=multi30k"]
     words += [f"dataset.path={data}", "dataset.limit=600", "dataset.metric=chrf", "name=grid", "runtime.dtype=bfloat16"]
     words += ["policy=bild", "policy.fallback=0.2", "policy.rollback=1,2,3,4,5,6,7,8", "screen.timed_s=10"]
-    words += ["screen.guarantee.loss=0.035", "screen.guarantee.splits=200", "screen.confirmations=0"]
+    words += ["screen.guarantee.loss=0.022", "screen.guarantee.splits=200", "screen.confirmations=0"]
     code, printed = command(script, *as_overrides(words, "screen.space"), config="screen")
     assert code == 0, printed
     found = json.loads(Path("outputs/grid/screen.json").read_text())["guarantee"]
     tried = found["splits"]
     assert found["certified"] and tried["violations"] <= 0.05 < tried["naive_violations"]
-    assert tried["of_oracle"] >= 0.75
+    assert tried["of_oracle"] >= 0.8
