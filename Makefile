@@ -16,7 +16,7 @@ setup: $(INSTALLED) ## Make .venv with the tested versions; PyTorch for CUDA whe
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $$(PYTHON=$(BIN)/python sh scripts/torch_index.sh) torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt $$(PYTHON=$(BIN)/python sh torch_index.sh) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -24,7 +24,7 @@ peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2, OpenVINO and lla
 
 .venv-peers/.installed: constraints-peers.txt
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt $$(PYTHON=.venv-peers/bin/python TORCH_BUILD=cpu sh scripts/torch_index.sh) torch
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt $$(PYTHON=.venv-peers/bin/python TORCH_BUILD=cpu sh torch_index.sh) torch
 	grep -v '^llama_cpp_python' constraints-peers.txt | .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r /dev/stdin
 	@echo "Compiling llama.cpp for this processor, up to 15 minutes"
 	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints-peers.txt llama_cpp_python || \

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bild_lab.lab.application import run
     from bild_lab.lab.decoding.decoder import Decoder, Generation
     from bild_lab.lab.decoding.load import load
     from bild_lab.lab.results.records import load_results
@@ -21,8 +22,9 @@ _MODULES = {
     "Generation": "decoding.decoder",
     "load": "decoding.load",
     "load_results": "results.records",
+    "run": "application",
 }
-__all__ = ["Decoder", "Generation", "load", "load_results"]
+__all__ = ["Decoder", "Generation", "load", "load_results", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,14 +12,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
-from bild_lab.lab.config import MeasureSpec, RuntimeSpec, config_dir, typed
+from bild_lab.lab.config import MeasureSpec, RuntimeSpec, hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.training.align import Alignment
@@ -119,7 +118,7 @@ def _number(value: float | None, scale: float, sign: str = "") -> str:
     return "–" if value is None else f"{value * scale:{sign}.2f}"
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="align")
+@hydra_main("align")
 def main(cfg: DictConfig) -> None:
     """One aligned model."""
     with refusing():

@@ -20,7 +20,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -28,7 +27,7 @@ from rich.table import Table
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import escape, output, progress, refusing, run_application
-from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_policy, config_dir, typed
+from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_policy, hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.decoding.decoder import Decoder
@@ -102,7 +101,7 @@ def write(file: Path, findings: Sequence[Finding]) -> None:
     write_atomically(file, text.getvalue().encode())
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="audit")
+@hydra_main("audit")
 def main(cfg: DictConfig) -> None:
     """One audit."""
     with refusing("audit"):

@@ -210,6 +210,7 @@ def main() -> None:
         why_without_peers,
     )
     from bild_lab.lab.measure.environment import environment
+    from bild_lab.lab.schema.result import BUSY_REMEDY
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
     device, dtype = resolve_device(runtime.device), resolve_dtype(runtime.dtype)
@@ -225,7 +226,7 @@ def main() -> None:
     if (lacking := why_without_peers(device, dtype)) is not None:
         console.print(f"no peers: {lacking}")
     if (busy := psutil.cpu_percent(interval=2.0)) > BUSY_PERCENT:
-        console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: timings suffer")
+        console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: {BUSY_REMEDY}")
     bandwidth = read_gb_per_s(device, synchronize)
     rows, costs = [], []
     for name in shapes:

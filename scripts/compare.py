@@ -2,19 +2,18 @@
 
 Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
 whether B is faster or slower, better or worse than A, or neither. names=[vllm,sglang,tensorrt_llm,spec_bench] prints
-acceptance too, under the names that these use (docs/policies.md).
+acceptance too, under the names that these use (docs/policies.md). latex=true prints a table for a paper too.
 """
 
 from __future__ import annotations
 
 import sys
 
-import hydra
 from omegaconf import DictConfig
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages, words_as_list
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import hydra_main
 
 
 def compare(cfg: DictConfig) -> None:
@@ -25,6 +24,7 @@ def compare(cfg: DictConfig) -> None:
             f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before outputs/after, "
             "or outputs/NAME@COMMIT outputs/NAME@COMMIT"
         )
+    require_flag("latex", cfg.latex)
     engines = [cfg.names] if isinstance(cfg.names, str) else [str(name) for name in cfg.names]
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
     from bild_lab.lab.analysis.paired import compare_pair, differences, match
@@ -33,7 +33,14 @@ def compare(cfg: DictConfig) -> None:
     from bild_lab.lab.results.commits import SharedTexts, read_results, shared_texts
     from bild_lab.lab.results.records import require_writable
     from bild_lab.lab.schema.examples import read_examples
-    from bild_lab.report.comparison import comparison_table, notes, serving_table, summary, write_comparison
+    from bild_lab.report.comparison import (
+        comparison_table,
+        latex_comparison,
+        notes,
+        serving_table,
+        summary,
+        write_comparison,
+    )
 
     require_engines(engines)
     folder = sweep_folder(cfg)
@@ -58,13 +65,15 @@ def compare(cfg: DictConfig) -> None:
     output.print(comparison_table(compared))
     for engine in engines:
         output.print(serving_table(engine, compared))
+    if cfg.latex:
+        print(latex_comparison(compared, remarks))
     output.print(escape(summary(compared)))
     for remark in remarks:
         output.print(escape(remark))
     output.print(f"{folder}/compare.html and compare.csv contain this comparison")
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="compare")
+@hydra_main("compare")
 def main(cfg: DictConfig) -> None:
     """One comparison."""
     with refusing():

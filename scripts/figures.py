@@ -3,6 +3,7 @@
     python scripts/figures.py bild_fig4              # from outputs: at the paper's scale if there, else at small scale
     python scripts/figures.py bild_fig4 scale=small outputs=DIR
     python scripts/figures.py all                    # every figure with at least one finished point
+    python scripts/figures.py bild_fig4 format=pdf,svg   # png is for a screen, the others are 8 cm wide for a paper
     python scripts/figures.py all scale=small run=true   # runs the missing small experiments first
 
 Each figure is written to outputs/figures/FIGURE.png and .pdf, its numbers and verdicts to FIGURE.md. At small scale
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import console, escape, output, run_application, stages
+from bild_lab.lab.config import PICTURE_KINDS, ReportSpec
 from bild_lab.papers.published import published_names
 
 ALL = "all"
@@ -31,14 +33,17 @@ class Wanted:
     outputs: Path
     scale: str | None
     run: bool
+    kinds: list[str]
 
 
 def parse(words: Sequence[str]) -> Wanted:
     """Read figures, and settings as key=value. Raises UserError for anything else."""
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
-    if unknown := sorted(set(settings) - {"outputs", "scale", "run"}):
-        raise UserError(f"settings are outputs=DIR, scale=paper|small and run=true, got {unknown[0]}; leave it out")
+    if unknown := sorted(set(settings) - {"outputs", "scale", "run", "format"}):
+        known = "outputs=DIR, scale=paper|small, format=png,pdf,svg and run=true"
+        raise UserError(f"settings are {known}, got {unknown[0]}; leave it out")
+    kinds = ReportSpec(settings.get("format", ",".join(PICTURE_KINDS)).split(",")).figures
     if settings.get("run", "false") not in ("true", "false"):
         raise UserError(f"run must be true or false, got {settings['run']!r}")
     if not names:
@@ -50,7 +55,7 @@ def parse(words: Sequence[str]) -> Wanted:
             "run=true runs the small experiments, which write to outputs; give scale=small and no outputs=DIR with it"
         )
     figures = published_names() if names == [ALL] else names
-    return Wanted(figures, outputs, settings.get("scale"), run)
+    return Wanted(figures, outputs, settings.get("scale"), run, kinds)
 
 
 def run_missing(name: str) -> None:
@@ -75,8 +80,8 @@ def draw(wanted: Wanted) -> list[str]:
             if wanted.run:
                 run_missing(name)
             stages.enter(f"drawing {name}")
-            curves = draw_theory(name, wanted.outputs / "figures")
-            drawn = draw_figure(name, wanted.outputs, wanted.outputs / "figures", wanted.scale)
+            curves = draw_theory(name, wanted.outputs / "figures", wanted.kinds[0])
+            drawn = draw_figure(name, wanted.outputs, wanted.outputs / "figures", wanted.scale, wanted.kinds)
             output.print(escape(drawn.summary))
         except UserError as error:
             alone = len(wanted.figures) == 1
@@ -86,7 +91,7 @@ def draw(wanted: Wanted) -> list[str]:
     return failed
 
 
-def draw_theory(name: str, folder: Path) -> list[Path]:
+def draw_theory(name: str, folder: Path, kind: str) -> list[Path]:
     """Draw what a figure shows by equations alone, with its values as CSV; nothing for figures that are measured."""
     from bild_lab.papers import theory
 
@@ -99,7 +104,7 @@ def draw_theory(name: str, folder: Path) -> list[Path]:
         "ppd_fig2": {"ppd_fig2": theory.draw_compute_per_time_unit},
         "ppd_fig4": {"ppd_fig4": theory.draw_compute_per_token},
     }
-    files = {folder / f"{figure}_theory.png": draw for figure, draw in curves.get(name, {}).items()}
+    files = {folder / f"{figure}_theory.{kind}": draw for figure, draw in curves.get(name, {}).items()}
     for file, draw in files.items():
         draw(file)
         output.print(escape(f"{file}: the equations' curves, with their values as CSV"))

@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.config import hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -145,7 +144,7 @@ def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Ex
         raise UserError(f"validation.split: {error}; null holds out training examples instead") from error
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="finetune")
+@hydra_main("finetune")
 def main(cfg: DictConfig) -> None:
     """One checkpoint."""
     with refusing():

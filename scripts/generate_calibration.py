@@ -12,13 +12,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-import hydra
 from omegaconf import DictConfig
 
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path, require_whole
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
-from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.config import hydra_main, typed
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +81,7 @@ def print_summary(job: CalibrationJob, answered: int) -> None:
     output.print(escape(f"align with: python scripts/align.py name=aligned model.path=SMALL calibration={job.folder}"))
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="calibration")
+@hydra_main("calibration")
 def main(cfg: DictConfig) -> None:
     """One folder of answers."""
     with refusing():

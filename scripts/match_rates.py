@@ -5,14 +5,13 @@ PPD's tables: python scripts/match_rates.py match=paper dataset=wmt15_en_fr. Sma
 
 from __future__ import annotations
 
-import hydra
 from omegaconf import DictConfig
 
 from bild_lab.lab.cli import refusing, run_application
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import hydra_main
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="match_rates")
+@hydra_main("match_rates")
 def main(cfg: DictConfig) -> None:
     """One table."""
     from bild_lab.papers.match_rate_command import match_rates  # torch loads only if there is something to do

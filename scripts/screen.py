@@ -22,12 +22,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from bild_lab.lab.cli import escape, output, refusing, run_application
-from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.config import hydra_main, typed
 from bild_lab.lab.screening.candidates import as_overrides, given_lists
 
 
@@ -95,7 +94,7 @@ def confirmed(one: Mapping[str, Any]) -> str:
     )
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="screen")
+@hydra_main("screen")
 def main(cfg: DictConfig) -> None:
     """One screening."""
     with refusing("screen"):

@@ -2,7 +2,7 @@
 
     python scripts/sweeps.py list                        # all runs, the newest first; writes outputs/index.html anew
     python scripts/sweeps.py list multi30k t5-large      # those that contain all these words
-    python scripts/sweeps.py list outputs/first          # the points of one as a Markdown table
+    python scripts/sweeps.py list outputs/first          # the points of one in Markdown; latex=true: for a paper
     python scripts/sweeps.py log outputs/first outputs/second
     python scripts/sweeps.py trace outputs/first example=ID output=FILE
     python scripts/sweeps.py merge name=all outputs/first outputs/second
@@ -20,7 +20,7 @@ predict says what the speedups would be on declared machines, by a roofline over
 and by each point's speculation_profile.json which window would have been best here, and how many times as fast. It
 writes predicted.csv beside the sweep. Nothing is timed.
 
-log sends every finished point, and the sweep as a whole, to Weights & Biases, as with `python run.py logger=wandb`. A
+log sends every finished point, and the sweep as a whole, to a tracker, as with `python run.py logger=wandb`. A
 run that is in the project already is replaced. logger.mode=offline writes files only; the last line says how to send
 them.
 
@@ -33,17 +33,17 @@ import csv
 import io
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import (
     INTERRUPTED,
@@ -58,14 +58,13 @@ from bild_lab.lab.cli import (
     stages,
     words_as_list,
 )
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import hydra_main
 
 if TYPE_CHECKING:
     from bild_lab.lab.point import Point
     from bild_lab.lab.results.records import Sweep
     from bild_lab.lab.schema.result import Result
 
-POINT = "policy|knobs|quality|difference|speedup|latency|tokens/s|tokens/call|acceptance|same output".split("|")
 AS_THE_FIRST = ("traced_examples", "certify", "target_log_probability")  # of `measure`
 
 
@@ -113,7 +112,6 @@ def interleave(cfg: DictConfig) -> None:
     from bild_lab.lab.results.records import Sweep
     from bild_lab.lab.runner import run_points
     from bild_lab.lab.score import DECODING
-    from bild_lab.lab.sweep import process_age_s
     from bild_lab.report.sweep import report_sweep
 
     require_one_process()
@@ -131,9 +129,9 @@ def interleave(cfg: DictConfig) -> None:
             results = run_points(
                 points,
                 sweep,
-                process_age_s(),
-                lambda: bar.advance(task),
-                lambda name: bar.update(task, description=name),
+                time.perf_counter() - stages.began_s,
+                lambda texts: bar.advance(task, texts),
+                lambda name: bar.update(task, description=name, completed=0),
             )
     except KeyboardInterrupt:
         stages.leave()
@@ -165,9 +163,9 @@ def prepared(cfg: DictConfig) -> list[Point]:
             config = OmegaConf.load(file)
             measure = measure or config.measure
             changes = {"name": cfg.name, "dataset.limit": cfg.limit, "measure.repeats": cfg.repeats}
-            changes |= {f"measure.{key}": measure[key] for key in AS_THE_FIRST}
+            changes |= {f"measure.{key}": measure.get(key) for key in (*AS_THE_FIRST, "precision", "most_repeats")}
             for key, value in changes.items():
-                if value is not None:
+                if value is not None or key == "measure.precision":
                     OmegaConf.update(config, key, value)
             point = prepare(config)
         except Exception as error:
@@ -235,9 +233,10 @@ def predict(cfg: DictConfig) -> None:
 
 def list_runs(cfg: DictConfig) -> None:
     """Print the runs that contain all words, or the points of one sweep."""
+    require_flag("latex", cfg.latex)
     words = [str(word) for word in cfg.sweeps]
     if len(words) == 1 and (Path(words[0]) / "points").is_dir():
-        print_points(Path(words[0]))
+        print_points(Path(words[0]), cfg.latex)
     else:
         print_runs(Path(str(cfg.outputs)), words)
 
@@ -267,27 +266,27 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
     console.print(escape(written))
 
 
-def print_points(folder: Path) -> None:
-    """Print a sweep's headline and its points, fastest first, in Markdown. Raises UserError without points."""
+def print_points(folder: Path, latex: bool) -> None:
+    """Print a sweep's points, a table per setting in Markdown or LaTeX. Raises UserError without points."""
     stages.enter("loading libraries")
-    from bild_lab.lab.formatting import knob_label  # late: pandas takes seconds to load
+    from bild_lab.lab.results.groups import by_setting, setting_title  # late: pandas takes seconds to load
     from bild_lab.lab.results.records import Sweep
     from bild_lab.report.headline import headline
-    from bild_lab.report.page.tables import cell_of
+    from bild_lab.report.page.html import fixed_knobs
+    from bild_lab.report.provenance import notes
+    from bild_lab.report.terminal import points_text
 
     results = Sweep(folder).results()
     if not results:
         raise UserError(f"{folder} has no finished points; give the folder of a sweep, outputs/NAME")
-    rows = [POINT, ["---"] * len(POINT)]
-    for result in sorted(results, key=lambda result: result.latency_s.mean):
-        names = ("quality", "quality_difference", "speedup", "latency_s_median", "tokens_per_s")
-        names += ("tokens_per_target_call", "acceptance_rate", "agreement_with_target")
-        cells = [cell_of(result, name) for name in names]
-        numbers = [f"{cell.text} {cell.detail}".strip() for cell in cells]
-        rows.append([f"`{result.policy}`", knob_label(result, list(result.knobs)), *numbers])
     stages.leave()
-    print(headline(results) + "\n")
-    print("\n".join("| " + " | ".join(cells) + " |" for cells in rows))
+    if not latex:
+        print("\n\n".join([headline(results), *notes(results)]) + "\n")
+    for group in by_setting(results):
+        print(f"{'% ' if latex else ''}{setting_title(group.setting)}\n")
+        print(points_text(group, latex) + "\n")
+        if not latex and (fixed := fixed_knobs(group)):
+            print(f"Knobs with a single value: {'; '.join(fixed)}\n")
 
 
 def log(cfg: DictConfig) -> None:
@@ -298,10 +297,16 @@ def log(cfg: DictConfig) -> None:
 
     for sweep in sweeps:
         require_writable(sweep.folder)
-    given = OmegaConf.to_container(cfg.logger, resolve=True)
     for sweep in sweeps:
-        own = {"group": given["group"] or sweep.name, "directory": given["directory"] or str(sweep.folder)}
-        log_sweep(sweep, build({**given, **own}, {}))
+        cfg.name = sweep.name  # which groups and folders of loggers are called after
+        log_sweep(sweep, build(_placed(OmegaConf.to_container(cfg.logger, resolve=True), sweep), {}))
+
+
+def _placed(logger: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
+    """A logger, or several, that write to the folder of the sweep, wherever that is."""
+    usual = f"outputs/{sweep.name}"
+    values = {key: str(sweep.folder) if (key, one) == ("directory", usual) else one for key, one in logger.items()}
+    return {key: _placed(one, sweep) if isinstance(one, dict) else one for key, one in values.items()}
 
 
 def log_sweep(sweep: Sweep, logger: Any) -> None:
@@ -327,8 +332,10 @@ def trace(cfg: DictConfig) -> None:
     if len(cfg.sweeps) != 1:
         raise UserError(f"one folder is needed, got {len(cfg.sweeps)}; give the folder of a sweep, outputs/NAME")
     folder = Path(str(cfg.sweeps[0]))
-    timelines = timelines_of(Sweep(folder), None if cfg.example is None else str(cfg.example))
     file = Path(cfg.output or folder / "trace.png")
+    if file.suffix not in (".png", ".pdf", ".svg"):
+        raise UserError(f"output must end in .png, .pdf or .svg, got {file}")
+    timelines = timelines_of(Sweep(folder), None if cfg.example is None else str(cfg.example))
     draw_trace(timelines, file)
     output.print(f"{file} shows example {timelines.example}")
 
@@ -360,7 +367,7 @@ def as_overrides(words: Sequence[str]) -> list[str]:
     return words_as_list(others, "sweeps")
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="sweeps")
+@hydra_main("sweeps")
 def main(cfg: DictConfig) -> None:
     """One of the commands."""
     with refusing("sweeps"):

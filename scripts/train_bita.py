@@ -9,14 +9,13 @@ Several devices train together:
 
 from __future__ import annotations
 
-import hydra
 from omegaconf import DictConfig
 
 from bild_lab.lab.cli import refusing, run_application
-from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.config import hydra_main, typed
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_bita")
+@hydra_main("train_bita")
 def main(cfg: DictConfig) -> None:
     """One adapter."""
     with refusing():

@@ -14,12 +14,11 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError, require_number, require_whole
 from bild_lab.lab.cli import escape, output, refusing, run_application
-from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.config import hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.training.modules.frozen import FrozenJob
@@ -96,7 +95,7 @@ def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
     return recipe
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_lm_heads")
+@hydra_main("train_lm_heads")
 def main(cfg: DictConfig) -> None:
     """One folder of heads."""
     with refusing():

@@ -16,12 +16,11 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config import PairSpec, config_dir, typed
+from bild_lab.lab.config import PairSpec, hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -87,7 +86,7 @@ def checked(cfg: DictConfig) -> tuple[PairSpec, Path, DatasetSpec]:
     return pair, folder, dataset
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="train_module")
+@hydra_main("train_module")
 def main(cfg: DictConfig) -> None:
     """One module."""
     with refusing("train_module"):

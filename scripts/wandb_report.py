@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import hydra
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import hydra_main
 
 OUTPUTS = Path("outputs")
 
@@ -48,7 +47,7 @@ def report(cfg: DictConfig) -> None:
     output.print(escape(f"published at {address}"))
 
 
-@hydra.main(version_base="1.3", config_path=str(config_dir()), config_name="wandb_report")
+@hydra_main("wandb_report")
 def main(cfg: DictConfig) -> None:
     """One report."""
     with refusing():

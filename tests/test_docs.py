@@ -33,6 +33,7 @@ from bild_lab.lab.config import compose_config, policy_names, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
+from bild_lab.papers.paper_runs import application_of
 from tests.policies import EXTERNAL, GREEDY_ONLY, LLAMA_CPP, REFUSED, is_lossless
 from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
@@ -295,13 +296,13 @@ def test_experiments_that_the_documents_name_exist(page: Path) -> None:
 def test_command_lines_of_the_documents_compose(page: Path) -> None:
     for script, words in commands(page):
         assert script.is_file(), script
-        application = re.search(r'config_name="(\w+)"', script.read_text())
+        application = application_of(script.relative_to(ROOT).as_posix())
         if script.stem == "screen":  # each list is of one of the policies
             words = [word for word in words if re.match(r"[\w./]+=", word)]
             lists = [word for word in words if re.search(r"=[^\[]*(,|range\()", word)]
             assert grid_of([word for word in words if word not in lists], lists, "screen").candidates
         elif application:
-            composed(application[1], tuple(quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)))
+            composed(application, tuple(quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)))
 
 
 @every_page

@@ -21,7 +21,7 @@ from bild_lab.engine.heads.layer_heads import LayerHeads
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.lab.config import PairSpec, config_dir, typed
+from bild_lab.lab.config import BASE, PairSpec, config_dir, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point import cached_examples, prepare
@@ -85,7 +85,7 @@ PROMPTS = {  # PPD's Table 3 with the contents of ROW
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
     """The configuration is found once for all tests of this module."""
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), **BASE):
         yield
 
 

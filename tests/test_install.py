@@ -21,7 +21,7 @@ def pip_options(folder: Path, smi: str | None, python: str = REACHED, **others: 
     variables = {name: value for name, value in os.environ.items() if not name.startswith("TORCH_")}
     path = f"{folder}{os.pathsep}{variables['PATH']}"
     done = subprocess.run(
-        ["sh", "scripts/torch_index.sh"], cwd=ROOT, env={**variables, "PATH": path, "PYTHON": python, **others},
+        ["sh", "torch_index.sh"], cwd=ROOT, env={**variables, "PATH": path, "PYTHON": python, **others},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     return done.stdout.split(), done.stderr
@@ -73,4 +73,4 @@ def test_without_a_network_pips_own_settings_decide(tmp_path: Path) -> None:
 def test_make_setup_installs_pytorch_with_these_options() -> None:
     done = subprocess.run(["make", "-n", "-B", "setup"], cwd=ROOT, capture_output=True, text=True, check=True)
     (line,) = [line for line in done.stdout.splitlines() if line.endswith(" torch")]
-    assert "$(PYTHON=.venv/bin/python sh scripts/torch_index.sh) torch" in line and "-c constraints.txt" in line
+    assert "$(PYTHON=.venv/bin/python sh torch_index.sh) torch" in line and "-c constraints.txt" in line

@@ -19,6 +19,7 @@ from bild_lab.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from bild_lab.engine.draft_vocabulary import DraftVocabulary
     from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 
 
@@ -66,7 +67,8 @@ class Want:
     ascending; None: all.
     Without the last layer the head reads the output of the last layer that ran (an early exit). Rows of the text count
     as cached once the last layer has run. fill: compute only the keys and values of these layers, all from the same
-    states. skipped: blocks that are left out of these layers; for drafted rows only.
+    states. skipped: blocks that are left out of these layers; for drafted rows only. vocabulary: the tokens whose
+    scores are enough, in logits as wide as ever; None: all.
     """
 
     logits: int | None = None
@@ -76,6 +78,7 @@ class Want:
     layers: Sequence[int] | None = None
     fill: bool = False
     skipped: Skipped = NOTHING
+    vocabulary: DraftVocabulary | None = None
 
 
 EVERYTHING = Want()
@@ -135,7 +138,7 @@ class Chain:
     one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
     temperature 1 too. plain: every token may be drawn, neither top-k nor top-p. stop_on_eos: False: tokens after an end
     token may be drafted too, where reading it would synchronize. position, layers, skipped: for drafted rows of some
-    of the layers, as in `Rows` and `Want`.
+    of the layers, as in `Rows` and `Want`. vocabulary: the tokens that may be drafted; None: all.
     """
 
     steps: int
@@ -149,6 +152,7 @@ class Chain:
     position: int | None = None
     layers: tuple[int, ...] | None = None
     skipped: Skipped = NOTHING
+    vocabulary: DraftVocabulary | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ class Growth:
     the most likely. depth: of the longest branch. width: how many leaves grow in one forward, the most likely.
     children: of a leaf, its most likely next tokens. prune_confidence: a leaf whose largest probability, at temperature
     1, is not smaller has one child; None: never. min_prob: growing ends when no leaf has this chance. end_tokens: have
-    no children. temperature: of the probabilities that are multiplied. plain: as in `Chain`.
+    no children. temperature: of the probabilities that are multiplied. plain, vocabulary: as in `Chain`.
     """
 
     nodes: int
@@ -190,6 +194,7 @@ class Growth:
     min_prob: float = 0.0
     temperature: float = 1.0
     plain: bool = True
+    vocabulary: DraftVocabulary | None = None
 
 
 @dataclass(frozen=True)

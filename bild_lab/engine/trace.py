@@ -28,6 +28,7 @@ class Forward:
     encoder: whether it is the encoder's forward. layers: how many decoder layers ran, None for all. first_layer: how
     many layers the rows had run in earlier forwards. filled_layers: for how many layers only keys and values were
     computed. skipped_attention, skipped_feed_forward: in how many of the layers that ran these blocks did not.
+    vocabulary: how many tokens the head scored, None for all.
     """
 
     config: PreTrainedConfig
@@ -41,6 +42,7 @@ class Forward:
     filled_layers: int = 0
     skipped_attention: int = 0
     skipped_feed_forward: int = 0
+    vocabulary: int | None = None
 
 
 @dataclass(frozen=True)

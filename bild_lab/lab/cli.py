@@ -6,8 +6,10 @@ import difflib
 import logging
 import os
 import re
+import shlex
 import sys
 import textwrap
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -30,20 +32,39 @@ from bild_lab.lab.glossary import terms_text
 
 BAD_INPUT, INTERRUPTED = 2, 130
 WIDTH = 80  # columns of help
-console = Console(stderr=True, soft_wrap=True, highlight=False)
-output = Console(soft_wrap=True, highlight=False)
+CONSOLE_COMMAND = "bild-lab"  # where the package is installed
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
+
+
+def as_typed(text: str) -> str:
+    """The text with our commands as they were typed: `bild-lab screen` for `python scripts/screen.py`."""
+    if not sys.argv[0].startswith(f"{CONSOLE_COMMAND} "):
+        return text
+    return re.sub(r"python (?:scripts/)?(\w+)\.py", rf"{CONSOLE_COMMAND} \1", text)
+
+
+class Said(Console):
+    """A stream for people. It names commands as they were typed."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(as_typed(one) if isinstance(one, str) else one for one in objects), **options)
+
+
+console = Said(stderr=True, soft_wrap=True, highlight=False)
+output = Said(soft_wrap=True, highlight=False)
 
 
 class Stages:
     """The line on a terminal that says what the command is doing now.
 
     It goes when something is printed on the output, and when the command ends. In a file or a pipe there is none.
+    began_s: when the command began, by the clock of `time.perf_counter`.
     """
 
     def __init__(self) -> None:
         self._live: Live | None = None
+        self.began_s = time.perf_counter()
 
     def enter(self, name: str) -> None:
         """From now on the command is doing this."""
@@ -63,6 +84,14 @@ class Stages:
         """Called by `output` before it prints (a render hook of rich)."""
         self.leave()
         return renderables
+
+
+class Refused(SystemExit):
+    """The input was refused with this message, which is printed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(BAD_INPUT)
+        self.message = message
 
 
 class Stopped(KeyboardInterrupt):
@@ -150,7 +179,7 @@ def _files_of(group: Path) -> str:
 def show(text: str) -> NoReturn:
     """Print a text on standard output and exit, also if the reader stops early: `--help | head`."""
     with suppress(BrokenPipeError):
-        sys.stdout.write(f"{text}\n")
+        sys.stdout.write(f"{as_typed(text)}\n")
         sys.stdout.flush()
         sys.exit(0)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -219,8 +248,9 @@ def words_as_list(words: list[str], key: str) -> list[str]:
 def refuse(error: BaseException, config_name: str | None = "config") -> NoReturn:
     """Print what is wrong with the input and exit with code 2."""
     stages.leave()
-    console.print(f"[bold red]error[/bold red]: {escape(plain_message(error, config_name))}")
-    sys.exit(BAD_INPUT)
+    message = plain_message(error, config_name)
+    console.print(f"[bold red]error[/bold red]: {escape(message)}")
+    raise Refused(message)
 
 
 @contextmanager
@@ -264,7 +294,7 @@ def unknown_key(key: str, config_name: str) -> str:
         return f"not every chosen configuration has the key {key}; run policies with different knobs one by one"
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else ""
-    return f"there is no configuration key {key}{meant} `python {sys.argv[0]} --cfg job` lists them all"
+    return f"there is no configuration key {key}{meant} `{this_script()} --cfg job` lists them all"
 
 
 def unknown_choice(choice: str, options: list[str]) -> str:
@@ -280,6 +310,16 @@ def unknown_choice(choice: str, options: list[str]) -> str:
     near = difflib.get_close_matches(name, [*files, *options], n=1, cutoff=0.5)
     meant = f"; did you mean {near[0]}?" if near else "."
     return f"there is no {group or 'config'} {name!r}{meant} There are {', '.join(dict.fromkeys([*options, *files]))}"
+
+
+def this_script() -> str:
+    """How this command was started, without its words, as it can be typed again where it was typed."""
+    if sys.argv[0].startswith(f"{CONSOLE_COMMAND} "):
+        return sys.argv[0]
+    script = Path(sys.argv[0])
+    with suppress(ValueError):
+        script = script.absolute().relative_to(Path.cwd())
+    return shlex.join(["python", str(script)])
 
 
 def known_keys(config_name: str) -> list[str]:

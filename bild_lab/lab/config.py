@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -24,7 +26,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from bild_lab.errors import UserError, require_model_path, require_whole
+from bild_lab.errors import UserError, require_finite, require_model_path, require_number, require_whole
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 
 T = TypeVar("T")
@@ -33,9 +35,21 @@ MOST_WHOLE = 2**63 - 1
 MOST_THREADS = 4096
 MOST_BATCH = 4096
 MOST_TOKENS = 2**20
+PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
 EXACT_PREFIX = "bild_lab.engine.acceptance.ExactPrefix"  # the rule around that of a policy with a knob exact_prefix
 EXACT_RULE = "bild_lab.engine.acceptance.SpeculativeSampling"
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
+
+
+NEWER = "execution_whitelist" in inspect.signature(hydra.main).parameters  # Hydra 1.4 and its OmegaConf
+BASE = {} if NEWER else {"version_base": "1.3"}  # which Hydra 1.4 deprecates, and 1.3 wants
+BUILT_BY_HYDRA = ["bild_lab.report.sweep.reported_sweep"]  # the callback; all other parts are built by ourselves
+
+
+def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
+    """Make a function of the configuration `conf/NAME.yaml` a command, by `hydra.main`."""
+    options = {"execution_whitelist": BUILT_BY_HYDRA} if NEWER else BASE
+    return hydra.main(config_path=str(config_dir()), config_name=config_name, **options)
 
 
 def config_dir() -> Path:
@@ -124,11 +138,38 @@ class MeasureSpec:
 
     warmup: int = whole(0, default=3)  # examples whose beginnings are decoded before timing starts
     repeats: int = whole(1, default=3)  # how often policy and baseline decode each example, in turn
+    precision: float | None = None  # repeat until the speedup's error by the clock is at most this share
+    most_repeats: int = whole(1, default=30)  # with precision
+    quiet: float = 0.0  # seconds to wait, at most, until the machine is not busy with something else
     baseline: str | None = "vanilla"  # the policy to compare with; null: none
     traced_examples: int = whole(0, default=20)  # examples with a clock in every stage
     certify: bool = False  # compare every output with the target's own
     target_log_probability: bool = True  # score every text by the target
     run_code: bool = False  # let dataset.metric=pass_at_1 run programs
+
+    def __post_init__(self) -> None:
+        require_finite("measure.quiet", self.quiet, 0)
+        if self.precision is None:
+            return
+        require_number("measure.precision", self.precision, 0, 1, above=True, remedy="0.05 means ± 5 %, null: off")
+        if self.baseline is None or self.most_repeats < max(2, self.repeats):
+            raise UserError(
+                "measure.precision needs a baseline, and measure.most_repeats of at least 2 and measure.repeats, got "
+                f"measure.baseline={self.baseline} measure.most_repeats={self.most_repeats}"
+            )
+
+
+@dataclass
+class ReportSpec:
+    """What a sweep's report draws: the keys of `report`."""
+
+    # pictures of quality against latency: png for a screen; pdf, svg for a paper, 8 cm wide
+    figures: list[str] = dataclasses.field(default_factory=lambda: list(PICTURE_KINDS))
+
+    def __post_init__(self) -> None:
+        kinds = ("png", "pdf", "svg")
+        if not self.figures or set(self.figures) - set(kinds):
+            raise UserError(f"figures are {', '.join(kinds)}, one or more of them, got {list(self.figures)}")
 
 
 SCHEMAS = {
@@ -138,7 +179,10 @@ SCHEMAS = {
     "runtime": RuntimeSpec,
     "measure": MeasureSpec,
 }
-for group, schema in SCHEMAS.items():  # a command names those that it takes: `- schema@pair: pair`
+for group, schema in {
+    **SCHEMAS,
+    "report": ReportSpec,
+}.items():  # `- schema@pair: pair`
     ConfigStore.instance().store(group="schema", name=group, node=schema)
 
 
@@ -174,7 +218,7 @@ def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
     if GlobalHydra.instance().is_initialized():  # its search path may include the user's own folders
         loader = GlobalHydra.instance().config_loader()
         return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), **BASE):
         return compose(name, overrides=overrides)
 
 
@@ -205,7 +249,8 @@ def drafter_of(name: str, knobs: Mapping[str, Any] | None) -> dict[str, Any]:
     return decoder["drafter"]
 
 
-OmegaConf.register_new_resolver("drafter_of", drafter_of, replace=True)
+register = OmegaConf.register_resolver if NEWER else OmegaConf.register_new_resolver
+register("drafter_of", drafter_of, replace=True)
 
 
 def resolved(policy: DictConfig) -> dict[str, Any]:

@@ -12,7 +12,10 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, get_args
 
@@ -60,6 +63,7 @@ MEASURING = ("engine", "lab/analysis", "lab/decoding", "lab/measure", "lab/metri
 EVERY_POINT = ("bild_lab.lab.runner", "bild_lab.lab.score", "bild_lab.lab.decoding.load", "bild_lab.engine.decode")
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CPP = (".cpp", ".h")
+INSTALLED = {"site-packages", "dist-packages"}  # folders of other packages, whose imports are not followed
 
 
 @lru_cache(maxsize=64)
@@ -67,19 +71,27 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     """A hash, 12 hexadecimal digits, of what every point runs and of what these modules reach.
 
     modules: where the parts of a policy are defined, by their dotted names; those of other packages count as well.
-    Comments, docstrings and layout do not matter.
+    Comments, docstrings and layout do not matter, nor where files outside the package lie.
     """
-    digest = hashlib.sha256()
+    own, others = [], []
     for file in reached((*EVERY_POINT, *modules), package):
-        name = file.relative_to(package).as_posix() if file.is_relative_to(package) else file.name
-        digest.update(name.encode() + b"\0" + _content(file).encode() + b"\0")
-    return digest.hexdigest()[:12]
+        inside = file.is_relative_to(package)
+        name = file.relative_to(package).as_posix() if inside else file.name
+        (own if inside else others).append(name.encode() + b"\0" + _content(file).encode() + b"\0")
+    return hashlib.sha256(b"".join([*own, *sorted(others)])).hexdigest()[:12]
+
+
+def reread_sources() -> None:
+    """Look at all sources again: in a process that goes on, they may have changed."""
+    for cached in (code_hash, _imported, _content):
+        cached.cache_clear()
 
 
 def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
     """The files of these modules and of all that they import, as far as they can change a number, in a fixed order.
 
-    Of a package only the modules count whose names are imported from it. C++ sources count beside their module.
+    Of our package only the modules count whose names are imported from it; of a user's files all that they import, but
+    for Python's own modules and installed packages. C++ sources count beside their module.
     """
     found: set[Path] = set()
     waiting = [file for name in modules if (file := _file_of(name, package)) is not None]
@@ -88,44 +100,70 @@ def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
         if file not in found:
             found.add(file)
             found.update(one for one in file.parent.iterdir() if one.suffix in CPP)
-            if file.is_relative_to(package):
-                waiting += [one for one in _imported(file, package) if _measures(one, package)]
+            waiting += [one for one in _imported(file, package) if _measures(one, package)]
     return sorted(found)
 
 
 def _measures(file: Path, package: Path) -> bool:
+    if not file.is_relative_to(package):
+        return not INSTALLED.intersection(file.parts)
     return any(file.is_relative_to(package / folder) for folder in MEASURING)
 
 
 def _file_of(module: str, package: Path) -> Path | None:
-    """The module's source; that of another package where Python found it, unless it is Python's own."""
+    """The module's file; that of another package where Python finds it, unless it is Python's own. Imports nothing."""
     first, *inner = module.split(".")
     if first == PACKAGE.name:
-        path = package.joinpath(*inner)
-        return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-    source = getattr(sys.modules.get(module), "__file__", None)
-    return Path(source) if source and source.endswith(".py") and first not in sys.stdlib_module_names else None
+        return _source(package.joinpath(*inner))
+    if first in sys.stdlib_module_names:
+        return None
+    if (loaded := getattr(sys.modules.get(module), "__file__", None)) is not None:
+        return Path(loaded)
+    spec = None
+    with suppress(ImportError, ValueError):  # the module of a script or a notebook has no spec
+        spec = find_spec(first)
+    if spec is None or not inner:
+        return Path(spec.origin) if spec is not None and spec.has_location else None
+    folders = [Path(one).joinpath(*inner) for one in spec.submodule_search_locations or ()]
+    return next((file for folder in folders if (file := _source(folder)) is not None), None)
+
+
+def _source(path: Path) -> Path | None:
+    """The source of the module or package that a path without a suffix names; None if there is none."""
+    return next((file for file in (Path(f"{path}.py"), path / "__init__.py") if file.is_file()), None)
 
 
 @lru_cache(maxsize=1024)
 def _imported(file: Path, package: Path) -> tuple[Path, ...]:
-    """The sources that a file of the package imports anywhere in it, but for type checking."""
-    names = {
-        name
-        for module, names in _imports(ast.parse(file.read_text(encoding="utf-8")))
-        for name in _defining(module, names, package)
-    }
-    return tuple(found for name in sorted(names) if (found := _file_of(name, package)) is not None)
+    """The sources that a file imports anywhere in it, but for type checking; of a file of ours those of ours."""
+    found: set[Path | None] = set()
+    ours = file.is_relative_to(package)
+    if not ours and INSTALLED.intersection(file.parts):
+        return ()
+    for module, names in _imports(file):
+        if module.split(".")[0] == PACKAGE.name:
+            found.update(_file_of(name, package) for name in _defining(module, names, package))
+        elif module.startswith(".") and not ours:
+            inner = module.lstrip(".")
+            start = file.parents[len(module) - len(inner) - 1]
+            folders = list(accumulate(filter(None, inner.split(".")), Path.joinpath, initial=start))
+            found.update(map(_source, (*folders, *(folders[-1] / name for name in names))))
+        elif not ours:
+            parts = module.split(".")
+            packages = (".".join(parts[:count]) for count in range(1, len(parts)))
+            several = (*packages, module, *(f"{module}.{name}" for name in names))
+            found.update(_file_of(name, package) for name in several)
+    return tuple(sorted(one for one in found if one is not None))
 
 
 def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]:
-    """The modules in which the names are defined that are imported from a module, which may be a package."""
+    """The modules in which the names are defined that are imported from a module of ours, which may be a package."""
     file = _file_of(module, package)
     if file is None or file.name != "__init__.py":
         yield module
         return
     passed_on = {
-        name: source for source, several in _imports(ast.parse(file.read_text(encoding="utf-8"))) for name in several
+        name: source for source, several in _imports(file) if source.split(".")[0] == PACKAGE.name for name in several
     }
     for name in names:
         if _file_of(f"{module}.{name}", package) is not None:
@@ -136,21 +174,23 @@ def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]
             yield module
 
 
-def _imports(node: ast.AST) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Modules of our package that are imported, with the names taken from them."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.ImportFrom) and (child.module or "").split(".")[0] == PACKAGE.name:
-            yield child.module, tuple(one.name for one in child.names)
-        elif isinstance(child, ast.Import):
-            yield from ((one.name, ()) for one in child.names if one.name.split(".")[0] == PACKAGE.name)
-        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
-            yield from _imports(child)
+def _imports(file: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Modules that a source imports, but for type checking, each with the names taken from it."""
+    waiting: list[ast.AST] = [ast.parse(file.read_bytes())] if file.suffix == ".py" else []
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(child, ast.ImportFrom):
+                yield "." * child.level + (child.module or ""), tuple(one.name for one in child.names)
+            elif isinstance(child, ast.Import):
+                yield from ((one.name, ()) for one in child.names)
+            elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+                waiting.append(child)
 
 
 @lru_cache(maxsize=1024)
 def _content(file: Path) -> str:
-    text = file.read_text(encoding="utf-8")
-    return code_text(ast.parse(text)) if file.suffix == ".py" else text
+    content = file.read_bytes()  # a user's module may be a library
+    return code_text(ast.parse(content)) if file.suffix == ".py" else content.decode(errors="backslashreplace")
 
 
 def code_text(node: object) -> str:
@@ -170,12 +210,21 @@ def code_text(node: object) -> str:
 
 
 def parts_of(node: Any) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
-    """Every part of a decoder, with its values. node: resolved."""
+    """Every part of a decoder, with its `_target_` and values. node: resolved."""
     if isinstance(node, dict):
         if "_target_" in node:
-            yield find_part(node["_target_"]), {key: value for key, value in node.items() if key != "_target_"}
+            yield find_part(node["_target_"]), node
         for value in node.values():
             yield from parts_of(value)
+
+
+def modules_of(node: Any) -> Iterator[str]:
+    """Where the parts of a decoder are defined, by dotted names; and where a user's is named, as it may be a function's
+    partial. node: resolved."""
+    for part, values in parts_of(node):
+        yield part.__module__
+        if not values["_target_"].startswith(f"{PACKAGE.name}."):
+            yield values["_target_"].rpartition(".")[0]
 
 
 def named_files(policy: Mapping[str, Any]) -> dict[str, str]:

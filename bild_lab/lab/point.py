@@ -41,7 +41,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decoder_of
-from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, named_files, parts_of
+from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, modules_of, named_files
 from bild_lab.lab.measure.environment import hardware
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
@@ -51,6 +51,7 @@ from bild_lab.lab.metrics.text_metrics import (
     EVALUATE,
     LOG_PROBABILITY,
     PASS_AT_1,
+    own_function,
     require_loadable,
     script_of,
 )
@@ -171,7 +172,7 @@ def prepare(cfg: DictConfig) -> Point:
             require_batches(policy.name, decoders[name].method, decoders[name].models)
     contents = {name: _content_of(policy) for name, policy in values.items()}
     setting = _setting(specs, examples, decoders, values)
-    code = code_hash(_modules(values[METHOD]))
+    code = code_hash(_modules(values[METHOD], specs))
     return Point(
         id=content_hash(_inputs(specs, scoring, examples, decoders, contents, setting) | {"code": code}),
         name=str(cfg.name),
@@ -237,12 +238,15 @@ def _setting(
     """Everything that two points must share to be compared. What has its usual value in most settings is left out."""
     pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure
     device, decoding = resolve_device(runtime.device), asdict(specs.decoding)
+    code = code_hash(_modules(policies.get(BASELINE), specs))
     target = decoders.get(BASELINE, decoders[METHOD]).target
     unusual = {
         "vocabularies": (pair.vocabularies, "auto"),
         "cut": (list(dataset.cut or ()), []),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
+        "precision": (measure.precision, None),
+        "most_repeats": (None if measure.precision is None else measure.most_repeats, None),
         "device_map": (runtime.device_map, None),
         "weight_bits": (runtime.weights, None),
         "draft_weight_bits": (pair.draft_weights, None),
@@ -266,7 +270,7 @@ def _setting(
         "data": data_hash(examples),
         "weights": target.checkpoint.fingerprint,
         "engine": target.engine,
-        "code": " ".join([code_hash(_modules(policies.get(BASELINE))), *(f"{one} {version(one)}" for one in PACKAGES)]),
+        "code": " ".join([code, *(f"{one} {version(one)}" for one in PACKAGES)]),
     }
 
 
@@ -300,12 +304,15 @@ def _further_metrics(scoring: Scoring) -> dict[str, str]:
         if metric.startswith(EVALUATE):
             script = script_of(metric)
             found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
+        elif "." in metric:
+            found[metric] = code_hash((own_function(metric).__module__,))
     return found
 
 
-def _modules(policy: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Where the parts of a policy are defined."""
-    return () if policy is None else tuple(sorted({part.__module__ for part, _ in parts_of(policy["decoder"])}))
+def _modules(policy: Mapping[str, Any] | None, specs: Specs) -> tuple[str, ...]:
+    """Where the parts of a policy and the logits processors are defined."""
+    nodes = [*specs.decoding.processors, policy and policy["decoder"]]
+    return tuple(sorted({module for node in nodes for module in modules_of(node)}))
 
 
 def _content_of(policy: Mapping[str, Any]) -> dict[str, Any]:

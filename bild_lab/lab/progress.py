@@ -20,15 +20,18 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.cli import console, escape, stages
+from bild_lab.lab.cli import console, escape, stages, this_script
 
-DECODING = "decoding"  # the stage whose examples are counted
+DECODING = "decoding"  # the stage whose examples are counted; those of further repeats begin with it
+FIRST_S, SHORT_S = 20.0, 10.0  # of decoding before the first estimate, if no text is complete; left, not worth a line
+SILENT_S = 60.0  # that a file or a pipe may be without a line
 
 
 class PointProgress:
     """Two or three lines on a terminal, which go when the block ends: the point, its stage, the sweep.
 
-    In a file or a pipe it is one line for each point, when it begins.
+    In a file or a pipe it is a line for each point when it begins, and then one a minute. Both get an estimate of the
+    whole sweep when the first text of its first point is decoded.
 
     place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes; None if none was
     measured yet.
@@ -36,7 +39,8 @@ class PointProgress:
 
     def __init__(self, title: str, examples: int, place: int = 1, points: int = 1, typical_s: float | None = None):
         self._examples, self._later, self._typical_s = examples, max(0, points - place), typical_s
-        self._done, self._started_s, self._decoding_s = 0, time.perf_counter(), 0.0
+        self._done, self._started_s, self._decoding_s = 0.0, time.perf_counter(), 0.0
+        self._spoke_s, self._estimated = self._started_s, typical_s is not None
         self._title, said = title, TextColumn("{task.fields[said]}")
         self._bars = Bars(TextColumn("{task.description}"), BarColumn(None), said, console=console, expand=True)
         self._stage = self._bars.add_task("", total=None, said="")
@@ -60,28 +64,42 @@ class PointProgress:
 
     def stage(self, name: str) -> None:
         """The point has reached this stage."""
-        total, said = (self._examples, f"0/{self._examples}") if name == DECODING else (None, "")
+        total, said = (self._examples, f"0/{self._examples}") if name.startswith(DECODING) else (None, "")
         self._bars.reset(self._stage, description=name, total=total, said=said)
-        self._decoding_s = time.perf_counter()
+        self._done, self._decoding_s = 0.0, time.perf_counter()
+        self._line(f"{name} …")
 
-    def advance(self) -> None:
-        """One example more is decoded."""
-        self._done += 1
+    def advance(self, texts: float) -> None:
+        """So much more is decoded, in texts with all their repeats."""
+        self._done += texts
         now = time.perf_counter()
-        left_s = (now - self._decoding_s) / self._done * (self._examples - self._done)
-        said = f"{self._done}/{self._examples}, {remaining(left_s)}"
+        decoding_s = now - self._decoding_s
+        left_s = decoding_s / self._done * max(0.0, self._examples - self._done)
+        said = f"{int(self._done + 1e-9)}/{self._examples}, {roughly(left_s)} left"
         self._bars.update(self._stage, completed=self._done, said=said)
+        sweep_s = left_s + self._later * (self._typical_s or now - self._started_s + left_s)
         if self._sweep is not None:
-            point_s = self._typical_s or now - self._started_s + left_s
-            self._bars.update(self._sweep, said=f"{self._place}, {remaining(left_s + self._later * point_s)}")
+            self._bars.update(self._sweep, said=f"{self._place}, {roughly(sweep_s)} left")
+        if not self._estimated and (self._done + 1e-9 >= 1 or decoding_s >= FIRST_S):
+            self._estimated = True
+            if sweep_s >= SHORT_S:
+                whole = f", {roughly(sweep_s)} for the {self._later + 1} points left" if self._later else ""
+                self._line(f"about {roughly(left_s)} for this point{whole}", now=True)
+        self._line(said)
+
+    def _line(self, said: str, now: bool = False) -> None:
+        """A line that stays; unless it is wanted now, only where no bars are shown and none was printed for long."""
+        if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENT_S):
+            console.print(f"{escape(self._title)}: {said}")
+            self._spoke_s = time.perf_counter()
 
 
-def remaining(seconds: float) -> str:
-    """The time left in words: `40 s left`, `3 min left`, `2 h 5 min left`."""
+def roughly(seconds: float) -> str:
+    """A time that is estimated, in words: `40 s`, `3 min`, `2 h 5 min`."""
     if seconds < 60:
-        return f"{seconds:.0f} s left"
+        return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min left" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min left"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 PROGRESS = ".progress.json"
@@ -182,7 +200,4 @@ def read_commands(folder: Path) -> list[Command]:
 
 def this_command() -> str:
     """The command line of this process, as it can be typed again where it was typed."""
-    script = Path(sys.argv[0])
-    with suppress(ValueError):
-        script = script.absolute().relative_to(Path.cwd())
-    return shlex.join(["python", str(script), *sys.argv[1:]])
+    return f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()

@@ -18,12 +18,15 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.prediction import PROFILE, speculation_profile
+from bild_lab.lab.analysis.statistics import clock_noise
+from bild_lab.lab.config import MeasureSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.decoding.history import with_history
-from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, no_garbage_collection
-from bild_lab.lab.measure.summary import log_probability, require_no_nan
+from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, no_garbage_collection, wait_for_quiet
+from bild_lab.lab.measure.summary import latencies, log_probability, require_no_nan
 from bild_lab.lab.point import Point
+from bild_lab.lab.progress import DECODING
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
@@ -46,7 +49,7 @@ def run_points(
     points: Sequence[Point],
     sweep: Sweep,
     setup_s: float = 0.0,
-    advance: Callable[[], None] = lambda: None,
+    advance: Callable[[float], None] = lambda texts: None,
     stage: Callable[[str], None] = lambda name: None,
 ) -> list[Result]:
     """Measure points side by side, store their results and return them.
@@ -54,8 +57,8 @@ def run_points(
     Every text (in a batch, block of texts) is decoded by every point's policy in turn, and once by the baseline that
     they share. Each point's `seconds` has its share of what they had together. All are stored at the end, or none.
 
-    setup_s: seconds spent on the points before this call; they become part of their `seconds`. advance: called after
-    every example. stage: called with the name of each part of the measurement when it begins. Raises UserError for
+    setup_s: seconds spent on the points before this call; they become part of their `seconds`. advance: see
+    `time_methods`. stage: called with the name of each part of the measurement when it begins. Raises UserError for
     points whose timings would not be of the same work.
     """
     require_same_work(points)
@@ -81,13 +84,19 @@ def run_points(
         _require_sound(first, decoders.values(), requests)
     with clock.part("warmup"):
         shortest_s = warm_up(methods, requests, first.measure.warmup, first.seed, first.batch)
+    external = [method for method in methods.values() if isinstance(method, External)]
+    helpers_s = lambda: sum(each.cpu_seconds() for each in external)  # noqa: E731
+    with clock.part("wait"):
+        if waited_s := wait_for_quiet(first.measure.quiet, helpers_s):
+            surroundings["waited_s"] = waited_s
     with clock.part("decode"):
-        external = [method for method in methods.values() if isinstance(method, External)]
-        others = OtherLoad(lambda: sum(each.cpu_seconds() for each in external))
+        others = OtherLoad(helpers_s)
         compiled = lambda: compiled_steps(decoders.values())  # noqa: E731
-        repeats, seed, batch = first.measure.repeats, first.seed, first.batch
-        trace = _first_trace(points, shortest_s)
-        timed = time_methods(methods, requests, repeats, seed, decoder.synchronize, advance, compiled, batch, trace)
+        options = (first.seed, decoder.synchronize, advance, compiled, first.batch, _first_trace(points, shortest_s))
+        timed = time_methods(methods, requests, first.measure.repeats, *options)
+        while is_too_noisy(timed, first.measure):
+            stage(f"{DECODING}, repeat {repeats_of(timed) + 1}")
+            time_methods(methods, requests, 1, *options, timed)
         surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
         surroundings["shared_device"] = use.shared()
         use.close()
@@ -212,10 +221,11 @@ def time_methods(
     repeats: int,
     seed: int,
     synchronize: Callable[[], None],
-    advance: Callable[[], None] = lambda: None,
+    advance: Callable[[float], None] = lambda texts: None,
     compiled_steps: Callable[[], int] = lambda: 0,
     batch: int = 1,
     first_trace: Callable[[], Trace] = Trace,
+    before: dict[str, list[Timed]] | None = None,
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
@@ -227,17 +237,18 @@ def time_methods(
 
     batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds
     are shared out among the texts: see `Timed`. first_trace: makes the trace of a text's first repeat outside of
-    batches; the seconds in which it is paused do not count.
+    batches; the seconds in which it is paused do not count. advance: called after every decoding with its share of
+    the work, in texts. before: earlier repeats of the same, to which these are added.
     """
-    results: dict[str, list[Timed]] = {name: [] for name in methods}
-    names = list(methods)
+    results: dict[str, list[Timed]] = {name: [] for name in methods} if before is None else before
+    names, done = list(methods), 0 if before is None else repeats_of(before)
     with no_garbage_collection():
         for turn, block in enumerate(blocks(len(requests), BLOCK * batch if batch > 1 else 1)):
-            for repeat in range(repeats):
-                for name in order(names, turn, repeat, repeats):
-                    before = -1
-                    while before != compiled_steps():  # else the time would include compilation
-                        before = compiled_steps()
+            for repeat in range(done, done + repeats):
+                for name in order(names, turn, repeat, done + repeats):
+                    steps = -1
+                    while steps != compiled_steps():  # else the time would include compilation
+                        steps = compiled_steps()
                         own = [seeded(requests[index], seed, index) for index in block]
                         trace = first_trace if repeat == 0 else Trace
                         texts = _decode(methods[name], own, batch, synchronize, block[0], trace)
@@ -247,9 +258,22 @@ def time_methods(
                         results[name][index].latency_s.append(one.share_s)
                         if batch > 1:
                             results[name][index].waited_s.append(one.latency_s)
-            for _ in block:
-                advance()
+                    advance(len(block) / (repeats * len(names)))
     return results
+
+
+def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:
+    """How often every text was timed."""
+    return len(next(iter(timed.values()))[0].latency_s)
+
+
+def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> bool:
+    """Whether a speedup is known less well than was asked for, and repeats are left that may make it better known."""
+    if measure.precision is None or repeats_of(timed) >= measure.most_repeats:
+        return False
+    slow = latencies(timed[BASELINE])
+    noises = [clock_noise(slow, latencies(several)) for name, several in timed.items() if name != BASELINE]
+    return any(noise is None or noise > measure.precision for noise in noises)
 
 
 def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[str]:

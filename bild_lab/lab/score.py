@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import repeat
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,12 +20,13 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Round, Span, StageTrace
 from bild_lab.lab.analysis.prediction import pipeline_summary, predict
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.measure.certificate import Certificate, certify, certify_sampled, count_verdicts
 from bild_lab.lab.measure.environment import peak_memory_mb
 from bild_lab.lab.measure.summary import (
     agreement,
     change_of,
+    counts,
     decoding_costs,
     log_probabilities,
     qualities,
@@ -41,6 +44,7 @@ PARTS = {  # of a measurement: their names in a result's `seconds`, and on the s
     "history": "preparing texts",
     "check": "checking",
     "warmup": "warming up",
+    "wait": "waiting for a quiet machine",
     "decode": DECODING,
     "trace": "tracing",
     "certify": "certifying",
@@ -107,7 +111,7 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             engine=decoder.method.engine,
             precision=precision_of(decoder.method, decoder.target, point.setting["dtype"]),
             setting=Setting(point.setting),
-            facts=point.facts,
+            facts={**point.facts, "parameters": parameters_of(decoder)},
             same_as_baseline=point.same_as_baseline,
             quality=judged.pop(point.scoring.lead),
             further_qualities=judged,
@@ -141,6 +145,13 @@ def ends_of(timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Req
     cut = [len(ids) == each.max_new_tokens and ids[-1] not in each.end_tokens for ids, each in pairs]
     empty = [not text.strip() for text in texts]
     return {"baseline_empty": sum(empty) / len(empty), "baseline_cut": sum(cut) / len(cut)}
+
+
+def parameters_of(decoder: Decoder) -> dict[str, int]:
+    """How many parameters each model has, by its role: target, draft. Left out: models that are not in files."""
+    stored = dict(zip(("target", "draft", "second_draft"), (one.checkpoint for one in decoder.models), strict=False))
+    files = {role: checkpoint.weight_files for role, checkpoint in stored.items()}
+    return {role: sum(map(math.prod, one.shapes.values())) for role, one in files.items() if one is not None}
 
 
 Stages = tuple[dict[str, float] | None, list[list[Span]]]  # seconds of each stage; each traced example's, in order
@@ -232,11 +243,14 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
     if stages_s is not None and BASELINE in timed:
         traced = {name: several[: len(spans)] for name, several in timed.items()}
         end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
-        prediction = predict(**traced, stages_s=stages_s, end_tokens=end_tokens)
+        alpha = counts(timed[METHOD]).acceptance_rate
+        prediction = predict(**traced, stages_s=stages_s, alpha=alpha, end_tokens=end_tokens)
     # in a batch several texts share what a forward reads
     work = work_of(timed, DTYPES[point.setting["dtype"]].itemsize) if point.batch == 1 else None
     tokens = sum(len(one.token_ids) for one in timed[METHOD])
+    first_s = [next((end for stage, _, end in text if stage == "verify"), None) for text in spans]
     return {
+        "first_token_s": median(known) if (known := [one for one in first_s if one is not None]) else None,
         "stages_s": stages_s,
         "prediction": prediction,
         "pipeline": pipeline_summary(timed, stages_s, len(spans)),

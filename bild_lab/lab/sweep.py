@@ -16,11 +16,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -30,16 +30,25 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
-from bild_lab.lab.config import compose_config, knob_values, plain_values, policy_label, shipped_knobs, without_hydra
+from bild_lab.lab.config import (
+    ReportSpec,
+    compose_config,
+    knob_values,
+    plain_values,
+    policy_label,
+    shipped_knobs,
+    typed,
+    without_hydra,
+)
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.decoding.load import build, load_model
-from bild_lab.lab.formatting import knob_label, short_name, times
+from bild_lab.lab.formatting import knob_label, percent, short_name, times
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import Point, prepare, sweep_folder
-from bild_lab.lab.progress import PointProgress, Progress, advance, begin, read_progress, record_command, remaining
+from bild_lab.lab.progress import PointProgress, Progress, advance, begin, read_progress, record_command, roughly
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
-from bild_lab.lab.schema.result import Failure, FailureCause, Result
+from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Result
 
 FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
@@ -61,7 +70,7 @@ def measure_point(cfg: DictConfig) -> float:
             begin(sweep.folder, None)
         if result is None:
             measured = True
-            result = _measure(point, sweep, process_age_s() if _is_first() else time.perf_counter() - begun_s)
+            result = _measure(point, sweep, time.perf_counter() - (stages.began_s if _is_first() else begun_s))
         else:
             console.print(f"[dim]{escape(_title(point, sweep))}: finished before[/dim]")
         sweep.forget_failure(failure_hash(cfg))
@@ -81,17 +90,27 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     with bars as shown:
         result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
     speedup, others = result.speedup.value, result.further_qualities.values()
-    faster = "" if speedup is None else f", {times(speedup)}"
+    faster = "" if speedup is None else f", {times(speedup)}{took(result, point.measure.precision)}"
     point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
-    left = "" if later <= 0 else f"; {remaining(later * (progress.typical_s or point_s))}"
+    left = "" if later <= 0 else f"; {roughly(later * (progress.typical_s or point_s))} left"
     scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (result.quality, *others))
     console.print(f"{escape(title)}: {escape(scored)}{faster}{left}")
     if result.doubt:
         console.print(f"[bold red]{escape(result.doubt)}[/bold red]: its quality says little")
     if result.environment.busy:
         busy = result.environment.busy_elsewhere_percent
-        console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: timings suffer")
+        console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: {BUSY_REMEDY}")
     return result
+
+
+def took(result: Result, precision: float | None) -> str:
+    """What it took to know the speedup to `measure.precision`, and the wait for other programs."""
+    noise, waited_s = result.speedup.noise, result.environment.waited_s
+    waited = "" if waited_s is None else f", {roughly(waited_s)} waited for other programs"
+    if precision is None or noise is None:
+        return waited
+    wide = "" if noise <= precision else ", not the precision that was asked for"
+    return f" ± {percent(noise, 1)} by the clock, {result.speedup.repeats} repeats{wide}{waited}"
 
 
 def _own_progress(folder: Path) -> Progress:
@@ -101,7 +120,7 @@ def _own_progress(folder: Path) -> Progress:
 
 
 def _is_first() -> bool:
-    """Whether the job is the process's first one, which has the imports."""
+    """Whether the job is the command's first one, which has the imports."""
     return _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)
 
 
@@ -123,11 +142,6 @@ def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) ->
     drafters = [f"drafter {short_name(model.checkpoint.path)}" for model in point.decoders[METHOD].models[1:]]
     number = f"{place}/{points} " if points > 1 else ""
     return number + ", ".join(filter(None, [point.policy, *drafters, knob_label(point, knobs, " ")]))
-
-
-def process_age_s() -> float:
-    """Seconds since the process started."""
-    return max(0.0, time.time() - psutil.Process().create_time())
 
 
 def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
@@ -252,8 +266,12 @@ class SweepCallback(Callback):
             self._report(sweep)
         except Exception as error:  # Hydra turns exceptions of callbacks into warnings
             stages.leave()
-            traceback.print_exc()
-            console.print(f"[bold red]the report could not be written[/bold red]: {escape(str(error))}")
+            if not isinstance(error, UserError | OSError):  # of bad input or a full disk, the message says all
+                traceback.print_exc()
+            console.print(
+                f"[bold red]the report could not be written[/bold red]: {escape(str(error))}; "
+                "finished points are kept, and the same command reports them"
+            )
             sys.exit(code or FAILED_POINTS)
         if not _log_sweep(config, sweep, stopped=bool(code)):
             sys.exit(code or FAILED_POINTS)
@@ -276,10 +294,14 @@ def values_of(config: DictConfig) -> list[list[str]] | None:
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     # of a key that is given twice, the last counts
     last = {one.get_key_element(): one for one in parser.parse_overrides([*given, *config.hydra.overrides.task])}
-    return [
-        [f"{key}={value}" for value in one.sweep_string_iterator()] if one.is_sweep_override() else [one.input_line]
-        for key, one in last.items()
-    ]
+    return [alternatives(one) for one in last.values()]
+
+
+def alternatives(one: Override) -> list[str]:
+    """An override with each of its values: those that a sweep takes one after the other."""
+    if not one.is_sweep_override():
+        return [one.input_line]
+    return [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
 
 
 def _check_first(jobs: list[list[str]], config_name: str) -> None:
@@ -300,6 +322,7 @@ def _check(config: DictConfig) -> None:
     try:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
+        typed(ReportSpec, config.report, "report")
         prepare(without_hydra(config))
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.papers.cells import RowOf, baseline_quality, curves, replaced, tokens_per_call
 from bild_lab.papers.published import Comparison, Line, Published
 from bild_lab.papers.theory import add_expected_tokens
-from bild_lab.report.style import HAIRLINE, INK, MUTED, Mark, add_panel, marks, paper_figure
+from bild_lab.report.style import COLUMN, HAIRLINE, INK, MUTED, Mark, add_panel, marks, paper_figure
 
 SAME_QUALITY = 0.05  # texts of one model that differ by ties move its quality less
 _PANEL = (4.6, 3.6)  # inches
@@ -39,6 +40,7 @@ class Picture:
     """What is drawn: a run compared with the paper.
 
     row: which curve a point belongs to. stands_for: the paper's panel that other panels are compared with, if any.
+    column: whether it is as wide as a column of a paper, without a heading.
     """
 
     title: str
@@ -48,6 +50,17 @@ class Picture:
     comparison: Comparison
     published: Published
     stands_for: str | None = None
+    column: bool = False
+
+    @property
+    def heading(self) -> float:
+        """Inches of the heading."""
+        return 0.05 if self.column else _HEADING
+
+    @property
+    def legend(self) -> float:
+        """Inches of the first row of the legend, and of the room above it."""
+        return 0.2 if self.column else _LEGEND
 
 
 Drawing = Callable[[Picture, Path], None]
@@ -93,13 +106,14 @@ def draw_dots(picture: Picture, path: Path) -> None:
         panels.setdefault(line.cell.quantity, []).append(line)
     if max(map(len, panels.values())) > _MOST_ROWS:
         return draw_scatter(picture, path)
-    inches = (9.0, _HEADING + 0.75 * len(panels) + _ROW * len(picture.comparison.lines) + _LEGEND)
+    width, left = (COLUMN, 0.53) if picture.column else (9.0, 0.40)
+    inches = (width, picture.heading + 0.75 * len(panels) + _ROW * len(picture.comparison.lines) + picture.legend)
     with _page(path, inches, picture) as figure:
-        top = inches[1] - _HEADING
+        top = inches[1] - picture.heading
         for quantity, lines in panels.items():
             height = _ROW * len(lines)
-            area = (0.40, (top - 0.25 - height) / inches[1], 0.56, height / inches[1])
-            _dots(add_panel(figure, area, quantity, "x"), lines)
+            area = (left, (top - 0.25 - height) / inches[1], 0.96 - left, height / inches[1])
+            _dots(add_panel(figure, area, quantity, "x"), lines, 38 if picture.column else 90)
             top -= height + 0.75
         keys = [Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")]
         compared = [line.cell.formula for line in picture.comparison.lines if line.beside is not None]
@@ -112,7 +126,7 @@ def draw_dots(picture: Picture, path: Path) -> None:
 
 def draw_scatter(picture: Picture, path: Path) -> None:
     """Each number against the paper's, for tables with too many rows for dots; on the line both are equal."""
-    with _page(path, (6.0, 6.0), picture) as figure:
+    with _page(path, (COLUMN, COLUMN) if picture.column else (6.0, 6.0), picture) as figure:
         axes = add_panel(figure, (0.12, 0.12, 0.82, 0.74), xlabel="paper", ylabel="here")
         pairs = [(line.beside, line.cell.value) for line in picture.comparison.lines if line.beside is not None]
         axes.plot(*zip(*pairs, strict=True), "o", ms=3.5, color=_HERE, alpha=0.6) if pairs else None
@@ -122,7 +136,7 @@ def draw_scatter(picture: Picture, path: Path) -> None:
 
 def draw_tokens_per_call(picture: Picture, path: Path) -> None:
     """Equation 1 as a curve per window, with the measured points (speculative decoding Figure 2)."""
-    with _page(path, (8.0, 5.0), picture) as figure:
+    with _page(path, (COLUMN, 0.7 * COLUMN) if picture.column else (8.0, 5.0), picture) as figure:
         axes, _ = add_expected_tokens(figure)
         for point in picture.points:
             for cell in tokens_per_call([point]):
@@ -130,7 +144,7 @@ def draw_tokens_per_call(picture: Picture, path: Path) -> None:
 
 
 def _page(path: Path, inches: tuple[float, float], picture: Picture) -> AbstractContextManager[Figure]:
-    return paper_figure(path, inches, picture.title, picture.subtitle, ("png", "pdf"))
+    return paper_figure(path, inches, picture.title, picture.subtitle)
 
 
 def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> None:
@@ -141,16 +155,18 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     looks = marks(list(dict.fromkeys(row for own in groups.values() for row in own)))
     keys = [Line2D([], [], marker=one.marker, color=one.colour, ms=6, lw=1.4, label=row) for row, one in looks.items()]
     keys += _paper_keys(picture, groups)
-    columns = min(2, len(groups))
+    columns = 1 if picture.column else min(2, len(groups))
     lines = math.ceil(len(groups) / columns)
-    width = max(7.0, _PANEL[0] * columns + 0.3)
-    inches = (width, _HEADING + _PANEL[1] * lines + _LEGEND + 0.2 * ((len(keys) - 1) // _BESIDE))
+    width = COLUMN if picture.column else max(7.0, _PANEL[0] * columns + 0.3)
+    height = 0.75 * width if picture.column else _PANEL[1]
+    inches = (width, picture.heading + height * lines + picture.legend + 0.2 * ((len(keys) - 1) // _BESIDE))
     column_width = (width - 0.2) / columns
     with _page(path, inches, picture) as figure:
         for index, (panel, own) in enumerate(groups.items()):
             line, column = divmod(index, columns)
-            left, bottom = 0.65 + column * column_width, inches[1] - _HEADING - _PANEL[1] * (line + 1) + 0.55
-            area = (left / width, bottom / inches[1], (column_width - 0.95) / width, (_PANEL[1] - 0.95) / inches[1])
+            left, bottom = 0.65 + column * column_width, inches[1] - picture.heading - height * (line + 1) + 0.55
+            left, right = (0.5, 0.5) if picture.column else (left, 0.95)
+            area = (left / width, bottom / inches[1], (column_width - right) / width, (height - 0.95) / inches[1])
             axes = add_panel(figure, area, panel, ylabel=next(iter(own.values()))[0].quality.metric)
             draw(axes, panel, own, looks)
         _legend(figure, keys)
@@ -192,11 +208,12 @@ def quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mar
             line = "-" if level == quality else _DASHED
             axes.axhline(level, color=color, linewidth=1.0, linestyle=line, zorder=1.5)
             place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
-            axes.annotate(text, (1, level), (2, 3), ha="right", size=7.5, color=color, **place)
+            axes.annotate(text, (1, level), (2, 3), ha="right", size="small", color=color, **place)
     return [(quality, color if several else INK) for quality, color, _ in baselines]
 
 
-def _dots(axes: Axes, lines: Sequence[Line]) -> None:
+def _dots(axes: Axes, lines: Sequence[Line], letters: int) -> None:
+    """letters: of a line of a name."""
     axes.spines["left"].set_visible(False)
     for height, line in enumerate(lines):
         cell = line.cell
@@ -206,7 +223,8 @@ def _dots(axes: Axes, lines: Sequence[Line]) -> None:
         if line.beside is not None:
             look = {"ms": 10, **_STAR} if cell.formula is None else {"ms": 6, **_FORMULA}
             axes.plot(line.beside, height, zorder=5, **look)
-    axes.set_yticks(range(len(lines)), [f"{line.cell.panel} · {line.cell.row}" for line in lines], size=7.5)
+    names = [textwrap.fill(f"{line.cell.panel} · {line.cell.row}", letters) for line in lines]
+    axes.set_yticks(range(len(lines)), names, size="small")
     axes.tick_params(axis="y", length=0, labelcolor=INK)
     axes.set_ylim(len(lines) - 0.4, -0.6)
 

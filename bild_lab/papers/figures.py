@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+from bild_lab.lab.config import PICTURE_KINDS
 from bild_lab.lab.results.groups import setting_title
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import cells, match_rates
@@ -26,6 +27,7 @@ from bild_lab.papers.published import (
     markdown,
 )
 from bild_lab.report.provenance import caption, notes
+from bild_lab.report.style import VECTOR
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,12 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure that was drawn. path: of the files, without the suffixes .png, .pdf and .md."""
+    """A figure that was drawn. path: of the files, without a suffix. kinds: of the pictures, beside the .md."""
 
     scale: str
     path: Path
     comparison: Comparison
+    kinds: Sequence[str]
 
     @property
     def summary(self) -> str:
@@ -105,7 +108,7 @@ class Drawn:
 
         Numbers beside a formula are not counted.
         """
-        lines = [f"{self.path}.png, .pdf, .md: {self.scale} scale"]
+        lines = [f"{self.path}.{', .'.join([*self.kinds, 'md'])}: {self.scale} scale"]
         for one in self.comparison.claims:
             where = "" if one.verdict == UNKNOWN else f" ({one.panel})"
             lines.append(f"{one.verdict}: {one.order.claim}{where}")
@@ -118,8 +121,12 @@ class Drawn:
         return "\n  ".join(lines)
 
 
-def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None) -> Drawn:
+def draw_figure(
+    name: str, outputs: Path, folder: Path, scale: str | None = None, kinds: Sequence[str] = PICTURE_KINDS
+) -> Drawn:
     """Draw a figure from its points in outputs. scale: "paper" or "small"; None takes the first that has points.
+
+    kinds: "png" for a screen, "pdf" and "svg" as wide as a column of a paper.
 
     Raises:
         UserError: there is no such figure or scale, or it has no points in outputs; the message says what to run.
@@ -130,7 +137,7 @@ def draw_figure(name: str, outputs: Path, folder: Path, scale: str | None = None
     scales = SCALES if scale is None else (scale,)
     for one in scales:
         if points := measured(FIGURES[name], published, outputs, one):
-            return _drawn(name, published, points, one, folder)
+            return _drawn(name, published, points, one, folder / (name if one == "paper" else f"{name}_small"), kinds)
     raise UserError(_nothing(name, published, outputs, scales))
 
 
@@ -144,16 +151,16 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
     return found if figure.numbers(found) or has_texts else []
 
 
-def _drawn(name: str, published: Published, points: list[Any], scale: str, folder: Path) -> Drawn:
-    figure, path = FIGURES[name], folder / (name if scale == "paper" else f"{name}_small")
+def _drawn(name: str, published: Published, points: list[Any], scale: str, path: Path, kinds: Sequence[str]) -> Drawn:
+    figure = FIGURES[name]
     results = [one for one in points if isinstance(one, Result)]
     comparison = compare(figure.numbers(points), published, scale)
     title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
     beside = published.stands_for.panel if scale == "small" else None
     subtitle = ", ".join(filter(None, (where, caption(results))))
-    figure.drawing(
-        draw.Picture(title, subtitle, points, figure.row, comparison, published, beside), path.with_suffix(".png")
-    )
+    picture = draw.Picture(title, subtitle, points, figure.row, comparison, published, beside)
+    for kind in kinds:
+        figure.drawing(replace(picture, column=kind in VECTOR), path.with_suffix(f".{kind}"))
     count = len(published.printed)
     parts = [
         f"# {published.item}",
@@ -169,11 +176,11 @@ def _drawn(name: str, published: Published, points: list[Any], scale: str, folde
         if scale == "small"
         else "",
         f"Drawn by `python scripts/figures.py {name} scale={scale}`.",
-        f"![{published.item}]({path.name}.png)",
+        f"![{published.item}]({path.name}.{kinds[0]})",
         markdown(comparison),
     ]
     write_atomically(path.with_suffix(".md"), ("\n\n".join(filter(None, parts)) + "\n").encode())
-    return Drawn(scale, path, comparison)
+    return Drawn(scale, path, comparison, kinds)
 
 
 def _where(points: Sequence[Any]) -> str:

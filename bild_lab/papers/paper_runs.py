@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config import BASE, config_dir
 from bild_lab.lab.screening.candidates import read_lists
 from bild_lab.papers.published import load_published, published_names
 
@@ -123,7 +123,7 @@ def found_configuration() -> Iterator[None]:
     if GlobalHydra.instance().is_initialized():
         yield
         return
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), **BASE):
         yield
 
 

@@ -274,7 +274,7 @@ def _sizes(files: Sequence[Path]) -> dict[str, list[int]]:
 def perform(step: Step) -> None:
     """Run a step's command as a process, and note that it is done. Raises UserError if it fails or writes nothing."""
     _, script, *words = shlex.split(step.command)
-    code = subprocess.run([sys.executable, str(ROOT / script), *words], check=False).returncode
+    code = subprocess.run([sys.executable, "-m", "bild_lab", Path(script).stem, *words], check=False).returncode
     if code != 0:
         raise UserError(f"failed with status {code}: {step.command}")
     state = _state(step)

@@ -126,12 +126,14 @@ def intervals(example: MeasuredExample, stage: str) -> list[Interval]:
 
 
 def draw_trace(timelines: Timelines, path: Path) -> None:
-    """Write the lanes, one below the other over a common axis of time, as a PNG 1500 pixels wide."""
+    """Write the lanes, one below the other over a common axis of time, 10 inches wide, as a .png, .pdf or .svg."""
     setting, count = timelines.setting, len(timelines.lanes)
     height, width = _HEADING + _LANE * count + _FOOT, _INCHES - _LEFT - _RIGHT
     sampling = f"temperature {setting.temperature:g}, {setting.dtype} on {setting.device}"
     subtitle = f"Example {timelines.example} of {setting_title(setting)}, {sampling}; every stage waits for the device"
-    with paper_figure(path, (_INCHES, height), "Where the time of one text goes", subtitle) as figure:
+    with paper_figure(
+        path, (_INCHES, height), "Where the time of one text goes", subtitle, (path.suffix[1:],)
+    ) as figure:
         end = max(lane.emitted[-1][0] for lane in timelines.lanes)
         area = (_LEFT / _INCHES, _FOOT / height, width / _INCHES, _LANE * count / height)
         limits = {"xlim": (0, end), "ylim": (count - 0.5, -0.5), "yticks": []}

@@ -23,14 +23,15 @@ from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
 from bild_lab.report.page.tables import TableCell, plain_table
 from bild_lab.report.provenance import unreliable
-from bild_lab.report.terminal import WIDTH
+from bild_lab.report.terminal import WIDTH, latex_table
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
 _TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad"}  # of verdicts, in `report.css`
 _STYLES = {"good": "green", "bad": "red"}  # and in the terminal
 _LEGEND = (
-    "latency B/A: B's total latency over A's on the same examples; below 1 B is faster. Brackets: 95 % intervals, "
-    f"paired by example. A quality differs where p < {SIGNIFICANT}, paired."
+    "latency B/A: B's total latency over A's on the same examples, each relative to its baseline's where that has the "
+    "same code and setting; below 1 B is faster. Brackets: 95 % intervals, paired by example. "
+    f"A quality differs where p < {SIGNIFICANT}, paired."
 )
 _BASE = "baseline B/A: the same of the baselines timed beside them, which should be 1 where only the method changed."
 
@@ -66,8 +67,8 @@ def notes(
         factors = [one.baseline_latency.value for one in drifted]
         remarks.append(
             f"The baseline itself took {number(min(factors))} to {number(max(factors))} times as long in B at "
-            f"{len(drifted)} of {len(compared)} points: compare the speedups rather than the latencies, unless the "
-            "baseline's code is what changed."
+            f"{len(drifted)} of {len(compared)} points. A latency that is not relative to it says little there, "
+            "unless the baseline's code is what changed."
         )
     for name, results in (("A", [one.pair.a for one in compared]), ("B", [one.pair.b for one in compared])):
         remarks += [f"{name}: {remark}" for remark in unreliable(results)]
@@ -183,6 +184,14 @@ def write_comparison(
         plotly=plotly_js(),
     )
     write_atomically(folder / "compare.html", text.encode())
+
+
+def latex_comparison(compared: Sequence[Compared], remarks: Sequence[str]) -> str:
+    """The comparison as a table for a paper: both speedups, the ratio of latencies, and the difference in quality."""
+    table = plain_table(_rows(compared))
+    titles = [column.title for column in table.columns]
+    difference = next(title for title in titles if title.endswith(", B minus A"))
+    return latex_table(table, ["point", "speedup A", "speedup B", "latency B/A", difference], remarks)
 
 
 def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:

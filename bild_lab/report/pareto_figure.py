@@ -1,11 +1,13 @@
 """The Pareto figure as a static image: quality against latency, one panel per setting (BiLD Figure 4).
 
-Front points have their knobs beside them where there is room.
+Front points have their knobs beside them where there is room. A vector figure is as wide as a column of a paper and has
+no title; what its caption must say is below it.
 """
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -19,15 +21,20 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
+from bild_lab.lab.config import PICTURE_KINDS
 from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
-from bild_lab.lab.results.groups import Group, by_setting
+from bild_lab.lab.results.groups import FEW, Group, by_setting, setting_title
 from bild_lab.lab.schema.result import Result
+from bild_lab.report.headline import sizes
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import (
+    COLUMN,
     HAIRLINE,
     INK,
     MUTED,
+    VECTOR,
     Mark,
+    beyond_axis,
     front_corners,
     log_ticks,
     marks,
@@ -36,8 +43,27 @@ from bild_lab.report.style import (
     written_figure,
 )
 
-_PANEL_INCHES = (8.0, 5.0)
-_LABELS_AT_MOST = 6
+
+@dataclass(frozen=True)
+class _Look:
+    """Sizes of a panel, on a screen or in a column of a paper.
+
+    inches: width, and height without the lines below. area: of the axes in it. titled: with a heading, and names of
+    lines beside the axes. mark: its diameter in points. labels: at most so many. bars: of at most so many points all.
+    """
+
+    inches: tuple[float, float]
+    area: tuple[float, float, float, float]
+    titled: bool
+    mark: float
+    labels: int
+    bars: int
+
+
+_SCREEN = _Look((8.0, 4.1), (0.72, 0.13, 6.48, 2.9), True, 6.5, 6, FEW)
+_COLUMN = _Look((COLUMN, 2.35), (0.45, 0.33, 2.6, 1.6), False, 3.6, 3, 6)
+_BELOW, _LINE = 0.9, 0.125  # inches: below the panel on a screen, and of a line of text in a column
+_LETTERS = 66  # on a line below the figure in a column
 _DISTANCES = (14, 24, 36, 52, 70, 92)  # pixels
 _ANGLES = (45, 135, 90, 315, 225, 270, 0, 180, 20, 160, 70, 110)  # degrees
 
@@ -52,12 +78,14 @@ class _Panel:
     axes: Axes
     group: Group
     colours: dict[str, Mark]
+    look: _Look
 
 
-def draw_pareto(results: Sequence[Result], path: Path) -> None:
-    """Draw quality against latency relative to the baseline: a PNG of 1200 x 750 pixels, and a PDF for a paper.
+def draw_pareto(results: Sequence[Result], path: Path, kinds: Sequence[str] = PICTURE_KINDS) -> None:
+    """Draw quality against latency relative to the baseline, for a screen, for a paper or both.
 
-    Results of different settings never share a panel: each further setting adds one below. path: of the PNG.
+    Results of different settings never share a panel: each further setting adds one below. path: without or with a
+    suffix, which the kinds replace. kinds: "png" is 1200 x 750 pixels, "pdf" and "svg" are as wide as a column.
 
     Raises:
         UserError: no result has both a latency and a quality.
@@ -66,11 +94,39 @@ def draw_pareto(results: Sequence[Result], path: Path) -> None:
     if not groups:
         raise UserError("a Pareto figure wants a point with latency and quality, got none; run a point first")
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
-    across, up = _PANEL_INCHES
-    with written_figure(path, (across, up * len(groups)), ("png", "pdf")) as figure:
-        parts = figure.subfigures(len(groups), squeeze=False, hspace=0)[:, 0]
-        for part, group in zip(parts, groups, strict=True):
-            _draw_panel(_Panel(part, part.add_axes((0.09, 0.205, 0.81, 0.58)), group, colours))
+    for look in (_SCREEN, _COLUMN):
+        if not (chosen := [kind for kind in kinds if (kind in VECTOR) is not look.titled]):
+            continue
+        across, up = look.inches
+        below = [_BELOW if look.titled else _LINE * (1.5 + _legend_rows(group) + len(_foot(group))) for group in groups]
+        heights = [up + each for each in below]
+        with written_figure(path, (across, sum(heights)), chosen) as figure:
+            parts = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)[:, 0]
+            for part, group, height, room in zip(parts, groups, heights, below, strict=True):
+                left, bottom, width, tall = look.area
+                more = _LINE * len(_beyond(group, look))
+                bottom, tall = bottom + room + more, tall - more
+                area = (left / across, bottom / height, width / across, tall / height)
+                _draw_panel(_Panel(part, part.add_axes(area), group, colours, look))
+
+
+def _legend_rows(group: Group) -> int:
+    """Rows of the legend in a column, at most: an entry takes as much as its letters and the mark."""
+    letters = max(len(policy) + 6 for policy in [*group.policies, "Pareto front"])
+    return math.ceil((len(group.policies) + 2) / max(1, _LETTERS // letters))
+
+
+def _beyond(group: Group, look: _Look) -> list[str]:
+    """Lines that name what is beyond the axis."""
+    return textwrap.wrap(beyond_axis(group), 100 if look.titled else _LETTERS - 8)
+
+
+def _foot(group: Group) -> list[str]:
+    """Lines below a figure in a column: what was measured, and how far it can be relied on."""
+    setting = group.setting
+    said = [f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}", sizes(group.results)]
+    said += [f"bars: 95 % intervals{' of some points' if len(group.results) > _COLUMN.bars else ''}"]
+    return textwrap.wrap("; ".join(filter(None, [*said, caption(group.results)])) + ".", _LETTERS - 3)
 
 
 def _draw_panel(panel: _Panel) -> None:
@@ -79,8 +135,8 @@ def _draw_panel(panel: _Panel) -> None:
     _draw_points(panel)
     _frame(panel.axes, panel.group)
     if panel.group.relative:
-        _draw_baseline(panel.axes, panel.group)
-        _draw_speedup_axis(panel.axes, panel.group)
+        _draw_baseline(panel)
+        _draw_speedup_axis(panel)
     front = front_corners(panel.group)
     if len(front) > 1:
         panel.axes.step(*zip(*front, strict=True), where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3)
@@ -90,12 +146,11 @@ def _draw_panel(panel: _Panel) -> None:
 
 
 def _draw_points(panel: _Panel) -> None:
-    """The marks; bars for the points that `with_bars` selects."""
-    front = {id(result) for result in panel.group.front()}
-    barred = {id(result) for result in with_bars(panel.group)}
-    for result in reversed(panel.group.results):
-        position = panel.group.position(result)
-        if position is None or result.is_baseline:  # it has its own mark
+    """The marks; bars for the points that `with_bars` selects. Ends of bars have caps, as bars lie on each other."""
+    look, front = panel.look, {id(result) for result in panel.group.front()}
+    barred = {id(result) for result in with_bars(panel.group, look.bars)}
+    for result, position in reversed(panel.group.placed):
+        if result.is_baseline:  # it has its own mark
             continue
         mark = panel.colours[result.policy]
         chosen = id(result) in front
@@ -107,12 +162,16 @@ def _draw_points(panel: _Panel) -> None:
                 yerr=[[max(0.0, position.y - position.y_low)], [max(0.0, position.y_high - position.y)]],
                 fmt="none",
                 ecolor=mark.colour,
-                elinewidth=0.9,
+                elinewidth=0.13 * look.mark,
+                capsize=0.35 * look.mark,
+                capthick=0.13 * look.mark,
+                alpha=0.8,
                 zorder=2,
             )
         fill = mark.colour if chosen else "white"
         order = 5 if chosen else 4
-        panel.axes.plot(position.x, position.y, mark.marker, ms=6.5, mfc=fill, mec=mark.colour, mew=1.3, zorder=order)
+        edge = {"mfc": fill, "mec": mark.colour, "mew": 0.2 * look.mark}
+        panel.axes.plot(position.x, position.y, mark.marker, ms=look.mark, zorder=order, **edge)
 
 
 def _frame(axes: Axes, group: Group) -> None:
@@ -130,7 +189,8 @@ def _frame(axes: Axes, group: Group) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(9, steps=[1, 2, 5, 10]))
 
 
-def _draw_baseline(axes: Axes, group: Group) -> None:
+def _draw_baseline(panel: _Panel) -> None:
+    axes, group, look = panel.axes, panel.group, panel.look
     quality = group.baseline_quality
     if quality is None:
         return
@@ -140,12 +200,14 @@ def _draw_baseline(axes: Axes, group: Group) -> None:
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
         position = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        axes.annotate(text, (1, level), (6, 0), **position, va=side, color=MUTED, annotation_clip=False)
-    axes.plot(1.0, quality, "x", color=INK, ms=9, mew=2.4, zorder=6)
+        place = {"xytext": (6, 0)} if look.titled else {"xytext": (-1, 1 if side == "bottom" else -1.5), "ha": "right"}
+        axes.annotate(text, (1, level), **place, **position, va=side, color=MUTED, annotation_clip=False)
+    axes.plot(1.0, quality, "x", color=INK, ms=1.4 * look.mark, mew=0.37 * look.mark, zorder=6)
 
 
-def _draw_speedup_axis(axes: Axes, group: Group) -> None:
-    ticks = speedups_on_axis(group)
+def _draw_speedup_axis(panel: _Panel) -> None:
+    axes = panel.axes
+    ticks = speedups_on_axis(panel.group, 13 if panel.look.titled else 8)
     top = axes.secondary_xaxis("top")
     top.set_xlabel("Speedup", labelpad=5)
     top.set_xticks([1 / tick for tick in ticks])
@@ -156,10 +218,14 @@ def _draw_speedup_axis(axes: Axes, group: Group) -> None:
 
 
 def _draw_texts(panel: _Panel) -> None:
-    group, setting = panel.group, panel.group.setting
+    group, setting, part = panel.group, panel.group.setting, panel.figure
     unit = f"relative to {setting.baseline}" if group.relative else "in seconds"
-    panel.axes.set_xlabel(f"Latency per example, {unit} (further left is faster)", labelpad=6)
+    words = f"Latency per example, {unit} (further left is faster)" if panel.look.titled else f"Latency {unit}"
+    panel.axes.set_xlabel("\n".join([words, *_beyond(group, panel.look)]), labelpad=0.9 * panel.look.mark)
     panel.axes.set_ylabel(group.metric)
+    if not panel.look.titled:
+        part.text(0.02, _LINE / 4 / _height(part), "\n".join(_foot(group)), va="bottom", color=MUTED, linespacing=1.15)
+        return
     data = f"{short_name(setting.dataset)} ({setting.split})"
     title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
     draft = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
@@ -172,22 +238,25 @@ def _draw_texts(panel: _Panel) -> None:
         (0.872, caption(group.results), {"color": INK}),  # left of the upper axis' title
     ):
         if text:
-            panel.figure.text(0.09, share, text, va="center", **font)
+            part.text(0.09, share, text, va="center", **font)
 
 
 def _draw_legend(panel: _Panel) -> None:
-    shown = {policy: panel.colours[policy] for policy in panel.group.policies}
+    front = f"Pareto front{' (filled marks)' if panel.look.titled else ''}"
+    size, drawn = panel.look.mark, {one.policy for one, _ in panel.group.placed if not one.is_baseline}
     handles = [
-        Line2D([], [], ls="", marker=mark.marker, ms=6.5, mfc=mark.colour, mec=mark.colour, label=policy)
-        for policy, mark in shown.items()
+        Line2D([], [], ls="", marker=mark.marker, ms=size, mfc=mark.colour, mec=mark.colour, label=policy)
+        for policy, mark in panel.colours.items()
+        if policy in drawn
     ]
     if panel.group.relative:
         baseline = panel.group.setting.baseline
-        handles.insert(0, Line2D([], [], ls="", marker="x", ms=8, mew=2.2, color=INK, label=baseline))
-    handles.append(Line2D([], [], color=INK, lw=1.3, alpha=0.7, label="Pareto front (filled marks)"))
-    location = {"loc": "lower center", "bbox_to_anchor": (0.495, 0.005)}
+        handles.insert(0, Line2D([], [], ls="", marker="x", ms=1.2 * size, mew=0.34 * size, color=INK, label=baseline))
+    handles.append(Line2D([], [], color=INK, lw=0.2 * size, alpha=0.7, label=front))
+    below = 0 if panel.look.titled else _LINE * (0.4 + len(_foot(panel.group))) / _height(panel.figure)
+    location = {"loc": "lower center", "bbox_to_anchor": (0.495, 0.005 + below)}
     for columns in range(len(handles), 0, -1):  # as few rows as fit into the image
-        look = {"frameon": False, "columnspacing": 1.6, "handletextpad": 0.4}
+        look = {"frameon": False, "columnspacing": 1.6, "handletextpad": 0.4, "borderpad": 0, "borderaxespad": 0.2}
         legend = panel.figure.legend(handles=handles, ncols=columns, **location, **look)
         if columns == 1 or legend.get_window_extent().width <= 0.97 * panel.figure.bbox.width:
             return
@@ -196,16 +265,16 @@ def _draw_legend(panel: _Panel) -> None:
 
 def _label_front(panel: _Panel) -> None:
     """Write the knobs of some front points beside them, if there is room."""
-    group, axes = panel.group, panel.axes
+    group, axes, most = panel.group, panel.axes, panel.look.labels
     front = [result for result in group.front() if knob_label(result, group.knobs(result))]
-    if len(front) > _LABELS_AT_MOST:  # evenly over the front, with both its ends
-        front = [front[round(at * (len(front) - 1) / (_LABELS_AT_MOST - 1))] for at in range(_LABELS_AT_MOST)]
-    placed = [at for result in group.results if (at := group.position(result)) is not None]
-    taken = [Bbox.from_extents(x - 9, y - 9, x + 9, y + 9) for x, y in (_pixel(axes, at.x, at.y) for at in placed)]
+    if len(front) > most:  # evenly over the front, with both its ends
+        front = [front[round(at * (len(front) - 1) / (most - 1))] for at in range(most)]
+    places, room = [_pixel(axes, at.x, at.y) for _, at in group.placed], 1.4 * panel.look.mark
+    taken = [Bbox.from_extents(x - room, y - room, x + room, y + room) for x, y in places]
     for result in front:
         at = group.position(result)
         label = knob_label(result, group.knobs(result), "\n")
-        text = axes.text(at.x, at.y, label, size=7.5, ha="center", va="center", zorder=7)
+        text = axes.text(at.x, at.y, label, size="small", ha="center", va="center", zorder=7)
         anchor = _pixel(axes, at.x, at.y)
         box = free_place(anchor, text.get_window_extent(), taken, _lines(axes, group), axes.get_window_extent())
         if box is None:
@@ -216,6 +285,11 @@ def _label_front(panel: _Panel) -> None:
         text.set_position(center)
         text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.9})
         axes.plot((at.x, center[0]), (at.y, center[1]), color=MUTED, linewidth=0.6, alpha=0.7, zorder=2.5)
+
+
+def _height(part: SubFigure) -> float:
+    """Inches of a panel with what is below it."""
+    return part.bbox.height / part.dpi
 
 
 def free_place(

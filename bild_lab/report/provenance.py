@@ -33,10 +33,11 @@ def unreliable(results: Sequence[Result]) -> list[str]:
     impossible = sum(result.impossible for result in results)
     busy = [result.environment.busy_elsewhere_percent for result in results if result.environment.busy]
     used = " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy)))) if busy else ""
+    idle = "On an idle machine (or a free core, runtime.threads=1)"
     reasons = (
         (len(shared), "beside other jobs on the same device", "Alone"),
-        (impossible, "as faster than their tokens per call allow", "On an idle machine"),
-        (len(busy), f"while other programs used {used} % of the machine", "On an idle machine"),
+        (impossible, "as faster than their tokens per call allow", idle),
+        (len(busy), f"while other programs used {used} % of the machine", idle),
     )
     points = _many(len(results), "point")
     doubts = Counter(result.doubt for result in results if result.doubt)

@@ -1,7 +1,7 @@
 """How figures look: colours and markers of policies, ticks, and matplotlib figures with their files.
 
-Okabe and Ito's colour-blind safe set, with orange and sky blue darker: every colour stands out from a white and from a
-dark page by 3 to 1.
+Okabe and Ito's colour-blind safe set, with orange darker and violet in place of sky blue: every colour stands out from
+a white and from a dark page by 3 to 1.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.results.groups import Group
+from bild_lab.lab.formatting import times
+from bild_lab.lab.results.groups import FEW, Group
 from bild_lab.lab.schema.result import Result
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97F00", "#2E93CC")
-_MARKERS = (("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down"))
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97F00", "#9A6BE0")
+MARKERS = (  # of matplotlib and of plotly
+    *(("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down")),
+    *(("P", "cross"), ("p", "pentagon"), ("*", "star"), ("h", "hexagon"), ("<", "triangle-left")),
+    (">", "triangle-right"),
+)
 
 INK = "#1c1e21"
 MUTED = "#777c86"
@@ -42,7 +47,12 @@ FIGURE_STYLE = {
     "axes.spines.right": False,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
+    "pdf.fonttype": 42,  # journals refuse the fonts of type 3 that matplotlib would embed
+    "svg.hashsalt": "bild_lab",  # equal figures are equal files
 }
+COLUMN = 3.15  # inches: 8 cm, as wide as a column of a paper
+VECTOR = ("pdf", "svg")
+_SMALL = 6.5  # points, the letters of a figure in a column
 _DPI = 150
 _LETTER = 0.06  # inches, as wide as a letter of the subtitle
 
@@ -57,23 +67,23 @@ class Mark:
 
 
 def marks(policies: list[str]) -> dict[str, Mark]:
-    """Give each policy its colour and marker; no two of thirty policies get the same pair."""
+    """Give each policy its colour and marker: no two of eleven have the same marker, no two of 66 the same pair."""
     return {
-        policy: Mark(COLOURS[index % len(COLOURS)], *_MARKERS[index % len(_MARKERS)])
+        policy: Mark(COLOURS[index % len(COLOURS)], *MARKERS[index % len(MARKERS)])
         for index, policy in enumerate(policies)
     }
 
 
-def with_bars(group: Group) -> list[Result]:
+def with_bars(group: Group, few: int = FEW) -> list[Result]:
     """The results whose intervals are drawn at first: all if they are few, else the front and the notable ones."""
-    return [result for result in group.selected() if not result.is_baseline]
+    return [result for result in group.selected(few) if not result.is_baseline]
 
 
-def speedup_ticks(low: float, high: float) -> list[float]:
-    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`."""
+def speedup_ticks(low: float, high: float, most: int = 13) -> list[float]:
+    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`, at most so many."""
     fastest, slowest = 1 / max(low, 0.01), 1 / high
     step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
-    spread = (high - low) / 13  # ticks that are closer would overlap
+    spread = (high - low) / most  # ticks that are closer would overlap
     kept: list[float] = []
     for index in range(1, int(fastest / step) + 1):
         tick = round(index * step, 2)
@@ -88,10 +98,17 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [tick for tick in series if low <= tick <= high]
 
 
-def speedups_on_axis(group: Group) -> list[float]:
+def speedups_on_axis(group: Group, most: int = 13) -> list[float]:
     """Return the speedups that the upper axis names."""
     low, high = group.limits()[0]
-    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high)
+    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high, most)
+
+
+def beyond_axis(group: Group) -> str:
+    """The policies that are too slow for the axis, each with its best speedup: `beyond the axis: hf_generate 0.04×`."""
+    best = {result.policy: result.speedup.value for result in reversed(group.beyond)}
+    named = ", ".join(f"{policy} {times(speedup)}" for policy, speedup in best.items())
+    return f"beyond the axis: {named}" if named else ""
 
 
 def front_corners(group: Group) -> list[tuple[float, float]]:
@@ -105,24 +122,31 @@ def front_corners(group: Group) -> list[tuple[float, float]]:
 
 
 @contextmanager
-def written_figure(path: Path, inches: tuple[float, float], kinds: Sequence[str] = ("png",)) -> Iterator[Figure]:
-    """An empty figure, written when the block ends. kinds: of files, "png" and "pdf"."""
-    with rc_context(FIGURE_STYLE):
+def written_figure(path: Path, inches: tuple[float, float], kinds: Sequence[str] = ()) -> Iterator[Figure]:
+    """An empty figure, written when the block ends.
+
+    In one that is as wide as a column of a paper letters are small. kinds: of files, "png", "pdf", "svg"; none: the
+    kind of the path.
+    """
+    with rc_context(FIGURE_STYLE | ({"font.size": _SMALL} if inches[0] <= COLUMN else {})):
         figure = Figure(figsize=inches, dpi=_DPI)
         FigureCanvasAgg(figure)
         yield figure
-        for kind in kinds:
-            image = io.BytesIO()
-            figure.savefig(image, format=kind, metadata={"CreationDate": None} if kind == "pdf" else {})
+        for kind in kinds or (path.suffix.removeprefix("."),):
+            image, undated = io.BytesIO(), {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
+            figure.savefig(image, format=kind, metadata=undated.get(kind))
             write_atomically(path.with_suffix(f".{kind}"), image.getvalue())
 
 
 @contextmanager
 def paper_figure(
-    path: Path, inches: tuple[float, float], title: str, subtitle: str, kinds: Sequence[str] = ("png",)
+    path: Path, inches: tuple[float, float], title: str, subtitle: str, kinds: Sequence[str] = ()
 ) -> Iterator[Figure]:
-    """A figure with its heading, written when the block ends."""
+    """A figure with its heading, written when the block ends; in a column of a paper the caption is its heading."""
     with written_figure(path, inches, kinds) as figure:
+        if inches[0] <= COLUMN:
+            yield figure
+            return
         left = 0.45 / inches[0]
         figure.text(left, 1 - 0.24 / inches[1], title, va="center", size=11.5, weight="bold")
         lines = textwrap.fill(subtitle, int((inches[0] - 0.6) / _LETTER))
@@ -142,7 +166,7 @@ def add_panel(
     axes.grid(axis=grid, color=HAIRLINE, linewidth=0.7)
     axes.set_axisbelow(True)
     axes.spines["top"].set_visible(False)
-    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+    axes.set_title(title, loc="left", fontsize="medium", color=INK)
     axes.set(**settings)
     return axes
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
+from functools import partial
 
 from hydra.experimental.callback import Callback
 
 from bild_lab.lab.cli import console, escape, output, stages
+from bild_lab.lab.config import PICTURE_KINDS
 from bild_lab.lab.results.records import Sweep
 
 SHARE = 0.02  # of the time since the page was last written, at most, that writing it may take
 
 
-def report_sweep(sweep: Sweep) -> None:
-    """Write a sweep's table, figure and report and the list of all runs, and print a summary."""
+def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
+    """Write a sweep's table, figure and report and the list of all runs, and print a summary.
+
+    figures: the kinds of the figure's files.
+    """
     # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.results.groups import by_setting
     from bild_lab.lab.results.records import write_table
@@ -27,12 +33,12 @@ def report_sweep(sweep: Sweep) -> None:
     from bild_lab.report.terminal import category_table, sweep_table
 
     with sweep.report_lock():
-        results, failures, older = sweep.results(), sweep.failures(), sweep.older()
+        results, failures, older, lost = sweep.results(), sweep.failures(), sweep.older(), []
         if results:
             write_table(results, sweep.folder / "sweep.csv")
-            draw_pareto(results, sweep.folder / "pareto.png")
+            draw_pareto(results, sweep.folder / "pareto", figures)
         if results or failures or (sweep.folder / SCREENED).is_file():
-            write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
+            lost = write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
         if results or failures:
             output.print(sweep_table(results, failures))
         if (categories := category_table(results)) is not None:
@@ -41,9 +47,11 @@ def report_sweep(sweep: Sweep) -> None:
     group = leading(by_setting(results))
     for label, why in [] if group is None else reason_lines(group):
         output.print(f"[bold]{escape(label)}[/bold]: {escape(why)}")
-    for remark in notes(results, older):
+    for remark in [*notes(results, older), *lost]:
         output.print(escape(remark))
-    output.print(f"{sweep.folder}/report.html, pareto.png and sweep.csv hold the rest")
+    named = ("report.html", *(f"pareto.{kind}" for kind in figures), "sweep.csv")
+    if there := [name for name in named if (sweep.folder / name).is_file()]:
+        output.print(f"the rest is in {sweep.folder}: {', '.join(there)}")
     update_index(sweep.folder.parent)
 
 
@@ -77,9 +85,9 @@ class LiveReport:
         self._cost_s = self._written_s - begin
 
 
-def reported_sweep() -> Callback:
+def reported_sweep(figures: Sequence[str]) -> Callback:
     """A callback that writes the table, figure and report of a sweep when it ends, however it ends."""
     stages.enter("loading PyTorch")
     from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
 
-    return SweepCallback(report_sweep, LiveReport())
+    return SweepCallback(partial(report_sweep, figures=figures), LiveReport())

@@ -1,8 +1,9 @@
-"""What a sweep found, in the terminal: tables of at most 80 columns."""
+"""What a sweep found as text: tables of at most 80 columns in the terminal, in Markdown, in LaTeX for a paper."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -11,8 +12,9 @@ from rich.text import Text
 from bild_lab.lab.formatting import TIMES, interval, knob_label, number, percent, point_label, short_name, signed
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
-from bild_lab.report.page.tables import CATEGORY, categories_of
-from bild_lab.report.provenance import disturbance
+from bild_lab.report.page.tables import CATEGORY, TableCell, categories_of, points_table
+from bild_lab.report.page.tables import Table as PageTable
+from bild_lab.report.provenance import disturbance, unreliable
 
 WIDTH = 80
 _ON_FRONT = "\u25cf"
@@ -30,6 +32,15 @@ _LEGEND = (
 )
 _UNRELIABLE = "timed while the machine was busy with something else: do not rely on this speedup"
 _MESSAGE_AT_MOST, _LONGEST = 300, 80  # characters of a message, of a value of the setting
+
+_COLUMNS = ("speedup", "quality", "quality_difference", "latency_s_median", "tokens_per_s")
+_COLUMNS += ("tokens_per_target_call", "acceptance_rate", "agreement_with_target")
+_FOR_PAPERS = ("policy", *_COLUMNS[:3], "tokens_per_target_call")
+_WRITTEN = {
+    **{sign: rf"\{sign}" for sign in "&%$#_{}"},
+    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
+    **{"×": r"$\times$", "−": "$-$", "–": "--", "∞": r"$\infty$", "…": r"\ldots{}", "’": "'"},
+}
 
 
 def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table:
@@ -108,3 +119,45 @@ def _message(failure: Failure) -> str:
     """Return which point failed and why, cut to a few lines; failed.json has all of it."""
     text = f"{failure.point} {failure.error.type}: {failure.error.message}"
     return text if len(text) <= _MESSAGE_AT_MOST else f"{text[:_MESSAGE_AT_MOST]}\u2026"
+
+
+def points_text(group: Group, latex: bool) -> str:
+    """The points of a setting, fastest first, with intervals and with what disturbed their timing."""
+    table = points_table(group)
+
+    def titles(names: Sequence[str]) -> list[str]:
+        return [group.metric if name == "quality" else COLUMNS[name].title for name in names]
+
+    if latex:
+        return latex_table(table, titles(_FOR_PAPERS), unreliable(group.results))
+    chosen = titles(("policy", *_COLUMNS))
+    rows = [[f"{one.text} {one.detail}".strip() for one in cells] for cells in _chosen(table, chosen)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (chosen, ["---"] * len(chosen), *rows))
+
+
+def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:
+    """The columns with these titles as a `tabular` that needs `\\usepackage{booktabs}`.
+
+    A cell's second line, mostly its interval, follows it in small letters. remarks: below the last rule.
+    """
+    head = [r"\toprule", " & ".join(map(_escaped, titles)) + r" \\", r"\midrule"]
+    rows = [" & ".join(map(_latex, cells)) + r" \\" for cells in _chosen(table, titles)]
+    width = rf"\multicolumn{{{len(titles)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
+    below = [rf"{width}{{\footnotesize {_escaped(remark)}}} \\" for remark in remarks]
+    begin = rf"\begin{{tabular}}{{@{{}}l{'r' * (len(titles) - 1)}@{{}}}}  % needs \usepackage{{booktabs}}"
+    return "\n".join([begin, *head, *rows, r"\bottomrule", *below, r"\end{tabular}"])
+
+
+def _chosen(table: PageTable, titles: Sequence[str]) -> Iterator[list[TableCell]]:
+    """The cells of each row below these titles; of two columns with one title, the first."""
+    own = [column.title for column in table.columns]
+    for row in table.rows:
+        yield [row.cells[own.index(title)] for title in titles]
+
+
+def _latex(cell: TableCell) -> str:
+    return _escaped(cell.text) + (rf" {{\scriptsize {_escaped(cell.detail)}}}" if cell.detail else "")
+
+
+def _escaped(text: str) -> str:
+    return re.sub(".", lambda sign: _WRITTEN.get(sign[0], sign[0]), text)

@@ -23,7 +23,6 @@ from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.training.answers import END, Answer, Calibration
 from bild_lab.training.batches import spread_evenly
 from bild_lab.training.comparison import LOSSES, Comparison, Report, agreement, gains, measured_points
@@ -52,7 +51,7 @@ class Alignment:
     runtime: RuntimeSpec  # of the measurements
     measure: MeasureSpec
     comparison: Comparison | None
-    logger: WandbLogger | None = None
+    logger: Any = None  # of `conf/logger`; None: none
     teaching: Teaching = Teaching()
 
     @property

@@ -30,7 +30,6 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.candidates import Candidate
 from bild_lab.lab.screening.rows import Row
 from bild_lab.lab.screening.screen import Screening
-from bild_lab.report.wandb.logger import WandbLogger
 from bild_lab.training.answers import Calibration, greedy_answers
 from bild_lab.training.batches import Collator, TokenizedExample
 from bild_lab.training.soft_targets import soft_targets
@@ -168,9 +167,7 @@ def fastest(rows: Sequence[Row], loss: float) -> int | None:
     return max(kept, key=lambda place: (rows[place].predicted_speedup, rows[place].quality), default=None)
 
 
-def measured_points(
-    configs: Sequence[DictConfig], sweep: Sweep, logger: WandbLogger | None, report: Report
-) -> list[Result]:
+def measured_points(configs: Sequence[DictConfig], sweep: Sweep, logger: Any, report: Report) -> list[Result]:
     """Every point's result, measured unless it is finished. report: called with a line for each."""
     results = []
     for config in configs:

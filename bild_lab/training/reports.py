@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from bild_lab.engine.models.ranks import launched
 from bild_lab.lab.cli import console, escape, progress, stages
-from bild_lab.report.wandb.logger import WandbLogger
+from bild_lab.lab.decoding.load import build
 
 _NOT_IN_CARD = ("name", "device", "threads", "log_every")  # of the recipe: they do not change the weights
 
@@ -89,20 +89,20 @@ def answers_bar() -> Iterator[Callable[[int, int], None]]:
         yield lambda count, total: bar.update(task, advance=count, total=total)
 
 
-def training_logger(logger: DictConfig) -> WandbLogger | None:
-    """The logger that `conf/logger` describes; None if it has no values."""
-    values = {key: value for key, value in OmegaConf.to_container(logger, resolve=True).items() if key != "_target_"}
-    return WandbLogger(**values) if values else None
+def training_logger(logger: DictConfig) -> Any:
+    """The logger that `conf/logger` describes; None if it has no values. Raises UserError for wrong ones."""
+    values = OmegaConf.to_container(logger, resolve=True)
+    return build(values, {}) if set(values) - {"_target_"} else None
 
 
-def print_closing(logger: WandbLogger | None) -> None:
+def print_closing(logger: Any) -> None:
     """Print where the runs of this process are; nothing without a logger."""
     for line in [] if logger is None else logger.closing():
         console.print(escape(line))
 
 
-class LogToWandb(TrainerCallback):
-    """Sends every log and evaluation of a training to a run.
+class LogToRun(TrainerCallback):
+    """Sends every log and evaluation of a training to a run of Weights & Biases, or of a tracker with its methods.
 
     metric: of the evaluations, None without any. Curves are over the training's step, also after it was resumed.
     """

@@ -24,10 +24,10 @@ from bild_lab.files import holding
 from bild_lab.lab.cli import stages
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.report.wandb.logger import TRAINING, WandbLogger
+from bild_lab.report.wandb.logger import TRAINING
 from bild_lab.training.folder import METRICS, TrainingFolder, write_json
 from bild_lab.training.recipe import Recipe
-from bild_lab.training.reports import LogToWandb, TerminalLog, progress_bar
+from bild_lab.training.reports import LogToRun, TerminalLog, progress_bar
 from bild_lab.training.trainer import Objective, ResumableTrainer, training_arguments
 
 
@@ -37,7 +37,7 @@ class TrainingJob:
 
     recipe: Recipe
     folder: Path
-    logger: WandbLogger | None = None
+    logger: Any = None  # of `conf/logger`; None: none
     callbacks: tuple[TrainerCallback, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -131,7 +131,7 @@ class TrainingRun:
 
     @contextmanager
     def _logs(self, arguments: TrainingArguments) -> Iterator[list[TrainerCallback]]:
-        """The logs on terminal and Weights & Biases; only the first process has them."""
+        """The logs on the terminal and to a tracker; only the first process has them."""
         if not launched().first:
             yield []
             return
@@ -141,8 +141,8 @@ class TrainingRun:
                 about = {"composition": self.start, "environment": dict(environment(arguments.device))}
                 about = {**self.identity, **about}
                 name = content_hash(dict(self.identity))
-                run = self.job.logger.begin(name, self.folder.root.name, about, TRAINING)
-                logs.append(LogToWandb(run, self.metric))
+                begun = self.job.logger.begin(name, self.folder.root.name, about, TRAINING)
+                logs += [LogToRun(run, self.metric) for run in (begun if isinstance(begun, list) else [begun])]
             yield logs
 
     def _progress(self, state: TrainerState) -> dict[str, Any]:

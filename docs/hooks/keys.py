@@ -204,7 +204,7 @@ def _applications() -> list[tuple[str, str]]:
     """Scripts, each with the name of its configuration."""
     found = [("run.py", MAIN)]
     for file in sorted((ROOT / "scripts").glob("*.py")):
-        named = re.search(r'config_name="(\w+)"', file.read_text())
+        named = re.search(r'@hydra_main\("(\w+)"\)', file.read_text())
         found += [(f"scripts/{file.name}", named[1])] if named and named[1] != MAIN else []
     return found
 

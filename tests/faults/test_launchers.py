@@ -1,13 +1,15 @@
-"""`hydra/launcher=joblib` and `submitit_local`: results of workers, one report, an honest status, flagged timings."""
+"""`hydra/launcher=joblib`, `submitit_local`, and a Slurm of one node: workers' results, one report, flagged timings."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,8 @@ SCRIPT = Path(run.__file__)
 SWEEP = ("-m", "policy=bild", "policy.fallback=0.2,0.4,0.6")
 JOBLIB = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
 SUBMITIT = ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10")
+SLURM = ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=tested", "hydra.launcher.cpus_per_task=1")
+CLUSTER = Path(__file__).with_name("slurm.sh")
 
 pytestmark = pytest.mark.slow
 
@@ -69,3 +73,31 @@ def test_a_signal_ends_the_workers_too_and_reports(ground: Ground) -> None:
     left = len(ground.finished())
     time.sleep(3)
     assert 2 <= left < 60 and len(ground.finished()) == left  # nobody is measuring any more
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One node, found by Slurm's commands of this test."""
+    if os.getuid() != 0 or not all(map(shutil.which, ("slurmctld", "slurmd", "munged"))):
+        pytest.skip("there is no Slurm: apt install slurm-wlm munge, as root")
+    subprocess.run([CLUSTER, "start", tmp_path / "slurm"], check=True, timeout=60)
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm/slurm.conf"))
+    yield
+    subprocess.run([CLUSTER, "stop", tmp_path / "slurm"], check=True, timeout=60)
+
+
+def test_a_sweep_on_slurm_that_was_killed_with_its_jobs_goes_on(slurm: None, ground: Ground) -> None:
+    words = ("-m", "policy=bild", "policy.fallback=0.2,0.3,0.4,0.5", "hydra.launcher.timeout_min=10", *SLURM)
+    process = started(ground, *words, "hydra.launcher.array_parallelism=1")
+    deadline = time.monotonic() + PATIENCE_S
+    while len(ground.finished()) < 2 and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.kill()
+    subprocess.run(["scancel", "--user=root", "--signal=KILL", "--full"], check=False)
+    subprocess.run(["scancel", "--user=root"], check=True)
+    printed, before = process.communicate()[0], ground.finished()
+    assert 2 <= len(before) < 4, printed
+    code, printed = swept(ground, *words)
+    assert code == 0, printed
+    ground.require_whole(4, before)
+    assert len([*(ground.sweep.folder / ".submitit").rglob("*_log.out")]) >= 4 + len(before)  # a job for each point

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import run
-from bild_lab.lab import cli, runner
+from bild_lab.lab import application, cli, runner
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.progress import read_commands
@@ -131,7 +132,9 @@ def test_the_report_is_written_between_points_and_never_while_one_is_timed(
     assert given.line.startswith("python run.py -m pair.target=")
 
 
-def test_a_finished_point_is_not_measured_again(command: Command, base: list[str]) -> None:
+def test_a_finished_point_is_not_measured_again(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command(*base)
     (folder,) = points()
     before = (folder / "result.json").stat().st_mtime_ns
@@ -139,6 +142,15 @@ def test_a_finished_point_is_not_measured_again(command: Command, base: list[str
     assert code == 0
     assert "finished before" in printed
     assert (folder / "result.json").stat().st_mtime_ns == before
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("bild_lab.report.sweep.report_sweep", full)
+        code, printed = command(*base)
+    assert code == 1 and "Traceback" not in printed
+    assert "the report could not be written: [Errno 28] No space left on device; finished points are kept" in printed
     code, printed = command(*base, "runtime.seed=1")
     assert len(points()) == 2, printed
 
@@ -344,7 +356,7 @@ def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    monkeypatch.setattr(run, "run_application", lambda main: sys.exit(print(sys.argv[1:])))
+    monkeypatch.setattr(application, "run_application", lambda main: sys.exit(print(sys.argv[1:])))
     with pytest.raises(SystemExit):
         run.run()
     shown = capfd.readouterr()

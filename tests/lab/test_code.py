@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import importlib
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from bild_lab.lab import hashing
-from bild_lab.lab.hashing import EVERY_POINT, PACKAGE, code_hash, code_text, reached
+from bild_lab.lab.hashing import EVERY_POINT, PACKAGE, code_hash, code_text, modules_of, reached
 
 ROLLBACK = "engine/acceptance/rollback.py"
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -57,7 +59,7 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
     others = [file for file in package.rglob("*.py") if file not in reaches]
     assert {"report", "papers", "training", "lab", "engine"} == {
         file.relative_to(package).parts[0] for file in others
-    } - {"__init__.py", "errors.py", "files.py"}
+    } - {"__init__.py", "__main__.py", "errors.py", "files.py"}
     assert package / "engine/acceptance/cascades.py" in others
     for file in others:
         file.write_text(file.read_text() + "\nCHANGED = True\n")
@@ -86,15 +88,77 @@ def test_code_that_measures_changes_the_hash(package: Path, module: str, old: st
     assert (anew((), package) != every) == (module != ROLLBACK)  # a rule is the affair of policies with it
 
 
-def test_a_part_of_another_package_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "my_drafter.py"
-    monkeypatch.syspath_prepend(tmp_path)
-    hashes = set()
-    for content in ("A = 1\n", "A = 2\n", "A = 2  # as before\n"):
-        file.write_text(content)
-        importlib.import_module("my_drafter")
-        hashes.add(anew(("my_drafter",), PACKAGE))
-    assert len(hashes) == 2
+USERS = {  # files of a user's own, outside the package
+    "outside_mine/__init__.py": "",
+    "outside_mine/drafter.py": (
+        "import numpy, outside_installed\nfrom outside_helper import SCALE\nfrom . import beside\n"
+        "from bild_lab.engine.acceptance.rollback import Rollback\n"
+        "def propose():\n    import outside_space.late\n"
+    ),
+    "outside_mine/beside.py": "from .deep.inner import DEPTH\n",
+    "outside_mine/deep/__init__.py": "",
+    "outside_mine/deep/inner.py": "DEPTH = 1\n",
+    "outside_mine/unused.py": "",
+    "outside_helper.py": "import typing\nSCALE = 1\nif typing.TYPE_CHECKING:\n    import outside_mine.unused\n",
+    "outside_space/late.py": "import outside_lost\n",  # in a namespace, imported late; what it imports is not there
+    "site-packages/outside_installed.py": "",
+}
+PART = ("outside_mine.drafter",)
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a user's own files, on Python's path and imported, as the part of a policy is."""
+    for name, content in USERS.items():
+        (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "own" / name).write_text(content)
+    monkeypatch.syspath_prepend(tmp_path / "own" / "site-packages")
+    monkeypatch.syspath_prepend(tmp_path / "own")
+    importlib.import_module(PART[0])
+    yield tmp_path / "own"
+    for name in [name for name in sys.modules if name.startswith("outside_")]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """One file of the package: enough, and fast."""
+    (tmp_path / PACKAGE.name / ROLLBACK).parent.mkdir(parents=True)
+    shutil.copy(PACKAGE / ROLLBACK, tmp_path / PACKAGE.name / ROLLBACK)
+    return tmp_path / PACKAGE.name
+
+
+def test_a_users_file_counts_with_all_of_the_users_that_it_imports(users: Path, small: Path) -> None:
+    package, others = small, ("outside_helper", "outside_installed")
+    before, helper, installed = (anew(modules, package) for modules in (PART, others[:1], others[1:]))
+    assert "outside_space" not in sys.modules, "reading imports nothing"
+    for name, content in USERS.items():
+        (users / name).write_text(f"{content}# a comment\n")
+        assert anew(PART, package) == before, f"a comment in {name}"
+        (users / name).write_text(f"{content}CHANGED = 1\n")
+        counts = "unused" not in name and "installed" not in name
+        assert (anew(PART, package) != before) == counts, name
+        assert (anew(others[1:], package) != installed) == ("installed" in name), "named itself, it counts"
+        (users / name).write_text(content)
+    edit(package / ROLLBACK, "-self._threshold)", "-2 * self._threshold)")
+    assert anew(PART, package) != before and anew(others[:1], package) == helper
+
+
+def test_a_part_counts_where_it_is_defined_and_a_users_also_where_it_is_named(users: Path) -> None:
+    (users / "outside_mine" / "made.py").write_text("import functools\nmake = functools.partial(dict)\n")
+    assert set(modules_of({"_target_": "outside_mine.made.make"})) == {"functools", "outside_mine.made"}
+    rollback = {"_target_": "bild_lab.engine.acceptance.Rollback", "threshold": 1.0}
+    assert list(modules_of({"rule": rollback})) == [*RULE]
+
+
+def test_a_users_files_may_move(users: Path, small: Path) -> None:
+    before = anew(PART, small)
+    moved = shutil.copytree(users, users.with_name("away"))
+    sys.path[sys.path.index(str(users))] = str(moved)
+    for name in [name for name in sys.modules if name.startswith("outside_")]:
+        del sys.modules[name]
+    importlib.import_module(PART[0])
+    assert anew(PART, small) == before and any(one.is_relative_to(moved) for one in reached(PART, small))
 
 
 DIFFERENT = {

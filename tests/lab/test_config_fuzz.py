@@ -58,6 +58,8 @@ BAD_VALUES = {
     "measure.warmup": ["-1", "1.5", "null", *NOT_A_NUMBER],
     "measure.repeats": ["0", "1.5", "null", *NOT_A_NUMBER],
     "measure.baseline": ["3", "best", "../x", *NOT_TEXT],
+    "measure.precision": ["0", "2", "nan", *NOT_A_NUMBER],
+    "measure.quiet": ["-1", "inf", *NOT_A_NUMBER],
     "measure.traced_examples": ["-1", "1.5", *NOT_A_NUMBER],
     "measure.certify": NOT_A_FLAG,
     "measure.target_log_probability": NOT_A_FLAG,

@@ -13,6 +13,7 @@ import yaml
 
 from bild_lab.lab.cli import WIDTH
 from bild_lab.lab.glossary import TERMS, terms_text
+from bild_lab.papers.paper_runs import application_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [ROOT / "run.py", *sorted((ROOT / "scripts").glob("*.py"))]
@@ -51,8 +52,8 @@ def test_help_has_a_usage_line_and_the_commands_own_keys(script: Path, printed) 
     first, blank, what = text.splitlines()[:3]
     assert re.match(rf"usage: python (-m )?{script.relative_to(ROOT)}".replace("/", "[/.]").removesuffix(".py"), first)
     assert blank == "" and what.endswith(".")
-    if application := re.search(r'config_name="(\w+)"', script.read_text()):
-        own = yaml.safe_load((ROOT / "conf" / f"{application[1]}.yaml").read_text())
+    if application := application_of(script.relative_to(ROOT).as_posix()):
+        own = yaml.safe_load((ROOT / "conf" / f"{application}.yaml").read_text())
         assert set(own) - {"hydra"} <= set(re.findall(r"^(\w+):", text, flags=re.M))
 
 

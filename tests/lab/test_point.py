@@ -55,6 +55,7 @@ def name_of(*words: str) -> str:
         "decoding.processors=[{_target_: transformers.NoRepeatNGramLogitsProcessor, ngram_size: 3}]",
         "measure.repeats=1",
         "measure.warmup=0",
+        "measure.precision=0.05",
         "measure.baseline=null",
         "measure.traced_examples=1",
         "measure.certify=true",
@@ -165,6 +166,10 @@ REFUSED = {  # what is wrong with the configuration, before a weight is read
     "pair.target_language=de": "pair.target_language",
     "pair.vocabularies=abacus": "pair.vocabularies",
     "resume=perhaps": "resume",
+    "measure.precision=5": "measure.precision must lie in (0, 1], got 5",
+    "measure.quiet=-1": "measure.quiet",
+    "+measure={precision: 0.1, baseline: null}": "measure.precision needs a baseline",
+    "+measure={precision: 0.1, most_repeats: 2}": "at least 2 and measure.repeats, got",
 }
 
 

@@ -30,7 +30,9 @@ def test_a_result_holds_the_pair_and_whether_its_drafter_was_aligned(
     sweep = Sweep(tmp_path / "sweep")
     run_point(point(checkpoints, data, "pair.name=mine", "pair.aligned=true"), sweep)
     (result,) = sweep.results()
-    assert result.facts == {"pair": "mine", "aligned": True, "acceptance": "Rollback", "trained": {}}
+    counts = dict.fromkeys(("target", "draft"), tiny_llama(1).num_parameters())
+    facts = {"pair": "mine", "aligned": True, "acceptance": "Rollback", "trained": {}, "parameters": counts}
+    assert result.facts == facts and 0 < result.first_token_s < result.total_s
 
 
 def test_facts_are_no_part_of_what_a_point_is(checkpoints: Path, data: Path) -> None:

@@ -59,7 +59,8 @@ def test_stage_examples_sweep_and_time_left_are_shown(screen: Console, clock: li
     clock[0] = 7.0
     shown.stage("decoding")
     clock[0] = 17.0
-    shown.advance()
+    shown.advance(0.25)
+    shown.advance(0.75)  # a text is counted when it is complete
     _, stage, sweep = lines(shown, screen)
     assert stage.startswith("decoding") and stage.endswith("1/4, 30 s left")
     assert sweep.endswith("1/5, 6 min left")  # 30 s and three points of 100 s
@@ -72,7 +73,7 @@ def test_the_first_point_of_a_sweep_is_the_measure_of_the_others(screen: Console
     clock[0] = 20.0
     shown.stage("decoding")
     clock[0] = 50.0
-    shown.advance()
+    shown.advance(1)
     assert lines(shown, screen)[2].endswith("0/3, 3 min left")  # 30 s of this point, and twice the 80 s that it takes
 
 
@@ -81,6 +82,49 @@ def test_a_pipe_has_a_line_for_a_point_when_it_begins(monkeypatch: pytest.Monkey
     monkeypatch.setattr(progress, "console", piped)
     with PointProgress("1/3 bild, window [2]", 20):
         assert piped.file.getvalue() == "1/3 bild, window [2]: 20 texts …\n"
+
+
+def test_a_long_sweep_says_early_how_long_it_takes_and_a_log_file_gets_a_line_a_minute(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    piped = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(progress, "console", piped)
+
+    def said() -> list[str]:
+        return piped.file.getvalue().splitlines()[1:]
+
+    with PointProgress("1/3 bild", 20, place=1, points=3) as shown:
+        clock[0] = 50.0
+        shown.stage("warming up")
+        shown.stage("decoding")
+        clock[0] = 55.0
+        shown.advance(0.25)
+        assert said() == []
+        clock[0] = 70.0
+        shown.advance(0.25)  # no text is complete, and twenty seconds are over
+        estimate = "1/3 bild: about 13 min for this point, 41 min for the 3 points left"
+        assert said() == [estimate]
+        for second in range(71, 192):
+            clock[0] = second
+            shown.advance(0.05)
+        assert said() == [estimate, "1/3 bild: 3/20, 6 min left", "1/3 bild: 6/20, 5 min left"]
+        clock[0] = 260.0
+        shown.stage("scoring by the target")
+        assert said()[3:] == ["1/3 bild: scoring by the target …"]
+    with PointProgress("2/3 bild", 20, place=2, points=3, typical_s=100.0) as shown:
+        shown.stage("decoding")
+        shown.advance(1)
+        assert piped.file.getvalue().splitlines()[-1] == "2/3 bild: 20 texts …"  # the first point has told it
+
+
+def test_a_terminal_keeps_the_estimate_and_a_short_point_has_none(screen: Console, clock: list[float]) -> None:
+    for seconds, told in ((30.0, True), (3.0, False)):
+        with PointProgress("bild", 2) as shown:
+            shown.stage("decoding")
+            clock[0] += seconds
+            shown.advance(1)
+        assert ("bild: about 30 s for this point\n" in screen.file.getvalue()) == told
+        screen.file.truncate(0)
 
 
 def test_a_title_names_place_drafter_and_the_knobs_that_were_given(checkpoints: Path, data: Path) -> None:

@@ -15,12 +15,14 @@ from bild_lab.lab import point as points
 from bild_lab.lab import runner
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
+from bild_lab.lab.measure import summary
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep, to_frame
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.sweep import took
 
 NEW = 8
 PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20", "w11 w4 w6"]
@@ -128,7 +130,8 @@ def test_metrics_of_tokens_are_scored_like_any_and_a_column_comes_once(measured:
 
 def test_a_result_tells_the_point_and_what_else_the_machine_did(point: Point, measured: tuple) -> None:
     result, _, _ = measured
-    assert (result.composition, result.facts) == (point.composition, point.facts)
+    facts = point.facts | {"parameters": {"target": 18080, "draft": 18080}}
+    assert (result.composition, result.facts) == (point.composition, facts)
     assert (result.name, result.knobs) == (point.name, point.knobs)
     assert (result.engine, result.same_as_baseline) == (point.decoders["method"].method.engine, False)
     assert result.composition and result.facts["acceptance"] == "Rollback"
@@ -150,10 +153,10 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
 ) -> None:
     alone, examples, _ = measured
     point = prepare(compose_config([*words, "runtime.batch=2", "measure.certify=true", "measure.repeats=1"]))
-    advanced: list[int] = []
-    result = run_point(point, Sweep(tmp_path), advance=lambda: advanced.append(1))
+    advanced: list[float] = []
+    result = run_point(point, Sweep(tmp_path), advance=advanced.append)
     found = read_examples(result.folder)
-    assert len(advanced) == 4 and result.work is None
+    assert sum(advanced) == pytest.approx(4) and result.work is None
     assert (result.setting.batch, alone.setting.batch) == (2, 1) and point.id != alone.point
     assert [one.token_ids for one in found] == [one.token_ids for one in examples]
     assert [one.rounds for one in found] == [one.rounds for one in examples]
@@ -194,3 +197,27 @@ def test_programs_are_run_for_the_policy_and_the_baseline_and_their_verdicts_are
     same = [mine == theirs for mine, theirs in zip(texts["method"], texts["baseline"], strict=True)]
     assert (result.quality.metric, result.quality.value, result.quality.baseline) == ("pass@1", 25 * sum(same), 100)
     assert [one.scores["pass_at_1"] for one in read_examples(result.folder)] == [100.0 * equal for equal in same]
+
+
+@pytest.mark.parametrize(("most", "repeats", "said"), [(9, 4, "0.5 %"), (3, 3, "20.0 %")])
+def test_repeats_until_the_speedup_is_known_and_waits_are_told(
+    most: int, repeats: int, said: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["measure.precision=0.05", f"measure.most_repeats={most}", "measure.quiet=60", "dataset.limit=2"]
+    point = prepare(compose_config([*words, *asked, "measure.traced_examples=0"]))
+    known = lambda slow, fast: 0.005 if slow.shape[1] >= 4 else 0.2  # noqa: E731
+    monkeypatch.setattr(runner, "clock_noise", known)
+    monkeypatch.setattr(summary, "clock_noise", known)
+    monkeypatch.setattr(runner, "wait_for_quiet", lambda most_s, helpers_s: most_s - 2)
+    stages: list[str] = []
+    result = run_point(point, Sweep(tmp_path), stage=stages.append)
+    assert [name for name in stages if name.startswith("decoding")] == [
+        "decoding", *(f"decoding, repeat {number}" for number in range(3, repeats + 1))
+    ]  # fmt: skip
+    assert {len(one.latency_s) for one in read_examples(result.folder)} == {repeats}
+    assert (result.speedup.repeats, result.environment.waited_s) == (repeats, 58)
+    told = took(result, point.measure.precision)
+    assert told.startswith(f" ± {said} by the clock, {repeats} repeats")
+    assert told.endswith(", 58 s waited for other programs")
+    assert ("not the precision that was asked for" in told) == (most == 3)
+    assert point.setting["precision"] == 0.05 and "precision" not in prepare(compose_config(words)).setting

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.lab.config import config_dir, typed
+from bild_lab.lab.config import BASE, config_dir, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example, conversation, with_answers
 from bild_lab.lab.point import cached_examples, prepare
@@ -31,7 +31,7 @@ FOLDERS = re.compile(r"outputs/(\w+)")
 @pytest.fixture(scope="module", autouse=True)
 def hydra() -> Iterator[None]:
     """The configuration is found once for all tests of this module."""
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), **BASE):
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -125,10 +126,21 @@ def test_the_script_draws_into_outputs(
     assert script(["bild_fig4", f"outputs={tmp_path}"], monkeypatch) == 2
 
 
+@pytest.mark.parametrize("name", ["bild_fig4", "spec_tab4"])
+def test_a_vector_figure_is_as_wide_as_a_column(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs_of(name, tmp_path, "small")
+    assert script([name, f"outputs={tmp_path}", "format=svg"], monkeypatch) == 0
+    files = sorted(file.name for file in (tmp_path / "figures").iterdir())
+    assert files == [f"{name}_small.md", f"{name}_small.svg"]
+    (width,) = re.findall(r'width="([\d.]+)pt"', (tmp_path / "figures" / f"{name}_small.svg").read_text())
+    assert float(width) / 72 * 2.54 == pytest.approx(8, abs=0.01)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ([], "bild_fig10"),
+        (["bild_fig4", "format=gif"], "'gif'"),
         (["bild_fig4", "output=x"], "output"),
         (["bild_fig4", "scale=tiny"], "'tiny'"),
         (["bild_fig4", "run=maybe"], "'maybe'"),
@@ -150,7 +162,7 @@ def test_only_what_is_missing_is_run_and_a_command_that_fails_is_named(
     ran: list[list[str]] = []
 
     def run(command: list[str], check: bool) -> subprocess.CompletedProcess:
-        ran.append(command[2:])
+        ran.append(command[4:])
         if len(ran) > 1:
             outputs_of("spec_tab4", tmp_path / "outputs", "small")
         return subprocess.CompletedProcess(command, int(len(ran) == 1))

@@ -10,7 +10,7 @@ import pytest
 from hydra import initialize_config_dir
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config, config_dir
+from bild_lab.lab.config import BASE, compose_config, config_dir
 from bild_lab.papers.paper_runs import Setting, commands, hub, items_of, needs, on_hub, settings_of
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import steps_of
@@ -59,7 +59,7 @@ def hydra(request: pytest.FixtureRequest) -> Iterator[None]:
     if "command" in request.fixturenames:  # which starts by itself
         yield
         return
-    with initialize_config_dir(str(config_dir()), version_base="1.3"):
+    with initialize_config_dir(str(config_dir()), **BASE):
         yield
 
 

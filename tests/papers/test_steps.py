@@ -119,12 +119,12 @@ class Runs:
         self.failing: set[str] = set()
 
     def __call__(self, command: list[str], check: bool) -> subprocess.CompletedProcess:
-        words = " ".join(command[2:])
+        words = " ".join(command[4:])
         self.ran.append(words)
         failed = any(one in words for one in self.failing)
         if not failed:
             (name,) = [one.partition("=")[2] for one in command if one.startswith("name=")]
-            folder = Path("outputs") / name / ("points/" + words.replace("/", "_") if "run.py" in command[1] else "")
+            folder = Path("outputs") / name / ("points/" + words.replace("/", "_") if command[3] == "run" else "")
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / "result.json").exists():  # a finished point is never changed
                 (folder / "result.json").write_text(words)

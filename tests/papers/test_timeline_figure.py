@@ -120,5 +120,8 @@ def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(
     traced = sweeps.as_overrides(["trace", "outputs/tested"])
     assert command(sweeps, *traced, "example=test-1") == (0, "outputs/tested/trace.png shows example test-1\n")
     assert Image.open("outputs/tested/trace.png").size[0] == 1500
-    code, printed = command(sweeps, *traced, "output=there/one.png")
-    assert code == 0 and Path("there/one.png").is_file(), printed
+    for name, begin in (("one.png", b"\x89PNG"), ("one.pdf", b"%PDF"), ("one.svg", b"<?xml")):
+        code, printed = command(sweeps, *traced, f"output=there/{name}")
+        assert code == 0 and Path("there", name).read_bytes().startswith(begin), printed
+    code, printed = command(sweeps, *traced, "output=there/one.jpg")
+    assert (code, "must end in .png, .pdf or .svg, got there/one.jpg" in printed) == (2, True)

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bild_lab.lab.analysis.paired import Compared, ComparedQuality, Pair
 from bild_lab.lab.metrics.quality import Difference
-from bild_lab.report.comparison import comparison_frame, comparison_table, notes, write_comparison
+from bild_lab.report.comparison import comparison_frame, comparison_table, latex_comparison, notes, write_comparison
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
@@ -23,6 +23,15 @@ def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:
     (note,) = notes([compared(busy_elsewhere_percent=74.4)], {}, {}, "")
     assert note.startswith("B: 1 of 1 point was timed while other programs used 74 % of the machine")
     assert notes([compared()], {}, {}, "") == []
+
+
+def test_a_paper_gets_both_speedups_with_their_intervals_and_what_disturbed_them() -> None:
+    remarks = notes([compared(busy_elsewhere_percent=74.4)], {}, {}, "")
+    lines = latex_comparison([compared()], remarks).splitlines()
+    assert lines[2] == r"point & speedup A & speedup B & latency B/A & BLEU, B minus A \\"
+    cells = [r"1.40$\times$ {\scriptsize [1.35, 1.45]}", r"1.50$\times$ {\scriptsize [1.45, 1.55]}", "--", r"-- \\"]
+    assert lines[4] == " & ".join(["bild", *cells])
+    assert r"used 74 \% of the machine" in lines[6] and lines[5] == r"\bottomrule"
 
 
 def test_every_metric_has_its_columns_and_its_line(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def under(**environment: object) -> dict:
         (bild(setting={"n_examples": 20}), "bild decodes 1.50×"),
         (bild(**under(busy_elsewhere_percent=74.4)), "own: machine 74 % busy, so time it again before relying on"),
         (bild(1.5, 0.5, **CHANGED, **under(shared_device=True)), "own: device shared, so time it again"),
+        (bild(baseline_empty=1.0), "own: every text of the baseline is empty, so neither speed nor quality says much."),
         (bild(), "Allowing one point of loss finds nothing faster."),
         (bild(0.9), ": not faster than the baseline."),
         (bild(precision="Q4_K_M"), "bild (weights in Q4_K_M) decodes 1.50×"),
@@ -110,14 +111,13 @@ def test_a_policy_that_always_loses_is_explained_by_its_fastest_point():
 
 
 def test_a_line_names_gains_and_costs():
-    prediction = sample_prediction("bild", {}, 2.0, 0.8)
-    prediction |= {"rounds": 3.0, "verify": 2.4, "prefill": 2.0, "measured": 2.0, "cost_ratio": 0.169}
+    prediction = sample_prediction("bild", {}, 2.0) | {"rounds": 3.0, "host": 2.4, "cost_ratio": 0.169}
     counts = {"tokens_per_target_call": 4.2, "acceptance_rate": 0.8, "drafted": 900}
     result = sample_result("bild", {}, 2.0, stages_s=STAGES, prediction=prediction, **counts)
     assert line(result) == {
         "bild, 2.00×": (
             "4.20 tokens a call (α 80 %); a drafter step costs 17 % of a target token (c), checking a draft "
-            "1.36 tokens; time: prefill 10 %, draft 20 %, verify 60 %, host 10 %."
+            "1.35 tokens; time: prefill 10 %, draft 20 %, verify 60 %, host 10 %."
         )
     }
 

@@ -134,7 +134,11 @@ def test_a_sweep_is_printed_as_a_markdown_table(command: Command, outputs: Path)
     assert code == 0 and printed.startswith("bild (fallback 0.3, rollback 0.69) decodes 1.46×")
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert len(rows) == 22 and len({line.count("|") for line in rows}) == 1
-    assert "| `bild` | fallback 0.3, rollback 5, window 10, verify_tail on | 39.69 [37.39, 42.19] |" in rows[2]
+    assert "| bild fallback 0.3, rollback 5 | 1.83× [1.78, 1.88] | 39.69 [37.39, 42.19] |" in rows[2]
+    assert "Knobs with a single value: bild: verify_tail on; speculative" in printed
+    code, printed = listed(command, str(outputs / "first"), "latex=true")
+    assert code == 0 and printed.startswith("% t5-large drafted by t5-tiny") and printed.count("\\\\\n") == 21
+    assert listed(command, "latex=maybe")[0] == 2
 
 
 @pytest.mark.parametrize("words", [["outputs=nowhere"], ["outputz=nowhere"]])

@@ -48,7 +48,8 @@ def test_points_timed_on_a_busy_machine_are_counted():
     results = [measured(0.2, busy_elsewhere_percent=74.4), measured(0.4, busy_elsewhere_percent=10), measured(0.6)]
     assert notes(results) == [
         "1 of 3 points was timed while other programs used 74 % of the machine: do not rely on their latencies and "
-        "speedups; their quality is valid. On an idle machine, with resume=false, they can be timed anew."
+        "speedups; their quality is valid. On an idle machine (or a free core, runtime.threads=1), with resume=false, "
+        "they can be timed anew."
     ]
     (note,) = notes([measured(0.2, busy_elsewhere_percent=74.4), measured(0.4, busy_elsewhere_percent=12)])
     assert note.startswith("2 of 2 points were timed while other programs used 12 to 74 % of the machine")

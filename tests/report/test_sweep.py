@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from bild_lab.errors import UserError
+from bild_lab.lab.config import ReportSpec, compose_config, typed
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report import sweep as module
 from bild_lab.report.page import html
 from bild_lab.report.sweep import SHARE, LiveReport, report_sweep
-from tests.report.sample import sample_result
+from tests.report.sample import sample_example, sample_failure, sample_result
 
 
 @pytest.fixture
@@ -43,6 +46,43 @@ def test_the_page_says_how_far_the_sweep_is_until_it_ends(sweep: Sweep, capsys: 
     assert names == {"points", "sweep.csv", "pareto.png", "pareto.pdf", "report.html"}
     assert '<a href="first/report.html">first</a>' in (sweep.folder.parent / "index.html").read_text()
     assert "bild (fallback 0.5) decodes 1.50×" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("content", [None, '{"id": "a"', "{}", "[1]", "\0\0"])
+def test_a_point_whose_texts_are_lost_is_named_and_everything_else_reported(
+    content: str | None, sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = sample_result("bild", {"fallback": 0.9}, 1.2)
+    file = sweep.write_point(other.point, "", other, [sample_example("a")]) / "examples.jsonl"
+    file.unlink() if content is None else file.write_text(content)
+    report_sweep(sweep)
+    printed = " ".join(capsys.readouterr().out.split())
+    named = f"The texts of bild (fallback 0.9) are not shown: {file} cannot be read"
+    assert "bild (fallback 0.5) decodes 1.50×" in printed and named in printed
+    page = (sweep.folder / "report.html").read_text()
+    assert "fallback 0.9" in page and named in page and len(pd.read_csv(sweep.folder / "sweep.csv")) == 2
+
+
+def test_a_sweep_whose_points_all_failed_names_the_files_that_are_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = Sweep(tmp_path / "failed")
+    failed.write_failure(sample_failure("no memory"), "")
+    report_sweep(failed)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"the rest is in {failed.folder}: report.html" in printed and "pareto.png" not in printed
+
+
+def test_the_report_draws_the_figures_that_were_asked_for(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+    report_sweep(sweep, ["svg"])
+    assert [file.name for file in sweep.folder.glob("pareto.*")] == ["pareto.svg"]
+    assert "report.html, pareto.svg, sweep.csv" in " ".join(capsys.readouterr().out.split())
+
+
+def test_other_kinds_of_figures_are_refused() -> None:
+    for figures in (["gif"], []):
+        with pytest.raises(UserError, match=r"figures are png, pdf, svg, one or more of them, got \["):
+            typed(ReportSpec, compose_config([f"report.figures={figures}"]).report, "report")
 
 
 def test_writing_takes_a_small_share_of_the_time_at_most(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.models.views import TargetLayers
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.views import NarrowModel, TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, pick, precise
@@ -56,6 +57,7 @@ class ModelDrafter(Drafter):
     the window nor `stop` sees the token it decides about, so speculative sampling stays lossless with both.
     stop_on_eos: whether each drafted token is read, and an end token ends the draft.
     keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need.
+    vocabulary: the only tokens that it drafts; None: all.
 
     With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
     whether the drafter handed over because of low confidence (BiLD §3.3).
@@ -64,9 +66,14 @@ class ModelDrafter(Drafter):
     drafts_trees = False
 
     def __init__(
-        self, draft: Model, window: int | Window, stop: LowConfidence | None = None, keeps_probs: bool = False
+        self,
+        draft: Model,
+        window: int | Window,
+        stop: LowConfidence | None = None,
+        keeps_probs: bool = False,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        self._model = draft
+        self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
         self._window = window if isinstance(window, Window) else FixedWindow(window)
         self._stop = stop
         require_flag("keeps_probs", keeps_probs)
@@ -83,7 +90,8 @@ class ModelDrafter(Drafter):
 
     @property
     def draws_from(self) -> Model | None:
-        return None if isinstance(self._model, TargetLayers) else self._model  # a view reads the target's own rows
+        inner = self._model.model if isinstance(self._model, NarrowModel) else self._model
+        return None if isinstance(inner, TargetLayers) else self._model  # a view reads the target's own rows
 
     @property
     def session(self) -> Session:

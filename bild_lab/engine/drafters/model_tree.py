@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters.model import LowConfidence
+from bild_lab.engine.models.views import NarrowModel
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
@@ -26,6 +28,7 @@ class ModelTreeDrafter(Drafter):
     stop: a leaf of which the drafter is sure has one child; an unsure one branches instead of handing over to the
     target (BiLD's fallback, §3.3, as branching). None: every leaf branches. min_prob: growing ends when no leaf has
     this chance. Sampled text multiplies the probabilities that it samples from, greedy text those at temperature 1.
+    vocabulary: the only tokens that it drafts; None: all.
     """
 
     drafts_trees = True
@@ -39,8 +42,9 @@ class ModelTreeDrafter(Drafter):
         children: int,
         min_prob: float = 0.0,
         stop: LowConfidence | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        self._model = draft
+        self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
         self._growth = growth_by(nodes, window, width, children, min_prob, None if stop is None else stop.threshold)
 
     def begin(self, request: Request, target: Session) -> None:

@@ -138,9 +138,7 @@ def corpus_files(corpus: str | None) -> list[Path]:
     files = [] if named is None else [named] if named.is_file() else sorted(named.rglob("*"))
     files = [file for file in files if file.is_file()]
     if not files:
-        raise UserError(
-            f"corpus must be a folder with text files, or a text file, got {corpus!r}; null copies from none"
-        )
+        raise UserError(f"corpus must be a folder with text files, or a text file, got {corpus!r}; null takes none")
     for file in files:
         try:
             file.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft import Tree
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.session import (
     EVERYTHING,
     NOTHING,
@@ -38,7 +39,7 @@ class Pass:
 
     tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the tokens' embeddings.
     layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0: none. hidden, fill,
-    skipped: as in `Want`. prompt: how many of the first rows belong to the prompt.
+    skipped, vocabulary: as in `Want`. prompt: how many of the first rows belong to the prompt.
     """
 
     start: int
@@ -52,6 +53,7 @@ class Pass:
     fill: bool
     prompt: int
     skipped: Skipped = NOTHING
+    vocabulary: DraftVocabulary | None = None
 
     @property
     def count(self) -> int:
@@ -77,9 +79,10 @@ class Layers(Protocol):
     """What an engine implements: a model's layers and the KV cache of one sequence. By default it has no programs.
 
     reserved: the first slots, which hold a prefix and never roll back. source: the number of encoder tokens,
-    0 for decoder-only models.
+    0 for decoder-only models. narrows: its head can score the tokens of a `DraftVocabulary` alone.
     """
 
+    narrows = False
     config: PreTrainedConfig
     device: torch.device
     depth: int
@@ -177,6 +180,7 @@ class CachedSession:
             fill=want.fill,
             prompt=waiting,
             skipped=want.skipped,
+            vocabulary=want.vocabulary,
         )
         scores = self._run_text(work) if rows.position is None else self._run_draft(work)
         hidden = scores.hidden if shown == work.count else tuple(state[-shown:] for state in scores.hidden)
@@ -191,7 +195,7 @@ class CachedSession:
         tokens = self._fed(rows)
         drafted = self.layers.draft(self._cached, tokens, chain)
         if drafted is not None:
-            self._have_run([len(tokens), *[1] * (drafted.forwards - 1)])
+            self._have_run([len(tokens), *[1] * (drafted.forwards - 1)], chain.vocabulary)
         return drafted
 
     @torch.inference_mode()
@@ -211,7 +215,7 @@ class CachedSession:
         grown = self.layers.grow(self._cached, tokens, growth)
         if grown is not None:
             self._base = self._cached + len(tokens)
-            self._have_run([len(tokens), *grown.forwards[1:]])
+            self._have_run([len(tokens), *grown.forwards[1:]], growth.vocabulary)
         return grown
 
     def keep(self, path: Sequence[int]) -> None:
@@ -240,12 +244,16 @@ class CachedSession:
             self.prefill()
         return [*self._pending, *rows]
 
-    def _have_run(self, counts: Sequence[int]) -> None:
+    def _scored(self, vocabulary: DraftVocabulary | None) -> int | None:
+        """How many tokens the head scores; None for all."""
+        return len(vocabulary) if vocabulary is not None and self.layers.narrows else None
+
+    def _have_run(self, counts: Sequence[int], vocabulary: DraftVocabulary | None) -> None:
         """A program ran forwards of so many rows, the pending ones among the first."""
         self._pending, self._started = [], None
-        self._cached = self._ran(self._cached, counts)
+        self._cached = self._ran(self._cached, counts, vocabulary=self._scored(vocabulary))
 
-    def _ran(self, start: int, counts: Sequence[int], **what: int) -> int:
+    def _ran(self, start: int, counts: Sequence[int], **what: int | None) -> int:
         """Record the forwards of a program, with so many rows each. what: other fields. Returns the next slot."""
         for index, rows in enumerate(counts):
             source, scored = self.layers.source, rows if index else 1
@@ -287,6 +295,7 @@ class CachedSession:
             layers=len(chain.layers),
             skipped_attention=len(chain.skipped.attention),
             skipped_feed_forward=len(chain.skipped.feed_forward),
+            vocabulary=self._scored(chain.vocabulary),
         )
         if is_first(chain.layers, chain.skipped):
             ran = on_device([*rows, *drafted.tokens][: end - start], self.layers.device)
@@ -356,6 +365,7 @@ class CachedSession:
                     filled_layers=len(chosen) if work.fill else 0,
                     skipped_attention=len(work.skipped.attention),
                     skipped_feed_forward=len(work.skipped.feed_forward),
+                    vocabulary=self._scored(work.vocabulary),
                 )
             )
         return self.layers.run(work)

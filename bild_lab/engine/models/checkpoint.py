@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import pickle
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,9 +50,8 @@ HUB_REMEDY = (
     "check its name, its revision and your access (`hf auth login`), repeat the command where a download broke off, or "
     "give a local folder in Hugging Face layout with safetensors weights"
 )
+TOKENIZER_FILE = re.compile(r"token|vocab|tekken|\.model$")
 ACCOUNTS = ("README.md", "metrics.json")  # a training's log files: times and paths, no effect on the weights
-
-
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
@@ -268,7 +269,7 @@ class Checkpoint:
 
     def _read(self, part: str, kind: Any, **options: Any) -> Any:
         """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
-        self._require_files()
+        self._require_files(part)
         if (commit := self.commit) is not None:
             options["revision"] = commit
         if not self.in_folder and hub_problem() is not None:  # files downloaded before can still be used
@@ -276,8 +277,7 @@ class Checkpoint:
         try:
             return kind.from_pretrained(self.location, **options)
         except (ImportError, RuntimeError) as error:
-            lines = [line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()]
-            if lines:
+            if lines := [line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()]:
                 raise UserError(
                     f"the weights of {self.path} do not have the shapes of its config.json: {lines[0]}; "
                     "give the config.json that belongs to the weights"
@@ -295,7 +295,7 @@ class Checkpoint:
                 )
             raise UserError(self._complaint(part, error)) from error
 
-    def _require_files(self) -> None:
+    def _require_files(self, part: str) -> None:
         """Raise UserError for a path that holds nothing that can be read."""
         folder = Path(self.location)
         has_config = (folder / "config.json").is_file()
@@ -305,6 +305,10 @@ class Checkpoint:
             raise UserError(f"{self.path} is a file; give a folder in Hugging Face layout, as only decoding reads GGUF")
         if self.in_folder and not has_config:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
+        # without them Transformers makes a tokenizer of a few special tokens
+        if part == "tokenizer" and self.in_folder and not any(map(TOKENIZER_FILE.search, os.listdir(folder))):
+            files = "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) and tokenizer_config.json"
+            raise UserError(f"{self.path} has no tokenizer files; copy {files} from where the model came from")
         if not self.in_folder and not self.on_hub:
             raise UserError(
                 f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"

@@ -134,6 +134,7 @@ class RecordedLayers(Layers):
 
     def __init__(self, model: RecordedModel, text: RecordedText, source: Source, reserved: int) -> None:
         self.config, self.depth, self.device = model.config, model.depth, model.device
+        self.narrows = model.model.engine in ("kernels", "native") and not model.model.compiled  # as the model's own
         self.reserved, self.source = reserved, 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self.cached, self._text = reserved, text
         self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
@@ -153,7 +154,7 @@ class RecordedLayers(Layers):
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
         """A greedy chain, from each node's most likely token and its probability, which are computed once."""
-        if chain.temperature or not chain.stop_on_eos or chain.position is not None:
+        if chain.temperature or not chain.stop_on_eos or chain.position is not None or chain.vocabulary:
             return None
         feed, nodes, confidences, fallback = list(tokens), [], [], False
         while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):

@@ -17,6 +17,7 @@ from bild_lab.errors import UserError
 
 AUTO, INTERSECTION, STRINGS = CHOICES = ("auto", "intersection", "strings")
 ENOUGH = 0.5  # of the target's pieces: with fewer, what the drafter cannot propose costs more than retokenizing
+LEAST = 0.01  # likewise: with fewer, the draft model's tokenizer is hardly its own, or of another script
 SAMPLE = 200  # pieces that are tried to see whether a text can be written at all
 
 
@@ -145,19 +146,23 @@ def chosen(overlap: Overlap, wanted: str) -> str:
 
     Raises UserError for a pair that can do neither, or not what was asked for.
     """
-    if wanted == AUTO and overlap.share >= ENOUGH:
-        return INTERSECTION
-    ways = {STRINGS: lambda: writable(overlap), INTERSECTION: lambda: overlap.count > 0}
-    ways = ways if wanted == AUTO else {wanted: ways[wanted]}
-    for way, possible in ways.items():
-        if possible():
-            return way
-    lacking = {INTERSECTION: "share no piece", STRINGS: "cannot write each other's text"}
+    if wanted == AUTO and overlap.share >= LEAST:
+        return STRINGS if overlap.share < ENOUGH and writable(overlap) else INTERSECTION
+    if (wanted == STRINGS and writable(overlap)) or (wanted == INTERSECTION and overlap.count):
+        return wanted
+    ours, theirs = len(overlap.pieces.written), len(overlap.draft_pieces.written)
+    lacking = {
+        AUTO: f"share {overlap.count} of {ours} pieces ({overlap.share:.2%})",
+        INTERSECTION: "share no piece",
+        STRINGS: "cannot write each other's text",
+    }
+    otherwise = (
+        f"; pair.vocabularies={STRINGS} drafts by text all the same" if wanted == AUTO and writable(overlap) else ""
+    )
     raise UserError(
-        f"{overlap.target.path} ({len(overlap.pieces.written)} pieces) and {overlap.draft.path} "
-        f"({len(overlap.draft_pieces.written)} pieces) have different vocabularies that "
-        f"{' and '.join(lacking[way] for way in reversed(ways))}; "
-        "choose a draft model that reads and writes the target's language"
+        f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have different vocabularies "
+        f"that {lacking[wanted]}; check that the draft model's folder holds its own tokenizer files, or choose a draft "
+        f"model that reads and writes the target's language{otherwise}"
     )
 
 

@@ -107,6 +107,10 @@ class Dimensions:
         """Numbers in all weight matrices except the embedding."""
         return self.layers.values + self.head.values + self.encoder.values + self.memory.values
 
+    def share_with(self, vocabulary: int) -> float:
+        """The part of a forward's weights that it reads where its head has so many tokens."""
+        return 1 - (self.head.values - self.dim * vocabulary) / (self.layers.values + self.head.values)
+
     def work(self, forward: Forward) -> tuple[int, int]:
         """FLOPs of a forward, and values moved."""
         parts = self._encoder_work(forward.rows) if forward.encoder else self._decoder_work(forward)
@@ -134,7 +138,9 @@ class Dimensions:
         ]
         parts += [self.filling.work(rows)] * forward.filled_layers
         if forward.scored:
-            parts.append(self.head.work(forward.scored))
+            part = forward.vocabulary
+            head = self.head if part is None else Matrices(self.dim * part, self.dim + part)
+            parts.append(head.work(forward.scored))
         return parts
 
     def _attention_work(self, layers: int, rows: int, seen: int, read: int) -> tuple[int, int]:
@@ -189,7 +195,7 @@ def kinds_of(forwards: Iterable[Forward], bytes_per_value: int) -> list[ForwardK
     place = {id(config): at for at, (config, _) in enumerate(by_model(forwards, bytes_per_value))}
     kinds: dict[tuple[Any, ...], list[Forward]] = {}
     for one in forwards:
-        key = (place[id(one.config)], one.rows, one.scored, one.layers, one.encoder)
+        key = (place[id(one.config)], one.rows, one.scored, one.layers, one.encoder, one.vocabulary)
         kinds.setdefault(key, []).append(one)
     found = []
     for (model, rows, *_), several in kinds.items():

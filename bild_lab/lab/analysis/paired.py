@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.statistics import paired_speedup
+from bild_lab.lab.analysis.statistics import paired_ratio
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Difference, Judged, cut_text, judge, judge_values
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
@@ -20,10 +20,14 @@ from bild_lab.lab.schema.result import Result
 
 SIGNIFICANT = 0.05
 SACREBLEU_SEED = 12345  # with it, intervals of BLEU are those of `sacrebleu --paired-bs`
-NOT_COMPARED, SAME = "not compared", "no difference"
+NOT_COMPARED, SAME, UNCLEAR = "not compared", "no difference", "unclear"
 # keys of the setting that the user does not choose, so they never distinguish two points of a sweep
 DERIVED_KEYS = ("data", "weights", "code", "hardware")
-_TASK_KEYS = ("dataset", "split", "metric")
+# keys of the setting, and the commit, that may differ where a baseline is the same
+OF_THE_METHOD = {
+    *("commit", "target", "draft", "second_draft", "draft_weight_bits", "vocabularies", "compile_drafter"),
+    *("dataset", "split", "repeats", "warmup"),
+}
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,9 @@ class Compared:
 
     n_examples: how many these are; decoded: how many A and B have. speedups: of A and B over these examples. latency:
     B's total latency divided by A's; below 1 if B is faster. baseline_latency: the same ratio for the baselines timed
-    with them; it shows how much the machine itself changed. unfit: why latencies are not compared. judged: every
-    metric, the leading one first.
+    with them. unfit: why latencies are not compared. judged: every metric, the leading one first. relative: the first
+    ratio over the second, in which a machine that has become slower does not count; with a baseline of the same code
+    and setting it is also `latency`.
     """
 
     pair: Pair
@@ -80,13 +85,18 @@ class Compared:
     baseline_latency: Speedup | None
     unfit: str | None
     judged: tuple[ComparedQuality, ...]
+    relative: Speedup | None = None
 
     @property
     def speed_verdict(self) -> str:
-        """faster or slower if the 95 % interval excludes 1."""
+        """faster or slower if the 95 % interval excludes 1, unless the speedups clearly say the opposite."""
         if self.latency is None:
             return NOT_COMPARED
-        return "faster" if self.latency.high < 1 else "slower" if self.latency.low > 1 else SAME
+        found = [
+            "faster" if one.high < 1 else "slower" if one.low > 1 else SAME
+            for one in (self.latency, self.relative or self.latency)
+        ]
+        return UNCLEAR if SAME not in found and found[0] != found[1] else found[0]
 
     @property
     def quality(self) -> ComparedQuality:
@@ -168,8 +178,15 @@ def compare_pair(
     further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
     judged = tuple(_compared(metric, a, b) for metric in (pair.a.setting.metric, *further))
     unfit = _why_not_comparable(pair)
-    ratios = (None, None) if unfit else (_ratio(a.latency_s, b.latency_s), _ratio(a.baseline_s, b.baseline_s))
-    return Compared(pair, len(keys), (len(first), len(second)), (a.speedup, b.speedup), *ratios, unfit, judged)
+    latency = baseline = relative = None
+    if not unfit:
+        baseline = _ratio([b.baseline_s], [a.baseline_s])
+        relative = _ratio([b.latency_s, a.baseline_s], [a.latency_s, b.baseline_s])
+        alike = relative is not None and set(differences([pair])) <= OF_THE_METHOD
+        latency = relative if alike else _ratio([b.latency_s], [a.latency_s])
+    speedups = (a.speedup, b.speedup)
+    decoded = (len(first), len(second))
+    return Compared(pair, len(keys), decoded, speedups, latency, baseline, unfit, judged, relative)
 
 
 @dataclass(frozen=True)
@@ -192,7 +209,7 @@ class _Side:
     @property
     def speedup(self) -> Speedup:
         """The result's own, or that over these examples alone if it decoded more."""
-        return self.result.speedup if self.whole else _ratio(self.latency_s, self.baseline_s) or Speedup()
+        return self.result.speedup if self.whole else _ratio([self.baseline_s], [self.latency_s]) or Speedup()
 
     def quality(self, metric: str) -> Quality:
         return self.result.further_qualities.get(metric, self.result.quality)
@@ -226,12 +243,18 @@ def _compared(metric: str, a: _Side, b: _Side) -> ComparedQuality:
     return ComparedQuality(a.quality(metric).metric, tuple(values), difference)
 
 
-def _ratio(a: Sequence[Sequence[float] | None], b: Sequence[Sequence[float] | None]) -> Speedup | None:
-    """B's seconds divided by A's, by example and repeat; the median of an example's repeats counts. None if unknown."""
-    if None in (*a, *b):
+Seconds = Sequence[Sequence[float] | None]  # of each example's repeats
+
+
+def _ratio(above: Sequence[Seconds], below: Sequence[Seconds]) -> Speedup | None:
+    """A product of total seconds over another; the median of an example's repeats counts. None if one is not known."""
+    if any(None in seconds for seconds in (*above, *below)):
         return None
-    medians = [np.array([[float(np.median(repeats))] for repeats in several]) for several in (a, b)]
-    return paired_speedup(medians[1], medians[0])
+    medians = [
+        [np.array([[float(np.median(repeats))] for repeats in seconds]) for seconds in several]
+        for several in (above, below)
+    ]
+    return paired_ratio(*medians)
 
 
 def _why_not_comparable(pair: Pair) -> str | None:
@@ -252,7 +275,9 @@ def flat_setting(result: Result) -> dict[str, Any]:
 
 
 def _require_same_task(pair: Pair) -> None:
-    for key in _TASK_KEYS:
+    """Raise UserError unless both have the same metric, and the same dataset or, under two names, the same rows."""
+    alike = pair.a.setting.data is not None and pair.a.setting.data == pair.b.setting.data
+    for key in ("metric",) if alike else ("dataset", "split", "metric"):
         a, b = (one.setting.get(key) for one in (pair.a, pair.b))
         if a != b:
             raise UserError(

@@ -2,7 +2,7 @@
 
 Speculative decoding is predicted by Theorem 3.8, predictive pipelined decoding by Theorem 4.1. Each step from theory to
 measured time adds one cost. The parts of a point's time come from decoding with clocks, as shares, and are applied to
-the timed speedup: the waits of a traced pass, and a machine that was slower in it, do not count. A profile says how
+the timed seconds: the waits of a traced pass, and a machine that was slower in it, do not count. A profile says how
 drafts were accepted, for others to read, and `best_window` predicts from it.
 """
 
@@ -26,7 +26,6 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.speculative_theory import walltime_improvement
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.statistics import acceptance_rate
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Pipeline, Prediction
@@ -41,13 +40,16 @@ def predict(
     method: Sequence[Timed],
     baseline: Sequence[Timed],
     stages_s: Mapping[str, float],
+    alpha: float | None,
     end_tokens: frozenset[int] = frozenset(),
 ) -> Prediction | None:
     """Predict the speedup in steps, from theory to measured time, on the examples that `stages_s` was traced on.
 
-    method, baseline: the timings of these examples. stages_s: seconds by stage. end_tokens: for `fixed_window`. None
-    if nothing was drafted, or if the baseline is not the target alone.
+    method, baseline: the timings of these examples. stages_s: seconds by stage. alpha: the acceptance rate, of all
+    examples. end_tokens: for `fixed_window`. None if nothing was drafted, or if the baseline is not the target alone.
     """
+    pace = total_s(method) / sum(stages_s.values())
+    stages_s = {stage: pace * seconds for stage, seconds in stages_s.items()}
     traces = [one.trace for one in method]
     calls, drafted = sum(trace.target_calls for trace in traces), sum(trace.drafted for trace in traces)
     step_s = target_step_s(baseline, stages_s)
@@ -56,21 +58,17 @@ def predict(
     emitted, baseline_s = sum(len(one.token_ids) for one in method), total_s(baseline)
     steps = sum(trace.draft_calls for trace in traces) or drafted  # a table drafts without forwards
     cost_ratio = stages_s["draft"] / steps / step_s
-    alpha = acceptance_rate([(len(each.drafted), each.accepted) for trace in traces for each in trace.rounds])
     window = fixed_window(method, end_tokens)
     drafting = steps / calls * cost_ratio  # of a round, in steps of the target
-    verifying, host = (stages_s[name] / calls / step_s for name in ("verify", "host"))
+    verifying = (stages_s["verify"] + stages_s["host"]) / calls / step_s  # a token of the target has host code too
     per_round = emitted / calls
     return Prediction(
-        acceptance_rate=alpha,
         window=window,
         cost_ratio=cost_ratio,
         theorem=None if window is None or alpha is None else walltime_improvement(alpha, window, cost_ratio),
         rounds=per_round / (drafting + 1),
-        verify=per_round / (drafting + verifying),
-        host=per_round / (drafting + verifying + host),
-        prefill=baseline_s / sum(stages_s.values()),
-        measured=baseline_s / total_s(method),
+        host=per_round / (drafting + verifying),
+        prefill=baseline_s / total_s(method),
     )
 
 
@@ -194,7 +192,8 @@ class Reasons:
     """What a point's speedup is made of.
 
     shares: each stage's share of the method's time. drafter_cost: a drafter step, and verification: checking one
-    draft, both in tokens of the target alone; None if the point drafts nothing or its baseline is not the target.
+    draft with its host code, both in tokens of the target alone; None if the point drafts nothing or its baseline is
+    not the target.
     """
 
     shares: Mapping[str, float]
@@ -212,24 +211,18 @@ def reasons(result: Result) -> Reasons | None:
 
 
 def _costs(result: Result) -> tuple[float, float] | None:
-    """A drafter step and a verification, in tokens of the target alone at the timed pass's pace; None if not known.
+    """A drafter step, and a verification with its host code, in tokens of the target alone; None if not known.
 
-    The steps of the prediction differ by one cost each, so the costs can be read back from them: with D and V the
-    drafting and the verification of a round in tokens of the target, and P tokens a round, `rounds` is P / (D + 1) and
-    `verify` P / (D + V). D / V is that of the traced seconds.
+    They are read back from the steps of the prediction. With D the drafting of a round in tokens of the target, V the
+    rest of it, and P tokens a round, `rounds` is P / (D + 1) and `host` P / (D + V). D / (D + V) is a share of time.
     """
     predicted, stages = result.prediction, result.stages_s
-    if predicted is None or not stages["verify"]:
+    round_s = stages["draft"] + stages["verify"] + stages["host"]
+    if predicted is None or not round_s:
         return None
-    ratio = stages["draft"] / stages["verify"]
-    verification = predicted.rounds / (predicted.verify * (ratio + 1) - predicted.rounds * ratio)
-    baseline_s = predicted.prefill * sum(stages.values())
-    pace = predicted.prefill / predicted.measured  # timed seconds of the method over traced ones
-    target_s, traced_target_s = baseline_s - pace * stages["prefill"], baseline_s - stages["prefill"]
-    if target_s <= 0:
-        return None
-    factor = pace * traced_target_s / target_s
-    return predicted.cost_ratio * factor, verification * factor
+    drafting = stages["draft"] / round_s
+    whole = predicted.rounds / (predicted.host - predicted.rounds * drafting)  # D + V
+    return predicted.cost_ratio, whole * (1 - drafting)
 
 
 def speculation_profile(result: Result, examples: Sequence[MeasuredExample], decoder: Decoder) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import stdtrit
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.numbers import Latency, Speedup
@@ -28,11 +29,21 @@ def paired_speedup(
 
     The median of an example's repeats counts. Bootstrap resampling keeps the pairs together.
     """
-    slow, fast = np.median(baseline_s, axis=1), np.median(method_s, axis=1)
-    picks = np.random.default_rng(seed).integers(len(slow), size=(RESAMPLES, len(slow)))
-    ratios = slow[picks].sum(1) / fast[picks].sum(1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return Speedup(float(slow.sum() / fast.sum()), float(low), float(high), float(np.median(slow / fast)))
+    return paired_ratio([baseline_s], [method_s], seed)
+
+
+def paired_ratio(above: Sequence[np.ndarray], below: Sequence[np.ndarray], seed: int = 0) -> Speedup:
+    """The product of some totals over that of others, of seconds by example and repeat, as in `paired_speedup`."""
+    over, under = ([np.median(seconds, axis=1) for seconds in several] for several in (above, below))
+
+    def ratio(total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        return math.prod(map(total, over)) / math.prod(map(total, under))
+
+    count = len(over[0])
+    picks = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    low, high = np.quantile(ratio(lambda seconds: seconds[picks].sum(1)), [0.025, 0.975])
+    value, median = ratio(np.sum), np.median(ratio(lambda seconds: seconds))
+    return Speedup(float(value), float(low), float(high), float(median))
 
 
 def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:
@@ -44,6 +55,21 @@ def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency
         mean=float(per_example.mean()),
         total=float(per_example.sum()),
     )
+
+
+def clock_noise(
+    baseline_s: Float[np.ndarray, "examples repeats"], method_s: Float[np.ndarray, "examples repeats"]
+) -> float | None:
+    """How far the speedup on these texts may be off, as a share: half its 95 % interval over the repeats.
+
+    Each repeat of all texts gives a ratio of total times; Student's t over their logarithms, as for any few repeated
+    timings (Georges et al., 2007, §3.2). None for a single repeat.
+    """
+    ratios = np.log(baseline_s.sum(axis=0) / method_s.sum(axis=0))  # [repeats]
+    count = len(ratios)
+    if count < 2:
+        return None
+    return float(np.expm1(stdtrit(count - 1, 0.975) * ratios.std(ddof=1) / math.sqrt(count)))
 
 
 def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:

@@ -6,13 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.data.rows import SPLIT_WORDS, SUFFIXES, canonical_split
+from bild_lab.lab.data.rows import SPLIT_WORDS, SUFFIXES, canonical_split, split_of
 from bild_lab.lab.metrics.programs import ANSWER
-from bild_lab.lab.metrics.text_metrics import metric_named, needs_references
+from bild_lab.lab.metrics.text_metrics import METRIC_NAMES, metric_named, needs_references
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint
@@ -64,7 +64,8 @@ class DatasetSpec:
     hub_revision: str | None = None  # branch, tag or commit of the hub
     # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub; toy:corpus is shipped
     path: str | None = None
-    split: str = "test"  # train, validation, test, or another split of the dataset
+    # train, validation, test, or another split of the dataset; null: of a file that its name says, else test
+    split: str | None = "test"
     limit: int | None = None  # the first rows only, at least 1; null: all
     # the text to decode from; of a list the turns of a conversation, of messages {"from", "value"} the questions.
     # Columns: a name, a.b for a field inside one, or a list of which the first one that a row has is taken
@@ -110,6 +111,10 @@ class DatasetSpec:
             _ = self.templates
         if self.name is None:
             object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
+        if self.split is None:
+            file = PurePath(self.path or "")
+            own = split_of(PurePath(file.name), "test") if file.suffix.lower() in SUFFIXES else None
+            object.__setattr__(self, "split", own or "test")
         lead = self.metrics[0] if self.metrics else self.metric
         object.__setattr__(self, "metric", lead if lead or self.has_references else "agreement")
         self._require_task()
@@ -124,7 +129,7 @@ class DatasetSpec:
             "{source}" in held or not held,
             f"prompt_template must contain {{source}}, or be empty for unconditional generation, got {held!r}",
         )
-        _require(self.metric, "metric must be bleu (translations) or rougeLsum (summaries), got none")
+        _require(self.metric, f"metric must be one of {METRIC_NAMES}, got none")
         _require(len(set(self.scored)) == len(self.scored), f"metrics must be different ones, got {self.scored}")
         for metric in self.scored:
             metric_named(metric)

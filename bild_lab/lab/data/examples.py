@@ -99,7 +99,7 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
 
 def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:
     """shots: what every prompt begins with."""
-    split, unanswered = canonical_split(spec.split), 0
+    split, unanswered, lacking = canonical_split(spec.split), 0, list[str]()
     for index, (where, row) in enumerate(rows):
         answers: list[str] = []
         if _has_roles(spec, row):
@@ -107,6 +107,9 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             if not turns:
                 unanswered += 1
                 continue
+        elif _lacks_source(spec, row):
+            lacking.append(where)
+            continue
         else:
             turns = _turns(spec, where, row)
         source, question = _question(spec, where, row, turns[0])
@@ -126,6 +129,8 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
                 yield turn if answer is None or not spec.reference_column else replace(turn, references=(answer,))
     if unanswered:
         log.warning("%s: %d conversations without an answered question are left out", spec.name, unanswered)
+    if lacking:
+        log.warning("%s: rows without a source are left out, %d of them, first %s", spec.name, len(lacking), lacking[0])
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
@@ -151,6 +156,12 @@ def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
         if turn.startswith(WITHHELD):
             raise UserError(f"{where} withholds its text; run NVIDIA's preparation script, and set dataset.path=DIR")
     return turns
+
+
+def _lacks_source(spec: DatasetSpec, row: Row) -> bool:
+    """Whether the column is there and the row has null or an empty text in it."""
+    present, value = first_value(row, spec.source_column or ())
+    return present and (value is None or (isinstance(value, str) and not value.strip()))
 
 
 def _has_roles(spec: DatasetSpec, row: Row) -> bool:

@@ -71,7 +71,7 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
     split = canonical_split(split)
     by_split: dict[str | None, list[Path]] = {}
     for file in files:
-        by_split.setdefault(_split_of(file.relative_to(root), split), []).append(file)
+        by_split.setdefault(split_of(file.relative_to(root), split), []).append(file)
     if split in by_split:
         if path.is_dir():
             _require_one_dataset(root, split, by_split[split])
@@ -92,7 +92,7 @@ def _holds_data(file: Path, folder: Path) -> bool:
     return file.suffix.lower() in SUFFIXES and file.is_file() and file.name not in METADATA_FILES and not hidden
 
 
-def _split_of(relative: PurePath, wanted: str) -> str | None:
+def split_of(relative: PurePath, wanted: str) -> str | None:
     """The split in a file's name, else the split in the nearest folder's name; None if there is none."""
     for part in (relative.stem, *reversed(relative.parent.parts)):
         for word in re.split(r"[^a-z0-9]+", part.lower()):
@@ -241,7 +241,7 @@ def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: st
     if data_dir in listed:
         return [data_dir]
     paths = [PurePosixPath(path) for path in listed if path.startswith(f"{data_dir}/")]
-    splits = {path: _split_of(path.relative_to(data_dir), split) for path in paths if path.suffix in SUFFIXES}
+    splits = {path: split_of(path.relative_to(data_dir), split) for path in paths if path.suffix in SUFFIXES}
     if not splits:
         raise UserError(f"dataset {hub_id!r} has no folder {data_dir!r}; correct dataset.hub_data_dir, or {REMEDY}")
     wanted = splits if set(splits.values()) == {None} else [path for path in splits if splits[path] == split]

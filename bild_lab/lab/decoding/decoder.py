@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
@@ -160,7 +160,7 @@ class Decoder:
         batch: how many of several prompts to decode at once, to the same texts; their traces then have no stages. None:
         as many as pay where nobody times, one for what decodes no batches.
         """
-        if isinstance(prompt, torch.Tensor):
+        if hasattr(prompt, "tolist"):  # a tensor or an array
             prompt = prompt.tolist()
         if several(prompt):
             options = (max_new_tokens, temperature, top_k, top_p, seed, max_source_tokens)
@@ -255,11 +255,17 @@ class Decoder:
 
 
 def several(prompt: Prompt | Sequence[Prompt]) -> bool:
-    """Whether it is a list of prompts: its first entry is text, token ids or a list of messages."""
-    if isinstance(prompt, str) or not len(prompt):
+    """Whether it is a list of prompts: its first entry is text, token ids or a list of messages.
+
+    Raises UserError for what is neither a prompt nor such a list.
+    """
+    if isinstance(prompt, str):
         return False
-    first = prompt[0]
-    return isinstance(first, str | Sequence)
+    known = isinstance(prompt, Sequence)
+    if not known or not all(isinstance(one, Mapping | Sequence) or hasattr(one, "__index__") for one in prompt):
+        wanted = "text, token ids or the messages of a chat, or a list of such prompts"
+        raise UserError(f"a prompt is {wanted}, got {prompt!r:.80}")
+    return bool(prompt) and isinstance(prompt[0], Sequence)
 
 
 def settled(text: str) -> str:

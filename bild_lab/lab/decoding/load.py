@@ -50,7 +50,7 @@ ENGINES = ("auto", "kernels", "native", "hf")
 _OF_PAIR = ("_revision", "_language", "vocabularies", "_weights")
 OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
     "pair": {one.name for one in fields(PairSpec) if one.name.endswith(_OF_PAIR)},
-    "runtime": {one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "threads", "seed")},
+    "runtime": {one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "seed")},
 }
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
 
@@ -69,7 +69,7 @@ def load(
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     options: knobs; and by the names and with the values of the configuration the keys of `RuntimeSpec` (`dtype`,
     `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language`, `vocabularies` …), and
-    `processors`, which may also be objects.
+    `processors`, which may also be objects. `threads` is of the whole process.
     Weights load at the first decoding, and later decoders share them.
     Raises UserError if the parts do not fit together.
     """
@@ -82,7 +82,11 @@ def load(
         raise UserError(f"knobs need a policy's name, got a composed policy; set {', '.join(options)} in it instead")
     node = compose_policy(policy, options) if isinstance(policy, str) else policy
     pair = typed(PairSpec, {"name": "user", **paths, **chosen["pair"]}, "pair")
-    return decoder_of(node, pair, decoding, typed(RuntimeSpec, chosen["runtime"], "runtime"), in_memory=in_memory)
+    runtime = typed(RuntimeSpec, chosen["runtime"], "runtime")
+    decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
+    if runtime.threads is not None:
+        torch.set_num_threads(runtime.threads)
+    return decoder
 
 
 def decoder_of(

@@ -3,7 +3,8 @@
 Seconds are those of a text's start, of its source tokens, of the target's forwards, their rows and their rows times
 context, of the drafter's forwards, and of the policy's rounds. Forwards of one row have a price of their own, as their
 kernels read weights and do little else. No price is negative. Forwards through some layers count as the share of the
-layers that ran. A round's price holds host, acceptance rule and the drafter's start, so each policy has its own.
+layers that ran, those of a drafter with a draft vocabulary as the share of its weights. A round's price holds host,
+acceptance rule and the drafter's start, so each policy has its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from jaxtyping import Float
 from scipy.optimize import nnls
 
 from bild_lab.engine.trace import Trace
+from bild_lab.lab.analysis.cost import dimensions
 
 Features = Mapping[str, float]
 OUTLIER = 4  # times the median deviation
@@ -70,6 +72,8 @@ def features_of(policy: str, trace: Trace, models: Mapping[int, str], depth: int
                 counted["target rows"] += share * forward.rows
             counted["target rows x context"] += share * forward.rows * (forward.cached + forward.source)
         else:
+            if (part := forward.vocabulary) is not None:
+                share *= dimensions(forward.config).share_with(part)
             counted[f"{model} forwards"] += share
         if forward.layers is not None:
             counted[f"{model} part forwards"] += 1

@@ -24,6 +24,7 @@ import psutil
 import torch
 
 from bild_lab.engine.models.device import processor
+from bild_lab.lab.schema.result import BUSY_PERCENT
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "datasets")
 
@@ -73,6 +74,21 @@ class OtherLoad:
         everyone, own = psutil.cpu_times(), psutil.Process().cpu_times()
         idle = everyone.idle + getattr(everyone, "iowait", 0.0)
         return time.monotonic(), sum(everyone) - idle, own.user + own.system + self._helpers_s()
+
+
+LOOK_S = 2.0  # of the load on a machine
+
+
+def wait_for_quiet(most_s: float, helpers_s: Callable[[], float] = lambda: 0.0) -> float:
+    """Wait while others use more than `BUSY_PERCENT` of the machine, for so many seconds at most. Returns the wait."""
+    waited_s = 0.0
+    while waited_s < most_s:
+        others = OtherLoad(helpers_s)
+        time.sleep(LOOK_S)
+        if others.percent() <= BUSY_PERCENT:
+            break
+        waited_s += LOOK_S
+    return waited_s
 
 
 def hardware(device_map: str | None, device: torch.device) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -21,6 +22,7 @@ from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
     accepted_by_depth,
+    clock_noise,
     judged_by_position,
     latency_summary,
     nothing_accepted,
@@ -65,6 +67,7 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
     for name, several in timed.items():
         tokens[name] = sum(len(one.token_ids) for one in several)
         rates[name] = tokens[name] / float(np.median(latencies(several), axis=1).sum())
+    pair = [latencies(timed[name]) for name in (BASELINE, METHOD) if name in timed]
     own = {"tokens": tokens[METHOD], "tokens_per_s": rates[METHOD]}
     if BASELINE not in timed:
         return {**own, "baseline_tokens_per_s": None, "tokens_per_s_ratio": None, "speedup": Speedup()}
@@ -72,7 +75,7 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
         **own,
         "baseline_tokens_per_s": rates[BASELINE],
         "tokens_per_s_ratio": rates[METHOD] / rates[BASELINE] if rates[BASELINE] else None,
-        "speedup": paired_speedup(latencies(timed[BASELINE]), latencies(timed[METHOD]), seed),
+        "speedup": replace(paired_speedup(*pair, seed), noise=clock_noise(*pair), repeats=pair[0].shape[1]),
     }
 
 

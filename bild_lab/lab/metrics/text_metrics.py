@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -61,9 +63,41 @@ def metric_named(name: str) -> Metric:
     """Raises UserError unless there is such a metric. Whether `evaluate` has one is found out when it is loaded."""
     if name.startswith(EVALUATE) and name != EVALUATE:
         return Metric(name, evaluated)
+    if "." in name:
+        return Metric(name.rpartition(".")[2], partial(mean_of_function, own_function(name)))
     if name not in METRICS:
-        raise UserError(f"metric must be one of {', '.join(METRICS)}, {EVALUATE}NAME_OR_PATH, got {name!r}")
+        raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}")
     return METRICS[name]
+
+
+def own_function(path: str) -> Callable[[str, Sequence[str]], float]:
+    """The user's function `MODULE.FUNCTION`: of a text and its references, 0 to 100, more is better; or true or false.
+
+    Raises UserError if it cannot be imported, and for Python's own: a configuration must not run commands.
+    """
+    try:
+        if path.partition(".")[0] in sys.stdlib_module_names:
+            raise UserError("it belongs to Python itself")
+        if not callable(found := pkgutil.resolve_name(path)):
+            raise UserError(f"it is a {type(found).__name__}")
+    except Exception as error:  # a module may raise anything
+        remedy = "give MODULE.FUNCTION of your own; PYTHONPATH=DIR says where its module lies"
+        raise UserError(f"the metric {path} cannot be used ({error}): {remedy}") from error
+    return found
+
+
+def mean_of_function(
+    function: Callable[[str, Sequence[str]], float], shown: str, texts: Sequence[str], references: References
+) -> Measure:
+    """Of a user's function. Raises UserError where it gives no number from 0 to 100."""
+    values = []
+    for text, several in zip(texts, references, strict=True):
+        value = function(text, several)
+        value = 100.0 * value if isinstance(value, bool | np.bool_) else value
+        if not isinstance(value, Real | np.number) or not 0 <= value <= 100:
+            raise UserError(f"the metric {shown} must give a number from 0 to 100, got {value!r} for {text!r:.60}")
+        values.append(float(value))
+    return mean_of(shown, values)
 
 
 def needs_references(name: str) -> bool:
@@ -164,6 +198,7 @@ METRICS = {
     LENGTH: Metric("length", lambda shown, sums, _: ratio_of(shown, sums), of_tokens=lambda tokens, _: (tokens, 1.0)),
     AGREEMENT: Metric("agreement", partial(share_of, lambda text, several: text in several)),
 }
+METRIC_NAMES = ", ".join([*METRICS, f"{EVALUATE}NAME_OR_PATH", "MODULE.FUNCTION"])
 
 
 def evaluated(asked: str, predictions: Sequence[str], references: References) -> Measure:

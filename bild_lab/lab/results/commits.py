@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import typed
@@ -86,7 +87,7 @@ def stored_config(result: Result) -> dict[str, Any]:
     file = result.folder / CONFIG
     try:
         return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except (OSError, ValueError, OmegaConfBaseException) as error:
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
         raise UserError(f"{file} cannot be read: {error}; measure the point again with resume=false") from error
 
 
@@ -108,7 +109,7 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
                 target = recognized(Checkpoint(config.pair.target, config.pair.target_revision))
                 dataset = for_model(dataset, target)
             examples = _examples(dataset)
-        except (UserError, OSError, TypeError, OmegaConfBaseException) as error:
+        except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
             why = why or str(error)
             continue
         if result.setting.data == data_hash(examples):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import log2
+from math import isfinite, log2
 
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
 from bild_lab.lab.formatting import point_label, short_name
@@ -16,7 +16,9 @@ from bild_lab.lab.schema.result import Result, Setting
 FEW = 12
 
 
+ROUND = ("draft", "verify", "host")  # stages
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
+SLOW = 3.0  # a latency over the baseline's, from which on a point would squeeze the others
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Group:
         """
         x = self._latency(result)
         y = result.quality.value
-        if x is None or y is None:
+        if x is None or y is None or not isfinite(y):
             return None
         return Position(*x, y, *_vertical_interval(result))
 
@@ -88,7 +90,7 @@ class Group:
 
         For intervals that leave a range, it is widened by at most half of its length on either side.
         """
-        placed = [(result, at) for result in self.results if (at := self.position(result)) is not None]
+        placed = self.placed
         xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
         chosen = {
             id(result) for result in self.selected() if not result.is_baseline
@@ -110,10 +112,27 @@ class Group:
         return (max(left, 0.1 * min(xs)), right), vertical  # a latency is positive
 
     @property
+    def placed(self) -> list[tuple[Result, Position]]:
+        """The results that are drawn, with their positions: all that have one but those beyond the axis."""
+        beyond = set(map(id, self.beyond))
+        found = [(result, self.position(result)) for result in self.results if id(result) not in beyond]
+        return [(result, at) for result, at in found if at is not None]
+
+    @property
+    def beyond(self) -> list[Result]:
+        """The results named beside the axis, fastest first: with more than `SLOW` times the baseline's latency.
+
+        None of the front, and none where no other result would be left.
+        """
+        front = set(map(id, self.front())) if self.relative else set()
+        others = [result for result in self.results if not result.is_baseline and self.position(result) is not None]
+        slow = [one for one in others if self.relative and SLOW * one.speedup.value < 1 and id(one) not in front]
+        return slow if len(slow) < len(others) else []
+
+    @property
     def wide(self) -> bool:
         """Whether the latencies, also a baseline's of 1, differ so much that their axis must be logarithmic."""
-        xs = [position.x for result in self.results if (position := self.position(result)) is not None]
-        xs += [1.0] if self.relative else []
+        xs = [at.x for _, at in self.placed] + ([1.0] if self.relative else [])
         return bool(xs) and max(xs) / min(xs) > WIDE
 
     def front(self) -> list[Result]:
@@ -133,9 +152,9 @@ class Group:
             fastest.setdefault((result.policy, result.is_baseline), result)
         return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
 
-    def selected(self) -> list[Result]:
-        """Return the notable results and the whole front; all results if there are at most twelve."""
-        if len(self.results) <= FEW:
+    def selected(self, few: int = FEW) -> list[Result]:
+        """Return the notable results and the whole front; all results if there are at most so few."""
+        if len(self.results) <= few:
             return self.results
         return self._in_order([*self.notable(), *self.front()])
 
@@ -323,7 +342,7 @@ def predicted_speedup(alone: Result | None, batch: int, step_s: Seconds | None) 
     counts, parts = alone.counts, alone.prediction
     rows = 1 + counts.drafted / counts.target_calls
     per_round = parts.rounds * (1 + _drafting(alone))
-    host = max(0.0, per_round / parts.host - per_round / parts.verify)
+    host = per_round / parts.host * alone.stages_s["host"] / sum(alone.stages_s[one] for one in ROUND)
     round_s = step_s(batch * rows) + _drafting(alone) * step_s(batch) + batch * host * step_s(1)
     return counts.tokens_per_target_call * step_s(batch) / round_s
 

@@ -211,16 +211,25 @@ def _readable(folders: Iterable[Path]) -> list[Result]:
 def _read(file: Path) -> Result | None:
     """A result; None if there is none, or if it was damaged after writing. Raises UserError for a newer version's."""
     try:
-        return Result.from_json(json.loads(file.read_bytes()), file.parent)
+        result = Result.from_json(json.loads(file.read_bytes()), file.parent)
+        return result if _is_whole(result) else None
     except UserError:  # of a newer version: do not measure it again
         raise
     except (OSError, ValueError):
         return None
 
 
+def _is_whole(result: Result) -> bool:
+    """Whether it has what every report needs: a damaged file may still be read."""
+    setting, speedup = result.setting, result.speedup
+    known = [one for one in (speedup.value, speedup.low, speedup.high) if one is not None]
+    named = isinstance(setting.n_examples, int) and "max_new_tokens" in (setting.decoding or ())
+    return named and all(0 < one < math.inf for one in known)
+
+
 def _age(result: Result) -> tuple[str, str]:
     """A sort key that is greater for later results."""
-    return result.stored_at, result.folder.name
+    return result.stored_at or "", result.folder.name
 
 
 def _identity(result: Result) -> str:
@@ -253,6 +262,8 @@ def load_results(*folders: str | Path) -> pd.DataFrame:
     """
     frames = []
     for folder in folders:
+        if not isinstance(folder, str | Path):
+            raise UserError(f'folders are given one by one, load_results("outputs/a", "outputs/b"), got {folder!r}')
         path = Path(folder).expanduser()
         results = Sweep(path).results()
         if not results:

@@ -109,5 +109,5 @@ def read_examples(folder: Path | None) -> list[MeasuredExample]:
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
         return [MeasuredExample.from_json(json.loads(line)) for line in lines if line]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{file} cannot be read: {error}; measure the point again with resume=false") from error

@@ -76,6 +76,14 @@ class Speedup:
     low: float | None = low_end("the speedup", TIMES)
     high: float | None = high_end("the speedup", TIMES)
     median: float | None = column("The median of the speedups of single examples.", unit=TIMES)
+    noise: float | None = column(
+        "How far the speedup may be off, on these texts, by the clock alone: half its 95 % interval over the repeats. "
+        "More repeats lower it; only more texts narrow the speedup’s own interval.",
+        label="speedup, error of the clock",
+        unit=SHARE,
+        digits=1,
+    )
+    repeats: int | None = column("How often each text was timed.", name="repeats", digits=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,40 +304,19 @@ class Prediction:
         heading="rounds",
         unit=TIMES,
     )
-    verify: float = required(
-        "The one before, with the measured time of verification, including the acceptance rule.",
-        label="with real verification",
-        heading="+ verify",
-        unit=TIMES,
-    )
     host: float = required(
-        "The one before, with the time of host code between the stages.",
-        label="with host code",
-        heading="+ host",
+        "The one before, with the measured time of verification, including the acceptance rule and the host code "
+        "between the stages, which a token of the target has too.",
+        label="with real verification and host code",
+        heading="+ verify, host",
         unit=TIMES,
     )
     prefill: float = required(
-        "The one before, with the encoder and prompt, and the actual lengths of the texts.",
+        "The one before, with the encoder and prompt, and the actual lengths of the texts: the timed speedup of the "
+        "traced examples.",
         label="with prefill",
         heading="+ prefill",
         unit=TIMES,
-    )
-    acceptance_rate: float | None = required(
-        "The acceptance rate on the traced examples.",
-        name="traced_acceptance_rate",
-        label="acceptance rate, traced",
-        heading="α",
-        unit=SHARE,
-        digits=1,
-        in_table=False,
-    )
-    measured: float = required(
-        "The timed speedup of the traced examples, without the waits of a traced pass of its own.",
-        name="traced_speedup",
-        label="speedup, traced",
-        heading="measured",
-        unit=TIMES,
-        in_table=False,
     )
 
 

@@ -37,6 +37,7 @@ from bild_lab.lab.schema.numbers import (
 SCHEMA = 3
 AS_GOOD_CUT = ("agreement", "log_probability", "length")  # metrics that a text needs no end for
 BUSY_PERCENT = 10  # of all cores' time; more than this used by others changes the timings
+BUSY_REMEDY = "timings suffer; runtime.threads=1 suffers least, measure.quiet=120 waits for it to end"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +106,7 @@ class Environment(Record):
             unit="%",
             digits=0,
         ),
+        Column("Seconds that timing waited for other programs to end.", "waited_s", unit="s", digits=0),
         Column(
             "How many points were timed together, text by text in turn beside one baseline; empty for a point by "
             "itself.",
@@ -158,6 +160,14 @@ class Result:
     )
     baseline_tokens_per_s: float | None = column("The baseline’s tokens per second.", unit="1/s", digits=1)
     tokens_per_s_ratio: float | None = column("Tokens per second over the baseline’s.", unit=TIMES)
+    first_token_s: float | None = column(
+        "Seconds from an example’s token ids to its first tokens, the median of the traced examples.",
+        label="time to first token",
+        heading="first token, ms",
+        unit="s",
+        digits=1,
+        scale=0.001,
+    )
     counts: Counts = group("", Counts())
     agreement_with_target: float | None = column(
         "The share of examples whose token ids all equal the target’s own greedy output. It does not say how good the "

@@ -198,6 +198,7 @@ class ComparedSession:
         return self.served.length
 
     def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+        want = replace(want, vocabulary=None)  # whole rows are compared
         served, own = self.served.extend(rows, want), self.own.extend(rows, want)
         for one, other in ((served.logits, own.logits), (served.head_input, own.head_input)):
             if one is not None:

@@ -48,7 +48,7 @@ FEWEST_TIMED, MOST_TIMED = 2, 10  # points of a policy that are decoded live for
 WARM = 32  # tokens that each of them decodes before
 REPEATS = 3  # of each of these texts; the median counts, as for any point
 MEMORY_BYTES = 2 * 2**30  # of each model's rows that stay in memory once they are on disk, or wait for it
-ROWS_A_TOKEN = 4  # about as many contexts do all points of a screening ask for each token of a text
+ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15  # about as many contexts of a token do all points ask for, and each more
 
 
 @dataclass(frozen=True)
@@ -227,7 +227,8 @@ class Screening:
 
                 return loop
 
-            waiting = max(1, int(MEMORY_BYTES / (ROWS_A_TOKEN * self.point.decoding.max_new_tokens * self._row_bytes)))
+            rows = self.point.decoding.max_new_tokens * (ROWS_A_TOKEN + ROWS_A_POINT * len(candidates))
+            waiting = max(1, int(MEMORY_BYTES / (rows * self._row_bytes)))
             most = min(self.batch, waiting)
             size = min(quiet_batch(one.method, one.models, requests, most) for one in decoders)
             Batch(size).run([loop_over(indices) for indices in alike.values()])

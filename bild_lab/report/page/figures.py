@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, Compared
+from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, UNCLEAR, Compared
 from bild_lab.lab.formatting import interval, number, percent, point_label, signed, signed_interval
 from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.results.groups import BatchCurve, Group
@@ -240,7 +240,7 @@ def _intervals(
     for row, (one, verdict) in enumerate(found):
         if one is None:
             continue
-        chance = verdict in (SAME, NOT_COMPARED)
+        chance = verdict in (SAME, NOT_COMPARED, UNCLEAR)
         colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
         words = f"{number(one.value, 3)} {interval(one.low, one.high, 3)}"
         if not middle:
@@ -260,6 +260,8 @@ def _intervals(
         "xaxis": {"title": title, "type": "log" if middle else "linear"},
         "yaxis": {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.4, -0.6]},
         "showlegend": False,
+        "meta": "rows",  # figures.js moves their names on a narrow screen
+        "annotations": [],
         "shapes": [{**_DASHED, "yref": "paper", "x0": middle, "x1": middle, "y0": 0, "y1": 1}],
     }
     lines = sum(1 + name.count("<br>") for name in names)

@@ -131,7 +131,7 @@ def _squares(
     places = [[several.index(knob_value(one.knobs[knob])) for knob, several in axes.items()] for one, _ in known]
     (least, most), written = ends, signed if ends[0] == 0 else number
     strength = [round(0.08 + 0.6 * (abs(value) - least) / ((most - least) or 1.0), 3) for _, value in known]
-    colours = [COLOURS[1] if value < 0 else COLOURS[5] for _, value in known]
+    colours = [COLOURS[1] if value < 0 else COLOURS[0] for _, value in known]
     return scatter(
         places,
         "markers+text",

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.formatting import (
     duration,
@@ -22,9 +23,9 @@ from bild_lab.lab.formatting import (
 from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.groups import FEW, Group, batch_curves, by_setting, differing_keys, setting_title
-from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Failure, Result
-from bild_lab.report.headline import reason_lines, sentences
+from bild_lab.report.headline import answers, reason_lines, sentences
 from bild_lab.report.page import figures
 from bild_lab.report.page.base import Figure, page_environment, plotly_js
 from bild_lab.report.page.examples import Stored, text_browser, traced_points
@@ -51,8 +52,8 @@ def write_html(
     path: Path,
     older: int = 0,
     progress: str | None = None,
-) -> None:
-    """Write the report of the sweep `name`.
+) -> list[str]:
+    """Write the report of the sweep `name`. Returns a sentence for each point whose texts cannot be read.
 
     Everything that came from outside the package is escaped. older: how many earlier results of the same points are
     not shown. progress: how far the running command is; the page then reloads itself until it is touched.
@@ -61,10 +62,10 @@ def write_html(
     screened, curves = screened_points(folder, results), batch_curves(results)
     policies = {policy for group in groups for policy in group.policies} | {one.policy for one in screened}
     colours = marks(sorted(policies))
-    sections, texts, traces = [], [], []
+    sections, texts, traces, lost = [], [], [], []
     for group in groups:
-        stored = _stored(group)
-        sections.append(_section(group, colours, stored))
+        stored = _stored(group, lost)
+        sections.append(_section(group, colours, stored) | {"answers": answers(group, screened)})
         if (browser := text_browser(group, stored)) is not None:
             texts.append(browser)
         prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""
@@ -88,7 +89,7 @@ def write_html(
         total=duration(sum(result.total_s for result in results)),
         duration=duration,
         environment=environments(results),
-        notes=notes(results, older),
+        notes=[*notes(results, older), *lost],
         sources=plain_table(sources(results)),
         texts=texts,
         traces=traces,
@@ -98,13 +99,24 @@ def write_html(
         plotly=plotly_js(),
     )
     write_atomically(path, text.encode())
+    return lost
 
 
-def _stored(group: Group) -> Stored:
-    """The examples of the points whose texts are shown, and of those whose certificates say that texts differ."""
+def _stored(group: Group, lost: list[str]) -> Stored:
+    """The examples of the points whose texts are shown, and of those whose certificates say that texts differ.
+
+    lost: gets a sentence for each point whose examples cannot be read.
+    """
     certified = [one for one in group.results if one.certificate and one.certificate.ties + one.certificate.defects]
     chosen = {name_of(result): result for result in (*group.selected(), *certified)}
-    return {name: read_examples(result.folder) for name, result in chosen.items()}
+    stored: dict[str, list[MeasuredExample]] = {}
+    for name, result in chosen.items():
+        try:
+            stored[name] = read_examples(result.folder)
+        except UserError as error:
+            stored[name] = []
+            lost.append(f"The texts of {point_label(result, group.knobs(result))} are not shown: {error}")
+    return stored
 
 
 def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str, Any]:

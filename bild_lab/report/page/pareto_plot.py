@@ -17,7 +17,17 @@ from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import cell_of, name_of
-from bild_lab.report.style import COLOURS, MUTED, Mark, front_corners, log_ticks, speedups_on_axis, with_bars
+from bild_lab.report.style import (
+    COLOURS,
+    MUTED,
+    Mark,
+    beyond_axis,
+    front_corners,
+    log_ticks,
+    marks,
+    speedups_on_axis,
+    with_bars,
+)
 
 # what settings must share to be in one picture
 _SHARED = (
@@ -31,7 +41,6 @@ _HOVER_NUMBERS = (
     *("speedup", "quality", "quality_difference", "latency_s_median", "tokens_per_s", "tokens_per_target_call"),
     *("acceptance_rate", "fallbacks", "rollbacks", "agreement_with_target", "point"),
 )
-_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star")
 _NONE = "rgba(0,0,0,0)"
 _LATER = {"name": "bars of the other points", "legendgroup": "bars", "visible": "legendonly"}
 
@@ -114,7 +123,7 @@ def overlay_figure(overlay: Overlay) -> Figure:
     """Draw several settings in one picture: a colour for each setting, a symbol for each policy."""
     whole = overlay.whole
     policies = sorted({policy for part in overlay.parts for policy in part.group.policies})
-    symbols = dict(zip(policies, cycle(_SYMBOLS), strict=False))
+    symbols = {policy: look.plotly_symbol for policy, look in marks(policies).items()}
     traces = []
     for part, colour in zip(overlay.parts, cycle(COLOURS), strict=False):
         label, group = escape(part.label), part.group
@@ -144,8 +153,9 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
     """The traces with axes, and the baseline where latencies are relative to it."""
     horizontal, vertical = group.limits()
     unit = f"relative to {escape(group.setting.baseline)}" if group.relative else "in seconds"
+    aside = "; ".join(filter(None, ["further left is faster", beyond_axis(group)]))
     layout = {
-        "xaxis": {"title": f"Latency per example, {unit}<br>(further left is faster)", "range": horizontal},
+        "xaxis": {"title": f"Latency per example, {unit}<br>({escape(aside)})", "range": horizontal},
         "yaxis": {"title": escape(group.metric), "range": vertical},
     }
     if group.wide:

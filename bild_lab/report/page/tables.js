@@ -38,3 +38,16 @@ for (const box of document.querySelectorAll("[data-filter]")) { // rows with all
     }
   });
 }
+for (const box of document.querySelectorAll(".scroll")) { // a table that is cut says so, and what is out of sight
+  const hint = element("p", "", "note cut");
+  const update = () => {
+    hint.hidden = box.scrollWidth <= box.clientWidth;
+    const end = box.getBoundingClientRect().right;
+    const hidden = [...box.querySelectorAll("thead th")].filter((each) => each.getBoundingClientRect().right > end + 4);
+    const titles = hidden.slice(0, 4).map((each) => each.textContent.trim()).join(", ");
+    hint.textContent = hidden.length ? `\u2192 scroll sideways for ${titles}${hidden.length > 4 ? ` and ${hidden.length - 4} more` : ""}` : "";
+  };
+  box.before(hint);
+  box.addEventListener("scroll", update, { passive: true });
+  new ResizeObserver(update).observe(box);
+}

@@ -30,14 +30,21 @@ MARGIN = 1.0  # points of quality that a hypervolume's reference point is below 
 OVERALL = "overall"
 # the columns of every point after those of its quality
 _POINT = (
-    *("latency_s_median", "tokens_per_s", "tokens_per_target_call", "acceptance_rate", "nothing_accepted"),
+    *(
+        "latency_s_median",
+        "first_token_s",
+        "tokens_per_s",
+        "tokens_per_target_call",
+        "acceptance_rate",
+        "nothing_accepted",
+    ),
     *("agreement_with_target", "p_value", "fallbacks", "rollbacks", "drafted", "accepted", "target_calls"),
     *("draft_calls", "tokens", "peak_memory_mb"),
 )
 _CHANGE = ("changed", "first_difference", "length_ratio", "log_probability", "log_probability_difference")
 _PREDICTION = (
-    *("predicted_cost_ratio", "traced_acceptance_rate", "predicted_window", "predicted_theorem"),
-    *("predicted_rounds", "predicted_verify", "predicted_host", "predicted_prefill", "traced_speedup"),
+    *("speedup", "predicted_theorem", "predicted_rounds", "predicted_host", "predicted_prefill"),
+    *("predicted_cost_ratio", "acceptance_rate", "predicted_window"),
 )
 _COST = ("flops_per_token", "bytes_per_token", "flops_per_byte", "flops_ratio", "bytes_ratio", "intensity_ratio")
 _SIGNED = ("quality_difference", "log_probability_difference")
@@ -134,13 +141,17 @@ def tables(group: Group) -> dict[str, Table]:
 
 
 def points_table(group: Group) -> Table:
-    """Every point, fastest first: policy, every knob that varies, then the numbers; last what was timed beside all."""
+    """Every point, fastest first; last what was timed beside all.
+
+    On a narrow screen the first columns must do: the policy with its knobs, speedup and quality. Then comes every knob
+    that varies, to sort by, and the other numbers.
+    """
     certified = any(result.certificate is not None for result in group.results)
     columns = [
-        column_of("policy"),
-        *(TableColumn(knob, f"knob of the policy: {knob}", _knob_cell(knob)) for knob in group.varying_knobs()),
+        policy_column(group),
         column_of("speedup"),
         *quality_columns(group),
+        *(TableColumn(knob, f"knob of the policy: {knob}", _knob_cell(knob)) for knob in group.varying_knobs()),
         *([_certificate_column()] if certified else []),
         *map(column_of, _POINT),
     ]

@@ -32,6 +32,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_folder_without_tokenizer_files_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Transformers would make a tokenizer of a few special tokens, which shares one with the target's."""
+    for name in ("config.json", "generation_config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(UserError, match=rf"{tmp_path} has no tokenizer files; copy tokenizer.json"):
+        load(folder, tmp_path, policy="speculative")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

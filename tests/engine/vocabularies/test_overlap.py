@@ -7,9 +7,9 @@ import torch
 
 from bild_lab.engine.request import Source
 from bild_lab.engine.vocabularies import INTERSECTION, STRINGS
-from bild_lab.engine.vocabularies.overlap import chosen
+from bild_lab.engine.vocabularies.overlap import Overlap, chosen
 from bild_lab.errors import UserError
-from tests.engine.vocabularies.foreign import KINDS, TEXTS, checkpoint, overlap, tokenizer
+from tests.engine.vocabularies.foreign import KINDS, TEXTS, overlap, tokenizer
 
 PAIRS = [(one, other) for one in KINDS for other in KINDS if one != other]
 
@@ -96,20 +96,34 @@ def test_auto_takes_the_shared_tokens_where_half_of_the_targets_are_and_else_the
     assert [chosen(far, wanted) for wanted in (INTERSECTION, STRINGS)] == [INTERSECTION, STRINGS]
 
 
-def test_a_pair_is_refused_only_where_nothing_can_be_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> Overlap:
+    """Two vocabularies that share nothing."""
     both = overlap("words", "byte_level")
-    both.pieces.__dict__["tokens_of"], kept = {}, both.pieces.tokens_of
-    try:
-        nothing = type(both)(both.target, both.draft)
-        assert nothing.count == 0
-        assert chosen(nothing, "auto") == STRINGS
-        with pytest.raises(UserError, match="different vocabularies that share no piece; choose a draft model"):
-            chosen(nothing, INTERSECTION)
-        monkeypatch.setattr(type(both.pieces), "writes", lambda self, text: False)
-        for wanted, lacking in (("auto", "share no piece and cannot"), (STRINGS, "cannot")):
-            with pytest.raises(UserError, match=f"words .*byte_level .*that {lacking} write each other's text"):
-                chosen(nothing, wanted)
-    finally:
-        both.pieces.__dict__["tokens_of"] = kept
-    monkeypatch.undo()
-    assert checkpoint("words").pieces.tokens_of
+    monkeypatch.setitem(both.pieces.__dict__, "tokens_of", {})
+    return Overlap(both.target, both.draft)
+
+
+def test_a_pair_that_was_chosen_is_refused_only_where_it_is_impossible(
+    apart: Overlap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert apart.count == 0 and chosen(apart, STRINGS) == STRINGS
+    with pytest.raises(UserError, match="words .*byte_level .*different vocabularies that share no piece; check that"):
+        chosen(apart, INTERSECTION)
+    monkeypatch.setattr(type(apart.pieces), "writes", lambda self, text: False)
+    with pytest.raises(UserError, match="that cannot write each other's text; check that"):
+        chosen(apart, STRINGS)
+
+
+def test_a_pair_with_nearly_no_shared_piece_must_be_chosen(apart: Overlap, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the draft model's folder has lost its tokenizer's vocabulary."""
+    count = len(apart.pieces.written)
+    with pytest.raises(UserError, match=rf"that share 0 of {count} pieces \(0.00%\); .*pair.vocabularies=strings"):
+        chosen(apart, "auto")
+    monkeypatch.setattr(Overlap, "share", property(lambda self: 0.0099))
+    with pytest.raises(
+        UserError, match=r"pieces \(0.99%\); check that the draft model's folder holds its own tokenizer"
+    ):
+        chosen(apart, "auto")
+    monkeypatch.setattr(Overlap, "share", property(lambda self: 0.01))
+    assert chosen(apart, "auto") == STRINGS

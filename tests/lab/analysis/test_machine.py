@@ -109,7 +109,7 @@ def stored(folder: Path, result: Result, number: int) -> None:
 def test_a_finished_sweep_is_priced_without_running_anything(command: Callable[..., tuple[int, str]]) -> None:
     work = work_of({"method": timed(1, forward(1, SMALL), forward(6)), "baseline": timed(5, *[forward(1)] * 5)}, 2)
     bfloat16 = {"dtype": "bfloat16"}
-    prediction = sample_prediction("bild", {"window": 5}, 1.4, 0.6)
+    prediction = sample_prediction("bild", {"window": 5}, 1.4)
     drafted = replace(sample_result("bild", {"window": 5}, 1.4, setting=bfloat16, prediction=prediction), work=work)
     folder = Path("outputs/field")
     results = [drafted, sample_result("hf_assisted", {}, 1.1, setting=bfloat16), sample_baseline()]

@@ -97,7 +97,17 @@ def test_another_dataset_metric_or_split_is_refused() -> None:
     ]
     for setting, message in changes:
         with pytest.raises(UserError, match=message):
-            match([bild()], [bild(setting=setting)])
+            match([bild(setting={"data": "x"})], [bild(setting={"data": "y", **setting})])
+
+
+def test_the_same_rows_under_another_name_are_compared() -> None:
+    named = [
+        bild(setting={"data": "x", "dataset": name, "split": split}) for name, split in (("a", "dev"), ("b", "test"))
+    ]
+    matching = match(named[:1], named[1:])
+    assert differences(matching.pairs) == {"dataset": ("a", "b"), "split": ("dev", "test")}
+    with pytest.raises(UserError, match="same metric"):
+        match(named[:1], [bild(setting={"data": "x", "metric": "rouge"})])
 
 
 def test_other_examples_match_and_are_no_difference_of_the_setting() -> None:
@@ -106,11 +116,25 @@ def test_other_examples_match_and_are_no_difference_of_the_setting() -> None:
 
 
 def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() -> None:
-    found = compared(decoded([1.0, 3.0, 50.0]), decoded([0.5, 1.5], baseline_s=2.2))
+    newer = bild(setting={"code": "new"})
+    found = compared(decoded([1.0, 3.0, 50.0]), decoded([0.5, 1.5], baseline_s=2.2), right=newer)
     assert found.n_examples == 2
     assert found.latency.value == pytest.approx(0.5)
     assert found.speed_verdict == "faster"
     assert found.baseline_latency.value == pytest.approx(1.1)
+
+
+def test_a_machine_that_has_become_slower_makes_no_point_slower() -> None:
+    """Both take longer in B, the method less so: its speedup rose from 2 to 2.4."""
+    a, b = decoded([1.0] * 20), decoded([1.25] * 20, baseline_s=3.0)
+    same = compared(a, b, right=bild(setting={"draft": "another", "split": "test"}))
+    assert (same.latency.value, same.latency, same.speed_verdict) == (pytest.approx(2 / 2.4), same.relative, "faster")
+    changed = compared(a, b, right=bild(setting={"code": "new"}))
+    assert (changed.latency.value, changed.relative, changed.speed_verdict) == (1.25, same.relative, "unclear")
+    alone = [replace(one, baseline_latency_s=None) for one in b]
+    assert (compared(a, alone).relative, compared(a, alone).speed_verdict) == (None, "slower")
+    everything = compared(a, decoded([0.5] * 20, baseline_s=1.0), right=bild(setting={"code": "new"}))
+    assert (everything.relative.value, everything.speed_verdict) == (1.0, "faster")  # as faster kernels make it
 
 
 def test_only_examples_with_the_same_text_count_and_numbers_are_theirs() -> None:
@@ -136,7 +160,7 @@ def test_the_verdict_needs_the_whole_interval() -> None:
     assert (slower.speed_verdict, mixed.speed_verdict) == ("slower", "no difference")
     assert mixed.latency.low < 1 < mixed.latency.high
     for touching in (Speedup(0.9, 0.8, 1.0, 0.9), Speedup(1.1, 1.0, 1.2, 1.1)):
-        assert replace(mixed, latency=touching).speed_verdict == "no difference"
+        assert replace(mixed, latency=touching, relative=None).speed_verdict == "no difference"
 
 
 def test_cards_of_one_kind_are_the_same_hardware() -> None:

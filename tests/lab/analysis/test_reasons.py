@@ -33,7 +33,7 @@ def traced(pace: float = 1.0) -> Result:
         "verify": pace * ROUNDS * VERIFY_S,
         "host": pace * ROUNDS * HOST_S,
     }
-    found = predict([own], [alone], stages)
+    found = predict([own], [alone], stages, None)
     speedup = (PREFILL_S + TOKENS * STEP_S) / method_s()
     counts = {"drafted": ROUNDS * WINDOW_LENGTH, "acceptance_rate": None}
     return sample_result("speculative", {}, speedup, stages_s=stages, prediction=asdict(found), **counts)
@@ -43,7 +43,8 @@ def traced(pace: float = 1.0) -> Result:
 def test_costs_are_those_of_the_timed_pass_whatever_the_pace_of_the_traced_one(pace: float) -> None:
     why = reasons(traced(pace))
     assert why.drafter_cost == pytest.approx(DRAFT_S / STEP_S)
-    assert why.verification == pytest.approx(VERIFY_S / STEP_S)
+    assert why.drafter_cost == traced(pace).prediction.cost_ratio, "one value in the sentence and in the table"
+    assert why.verification == pytest.approx((VERIFY_S + HOST_S) / STEP_S)
     assert why.shares["draft"] == pytest.approx(ROUNDS * WINDOW_LENGTH * DRAFT_S / method_s())
 
 

@@ -9,6 +9,7 @@ from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
     accepted_by_depth,
+    clock_noise,
     judged_by_position,
     latency_summary,
     nothing_accepted,
@@ -80,3 +81,14 @@ def test_rounds_that_drafted_nothing_do_not_count_as_nothing_accepted() -> None:
 def test_positions_behind_a_rejection_are_unobserved_and_not_rejected() -> None:
     assert judged_by_position([(3, 3), (3, 1), (2, 2), (3, 0), (0, 0)]) == [[3, 1, 0], [2, 1, 1], [1, 0, 2]]
     assert judged_by_position([(0, 0)]) == judged_by_position([]) == []
+
+
+def test_the_error_of_the_clock_is_half_the_interval_over_the_repeats_and_not_over_the_texts() -> None:
+    work = np.array([[1.0], [9.0]])  # texts of very different speedups
+    method = np.array([[1.0], [3.0]])
+    steady = [work * [1, 2, 3], method * [1, 2, 3]]
+    assert clock_noise(*steady) == pytest.approx(0, abs=1e-12) and paired_speedup(*steady).low < 2
+    shaken = clock_noise(work * [1.0, 1.1, 1.21], method * [1, 1, 1])
+    # Student's t of two degrees of freedom, 4.3027; the logarithms' standard deviation is that of 0, 1 and 2 steps
+    assert shaken == pytest.approx(1.1 ** (4.30265 / np.sqrt(3)) - 1, rel=1e-5)
+    assert clock_noise(work, method) is None

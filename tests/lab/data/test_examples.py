@@ -142,7 +142,7 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
     "later turns without a history": ([{"turns": ["a", "b"], "id": 7}], {"turns": 2, **TURNS}, ["dataset.turns=1"]),
     **{
         f"source {value!r}": ([GOOD, {"de": value, "en": "b"}], {}, ["line 2: de must be a non-empty string"])
-        for value in ["", "  \n", None, 7, [], [1], {"a": 1}]
+        for value in [7, [], [1], {"a": 1}]
     },
     **{
         f"reference {value!r}": ([{"de": "a", "en": value}], {}, ["line 1: en must be a string or strings"])
@@ -150,6 +150,29 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
     },
     "no rows": ([], {}, ["'made'", "split 'test'"]),
 }
+
+
+def test_rows_without_a_source_are_left_out_and_counted(rows_file, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [GOOD, *({"de": value, "en": "b"} for value in (None, "", "  \n")), {"de": "c", "en": "d"}]
+    assert [(one.id, one.source) for one in load_examples(spec(path=rows_file(*rows)))] == [
+        ("test-0", "a"),
+        ("test-4", "c"),
+    ]
+    assert "rows without a source are left out, 3 of them, first " in caplog.text and "line 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "split"),
+    [
+        ("val.jsonl", "validation"),
+        ("my/dev-small.csv", "validation"),
+        ("rows.jsonl", "test"),
+        ("train", "test"),
+        (None, "test"),
+    ],
+)
+def test_a_split_that_is_not_named_is_the_files_own(path: str | None, split: str) -> None:
+    assert DatasetSpec(name="a", path=path, hub_id="a/b", split=None, source_column="a", metric=None).split == split
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -84,7 +84,7 @@ def test_models_are_shared_between_decoders(checkpoints: Path) -> None:
 
 
 def test_wrong_pairs_fail_before_any_weight_is_read(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match="different vocabularies that share no piece and cannot write each other's"):
+    with pytest.raises(UserError, match=r"that share 0 of 36 pieces \(0.00%\); .* the target's language$"):
         bild_lab.load(target=str(checkpoints / "llama"), draft=str(checkpoints / "llama-words"), dtype="float16")
     fresh = bild_lab.load(target=str(checkpoints / "llama"), policy="vanilla", dtype="float16")
     assert "module" not in vars(fresh.target)
@@ -156,3 +156,22 @@ def test_a_composition_is_described_and_changes_are_marked() -> None:
     assert policy_label(policy) == "bild (changed: drafter.window)"
     policy.decoder.acceptance = {"_target_": "bild_lab.engine.acceptance.SpeculativeSampling"}
     assert policy_label(policy) == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
+
+
+@pytest.mark.parametrize("prompt", [5, None, [None], [5.0], {"role": "user"}, [[5], None]])
+def test_what_is_no_prompt_is_refused_in_words(prompt: object, checkpoints: Path) -> None:
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
+    for use in (decoder.generate, decoder.stream):
+        with pytest.raises(UserError, match="a prompt is text, token ids or the messages of a chat"):
+            list(use(prompt))
+
+
+def test_threads_are_those_of_the_process(checkpoints: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        bild_lab.load(checkpoints / "llama", policy="vanilla", threads=3)
+        assert torch.get_num_threads() == 3
+        with pytest.raises(UserError, match="runtime.threads must be a whole number >= 1"):
+            bild_lab.load(checkpoints / "llama", policy="vanilla", threads=0)
+    finally:
+        torch.set_num_threads(before)

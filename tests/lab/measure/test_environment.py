@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in, peak_memory_mb
+from bild_lab.lab.measure import environment
+from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in, peak_memory_mb, wait_for_quiet
 
 
 def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
@@ -38,6 +39,20 @@ def test_other_load_is_what_neither_we_nor_our_helpers_used(monkeypatch: pytest.
     seconds = iter([(0.0, 0.0, 0.0), (10.0, 8.0 * (os.cpu_count() or 1), 3.0)])  # wall, busy, own
     monkeypatch.setattr(OtherLoad, "_seconds", lambda self: next(seconds))
     assert OtherLoad().percent() == pytest.approx(80 - 30.0 / (os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize(
+    ("most_s", "loads", "waited_s"),
+    [(120, [8], 0), (120, [60, 11, 10], 4), (6, [60, 60, 60, 60], 6), (0, [], 0)],
+)
+def test_a_busy_machine_is_waited_for_but_not_for_ever(
+    most_s: float, loads: list[float], waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(environment.time, "sleep", slept.append)
+    monkeypatch.setattr(OtherLoad, "percent", lambda self: loads[len(slept) - 1])
+    assert wait_for_quiet(most_s) == waited_s
+    assert len(slept) == min(len(loads), most_s / 2)  # a look of two seconds each
 
 
 def test_processors_of_one_name_differ_by_their_tiles() -> None:

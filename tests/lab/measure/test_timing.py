@@ -18,6 +18,8 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab import runner, score
+from bild_lab.lab.config import MeasureSpec
+from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.measure.environment import no_garbage_collection
 from bild_lab.lab.runner import BLOCK, order, time_methods, warm_up
 from bild_lab.lab.score import seeded, stages_of, traced_pass
@@ -79,11 +81,11 @@ def noted(temperature: float = 0.0, examples: int = 3) -> tuple[dict[str, Noted]
 def test_method_and_baseline_take_turns_at_being_first() -> None:
     methods, notes, requests = noted(examples=2)
     calls = []
-    timed = time_methods(methods, requests, 3, 0, lambda: None, lambda: calls.append(len(notes)))
+    timed = time_methods(methods, requests, 3, 0, lambda: None, lambda texts: calls.append((len(notes), texts)))
     turns, others = ["method", "baseline"], ["baseline", "method"]
     assert [name for name, _, _ in notes] == [*turns, *others, *turns, *others, *turns, *others]
     assert [example for _, example, _ in notes] == [7] * 6 + [8] * 6
-    assert calls == [6, 12]  # once after every example
+    assert calls == [(count, pytest.approx(1 / 6)) for count in range(1, 13)]  # after each, by shares of a text
     # the tokens are the first repeat's, without the prompt
     assert {name: [one.token_ids for one in several] for name, several in timed.items()} == {
         "method": [[1], [8]],
@@ -277,13 +279,13 @@ def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_see
     notes, advanced = [], []
     size, rest = 2 * BLOCK, BLOCK
     methods = (Slow("method", notes), Slow("baseline", notes))
-    found = in_batches(*methods, count=size + rest, repeats=2, advance=lambda: advanced.append(1))
+    found = in_batches(*methods, count=size + rest, repeats=2, advance=advanced.append)
     first, second = list(range(size)), list(range(size, size + rest))
     turns = [("method", first), ("baseline", first), ("baseline", first), ("method", first)]
     turns += [("baseline", second), ("method", second), ("method", second), ("baseline", second)]
     assert [(name, at) for name, at, _ in notes] == [(name, at) for name, some in turns for at in some]
     assert all(seed == 5 * 1_000_003 + at for _, at, seed in notes)
-    assert len(advanced) == size + rest
+    assert sum(advanced) == size + rest
     assert [one.token_ids for one in found["method"]] == [[at + 1] for at in range(size + rest)]
     assert all(len(one.latency_s) == len(one.waited_s) == 2 for several in found.values() for one in several)
 
@@ -321,3 +323,27 @@ def test_a_batch_is_prepared_and_waited_for_before_and_after_its_work() -> None:
     prepared = [("prepare", 0), ("prepare", 1), ("prepare", 2)]
     assert notes == [*prepared, "waited", ("run", 2), "waited", ("run", 1), "waited"]
     assert [one.trace.stats for one in found["method"]] == [{"text": at} for at in range(3)]
+
+
+def test_further_repeats_are_added_to_the_earlier_ones_and_go_on_taking_turns() -> None:
+    methods, notes, requests = noted(examples=2)
+    timed = time_methods(methods, requests, 1, 0, lambda: None)
+    texts = [one.token_ids for one in timed["method"]]
+    assert time_methods(methods, requests, 1, 0, lambda: None, before=timed) is timed
+    assert [name for name, _, _ in notes[4:]] == ["baseline", "method", "method", "baseline"]  # as a second repeat
+    assert [one.token_ids for one in timed["method"]] == texts
+    assert runner.repeats_of(timed) == 2 and {len(one.latency_s) for one in timed["method"]} == {2}
+
+
+def test_repeats_end_when_the_speedup_of_every_method_is_known_or_their_number_is_reached() -> None:
+    def too_noisy(most: int = 9, **seconds: list[float]) -> bool:
+        timed = {name.replace("_", " "): [Timed([1], each, Trace())] for name, each in seconds.items()}
+        return runner.is_too_noisy(timed, MeasureSpec(precision=0.1, repeats=2, most_repeats=most))
+
+    steady, shaken = [1.0, 1.0, 1.0], [1.0, 1.5, 1.0]
+    assert not too_noisy(method=steady, baseline=steady)
+    assert too_noisy(method=shaken, baseline=steady) and not too_noisy(method=shaken, baseline=shaken)
+    assert too_noisy(method=steady, method_2=shaken, baseline=steady)  # side by side
+    assert not too_noisy(most=3, method=shaken, baseline=steady)
+    assert too_noisy(method=[1.0], baseline=[1.0])  # of one repeat nothing is known
+    assert not runner.is_too_noisy({"method": [Timed([1], shaken, Trace())]}, MeasureSpec())

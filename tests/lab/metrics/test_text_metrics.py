@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from decimal import Decimal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from sacrebleu.metrics import BLEU, CHRF, TER
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import sentences
-from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.metrics.quality import judge, score
 from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
 from bild_lab.lab.metrics.text_metrics import (
     METRICS,
@@ -169,5 +170,34 @@ def test_a_metric_of_which_less_is_better_is_turned_round_with_its_values() -> N
 
 @pytest.mark.parametrize("name", ["meteor", "evaluate:", ""])
 def test_an_unknown_metric_is_refused_with_those_there_are(name: str) -> None:
-    with pytest.raises(UserError, match=rf"bleu, chrf, .*agreement, evaluate:NAME_OR_PATH, got '{name}'"):
+    with pytest.raises(UserError, match=rf"bleu, chrf, .*, MODULE.FUNCTION, got '{name}'"):
         metric_named(name)
+
+
+OWN = """
+def share(text, references):
+    return 100 * len(set(text.split()) & set(references[0].split())) / len(set(references[0].split()))
+def begins(text, references):
+    return any(text[:1] == one[:1] for one in references)
+def wrong(text, references):
+    return -1
+WORD = "text"
+"""
+
+
+def test_a_plain_function_of_ones_own_is_a_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_metric.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = judge("own_metric.share", ["a b", "c"], ["a", "c"], [["a b c d"], ["c"]])
+    assert (found.score.metric, found.score.value, found.per_example) == ("share", 75.0, (50.0, 100.0))
+    assert found.difference.value == 12.5
+    assert score("own_metric.begins", ["a b", "c"], [["x", "a"], ["d"]]).value == 50.0
+    for name, message in {
+        "own_metric.wrong": "the metric wrong must give a number from 0 to 100, got -1 for 'a'",
+        "own_metric.none": "own_metric.none cannot be used .*PYTHONPATH=DIR says where its module lies",
+        "nowhere.function": "nowhere.function cannot be used",
+        "own_metric.WORD": "own_metric.WORD cannot be used .it is a str.",
+        "os.system": "os.system cannot be used .it belongs to Python itself.",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            score(name, ["a"], [["a"]])

@@ -44,6 +44,19 @@ def test_distinguishing_knobs_are_those_that_vary_or_all_of_a_lone_point():
     assert group.varying_knobs() == ["fallback", "rollback", "window"]
 
 
+def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_nothing():
+    slow = [sample_result("hf_generate", {}, speedup, -0.1) for speedup in (0.04, 0.2)]
+    fast = [sample_baseline(), sample_result("bild", {}, 2.0), sample_result("hf_assisted", {}, 0.5)]
+    (group,) = by_setting([*fast, *slow])
+    assert [one.speedup.value for one in group.beyond] == [0.2, 0.04] and not group.wide
+    assert group.limits()[0][1] < 2.5 and len(group.placed) == 3
+    better = sample_result("beam", {}, 0.2, 1.0)  # a slow point of the front is drawn
+    (group,) = by_setting([*fast, better])
+    assert group.beyond == [] and group.wide
+    (group,) = by_setting([fast[0], *slow])  # so is one without others
+    assert group.beyond == []
+
+
 def test_titles_name_models_by_their_last_part():
     (group,) = by_setting([sample_result("bild", {}, 1.5, setting={"target": "google/mt5-large"})])
     assert setting_title(group.setting) == "mt5-large drafted by t5-tiny, multi30k test, 100 examples"

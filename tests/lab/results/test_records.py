@@ -7,6 +7,7 @@ import math
 import shutil
 from dataclasses import replace
 from datetime import datetime, tzinfo
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ import pandas as pd
 import pytest
 
 from bild_lab.errors import UserError
+from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.results.records import Sweep, require_writable, write_table
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
+from bild_lab.report.headline import headline
 from tests.report.sample import sample_example, sample_result
 
 
@@ -121,6 +124,40 @@ def test_a_damaged_result_is_told_and_measured_again(content: str, tmp_path: Pat
     sweep.write_point("abc", "", result(tokens=2), [])
     assert sweep.newest("abc").tokens == 2
     assert sweep.failures() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("setting.n_examples", None),
+        ("setting.decoding", None),
+        ("setting.decoding.max_new_tokens", ...),
+        ("speedup.value", float("nan")),
+        ("speedup.low", 0.0),
+    ],
+)
+def test_a_damaged_result_that_can_be_read_takes_no_other_point_with_it(key: str, value: Any, tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    kept, lost = (sample_result("bild", {"fallback": one}, 1.5, point=f"p{one}") for one in (1, 2))
+    file = [sweep.write_point(one.point, "", one, []) for one in (kept, lost)][1] / "result.json"
+    content = json.loads(file.read_text())
+    *outer, last = key.split(".")
+    inner = reduce(dict.__getitem__, outer, content)
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    file.write_text(json.dumps(content))
+    assert "decodes 1.50×" in headline(sweep.results())
+    (failure,) = sweep.failures()
+    assert [one.point for one in sweep.results()] == [kept.point] and f"{file} cannot be read" in failure.error.message
+
+
+def test_a_quality_that_is_no_number_has_no_place_on_the_front() -> None:
+    nothing = sample_result("bild", {}, 1.5)
+    nothing = replace(nothing, quality=replace(nothing.quality, value=float("nan")))
+    (group,) = by_setting([sample_result("speculative", {}, 1.2), nothing])
+    assert [one.policy for one in group.front()] == ["speculative"] and group.limits()
 
 
 def test_a_result_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ def test_a_folder_without_points_and_no_folder_are_refused(tmp_path: Path) -> No
         bild_lab.load_results(tmp_path / "nowhere")
     with pytest.raises(UserError, match="a folder is needed, got none"):
         bild_lab.load_results()
+    with pytest.raises(UserError, match="folders are given one by one"):
+        bild_lab.load_results([tmp_path])
 
 
 def test_it_reads_without_torch(tmp_path: Path) -> None:

@@ -35,9 +35,10 @@ def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
     grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists, "config")
     found = [(one.name, dict(one.knobs)) for one in grid.candidates]
     assert len(found) == 8 and grid.shared == ("dataset.limit=7",)
-    bild = {"fallback": 0.3, "rollback": 3, "window": 3, "verify_tail": True, "exact_prefix": 0}
+    unset = {"draft_vocabulary": None, "draft_vocabulary_from": None, "exact_prefix": 0}
+    bild = {"fallback": 0.3, "rollback": 3, "window": 3, "verify_tail": True, **unset}
     assert found[0] == ("bild", bild)
-    assert found[-1] == ("typical_acceptance", {"epsilon": 0.2, "delta": 0.3, "window": 5, "exact_prefix": 0})
+    assert found[-1] == ("typical_acceptance", {"epsilon": 0.2, "delta": 0.3, "window": 5, **unset})
 
 
 def test_a_point_of_the_grid_is_composed_as_run_py_does() -> None:

@@ -36,9 +36,11 @@ def test_marks_bars_and_lines_stand_out_by_three_to_one_on_both_pages() -> None:
         assert min(contrast(colour, ground) for ground in grounds) >= 3, colour
 
 
-def test_policies_differ_in_colour_or_marker() -> None:
-    looks = marks([f"policy {index}" for index in range(30)]).values()
-    assert len({(mark.colour, mark.marker) for mark in looks}) == 30
+def test_policies_differ_in_their_marker_and_many_in_colour_or_marker() -> None:
+    looks = list(marks([f"policy {index}" for index in range(60)]).values())
+    assert len({(mark.colour, mark.marker) for mark in looks}) == 60
+    for names in zip(*((mark.marker, mark.plotly_symbol) for mark in looks[:11]), strict=True):
+        assert len(set(names)) == 11
 
 
 def test_a_trace_has_its_places_and_bars_reach_from_their_values() -> None:

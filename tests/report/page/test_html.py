@@ -69,9 +69,10 @@ def page(tmp_path_factory):
         "Every point",
         "Two knobs at a time",
         "Where an example\u2019s time goes",
-        "Thm 3.8 rounds + verify + host + prefill measured",
-        "speculative window 4 0.170 74.0 % 4 1.81\u00d7 1.71\u00d7",
-        "bild fallback 0.3, rollback 1 0.170 75.0 % \u2013 \u2013 1.92\u00d7",  # no fixed window
+        "policy speedup Thm 3.8 rounds + verify, host + prefill",
+        "speculative window 4 1.38\u00d7 [1.33, 1.43] 1.81\u00d7 1.71\u00d7",
+        "bild fallback 0.3, rollback 1 1.55\u00d7 [1.50, 1.60] \u2013 1.92\u00d7",  # no fixed window
+        "On which hardware? AMD EPYC 7B13, 2 threads of 2 cores; bfloat16, batch 1",
         "0.076 33.6 2.24 1.40\u00d7 0.60\u00d7 2.33\u00d7",  # operations and traffic
         "Acceptance by draft position",
         "Where the sweep\u2019s time went",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bild_lab.lab.results.records import Sweep
+from bild_lab.report.comparison import write_comparison
 from bild_lab.report.index import write_index
 from bild_lab.report.page.html import write_html
 from tests.report.sample import sample_example, sample_sweep
+from tests.report.test_comparison import compared
 
 Dom = Callable[[Path, str], str]
 TARGET = "a man in a red hat"
@@ -108,3 +111,23 @@ def test_words_filter_the_list_of_runs(dom_of: Dom, page: Path) -> None:
     dom = dom_of(outputs / "index.html", script)
     rows = re.findall(r'<tr( hidden="")?><td><a href="[^"]*">(\w+)</a>', dom)
     assert sorted(rows) == [("", "second"), (' hidden=""', "first")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1280, 500])  # a window is not narrower
+def test_a_table_that_is_cut_names_the_columns_out_of_sight(dom_of: Dom, page: Path, width: int) -> None:
+    dom = dom_of(page, "", width)
+    hints = re.findall(r'<p class="note cut">([^<]*)</p><div class="scroll tall', dom)
+    (hint,) = hints
+    assert hint.startswith("→ scroll sideways for ") and ("acceptance" in hint or "more" in hint)
+    assert "speedup" not in hint  # it is in sight, on a narrow screen too
+
+
+@pytest.mark.slow
+def test_on_a_narrow_screen_the_marks_of_a_comparison_have_room(dom_of: Dom, tmp_path: Path) -> None:
+    one = compared()
+    long = replace(one.pair, distinct={"a long name of a key": "and its value"})
+    write_comparison(tmp_path, ("a", "b"), [replace(one, pair=long, latency=one.speedups[0])] * 2, [])
+    script = "document.title = document.querySelector('.figure')._fullLayout._size.w"
+    wide = float(between(dom_of(tmp_path / "compare.html", script, 500), "<title>", "</title>"))
+    assert wide > 350

@@ -64,6 +64,12 @@ def test_a_baseline_that_is_no_point_has_a_row_of_what_was_timed_beside() -> Non
     assert (cells["speedup"][0], cells["BLEU"][0], cells["tokens/s"][0]) == ("1.00×", "41.00", "150.0")
 
 
+def test_on_a_narrow_screen_the_first_columns_say_which_point_how_fast_and_how_good() -> None:
+    table = shown(*sample_sweep())["points"]
+    assert [column.title for column in table.columns[:5]] == ["policy", "speedup", "BLEU", "difference", "fallback"]
+    assert by_title(table)["policy"] == ("bild", "fallback 0.3, rollback 5")
+
+
 def certified(policy: str, **counts: Any) -> Result:
     return sample_result(policy, {}, 1.4, certificate={"equal": 1, "ties": 2, "defects": 0, **counts})
 

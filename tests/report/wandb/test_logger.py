@@ -21,7 +21,7 @@ from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.wandb.logger import TRAINING, NoLogger, WandbLogger, flat_metrics, noted
 from bild_lab.report.wandb.panels import front_key, front_lines, panels, title
-from bild_lab.training.reports import LogToWandb
+from bild_lab.training.reports import LogToRun
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
 
 
@@ -178,7 +178,7 @@ def test_a_trainings_curves_have_its_steps_also_after_resuming_and_the_machine_i
 ) -> None:
     run = logger(tmp_path, "offline").begin("one", "one", {}, TRAINING)
     assert not run.about["settings"].x_disable_stats
-    LogToWandb(run, "bleu").on_log(None, SimpleNamespace(global_step=7), None, {"loss": 1.5, "note": "text"})
+    LogToRun(run, "bleu").on_log(None, SimpleNamespace(global_step=7), None, {"loss": 1.5, "note": "text"})
     assert run.logged == {"loss": 1.5, "step": 7}
     assert run.metrics["*"] == {"step_metric": "step"}
     assert {name: about.get("summary") for name, about in run.metrics.items() if "eval" in name} == {

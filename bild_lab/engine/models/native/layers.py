@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import linear
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.batch import Batch, Wanted
@@ -69,6 +68,7 @@ class NativeLayers(Layers):
         self.reserved = 0 if prefix is None else prefix.length
         self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self._prefix, self._workspace, self.packed, self._batch = prefix, workspace, packed, batch
+        self.narrows = workspace is None  # compiled steps have the whole head
         capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
         if workspace is not None:
             self.cache = workspace.cache
@@ -115,7 +115,8 @@ class NativeLayers(Layers):
         if self.packed is None and self._batch is not None and work.prompt > ALONE_ROWS:
             return run_rows([(self, work)])[0]
         chosen = None if work.layers is None else tuple(work.layers)
-        kind = (chosen, work.skipped, work.fill, work.states is None, bool(work.hidden), id(self._prefix))
+        states = work.states is None, bool(work.hidden)
+        kind = (chosen, work.skipped, work.fill, *states, id(self._prefix), work.vocabulary)
         return self._together(kind, run_rows if self.packed is None else run_packed, (self, work))
 
     @property
@@ -125,11 +126,11 @@ class NativeLayers(Layers):
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
         if self._workspace is not None and self.drafts_whole:
-            return self._workspace.draft(start, tokens, chain) if chain.layers is None else None
+            return None if chain.layers or chain.vocabulary else self._workspace.draft(start, tokens, chain)
         if (packed := self._whole) is None:
             return None
         self._reserve(start + len(tokens) + chain.steps)
-        kind = ("draft", chain.layers, chain.skipped)
+        kind = ("draft", chain.layers, chain.skipped, chain.vocabulary)
         return self._together(kind, partial(run_program, packed.draft), (self, start, tokens, chain))
 
     def until_saturated(self, start: int, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
@@ -143,7 +144,8 @@ class NativeLayers(Layers):
         if (packed := self._whole) is None:
             return None
         self._reserve(start + len(tokens) + (growth.depth - 1) * growth.width)
-        return self._together("grow", partial(run_program, packed.grow), (self, start, tokens, growth))
+        kind = ("grow", growth.vocabulary)
+        return self._together(kind, partial(run_program, packed.grow), (self, start, tokens, growth))
 
     def text_rows(self, start: int, count: int, scored: int = 1, tree: Tree | None = None) -> TextRows:
         """Rows of this text from slot `start` on, for the kernels."""
@@ -205,7 +207,7 @@ def run_rows(works: Sequence[Work]) -> list[Scores]:
     reads = [last(part, work.read) for part, (_, work) in zip(of_each(x, works, "count"), works, strict=True)]
     heads = of_each(decoder.final(joined(reads)), works, "read")
     scored = joined([last(head, work.logits) for head, (_, work) in zip(heads, works, strict=True)])
-    logits = of_each(linear(scored, decoder.head), works, "logits") if scored.shape[0] else None
+    logits = of_each(decoder.scores(scored, one.vocabulary), works, "logits") if scored.shape[0] else None
     return _scores(works, logits, heads, states)
 
 
@@ -226,6 +228,7 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
         hidden=bool(one.hidden),
         fill=one.fill,
         skipped=one.skipped,
+        vocabulary=one.vocabulary,
     )
     states = None
     if one.hidden:

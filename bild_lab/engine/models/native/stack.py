@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, cat
 from torch.nn.functional import gelu, linear, relu, silu
 
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, normalize
 from bild_lab.engine.models.weights import OnDemand
 from bild_lab.engine.session import NOTHING, Skipped
@@ -108,6 +109,15 @@ class Stack:
         """The matrix to the vocabulary, as in `Weight`; where layers are not held, read anew."""
         return self.read_head()
 
+    def scores(
+        self, states: Float[Tensor, "m dim"], vocabulary: DraftVocabulary | None = None
+    ) -> Float[Tensor, "m vocab"]:
+        """The head's scores of its input. vocabulary: the other tokens get −inf; None: of all."""
+        if vocabulary is None:
+            return linear(states, self.head)
+        part = linear(states, vocabulary.made_for(self, lambda: self.head[vocabulary.tokens]))
+        return vocabulary.widened(part, self.head.shape[0], float("-inf"))
+
     @property
     def cache_shape(self) -> tuple[int, int, int]:
         """Layers, heads and width of the cache."""
@@ -165,9 +175,6 @@ class Stack:
         """The head's input: the last layer's output after the final norm, scaled in T5 v1.0."""
         x = normalize(x, self.final_norm, self.epsilon)
         return x if self.final_scale == 1.0 else x * self.final_scale
-
-    def logits(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m vocab"]:
-        return linear(self.final(x), self.head)
 
     def project(self, x: Float[Tensor, "m dim"], layer: Layer, view: View) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [m, heads, head_dim] each."""

@@ -54,8 +54,12 @@ inline bool is_end(const Draft& draft, int64_t token) {
     return std::find(draft.ends, last, token) != last;
 }
 
+// the token that this row of the head scores
+inline int64_t token_of(const Model& model, int64_t row) { return model.tokens ? model.tokens[row] : row; }
+
 // one token after the forward that has just run; returns whether the chain goes on
-inline bool choose(Chain& chain, const float* logits, int vocab) {
+inline bool choose(const Model& model, Chain& chain, const float* logits) {
+    const int vocab = model.vocab;
     int at = chain.forwards++, best = largest(logits, vocab);
     float* own = chain.own_probs ? chain.own_probs + int64_t(at) * vocab : nullptr;
     if (chain.stops || own) chain.confidences[at] = softmax(logits, vocab, logits[best], 1.0f, own);
@@ -69,7 +73,7 @@ inline bool choose(Chain& chain, const float* logits, int vocab) {
         chain.fallback = 1;
         return false;
     }
-    chain.tokens[chain.drafted++] = token;
+    chain.tokens[chain.drafted++] = token = token_of(model, token);
     return chain.drafted < chain.steps && !is_end(chain, token);
 }
 
@@ -95,7 +99,7 @@ struct Chains {
         const int64_t dim = model.dim;
         if (chain.states) std::memcpy(chain.states + chain.rows * dim, x + text.first * dim, 4 * text.count * dim);
         chain.rows += text.count;
-        goes_on[i] = choose(chain, pass.logits + int64_t(i) * model.vocab, model.vocab);
+        goes_on[i] = choose(model, chain, pass.logits + int64_t(i) * model.vocab);
     }
     void next() {  // by one thread
         rows.clear();
@@ -151,7 +155,7 @@ struct GrowingTree {
         confidences[row] = growth.temperature == 1.0f ? most : softmax(logits, model.vocab, top, 1.0f, nullptr);
         for (int child = 0; child < kept; ++child) {
             if (child) best = largest(logits, model.vocab);
-            tokens[row * kept + child] = best;
+            tokens[row * kept + child] = token_of(model, best);
             chances[row * kept + child] = most * exponential(all((logits[best] - top) / growth.temperature))[0];
             logits[best] = -INFINITY;
         }

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.cpu import structures as c
 from bild_lab.engine.models.native.cpu.library import library
@@ -63,6 +64,7 @@ class PackedDecoder:
         self._bits = bits
         self._held: list[object] = []  # what the kernels point to
         self._matrices: list[Tensor] = []
+        self._stack = stack  # whose head a draft vocabulary reads
         self._library = library()
         layers = (c.Layer * len(stack.layers))()
         for index, layer in enumerate(stack.layers):  # each may be read from its file
@@ -125,6 +127,7 @@ class PackedDecoder:
         fill: bool = False,
         skipped: Skipped = NOTHING,
         bar: float | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> PackedScores:
         """The rows of several texts, one text after the other.
 
@@ -132,11 +135,13 @@ class PackedDecoder:
         vocabulary, in the precision of the weights. Their rows alone see a prefix. reads: give the head's input too.
         layers: indices; None: all. fill: only the keys and values of these layers, each from the same states.
         skipped: blocks that are left out. bar: one row leaves after the first layer but the last whose output's cosine
-        with its input is larger; the other layers compute only its keys and values, from that output.
+        with its input is larger; the other layers compute only its keys and values, from that output. vocabulary: the
+        tokens that the head scores, all others get −inf; None: all.
         """
+        model = self._model_for(vocabulary)
         tokens, m, scored = tokens.contiguous(), tokens.shape[0], sum(text.scored for text in texts)
         outputs = torch.empty(self.depth if layers is None else len(layers), m, self.dim) if hidden else None
-        logits = torch.empty(scored, self.vocab) if scored else None
+        logits = torch.empty(scored, model.vocab) if scored else None
         head_input = torch.empty(scored, self.dim) if scored and reads else None
         read = None if states is None else states.float().contiguous()
         work, held = self._pass(texts, layers, skipped)
@@ -146,8 +151,9 @@ class PackedDecoder:
         if bar is not None:
             before, ran = torch.empty(self.dim), c_int32(self.depth)
             work.bar, work.before, work.ran = bar, before.data_ptr(), addressof(ran)
-        self._library.run(byref(self._model), byref(work))
+        self._library.run(byref(model), byref(work))
         del held
+        logits = self._widened(logits, vocabulary, float("-inf"))
         return PackedScores(logits, head_input, outputs, None if bar is None else ran.value)
 
     def draft(
@@ -155,14 +161,15 @@ class PackedDecoder:
     ) -> list[DraftedChain]:
         """The rows of each text and a chain after them, in one call. The texts' chains run side by side.
 
-        All chains are of the same layers.
+        All chains are of the same layers and of one vocabulary.
         """
-        asks, outputs = (c.Chain * len(texts))(), []
+        asks, outputs, vocabulary = (c.Chain * len(texts))(), [], chains[0].vocabulary
+        width = self._model_for(vocabulary).vocab
         for ask, chain, fed in zip(asks, chains, tokens, strict=True):
             steps = chain.steps
             ends, drafted, confidences = end_tokens(chain), (c_int64 * steps)(), (c_float * steps)()
-            probs = torch.empty(steps, self.vocab) if chain.temperature > 0 else None
-            own_probs = torch.empty(steps, self.vocab) if chain.keeps_probs else None
+            probs = torch.empty(steps, width) if chain.temperature > 0 else None
+            own_probs = torch.empty(steps, width) if chain.keeps_probs else None
             states = None if chain.layers is None else torch.empty(len(fed) + steps - 1, self.dim)
             outputs.append((ends, drafted, confidences, probs, own_probs, states))
             ask.steps, ask.stops, ask.threshold = steps, chain.threshold is not None, chain.threshold or 0.0
@@ -170,7 +177,7 @@ class PackedDecoder:
             ask.tokens, ask.confidences = addressof(drafted), addressof(confidences)
             ask.uniforms = pointer(chain.uniforms)
             ask.probs, ask.own_probs, ask.states = pointer(probs), pointer(own_probs), pointer(states)
-        parts = chains[0].layers, chains[0].skipped
+        parts = vocabulary, chains[0].layers, chains[0].skipped
         self._run_program(self._library.draft_chains, tokens, texts, asks, [1] * len(texts), *parts)
         return [
             DraftedChain(
@@ -178,8 +185,8 @@ class PackedDecoder:
                 forwards=ask.forwards,
                 fallback=bool(ask.fallback),
                 confidences=confidences[: ask.forwards] if ask.stops else [],
-                probs=None if probs is None else probs[: ask.drafted],
-                own_probs=None if own_probs is None else own_probs[: ask.drafted],
+                probs=self._widened(None if probs is None else probs[: ask.drafted], vocabulary),
+                own_probs=self._widened(None if own_probs is None else own_probs[: ask.drafted], vocabulary),
                 states=None if states is None else states[: ask.rows],
             )
             for ask, (_, drafted, confidences, probs, own_probs, states) in zip(asks, outputs, strict=True)
@@ -188,7 +195,7 @@ class PackedDecoder:
     def grow(
         self, tokens: Sequence[Sequence[int]], texts: Sequence[TextRows], growths: Sequence[Growth]
     ) -> list[GrownTree]:
-        """The rows of each text and a tree after them, in one call. The texts' trees grow side by side."""
+        """The rows of each text and a tree after them, of one vocabulary, in one call: the trees grow side by side."""
         asks, outputs = (c.Growth * len(texts))(), []
         for ask, growth in zip(asks, growths, strict=True):
             ends = end_tokens(growth)
@@ -201,7 +208,8 @@ class PackedDecoder:
             ask.end_count, ask.ends = len(ends), addressof(ends)
             ask.tokens, ask.parents = addressof(grown), addressof(parents)
             ask.rows, ask.counts = addressof(rows), addressof(counts)
-        self._run_program(self._library.grow_trees, tokens, texts, asks, [growth.width for growth in growths])
+        later, vocabulary = [growth.width for growth in growths], growths[0].vocabulary
+        self._run_program(self._library.grow_trees, tokens, texts, asks, later, vocabulary)
         return [
             GrownTree(
                 tokens=grown[: ask.grown],
@@ -219,15 +227,16 @@ class PackedDecoder:
         texts: Sequence[TextRows],
         asks: ctypes.Array,
         later: Sequence[int],
+        vocabulary: DraftVocabulary | None,
         layers: Sequence[int] | None = None,
         skipped: Skipped = NOTHING,
     ) -> None:
         """later: how many rows of each text a later forward may run."""
-        work, held = self._pass(texts, layers, skipped)
+        model, (work, held) = self._model_for(vocabulary), self._pass(texts, layers, skipped)
         fed = [token for each in tokens for token in each]
-        ids, logits = (c_int64 * len(fed))(*fed), torch.empty(sum(later), self.vocab)
+        ids, logits = (c_int64 * len(fed))(*fed), torch.empty(sum(later), model.vocab)
         work.tokens, work.logits = addressof(ids), logits.data_ptr()
-        program(byref(self._model), byref(work), asks)
+        program(byref(model), byref(work), asks)
         del held
 
     def _pass(
@@ -259,6 +268,28 @@ class PackedDecoder:
             held.append(left_out)
             work.skipped = left_out.data_ptr()
         return work, held
+
+    def _model_for(self, vocabulary: DraftVocabulary | None) -> c.Model:
+        """The model with a head of these tokens, which is packed at its first use; None: with the whole head."""
+        if vocabulary is None:
+            return self._model
+
+        def make() -> tuple[c.Model, list[object]]:
+            whole, model = self._stack.head, c.Model.from_buffer_copy(self._model)
+            if isinstance(whole, tuple):  # in blocks of a GGUF file, of which no row can be taken
+                model.head, *held = packed_matrix(Weight(whole[0][vocabulary.tokens]), 8)
+            else:
+                model.head, *held = packed_matrix(Weight(whole[vocabulary.tokens]), self._bits)
+            model.vocab, model.tokens = len(vocabulary), vocabulary.tokens.data_ptr()
+            return model, held
+
+        return vocabulary.made_for(self, make)[0]
+
+    def _widened(
+        self, rows: Float[Tensor, "n part"] | None, vocabulary: DraftVocabulary | None, others: float = 0.0
+    ) -> Float[Tensor, "n vocab"] | None:
+        """Rows of a part of the vocabulary as rows of all of it."""
+        return rows if rows is None or vocabulary is None else vocabulary.widened(rows, self.vocab, others)
 
     def read_weights(self) -> None:
         """Read every weight that a token needs, once, and do nothing else."""

@@ -75,6 +75,9 @@ struct Block4K {  // Q4_K: from 0 to 15, with a scale and a minimum for 32 input
         for (int half = 0, at = 0; half < 2; ++half, at += LANES) {
             s.factor[half] = wide(scale + at) * wide(steps[part] + at);
             s.least[half] = wide(least + at) * wide(minima[part] + at);
+#if defined(__AVX512F__)
+            asm("" : "+v"(s.least[half]));  // or GCC multiplies again for each weight
+#endif
         }
         return s;
     }

@@ -26,7 +26,8 @@ struct Model {
     float epsilon, scale, final_scale, embedding_scale;
     const Layer* layer;
     const float* final_norm;
-    Matrix head, embedding;     // embedding: of type 0, packed is [vocab][dim]
+    Matrix head, embedding;     // head: its rows may be some tokens'. embedding: of type 0, packed is [vocab][dim]
+    const int64_t* tokens;      // [vocab]: of each row of the head, or null if it is its number
     const float* distance_bias; // [heads][farthest + 1] by query minus key, or null; bidirectional: [heads][2 farthest + 1]
 };
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Which build of PyTorch fits this machine: sh scripts/torch_index.sh prints pip's options for it, and says why on stderr.
+# Which build of PyTorch fits this machine: sh torch_index.sh prints pip's options for it, and says why on stderr.
 #
 # Where nvidia-smi answers it is a build for CUDA: 13.0, or 12.6 for a driver or a GPU that is too old for it. Elsewhere
 # it is the build for CPUs, a tenth of the size. TORCH_BUILD=cpu, cu126, … decides instead; TORCH_WHEELS is a mirror of

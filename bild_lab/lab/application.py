@@ -1,0 +1,100 @@
+"""Measure decoding policies: python run.py [-m] [KEY=VALUE …] [GROUP=FILE …]
+
+    python run.py                                      a first run, seconds: experiment=first_run
+    python run.py experiment=quickstart                a sweep on the toy pair
+    python run.py -m name=mine policy=bild policy.fallback=0.3,0.5 policy.rollback=2,5
+    python run.py --cfg job --resolve policy=bild      print the whole configuration
+    eval "$(python run.py -sc install=bash)"           complete keys with TAB
+
+After -m a list of values is a sweep. Results go to outputs/NAME; a repeated command
+skips finished points. docs/commands.md has the other commands.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from bild_lab.errors import UserError
+from bild_lab.lab.cli import (
+    INTERRUPTED,
+    Refused,
+    console,
+    quote_free_text,
+    require_one_process,
+    run_application,
+    stages,
+)
+from bild_lab.lab.config import compose_config, hydra_main
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FIRST = "experiment=first_run"
+NEXT = (
+    "next: python run.py experiment=quickstart    a sweep of thresholds, the same pair\n"
+    "      python run.py -m name=mine pair.target=DIR pair.draft=DIR dataset=local \\\n"
+    "        dataset.path=FILE dataset.source_column=COLUMN policy=bild,speculative\n"
+    "      python run.py --help                   every key, and the words of the reports"
+)
+
+
+@hydra_main("config")
+def main(cfg: DictConfig) -> float:
+    """One point of a sweep."""
+    from bild_lab.lab.sweep import measure_point  # torch loads only if there is something to measure
+
+    return measure_point(cfg)
+
+
+def command() -> None:
+    """Run what the command line says; without a word, a first experiment that ends with a hint."""
+    require_one_process()
+    first = not sys.argv[1:]
+    if first:
+        console.print(f"[dim]no arguments: {FIRST}[/dim]")
+        sys.argv.append(FIRST)
+    try:
+        run_application(main)
+    except SystemExit as ended:
+        if first and not ended.code:
+            console.print(NEXT)
+        raise
+
+
+def run(overrides: Sequence[str]) -> pd.DataFrame:
+    """Measure a sweep, as `python run.py -m OVERRIDES` does; its finished points, as `load_results` gives them.
+
+    overrides: `["name=mine", "policy=bild", "policy.fallback=0.3,0.5"]`; `hydra.searchpath=[file:///DIR]` adds a folder
+    of configurations. Results go to outputs/NAME of the working directory, and finished points are not measured again.
+
+    Raises UserError for what the command would refuse, and RuntimeError if a point failed: the others are stored.
+    """
+    from bild_lab.lab.hashing import reread_sources
+    from bild_lab.lab.point import cached_examples, sweep_folder
+    from bild_lab.lab.results.records import load_results
+    from bild_lab.lab.sweep import alternatives
+
+    if isinstance(overrides, str) or not all(isinstance(word, str) and "=" in word for word in overrides):
+        raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
+    reread_sources()
+    cached_examples.cache_clear()
+    before, sys.argv, stages.began_s = sys.argv, ["run.py", "-m", *overrides], time.perf_counter()
+    try:
+        run_application(main)
+    except Refused as refused:
+        raise UserError(refused.message) from None
+    except SystemExit as ended:
+        if ended.code == INTERRUPTED:
+            raise KeyboardInterrupt from None
+        if ended.code:
+            raise RuntimeError(f"the sweep ended with status {ended.code}; its finished points are stored") from None
+    finally:
+        sys.argv = before
+    parsed = OverridesParser.create().parse_overrides([quote_free_text(word) for word in overrides])
+    return load_results(sweep_folder(compose_config([alternatives(one)[0] for one in parsed])))

@@ -1,0 +1,163 @@
+"""A sweep as an artifact for evaluation: points, versions, hashes, commands, expected results; and the check of one.
+
+The appendix (`page/artifact.md.j2`) has the check-list that systems conferences ask for, by cTuning's template
+(ctuning.org/ae/submission_extra.html).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError
+from bild_lab.files import file_digest, write_atomically
+from bild_lab.lab.analysis.statistics import paired_speedup
+from bild_lab.lab.config import config_dir
+from bild_lab.lab.formatting import duration
+from bild_lab.lab.progress import COMMANDS, read_commands
+from bild_lab.lab.results.commits import stored_config
+from bild_lab.lab.results.groups import by_setting, data_title, setting_title
+from bild_lab.lab.results.records import RESULT, Sweep, write_table
+from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.headline import answers, headline
+from bild_lab.report.page.base import page_environment
+from bild_lab.report.page.grid import screened_points
+from bild_lab.report.page.html import environments, write_html
+from bild_lab.report.provenance import notes
+from bild_lab.report.terminal import points_text
+
+APPENDIX, TABLE, HASHES = "README.md", "sweep.csv", "SHA256SUMS"
+_BIBTEX = re.compile(r"^@\w+\{.*?^\}", re.MULTILINE | re.DOTALL)
+_LICENCE = re.compile(r"^license: *(\S.*)$", re.MULTILINE)
+
+
+def write_artifact(sweep: Sweep) -> Path:
+    """Write `artifact` in a sweep's folder, in place of an earlier one. Raises UserError without finished points."""
+    results, folder = sweep.results(), sweep.folder / "artifact"
+    if not results:
+        raise UserError(f"{sweep.folder} has no finished points; give the folder of a sweep, outputs/NAME")
+    shutil.rmtree(folder, ignore_errors=True)
+    for result in results:
+        copy = folder / "points" / result.folder.name
+        shutil.copytree(result.folder, copy)
+        content = json.loads((copy / RESULT).read_bytes())
+        content["environment"].pop("host", None)  # reviews may be blind
+        write_atomically(copy / RESULT, json.dumps(content, indent=2, ensure_ascii=False).encode())
+    for file in (sweep.folder / COMMANDS, *sweep.folder.glob("pareto.*")):
+        if file.is_file():
+            shutil.copy(file, folder)
+    copied = Sweep(folder).results()
+    write_table(copied, folder / TABLE)
+    write_html(sweep.name, copied, sweep.failures(), folder / "report.html")
+    write_atomically(folder / APPENDIX, _appendix(sweep, folder, copied).encode())
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    sums = "".join(f"{file_digest(file)}  {file.relative_to(folder).as_posix()}\n" for file in files)
+    write_atomically(folder / HASHES, sums.encode())
+    return folder
+
+
+def faults(folder: Path) -> Iterator[str]:
+    """What is wrong with an artifact: changed files, and numbers that do not follow from the stored texts and times.
+
+    Needs no GPU, models or data. Raises UserError for a folder that is no artifact.
+    """
+    if not (folder / HASHES).is_file():
+        raise UserError(f"{folder} has no {HASHES}; give the folder that scripts/artifact.py outputs/NAME wrote")
+    for line in (folder / HASHES).read_text(encoding="utf-8").splitlines():
+        digest, _, name = line.partition("  ")
+        if not (folder / name).is_file() or file_digest(folder / name) != digest:
+            yield f"{name} is missing or was changed"
+    results = Sweep(folder).results()
+    for result in results:
+        for name, stored, found in _recomputed(result):
+            if not np.isclose(stored, found, rtol=1e-9):
+                yield f"{result.policy} {result.point}: {name} is {stored}, its examples give {found}"
+    again = folder.parent / f".{TABLE}"
+    write_table(results, again)
+    if again.read_bytes() != (folder / TABLE).read_bytes():
+        yield f"{TABLE} does not hold the numbers of the points"
+    again.unlink()
+
+
+def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
+    """Numbers of a point as stored, and as its examples give them."""
+    examples, speedup = read_examples(result.folder), result.speedup
+    yield "examples", result.setting.n_examples, len(examples)
+    yield "tokens", result.tokens, sum(len(one.token_ids) for one in examples)
+    if speedup.value is not None:
+        timed = [[getattr(one, side) for one in examples] for side in ("baseline_latency_s", "latency_s")]
+        again = paired_speedup(*map(np.array, timed), result.setting.seed)
+        yield from ((f"speedup {end}", getattr(speedup, end), getattr(again, end)) for end in ("value", "low", "high"))
+    if result.agreement_with_target is not None:
+        same = [list(one.token_ids) == list(one.baseline_token_ids or ()) for one in examples]
+        yield "agreement_with_target", result.agreement_with_target, sum(same) / len(same)
+
+
+def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
+    screened = screened_points(sweep.folder, results)
+    page = page_environment().overlay(autoescape=False).get_template("artifact.md.j2")
+    return page.render(
+        name=sweep.name,
+        headline=headline(results),
+        notes=notes(results),
+        results=results,
+        policies={one.policy: _described(one.policy) for one in results},
+        sources=_sources(results),
+        environment=environments(results),
+        commands=read_commands(folder),
+        megabytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6,
+        total=duration(sum(one.total_s for one in results)),
+        settings=[
+            (setting_title(group.setting), answers(group, screened), points_text(group, latex=False))
+            for group in by_setting(results)
+        ],
+        table=TABLE,
+        hashes=HASHES,
+    )
+
+
+def _described(policy: str) -> str:
+    """What the policy is and where it was published, from the first line of its file; empty for the user's own."""
+    file = config_dir() / "policy" / f"{policy}.yaml"
+    head = file.read_text(encoding="utf-8").partition("\n")[0] if file.is_file() else ""
+    return head.removeprefix("# ").partition(": python run.py")[0]
+
+
+def _sources(results: Sequence[Result]) -> dict[str, tuple[str, str, str]]:
+    """Each model and data set once: its hash or commit of the hub, its licence and its citation."""
+    found: dict[str, tuple[str, str, str]] = {}
+    for result in results:
+        setting, config = result.setting, stored_config(result)
+        for role in ("target", "draft", "second_draft"):
+            if (path := setting.get(role)) and path not in found:
+                found[path] = (setting.weights if role == "target" else _fingerprint(path), *_card(path))
+        place = config["dataset"].get("path") or config["dataset"].get("hub_id") or setting.dataset
+        found.setdefault(data_title(setting), (setting.data, *_card(str(place))))
+    return found
+
+
+def _fingerprint(path: str) -> str:
+    try:
+        return Checkpoint(path).fingerprint
+    except UserError:  # it was moved since
+        return "not found"
+
+
+def _card(path: str) -> tuple[str, str]:
+    """The licence and the citation that the files in a folder state; empty where they do not, and for the hub's ids."""
+    if path.startswith("toy:"):
+        return "Apache-2.0, shipped with the code", ""
+    place = Path(path).expanduser()
+    folder = place if place.is_dir() else place.parent
+    named = {file.stem.lower(): file for file in folder.iterdir()} if place.exists() else {}
+    card = named["readme"].read_text(encoding="utf-8", errors="replace") if "readme" in named else ""
+    stated = _LICENCE.search(card)
+    file = next((named[name].name for name in ("license", "licence", "copying") if name in named), "")
+    return stated[1] if stated else f"see {file}" if file else "", "\n\n".join(_BIBTEX.findall(card))

@@ -1,0 +1,55 @@
+"""A sweep from Python: what the command does, its points as a frame, and exceptions in place of exit codes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import bild_lab
+from bild_lab.errors import UserError
+from bild_lab.lab import runner
+from bild_lab.lab.progress import read_commands
+from bild_lab.lab.results.records import Sweep
+
+
+@pytest.fixture
+def base(checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.chdir(tmp_path)
+    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
+    words += [f"dataset.path={data}", "dataset.limit=2", "decoding.max_new_tokens=4", "measure.repeats=1"]
+    return [*words, "measure.warmup=0", "name=mine"]
+
+
+def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_words.py").write_text("def words(text, references):\n    return min(100, len(text.split()))\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = [*base, "policy=speculative,vanilla", "dataset.metrics=[own_words.words,bleu]"]
+    before = list(sys.argv)
+    found = bild_lab.run(words)
+    assert found["policy"].tolist() == ["speculative", "vanilla"] and set(found["sweep"]) == {"mine"}
+    assert set(found["quality_metric"]) == {"words"} and (found["repeats"] == 1).all() and sys.argv == before
+    (given,) = read_commands(Path("outputs/mine"))
+    assert given.line.startswith("python run.py -m pair.target=")
+    first, _ = Sweep(Path("outputs/mine")).results()
+    assert first.seconds["setup"] < first.total_s < 60  # of this sweep, not of the process that tests
+    monkeypatch.setattr(runner, "time_methods", None)  # whatever is measured now, fails
+    (tmp_path / "own_words.py").write_text("def words(text, references):\n    return 7\n")
+    del sys.modules["own_words"]
+    with pytest.raises(RuntimeError, match="the sweep ended with status 1"):  # other code is another point
+        bild_lab.run([*words, "policy=vanilla"])
+
+
+def test_what_the_command_refuses_is_an_exception_and_nothing_is_written(base: list[str]) -> None:
+    for words, message in (
+        ([*base, "policy.fallbck=1"], "did you mean policy.fallback"),
+        ([*base, "policy.fallback=3"], "must lie in"),
+        ("policy=bild", "a list of KEY=VALUE, got 'policy=bild'"),
+        (["-m", "policy=bild"], "a list of KEY=VALUE"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bild_lab.run(words)
+    assert not Path("outputs").exists()

@@ -1,0 +1,96 @@
+"""An artifact holds what an evaluation asks for, and its check notices a file or a number that was changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.errors import UserError
+from bild_lab.files import file_digest
+from bild_lab.lab.analysis.statistics import paired_speedup
+from bild_lab.lab.progress import record_command
+from bild_lab.lab.results.records import Sweep
+from bild_lab.report.artifact import faults, write_artifact
+from scripts import artifact as script
+from tests.report.sample import ENVIRONMENT, sample_example, sample_result, with_speedup
+
+CARD = "---\nlicense: cc-by-4.0\n---\n# small\n\n```\n@article{small,\n  title = {Small},\n}\n```\n"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    """One point of two texts, whose numbers follow from them."""
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "README.md").write_text(CARD)
+    theirs = {"baseline_token_ids": [1], "baseline_prediction": "x"}
+    timed = [sample_example(name, baseline_latency_s=[base], **theirs) for name, base in (("a", 1.5), ("b", 2.0))]
+    speedup = paired_speedup(np.array([[1.5], [2.0]]), np.array([[1.0], [1.0]]))
+    environment = {**ENVIRONMENT, "host": "secret-machine"}
+    given = {"tokens": 2, "environment": environment}
+    setting = {"n_examples": 2, "draft": str(tmp_path / "small"), "weights": "abc123", "data": "def456"}
+    result = with_speedup(sample_result("bild", {"fallback": 0.5}, 1.75, setting=setting, **given), **vars(speedup))
+    written = Sweep(tmp_path / "first")
+    written.write_point(result.point, f"dataset: {{path: {tmp_path}/none}}\n", result, timed)
+    record_command(written.folder)
+    return written
+
+
+def test_the_appendix_has_versions_hashes_licences_commands_times_and_both_ways_to_repeat(sweep: Sweep) -> None:
+    text = (write_artifact(sweep) / "README.md").read_text()
+    headings = [line for line in text.splitlines() if line.startswith("## ")]
+    assert ["## Verify on a clone without a GPU", "## Regenerate on a GPU", "## Expected results"] == headings[-4:-1]
+    for words in (
+        "| Algorithms | `bild`: Big Little Decoder (BiLD §3, Algorithm 1) |",
+        "| t5-large | `abc123` | not stated in its folder",
+        f"| {sweep.folder.parent}/small | `{Checkpoint(str(sweep.folder.parent / 'small')).fingerprint}` | cc-by-4.0 |",
+        "| multi30k test, 2 examples | `def456` |",
+        "| torch | 2.13.0 |",
+        "git checkout abc1234",
+        f"python scripts/compare.py ARTIFACT outputs/{sweep.name}",
+        "1.75× [1.50, 2.00]",
+        "@article{small,",
+        "**On which hardware?** AMD EPYC 7B13",
+    ):
+        assert words in text, words
+    everything = "".join(file.read_text() for file in (sweep.folder / "artifact").rglob("*") if file.is_file())
+    assert "secret-machine" not in everything
+
+
+def test_the_check_passes_as_packed_and_names_what_was_changed(sweep: Sweep) -> None:
+    folder = write_artifact(sweep)
+    assert list(faults(folder)) == []
+    (file,) = folder.glob("points/*/result.json")
+    content = json.loads(file.read_text())
+    content["speedup"]["value"] = 2.5  # and its hash corrected: the texts and times still tell
+    file.write_text(json.dumps(content))
+    sums = folder / "SHA256SUMS"
+    lines = [line for line in sums.read_text().splitlines() if "result.json" not in line]
+    sums.write_text("\n".join([*lines, f"{file_digest(file)}  {file.relative_to(folder)}"]) + "\n")
+    wrong = list(faults(folder))
+    assert len(wrong) == 2 and "speedup value is 2.5, its examples give 1.75" in wrong[0]
+    assert wrong[1] == "sweep.csv does not hold the numbers of the points"
+    (folder / "commands.jsonl").unlink()
+    assert next(iter(faults(folder))) == "commands.jsonl is missing or was changed"
+
+
+def test_the_script_packs_and_checks(sweep: Sweep, command) -> None:
+    code, printed = command(script, str(sweep.folder), "zip=true", config=None)
+    assert code == 0 and (sweep.folder / "artifact.zip").is_file(), printed
+    assert command(script, "check", str(sweep.folder / "artifact"), config=None)[0] == 0
+    (sweep.folder / "artifact" / "sweep.csv").write_text("point\n")
+    code, printed = command(script, "check", str(sweep.folder / "artifact"), config=None)
+    assert code == 1 and "sweep.csv is missing or was changed" in printed
+    for words in ((), ("check",), (str(sweep.folder), "more")):
+        code, printed = command(script, *words, config=None)
+        assert code == 2 and "give the folder of a sweep" in printed
+
+
+def test_what_is_no_sweep_or_no_artifact_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no finished points"):
+        write_artifact(Sweep(tmp_path))
+    with pytest.raises(UserError, match="has no SHA256SUMS"):
+        list(faults(tmp_path))
