@@ -221,7 +221,6 @@ def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(name: s
         require_rates(rehearsal, folder, rates)
 
 
-@UNSEEN
 def test_what_is_asked_otherwise_than_in_the_paper_is_found(rehearsal: Rehearsal) -> None:
     """Each value that the rehearsals look at is planted wrong: pair, template, split, rows, metric, precision, …"""
     faults = {
