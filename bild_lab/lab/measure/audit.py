@@ -50,7 +50,7 @@ class Finding:
     ties: before the verdict. position, token, target_token: of the first defect, else of the first tie; a token that
     is None stands for an end. gap, noise: as in `Certificate`, in nats. draws, contexts: sampled answers, and texts
     after which enough of them go on. p_value: of the chi-square test. total_variation: between the first tokens of the
-    draws and the target's distribution, chance included.
+    draws and the target's distribution, over the bins of the test, chance included.
     """
 
     line: int
@@ -194,7 +194,7 @@ def audit_sampled(decoder: Decoder, answers: Sequence[Answer], sampling: Samplin
         groups.setdefault(json.dumps(one.prompt), []).append(one)
     chance, control, findings = torch.Generator().manual_seed(0), [], []
     for group in groups.values():
-        texts, own, variation = [tuple(Wording(decoder, one).tokens) for one in group], [], None
+        texts, own = [tuple(Wording(decoder, one).tokens) for one in group], []
         request = decoder.request(group[0].prompt, max(1, *map(len, texts)))
         row = OneRow(decoder.target, request)
         for before, counts in contexts(texts, decoder.target.checkpoint.end_tokens):
@@ -207,11 +207,10 @@ def audit_sampled(decoder: Decoder, answers: Sequence[Answer], sampling: Samplin
             drawn = torch.multinomial(planted, counts.total(), replacement=True, generator=chance)
             own.append(chi_square(seen, p))
             control.append(chi_square(drawn.bincount(minlength=len(p)).to(p), p))
-            variation = float((seen / counts.total() - p).abs().sum()) / 2 if not before else variation
         p_value = chance_of(own)
         verdict = DEFECT if p_value < FALSE_ALARMS / len(groups) else EQUAL
-        found = {"draws": len(group), "contexts": len(own), "p_value": p_value, "total_variation": variation}
-        findings.append(Finding(group[0].line, verdict, **found))
+        found = {"draws": len(group), "contexts": len(own), "p_value": p_value}
+        findings.append(Finding(group[0].line, verdict, **found, total_variation=own[0][2] if own else None))
     if chance_of(control) >= FALSE_ALARMS and all(one.verdict == EQUAL for one in findings):
         raise UserError(
             f"{len(answers)} draws of {len(groups)} prompts are too few: a fault that takes the most likely token in "
@@ -233,27 +232,30 @@ def contexts(texts: Sequence[tuple[int, ...]], ends: frozenset[int]) -> Iterator
             waiting += [(*before, token) for token in sorted(counts) if token not in ends]
 
 
-def chi_square(seen: Float[Tensor, " vocab"], p: Float[Tensor, " vocab"]) -> tuple[float, int]:
-    """Pearson's statistic of these counts against p, and the number of bins; infinite where p gives no probability.
+def chi_square(seen: Float[Tensor, " vocab"], p: Float[Tensor, " vocab"]) -> tuple[float, int, float]:
+    """Pearson's statistic of these counts against p, the number of bins, and the total variation over them.
+
+    The statistic is infinite where p gives no probability.
 
     The nine most likely tokens are bins of their own where 5 draws or more are expected, the others one together, with
     the least likely of the former where it expects fewer.
     """
     if bool((seen[p == 0] > 0).any()):
-        return float("inf"), 2
+        return float("inf"), 2, float(seen[p == 0].sum() / seen.sum())
     expected, order = (seen.sum() * p).sort(descending=True)
     alone = min(int((expected >= LEAST_EXPECTED).sum()), MOST_BINS - 1)
     if float(expected[alone:].sum()) < LEAST_EXPECTED:
         alone -= 1
     bins = [torch.cat([one[: max(alone, 0)], one[max(alone, 0) :].sum()[None]]) for one in (seen[order], expected)]
-    return float(((bins[0] - bins[1]) ** 2 / bins[1]).sum()), len(bins[0])
+    moved = bins[0] - bins[1]
+    return float((moved**2 / bins[1]).sum()), len(moved), float(moved.abs().sum() / seen.sum()) / 2
 
 
-def chance_of(tests: Sequence[tuple[float, int]]) -> float:
+def chance_of(tests: Sequence[tuple[float, int, float]]) -> float:
     """How likely chi-square variables with so many bins together are at least so large; 1 without a degree of freedom.
 
-    tests: the statistic and the number of bins of each.
+    tests: what `chi_square` gives.
     """
-    degrees, statistic = sum(bins - 1 for _, bins in tests), sum(value for value, _ in tests)
+    degrees, statistic = sum(bins - 1 for _, bins, _ in tests), sum(value for value, *_ in tests)
     halves = (torch.tensor(value / 2, dtype=torch.float64) for value in (degrees, statistic))
     return float(torch.special.gammaincc(*halves)) if degrees else 1.0
