@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -57,9 +58,9 @@ def lk(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
 
     The hybrid of LK losses, with the authors' best η of 3; λ has no gradient.
     """
-    apart = tv(log_p, log_q)
-    share = (-3 * (1 - apart.detach())).exp()
-    return share * kl(log_p, log_q) + (1 - share) * apart
+    distance = tv(log_p, log_q)
+    share = (-3 * (1 - distance.detach())).exp()
+    return share * kl(log_p, log_q) + (1 - share) * distance
 
 
 DIVERGENCES: dict[str, Callable[[Probs, Probs], Float[Tensor, " n"]]] = {
@@ -126,6 +127,10 @@ class Distillation:
     evaluating: Callable[[PreTrainedModel, GenerationConfig], AbstractContextManager[None]]
     seed: int
 
+    @cached_property
+    def pieces(self) -> int:
+        return max(self.teacher.checkpoint.vocabulary.values()) + 1
+
     def batch(self, examples: Sequence[TokenizedExample]) -> dict[str, Any]:
         """The examples as they are: their texts are made when the step begins."""
         return {"examples": list(examples)}
@@ -136,14 +141,17 @@ class Distillation:
             examples = self.written(model, examples, step)
         batch = {name: rows.to(model.device) for name, rows in self.collate(examples).items()}
         labels = batch.pop("labels")
+        read = dict(batch)
+        if self.collate.start is not None:  # the target begins as its own checkpoint says
+            first = torch.full_like(labels[:, :1], self.teacher.checkpoint.decoder_start)
+            read["decoder_input_ids"] = torch.cat([first, batch["decoder_input_ids"][:, 1:]], 1)
         with torch.no_grad():
-            taught = self.teacher.module(**batch, use_cache=False).logits
+            taught = self.teacher.module(**read, use_cache=False).logits
         logits = model(**batch, use_cache=False).logits
         if self.collate.start is None:  # a decoder's row predicts the next token
             labels, taught, logits = labels[:, 1:], taught[:, :-1], logits[:, :-1]
         learned = labels != IGNORED
-        pieces = max(self.teacher.checkpoint.vocabulary.values()) + 1
-        log_p, log_q = (each[learned][:, :pieces].float().log_softmax(-1) for each in (taught, logits))
+        log_p, log_q = (each[learned][:, : self.pieces].float().log_softmax(-1) for each in (taught, logits))
         weights = self.teaching.decay ** _disagreements(log_p, log_q, learned)
         return (weights * DIVERGENCES[self.teaching.loss](log_p, log_q)).sum() / weights.sum()
 

@@ -248,6 +248,20 @@ def test_an_alignment_learns_what_else_the_target_finds_likely(
     assert not (FOLDER / "training").exists() and (FOLDER / "checkpoint" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("family", ["t5", "llama"])
+def test_an_alignment_learns_on_texts_of_the_drafters_own(
+    command: Command, base: list[str], pairs: Path, answered: dict[str, Path], family: str
+) -> None:
+    words = ["train.max_steps=4", "train.evaluate_every=4", "train.log_every=2", "sweep=false"]
+    of = [f"model.path={pairs / f'{family}-draft'}", f"calibration={answered[family]}"]
+    code, printed = command(*base, *words, *of, "align.data=mixture", "align.loss=js", "align.decay=0.8")
+    assert code == 0, printed
+    metrics = json.loads((FOLDER / "metrics.json").read_text())
+    assert metrics["identity"]["align.data"] == "mixture" and metrics["identity"]["align.loss"] == "js"
+    assert metrics["identity"]["teacher"] == Checkpoint(str(pairs / family)).fingerprint
+    assert (FOLDER / "checkpoint" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize(
     ("data", "small", "message"),
     [

@@ -52,7 +52,7 @@ class Priced:
     accepted: float
 
 
-Length = Callable[[DraftedText, int], tuple[int, int]]  # tokens to verify, drafter's forwards
+Length = Callable[[int, int], tuple[int, int]]  # of a text and a place in it: tokens to verify, drafter's forwards
 
 
 def audit(texts: Sequence[DraftedText], costs: RoundCosts) -> dict[str, Any]:
@@ -63,21 +63,14 @@ def audit(texts: Sequence[DraftedText], costs: RoundCosts) -> dict[str, Any]:
     (isotonic regression). The bar of each is the best on these texts. seen: the share of the gain from the best fixed
     length to hindsight that the better of the two takes; the rest depends on what the drafter does not know.
     """
-    fixed = best([_walked(f"window {n}", texts, costs, lambda text, at, n=n: (n, n)) for n in range(costs.largest + 1)])
-    survivals = _calibrated(texts)
-    confidence = best(
-        [
-            _walked(
-                f"confidence {bar:g}", texts, costs, _stopping([t.confidences for t in texts], texts, bar, False, costs)
-            )
-            for bar in THRESHOLDS
-        ]
+    fixed = best(
+        [_walked(f"window {n}", texts, costs, lambda place, at, n=n: (n, n)) for n in range(costs.largest + 1)]
     )
-    survival = best(
-        [
-            _walked(f"survival {bar:g}", texts, costs, _stopping(survivals, texts, bar, True, costs))
-            for bar in THRESHOLDS
-        ]
+    survivals = _calibrated(texts)
+    confidences = [text.confidences for text in texts]
+    confidence, survival = (
+        best([_walked(f"{name} {bar:g}", texts, costs, _stopping(values, bar, whole, costs)) for bar in THRESHOLDS])
+        for name, values, whole in (("confidence", confidences, False), ("survival", survivals, True))
     )
     hindsight = in_hindsight(texts, costs)
     gain = hindsight.speedup - fixed.speedup
@@ -112,10 +105,10 @@ def in_hindsight(texts: Sequence[DraftedText], costs: RoundCosts) -> Priced:
 def _walked(rule: str, texts: Sequence[DraftedText], costs: RoundCosts, length: Length) -> Priced:
     """What a rule costs, round by round."""
     seconds, rounds, drafted, accepted = 0.0, 0, 0, 0
-    for text in texts:
+    for place, text in enumerate(texts):
         count, run, at = len(text.matches), _runs(text.matches), 0
         while at < count:
-            size, forwards = length(text, at)
+            size, forwards = length(place, at)
             size, kept = min(size, count - at), min(size, run[at])
             seconds += forwards * costs.draft_s + costs.verify_s[size]
             rounds, drafted, accepted = rounds + 1, drafted + size, accepted + kept
@@ -123,14 +116,11 @@ def _walked(rule: str, texts: Sequence[DraftedText], costs: RoundCosts, length: 
     return _priced(rule, texts, costs, seconds, rounds, drafted, accepted)
 
 
-def _stopping(
-    values: Sequence[Float[np.ndarray, " t"]], texts: Sequence[DraftedText], bar: float, whole: bool, costs: RoundCosts
-) -> Length:
+def _stopping(values: Sequence[Float[np.ndarray, " t"]], bar: float, whole: bool, costs: RoundCosts) -> Length:
     """Draft until a token's value is below the bar; that token is drafted, and not verified. whole: their product."""
-    place = {id(text): at for at, text in enumerate(texts)}
 
-    def length(text: DraftedText, at: int) -> tuple[int, int]:
-        ahead = values[place[id(text)]][at : at + costs.largest]
+    def length(place: int, at: int) -> tuple[int, int]:
+        ahead = values[place][at : at + costs.largest]
         below = np.flatnonzero((np.cumprod(ahead) if whole else ahead) < bar)
         return (len(ahead), len(ahead)) if not len(below) else (int(below[0]), int(below[0]) + 1)
 

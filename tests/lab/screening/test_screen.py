@@ -238,8 +238,11 @@ def test_each_policy_can_have_its_own_front_confirmed() -> None:
 
 
 @pytest.mark.slow
-def test_the_lengths_of_drafts_are_priced_on_what_the_drafter_does_of_the_targets_texts(words: list[str]) -> None:
+def test_the_lengths_of_drafts_are_priced_on_what_the_drafter_does_of_the_targets_texts(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Walking a fixed window over them takes as many rounds as decoding took."""
+    monkeypatch.chdir(tmp_path)
     lists = ["policy=speculative", "policy.window=1,2,4"]
     screening = Screening(grid_of([*words[:-1], "name=lengths"], lists, "screen"), "validation", "screen")
     alone, *screened = screening.decode(screening.grid.candidates)
@@ -248,7 +251,7 @@ def test_the_lengths_of_drafts_are_priced_on_what_the_drafter_does_of_the_target
     free = RoundCosts(0.0, [1.0] * 5)  # so that a second is a round
     for one in screened:
         window = one.candidate.knobs["window"]
-        walked = _walked("fixed", texts, free, lambda text, at, window=window: (window, window))
+        walked = _walked("fixed", texts, free, lambda place, at, window=window: (window, window))
         tokens = sum(len(text.matches) for text in texts)
         assert tokens / walked.speedup == pytest.approx(one.counts["target_calls"])
     assert any(text.matches.any() and not text.matches.all() for text in texts)
