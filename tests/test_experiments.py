@@ -179,6 +179,8 @@ def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     here += [f"dataset.path={rows}"] if plain.dataset.name != "toy" else []
     if "table" in plain.policy:
         here.append(f"policy.table={ngram_table(checkpoints / 't5')}")
+    if "table" in (plain.policy.get("knobs") or {}):  # of the drafter that policy=alpha measures
+        here.append(f"policy.knobs.table={ngram_table(checkpoints / 't5')}")
     needed = files_of(plain.policy.name, tiny_llama(1).config, checkpoints)  # of the tiny model
     here += [f"policy.{knob}={path}" for knob, path in needed.items()]
     if plain.policy.name == "ppd":  # the tiny model has one layer to exit from
