@@ -179,10 +179,7 @@ SCHEMAS = {
     "runtime": RuntimeSpec,
     "measure": MeasureSpec,
 }
-for group, schema in {
-    **SCHEMAS,
-    "report": ReportSpec,
-}.items():  # `- schema@pair: pair`
+for group, schema in (SCHEMAS | {"report": ReportSpec}).items():  # as `- schema@pair: pair`
     ConfigStore.instance().store(group="schema", name=group, node=schema)
 
 
