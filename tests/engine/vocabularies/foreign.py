@@ -110,7 +110,7 @@ def checkpoint(kind: str, encoder_decoder: bool = False) -> SimpleNamespace:
     made = SimpleNamespace(path=kind, tokenizer=own, encoder_decoder=encoder_decoder, decoder_start=own.eos_token_id)
     made.end_tokens = frozenset([own.eos_token_id])
     made.config = SimpleNamespace(get_text_config=lambda decoder: SimpleNamespace(vocab_size=len(own)))
-    made.pieces, made.vocabulary = Pieces(own), own.get_vocab()
+    made.pieces = Pieces(own)
     return made
 
 

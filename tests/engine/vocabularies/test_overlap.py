@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from bild_lab.engine.request import Source
-from bild_lab.engine.vocabularies import INTERSECTION, STRINGS, in_vocabulary_of
 from bild_lab.engine.vocabularies.overlap import Overlap, require_shared
 from bild_lab.errors import UserError
 from tests.engine.vocabularies.foreign import KINDS, TEXTS, overlap, tokenizer
@@ -99,6 +96,3 @@ def test_a_pair_that_shares_hardly_a_piece_is_refused_but_may_draft_by_text(monk
     apart = Overlap(both.target, both.draft)
     with pytest.raises(UserError, match="words .*byte_level .* share 0 pieces; .*let it draft by text: pair.vocabul"):
         require_shared(apart)
-    with pytest.raises(UserError, match="share 0 pieces"):
-        in_vocabulary_of(both.target, SimpleNamespace(checkpoint=both.draft), INTERSECTION)
-    assert in_vocabulary_of(both.target, SimpleNamespace(checkpoint=both.draft), STRINGS).how == STRINGS
