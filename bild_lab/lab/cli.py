@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Timer
 from typing import Any, NoReturn
 
 from hydra.errors import HydraException
@@ -33,6 +34,7 @@ from bild_lab.lab.glossary import terms_text
 BAD_INPUT, INTERRUPTED = 2, 130
 WIDTH = 80  # columns of help
 CONSOLE_COMMAND = "bild-lab"  # where the package is installed
+SOON_S = 3.0  # that a stage may last in a file or a pipe without a line
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
@@ -58,26 +60,35 @@ output = Said(soft_wrap=True, highlight=False)
 class Stages:
     """The line on a terminal that says what the command is doing now.
 
-    It goes when something is printed on the output, and when the command ends. In a file or a pipe there is none.
-    began_s: when the command began, by the clock of `time.perf_counter`.
+    It goes when something is printed on the output, and when the command ends. In a file or a pipe it is a line that
+    stays, of what lasts some seconds. began_s: when the command began, by the clock of `time.perf_counter`.
     """
 
     def __init__(self) -> None:
-        self._live: Live | None = None
+        self._live: Live | Timer | None = None
         self.began_s = time.perf_counter()
 
     def enter(self, name: str) -> None:
         """From now on the command is doing this."""
-        self.leave()
-        if console.is_terminal and not console.quiet:
+        if not console.is_terminal:
+            self.soon(f"{name} …")
+        elif not console.quiet:
+            self.leave()
             line = Spinner("dots", f"[dim]{escape(name)} …[/dim]")
             self._live = Live(line, console=console, transient=True, refresh_per_second=5, redirect_stdout=False)
             self._live.start(refresh=True)
 
+    def soon(self, said: str) -> None:
+        """Print this if it is still true in a few seconds."""
+        self.leave()
+        self._live = Timer(SOON_S, console.print, [escape(said)])
+        self._live.daemon = True
+        self._live.start()
+
     def leave(self) -> None:
         """Remove the line."""
         if self._live is not None:
-            self._live.stop()
+            self._live.cancel() if isinstance(self._live, Timer) else self._live.stop()
             self._live = None
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:

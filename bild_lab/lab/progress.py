@@ -30,7 +30,8 @@ SILENT_S = 60.0  # that a file or a pipe may be without a line
 class PointProgress:
     """Two or three lines on a terminal, which go when the block ends: the point, its stage, the sweep.
 
-    In a file or a pipe it is a line for each point when it begins, and then one a minute. Both get an estimate of the
+    In a file or a pipe it is a line for each point when it begins, one for each stage that lasts some seconds, and then
+    one a minute. Both get an estimate of the
     whole sweep when the first text of its first point is decoded.
 
     place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes; None if none was
@@ -60,6 +61,7 @@ class PointProgress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+        stages.leave()
         self._live.stop()
 
     def stage(self, name: str) -> None:
@@ -67,10 +69,12 @@ class PointProgress:
         total, said = (self._examples, f"0/{self._examples}") if name.startswith(DECODING) else (None, "")
         self._bars.reset(self._stage, description=name, total=total, said=said)
         self._done, self._decoding_s = 0.0, time.perf_counter()
-        self._line(f"{name} …")
+        if not console.is_terminal:
+            stages.soon(f"{self._title}: {name} …")
 
     def advance(self, texts: float) -> None:
         """So much more is decoded, in texts with all their repeats."""
+        stages.leave()
         self._done += texts
         now = time.perf_counter()
         decoding_s = now - self._decoding_s

@@ -23,7 +23,14 @@ from bild_lab.lab.config import MeasureSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.decoding.history import with_history
-from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, environment, no_garbage_collection, wait_for_quiet
+from bild_lab.lab.measure.environment import (
+    DeviceUse,
+    Energy,
+    OtherLoad,
+    environment,
+    no_garbage_collection,
+    wait_for_quiet,
+)
 from bild_lab.lab.measure.summary import latencies, log_probability, require_no_nan
 from bild_lab.lab.point import Point
 from bild_lab.lab.progress import DECODING
@@ -68,7 +75,7 @@ def run_points(
     with clock.part("load"):
         torch.set_num_threads(first.setting["threads"])
         use = DeviceUse(device)
-        surroundings = _loaded(points)
+        surroundings = _loaded(points, stage)
     with clock.part("fit"):
         points = [with_fitted_tree(point) for point in points]
     with clock.part("history"):
@@ -90,9 +97,10 @@ def run_points(
         if waited_s := wait_for_quiet(first.measure.quiet, helpers_s):
             surroundings["waited_s"] = waited_s
     with clock.part("decode"):
-        others = OtherLoad(helpers_s)
+        others, energy = OtherLoad(helpers_s), Energy(device)
         compiled = lambda: compiled_steps(decoders.values())  # noqa: E731
-        options = (first.seed, decoder.synchronize, advance, compiled, first.batch, _first_trace(points, shortest_s))
+        options = (first.seed, decoder.synchronize, advance, compiled, first.batch)
+        options += (_first_trace(points, shortest_s), energy.since)
         timed = time_methods(methods, requests, first.measure.repeats, *options)
         while is_too_noisy(timed, first.measure):
             stage(f"{DECODING}, repeat {repeats_of(timed) + 1}")
@@ -109,7 +117,7 @@ def run_points(
     return [_stored(sweep, point, *one) for point, one in zip(points, found, strict=True)]
 
 
-def _loaded(points: Sequence[Point]) -> dict[str, Any]:
+def _loaded(points: Sequence[Point], stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
     """Load the weights of all points. Returns what a result says of the environment."""
     decoder = points[0].decoders[METHOD]
     surroundings = {**environment(decoder.target.device), "host": platform.node()}
@@ -117,7 +125,7 @@ def _loaded(points: Sequence[Point]) -> dict[str, Any]:
         surroundings["side_by_side"] = len(points)
     decoders = [each for point in points for each in point.decoders.values()]
     for each in sorted(decoders, key=lambda one: one.method.engine == "hf"):  # modules share our decoders' weights
-        each.load_weights()
+        each.load_weights(stage)
     if (parts := decoder.target.transformers.parts) is not None:
         surroundings["parts"] = parts
     return surroundings
@@ -225,6 +233,7 @@ def time_methods(
     compiled_steps: Callable[[], int] = lambda: 0,
     batch: int = 1,
     first_trace: Callable[[], Trace] = Trace,
+    joules: Callable[[], float | None] = lambda: None,
     before: dict[str, list[Timed]] | None = None,
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
@@ -237,8 +246,9 @@ def time_methods(
 
     batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds
     are shared out among the texts: see `Timed`. first_trace: makes the trace of a text's first repeat outside of
-    batches; the seconds in which it is paused do not count. advance: called after every decoding with its share of
-    the work, in texts. before: earlier repeats of the same, to which these are added.
+    batches; the seconds in which it is paused do not count. joules: the energy since it was asked
+    last. advance: called after every decoding with its share of the work, in texts. before: earlier repeats of the
+    same, to which these are added.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods} if before is None else before
     names, done = list(methods), 0 if before is None else repeats_of(before)
@@ -251,13 +261,17 @@ def time_methods(
                         steps = compiled_steps()
                         own = [seeded(requests[index], seed, index) for index in block]
                         trace = first_trace if repeat == 0 else Trace
+                        joules()
                         texts = _decode(methods[name], own, batch, synchronize, block[0], trace)
+                        spent = joules()
                     if repeat == 0:
                         results[name] += [Timed(one.token_ids, [], one.trace) for one in texts]
                     for index, one in zip(block, texts, strict=True):
                         results[name][index].latency_s.append(one.share_s)
                         if batch > 1:
                             results[name][index].waited_s.append(one.latency_s)
+                        if spent is not None:
+                            results[name][index].joules.append(spent / len(block))
                     advance(len(block) / (repeats * len(names)))
     return results
 

@@ -229,10 +229,11 @@ class SweepCallback(Callback):
             self._live(Sweep(sweep_folder(config)), str(progress))
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
-        self._finish(config)
+        """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal, too."""
+        if self._handlers:
+            self._finish(config)
 
-    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        self._finish(config)
+    on_multirun_end = on_run_end
 
     def _start(self, config: DictConfig) -> None:
         """Take the stop signals, and note the failures of earlier commands."""
@@ -252,6 +253,7 @@ class SweepCallback(Callback):
         """From now on a signal ends the process."""
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        self._handlers = {}
 
     def _finish(self, config: DictConfig, code: int = 0) -> None:
         """Write the table, the figure and the report. Exits non-zero if a point failed or the command was stopped."""
@@ -319,6 +321,7 @@ def _check_first(jobs: list[list[str]], config_name: str) -> None:
 
 def _check(config: DictConfig) -> None:
     """Exit with a message unless the point can be measured."""
+    stages.enter("checking texts and checkpoints")
     try:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import exp, log
 
 from bild_lab.lab.analysis.prediction import Reasons, reasons
-from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES, best_at_loss
+from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES, best_at_loss, for_choice, mean_of_few
 from bild_lab.lab.formatting import (
     duration,
     interval,
@@ -17,7 +18,7 @@ from bild_lab.lab.formatting import (
     signed_interval,
     times,
 )
-from bild_lab.lab.results.groups import Group, by_setting, differing_keys
+from bild_lab.lab.results.groups import Group, by_setting, differing_in, differing_keys, varying_knobs
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.grid import Screened
 from bild_lab.report.provenance import disturbance, unreliable
@@ -46,7 +47,26 @@ def sentences(results: Sequence[Result]) -> list[str]:
     which = "Best of" if leader.enough else "One of"
     words = ", ".join(named) or f"which differ in {', '.join(keys)}"
     first, *others = _verdict(leader)
-    return [f"{which} {len(groups)} settings ({words}): {first}", *others]
+    return [*_over_seeds(results), f"{which} {len(groups)} settings ({words}): {first}", *others]
+
+
+def _over_seeds(results: Sequence[Result]) -> list[str]:
+    """A sentence on the fastest points that were sampled with several seeds: means, with intervals over the seeds."""
+    lines = []
+    pooled = [list(one.values()) for one in differing_in("seed", results) if len(one) > 1]
+    for several in pooled:
+        first, speeds = several[0], [one.speedup.value for one in several if not one.impossible]
+        losses = [one.quality.difference for one in several]
+        if not first.setting.temperature or None in [*speeds, *losses] or len(speeds) < len(several):
+            continue
+        peers = [each[0] for each in pooled if each[0].policy == first.policy]
+        (speed, *ends), (loss, *around) = mean_of_few(speeds), mean_of_few(losses)
+        label = point_label(first, varying_knobs(peers) if len(peers) > 1 else list(first.knobs))
+        seeds = ", ".join(str(one.setting.seed) for one in several)
+        change = f"{first.quality.metric} {signed(loss)} {signed_interval(*around)}"
+        lines.append((speed, f"{label} {times(speed)} {interval(*ends)}, {change} (seeds {seeds})"))
+    fastest = [line for _, line in sorted(lines, reverse=True)[:3]]
+    return [f"Mean and 95 % interval over sampling seeds: {'; '.join(fastest)}."] if fastest else []
 
 
 def leading(groups: Sequence[Group]) -> Group | None:
@@ -146,12 +166,19 @@ def _caution(best: Result) -> str:
 
 
 def _selection(group: Group, count: int) -> str:
-    """How the named points were chosen, and where to choose them instead."""
-    split = group.setting.split
+    """How the named points were chosen, where to choose them instead, and the last one's intervals for that choice."""
+    split, best = group.setting.split, group.best(1.0)
     chosen = f"Best of {count} points on these examples ({split})"
+    speed, quality, changed = best.speedup, best.quality, ""
+    if quality.difference_low is not None:
+        ends = for_choice(quality.difference, quality.difference_low, quality.difference_high, count)
+        changed = f", {group.metric} {signed_interval(*ends)}"
+    ends = for_choice(*map(log, (speed.value, speed.low or speed.value, speed.high or speed.value)), count)
+    label = point_label(best, group.knobs(best))
+    corrected = f"Corrected for that choice (Bonferroni), {label} has {interval(*map(exp, ends))}{changed}"
     if split.startswith(("valid", "dev")):
-        return f"{chosen}: measure the choice on test data."
-    return f"{chosen}, which flatters them: choose on validation data, as scripts/screen.py does."
+        return f"{chosen}: measure the choice on test data. {corrected}."
+    return f"{chosen}, which flatters them: choose on validation data, as scripts/screen.py does. {corrected}."
 
 
 def _too_few(group: Group, candidates: list[Result]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -108,13 +110,47 @@ def test_a_long_sweep_says_early_how_long_it_takes_and_a_log_file_gets_a_line_a_
             clock[0] = second
             shown.advance(0.05)
         assert said() == [estimate, "1/3 bild: 3/20, 6 min left", "1/3 bild: 6/20, 5 min left"]
-        clock[0] = 260.0
-        shown.stage("scoring by the target")
-        assert said()[3:] == ["1/3 bild: scoring by the target …"]
     with PointProgress("2/3 bild", 20, place=2, points=3, typical_s=100.0) as shown:
         shown.stage("decoding")
         shown.advance(1)
         assert piped.file.getvalue().splitlines()[-1] == "2/3 bild: 20 texts …"  # the first point has told it
+
+
+def test_a_stage_that_lasts_is_told_in_a_file_and_a_short_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting: list[Alarm] = []
+
+    class Alarm:
+        def __init__(self, seconds: float, function: Callable[..., None], arguments: list[str]) -> None:
+            self.seconds, self.ring = seconds, partial(function, *arguments)
+
+        def start(self) -> None:
+            waiting.append(self)
+
+        def cancel(self) -> None:
+            waiting.remove(self)
+
+    piped = Console(file=io.StringIO(), width=80)
+    monkeypatch.setattr(cli, "Timer", Alarm)
+    for module in (cli, progress):
+        monkeypatch.setattr(module, "console", piped)
+    cli.stages.enter("reading the configuration")
+    cli.stages.enter("loading PyTorch")
+    (alarm,) = waiting  # of the stage that goes on
+    assert 1 <= alarm.seconds <= 5 and piped.file.getvalue() == ""
+    alarm.ring()
+    with PointProgress("1/3 bild", 20, points=3) as shown:
+        assert waiting == []
+        for stage in ("loading models", "loading large, 3.1 GB", "decoding"):
+            shown.stage(stage)
+            (alarm,) = waiting
+            if stage != "loading models":
+                alarm.ring()
+        shown.advance(1)
+        assert waiting == []
+        shown.stage("scoring")
+    assert waiting == []
+    said = ["loading PyTorch …", "1/3 bild: 20 texts …", "1/3 bild: loading large, 3.1 GB …", "1/3 bild: decoding …"]
+    assert piped.file.getvalue().splitlines() == said
 
 
 def test_a_terminal_keeps_the_estimate_and_a_short_point_has_none(screen: Console, clock: list[float]) -> None:

@@ -14,12 +14,12 @@ import bild_lab
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.decoding.decoder import METHOD, Decoder
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, loading_size
 from bild_lab.lab.measure import summary
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep, to_frame
-from bild_lab.lab.runner import run_point
+from bild_lab.lab.runner import order, run_point
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.sweep import took
@@ -64,9 +64,13 @@ def point(words: list[str]) -> Point:
 @pytest.fixture(scope="module")
 def measured(point: Point, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, list[MeasuredExample], list[str]]:
     """The result, its examples, and the parts of the measurement as they began."""
+    names = (METHOD, BASELINE)
+    turns = [one for text in range(len(PROMPTS)) for repeat in (0, 1) for one in order(names, text, repeat, 2)]
+    joules = iter([used for one in turns for used in (1000.0, 3.0 if one == METHOD else 100.0)])  # before, and for it
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "OtherLoad", lambda external: SimpleNamespace(percent=lambda: 18.16))
         patch.setattr(runner, "DeviceUse", lambda device: SimpleNamespace(shared=lambda: True, close=lambda: None))
+        patch.setattr(runner, "Energy", lambda device: SimpleNamespace(since=joules.__next__))
         folder, stages = tmp_path_factory.mktemp("sweep"), []
         result = run_point(point, Sweep(folder), setup_s=1000.0, stage=stages.append)
     return result, read_examples(result.folder), stages
@@ -140,6 +144,7 @@ def test_a_result_tells_the_point_and_what_else_the_machine_did(point: Point, me
     assert result.environment.get("shared_device") is True and result.environment.get("parts") is None
     assert "parts" not in result.environment
     assert result.peak_memory_mb > 10
+    assert result.joules_per_token == pytest.approx(4 * 3.0 / result.tokens)
 
 
 def test_only_the_traced_examples_have_a_timeline(measured: tuple) -> None:
@@ -199,6 +204,13 @@ def test_programs_are_run_for_the_policy_and_the_baseline_and_their_verdicts_are
     assert [one.scores["pass_at_1"] for one in read_examples(result.folder)] == [100.0 * equal for equal in same]
 
 
+def test_the_size_of_weights_is_that_of_their_files(tmp_path: Path) -> None:
+    for name, size in (("model-1.safetensors", 2_000_000_000), ("model-2.safetensors", 1_100_000_000), ("log", 9**10)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(size)  # takes no room
+    assert loading_size(tmp_path) == ", 3.1 GB" and loading_size(tmp_path / "log") == loading_size(Path("an/id")) == ""
+
+
 @pytest.mark.parametrize(("most", "repeats", "said"), [(9, 4, "0.5 %"), (3, 3, "20.0 %")])
 def test_repeats_until_the_speedup_is_known_and_waits_are_told(
     most: int, repeats: int, said: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -211,6 +223,7 @@ def test_repeats_until_the_speedup_is_known_and_waits_are_told(
     monkeypatch.setattr(runner, "wait_for_quiet", lambda most_s, helpers_s: most_s - 2)
     stages: list[str] = []
     result = run_point(point, Sweep(tmp_path), stage=stages.append)
+    assert stages[:3] == ["loading models", "loading llama", "loading llama-draft"]
     assert [name for name in stages if name.startswith("decoding")] == [
         "decoding", *(f"decoding, repeat {number}" for number in range(3, repeats + 1))
     ]  # fmt: skip

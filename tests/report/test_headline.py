@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from bild_lab.lab.analysis.statistics import for_choice
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.headline import headline, reason_lines
-from tests.report.sample import ENVIRONMENT, sample_baseline, sample_prediction, sample_result, sample_sweep
+from tests.report.sample import ENVIRONMENT, SETTING, sample_baseline, sample_prediction, sample_result, sample_sweep
 
 EXACT = {"agreement_with_target": 1.0}
 CHANGED = {"agreement_with_target": 0.3}
@@ -26,7 +28,8 @@ def test_what_is_certain_comes_before_what_was_only_not_seen():
         "fast; "
         "BLEU −0.74, −1.19 to −0.24 on 100 examples, a loss beyond chance; 66 % of the texts are the target’s own. "
         "Best of 19 points on these examples (test), which flatters them: "
-        "choose on validation data, as scripts/screen.py does."
+        "choose on validation data, as scripts/screen.py does. Corrected for that choice (Bonferroni), bild (fallback "
+        "0.5, rollback 5) has [1.62, 1.78], BLEU [−1.43, +0.03]."
     )
 
 
@@ -90,10 +93,40 @@ def test_a_choice_is_named_with_what_to_do_instead() -> None:
         return [sample_result("bild", {"fallback": at}, 1.5, difference, **own) for at in (0.3, 0.5)]
 
     words = "Best of 2 points on these examples (test), which flatters them: "
-    assert headline(chosen()).endswith(f"{words}choose on validation data, as scripts/screen.py does.")
-    assert headline(chosen(split="validation")).endswith("(validation): measure the choice on test data.")
+    assert f"{words}choose on validation data, as scripts/screen.py does. Corrected" in headline(chosen())
+    assert "(validation): measure the choice on test data. Corrected" in headline(chosen(split="validation"))
     assert "Best of" not in headline([sample_baseline(), chosen()[0]])  # a single point was not chosen
     assert "Best of" not in headline(chosen(-3.0))  # nothing was chosen
+
+
+def test_the_interval_of_a_choice_holds_for_the_best_of_all_points() -> None:
+    random, count, texts = np.random.default_rng(0), 20, 400
+    held = dict.fromkeys(("plain", "corrected"), 0)
+    for _ in range(texts):  # equally good points, each measured with an error of one
+        best = random.normal(size=count).max()
+        ends = (best, best - 1.96, best + 1.96)
+        held["plain"] += ends[1] <= 0 <= ends[2]
+        low, high = for_choice(*ends, count)
+        held["corrected"] += low <= 0 <= high
+    assert held["plain"] < 0.75 * texts and held["corrected"] >= 0.93 * texts
+    assert for_choice(1.5, 1.4, 1.7, 1) == pytest.approx((1.4, 1.7))
+
+
+def test_points_of_several_sampling_seeds_are_pooled_with_an_interval_over_the_seeds() -> None:
+    def sampled(temperature: float, **knobs: float) -> list[Result]:
+        decoding = {**SETTING["decoding"], "temperature": temperature}
+        return [
+            sample_result("bild", knobs, speedup, loss, setting={"seed": seed, "decoding": decoding})
+            for seed, (speedup, loss) in enumerate([(1.4, 0.2), (1.5, 0.0), (1.6, -0.2)])
+        ]
+
+    text = headline(sampled(1.0, fallback=0.5))
+    # Student's t with two degrees of freedom: 4.303 · 0.1 / √3, and twice that in quality
+    own = "bild (fallback 0.5) 1.50× [1.25, 1.75], BLEU 0.00 [−0.50, +0.50] (seeds 0, 1, 2)."
+    assert text.startswith(f"Mean and 95 % interval over sampling seeds: {own} Best of 3 settings (seed 1): ")
+    assert "over sampling seeds" not in headline(sampled(0.0, fallback=0.5))
+    two = headline([*sampled(1.0, fallback=0.5, window=4), *sampled(1.0, fallback=0.9, window=4)])
+    assert "bild (fallback 0.5) 1.50×" in two and "bild (fallback 0.9) 1.50×" in two
 
 
 def line(*results):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.numbers import Latency, Speedup
@@ -44,6 +44,22 @@ def paired_ratio(above: Sequence[np.ndarray], below: Sequence[np.ndarray], seed:
     low, high = np.quantile(ratio(lambda seconds: seconds[picks].sum(1)), [0.025, 0.975])
     value, median = ratio(np.sum), np.median(ratio(lambda seconds: seconds))
     return Speedup(float(value), float(low), float(high), float(median))
+
+
+def for_choice(value: float, low: float, high: float, count: int) -> tuple[float, float]:
+    """The ends of a 95 % interval, moved away from its value until it holds for the best of so many points.
+
+    Bonferroni's correction: each point's interval has the level 1 − 0.05 / count, and so all hold together in 95 % of
+    cases, whichever is chosen. Each end moves as that of a normal distribution does.
+    """
+    wider = ndtri(1 - 0.025 / count) / ndtri(0.975)
+    return value - wider * (value - low), value + wider * (high - value)
+
+
+def mean_of_few(values: Sequence[float]) -> tuple[float, float, float]:
+    """The mean of a few runs and its 95 % interval by Student's t."""
+    half = stdtrit(len(values) - 1, 0.975) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(np.mean(values)), float(np.mean(values) - half), float(np.mean(values) + half)
 
 
 def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency:

@@ -134,10 +134,14 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
-    """The source and the text of each solved example before every question. Raises UserError if there are too few."""
+    """The source and the text of each solved example before every question, of rows that have a source.
+
+    Raises UserError if there are too few.
+    """
     found = []
     other = replace(spec, split=spec.shot_split, limit=spec.shots, shots=0) if spec.shots else spec
-    for where, row in islice(_rows(other), spec.shots):
+    whole = ((where, row) for where, row in _rows(other) if not _lacks_source(spec, row))
+    for where, row in islice(whole, spec.shots):
         source, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
         found.append((source, fill_template(spec.shot_template, source=source, reference=reference)))
     if len(found) < spec.shots:

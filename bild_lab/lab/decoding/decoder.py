@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -22,6 +23,7 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.decoding.languages import UNIVERSAL, Languages, warn_of_lengths
+from bild_lab.lab.formatting import number, short_name
 
 METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
@@ -41,13 +43,15 @@ class Generation:
 class Timed:
     """One method's output on one example: the emitted tokens, the seconds of every repeat, and the trace.
 
-    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to its end.
+    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to its end. joules: as
+    latency_s; empty where no counter can be read.
     """
 
     token_ids: list[int]
     latency_s: list[float]
     trace: Trace
     waited_s: list[float] = field(default_factory=list)
+    joules: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,13 @@ class Decoder:
         facts = [model.facts for model in self.models if isinstance(model, TranslatedModel)]
         return facts if self.method.feeds is not None else [{**one, "chosen": UNIVERSAL} for one in facts]
 
-    def load_weights(self) -> None:
-        """Read the weights now instead of at the first decoding.
+    def load_weights(self, stage: Callable[[str], None] = lambda name: None) -> None:
+        """Read the weights now instead of at the first decoding. stage: called with each model's name and size.
 
         Raises UserError for a model whose sessions would not give its own scores.
         """
         for model in self.running:
+            stage(f"loading {short_name(model.checkpoint.path)}{loading_size(Path(model.checkpoint.location))}")
             model.load()
             if self.method.feeds is not None:
                 model.admit(self.method.feeds)
@@ -252,6 +257,13 @@ class Decoder:
     def synchronize(self) -> None:
         """Wait until the target's device has finished its work."""
         self.target.transformers.synchronize()
+
+
+def loading_size(place: Path) -> str:
+    """Of the weights in this folder or file, as `, 3.1 GB`; empty below a tenth, and for a model of the hub."""
+    files = list(place.iterdir()) if place.is_dir() else [place]
+    size = sum(one.stat().st_size for one in files if one.suffix in (".safetensors", ".bin", ".gguf") and one.is_file())
+    return f", {number(size / 1e9, 1)} GB" if size >= 1e8 else ""
 
 
 def several(prompt: Prompt | Sequence[Prompt]) -> bool:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,54 @@ def peak_memory_mb(device: torch.device) -> float:
         return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kibibytes on Linux
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+POWERCAP = Path("/sys/class/powercap")  # where Linux counts the energy of the CPU's packages
+
+
+class Energy:
+    """The energy that a device uses, by its own counters: a GPU's (NVML), or those of the CPU's packages (RAPL).
+
+    It is that of all programs on the device. Many systems let only administrators read RAPL.
+    """
+
+    def __init__(self, device: torch.device, folder: Path = POWERCAP) -> None:
+        zones = sorted(folder.glob("intel-rapl:*/name")) if device.type == "cpu" else []
+        self._zones = [name.parent for name in zones if name.read_text().startswith("package")]  # which have the others
+        self._gpu = _gpu_millijoules(device) if device.type == "cuda" else None
+        self._before = self._counters()
+
+    def since(self) -> float | None:
+        """Joules since the last call; None where no counter can be read."""
+        before, self._before = self._before, self._counters()
+        if not before or not self._before:
+            return None
+        # a package's counter begins anew behind its last value
+        return sum((now - then) % most for (now, most), (then, _) in zip(self._before, before, strict=True)) / 1e6
+
+    def _counters(self) -> list[tuple[int, int]]:
+        """Microjoules so far, and the value behind each counter's last; empty unless all can be read."""
+        if self._gpu is not None:
+            return [(1000 * self._gpu(), 1 << 64)]
+        names = ("energy_uj", "max_energy_range_uj")
+        with suppress(OSError, ValueError):
+            values = [[int((zone / name).read_text()) for name in names] for zone in self._zones]
+            return [(now, most + 1) for now, most in values]
+        return []
+
+
+def _gpu_millijoules(device: torch.device) -> Callable[[], int] | None:
+    """A GPU's counter; None without NVML's package, or on a GPU that counts no energy."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        read = partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        read()
+    except Exception:  # NVML's errors come with its package
+        return None
+    return read
 
 
 class OtherLoad:

@@ -43,6 +43,7 @@ def summarize(examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]],
         "latency_s": latency_summary(waits(timed[METHOD])),
         "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
         **speed(timed, seed),
+        "joules_per_token": joules_per_token(timed[METHOD]),
         "counts": counts(timed[METHOD]),
         "categories": by_category(examples, timed, seed),
     }
@@ -77,6 +78,12 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
         "tokens_per_s_ratio": rates[METHOD] / rates[BASELINE] if rates[BASELINE] else None,
         "speedup": replace(paired_speedup(*pair, seed), noise=clock_noise(*pair), repeats=pair[0].shape[1]),
     }
+
+
+def joules_per_token(several: Sequence[Timed]) -> float | None:
+    """Energy of all texts over their tokens, of each text's repeats the median; None where it was not read."""
+    tokens, spent = sum(len(one.token_ids) for one in several), [one.joules for one in several]
+    return sum(map(median, spent)) / tokens if tokens and all(spent) else None
 
 
 def by_category(

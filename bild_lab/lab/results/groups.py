@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
+from typing import Any
 
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
 from bild_lab.lab.formatting import point_label, short_name
@@ -282,20 +283,25 @@ class BatchCurve:
         return 2 ** (log2(batch) + (speedup - 1) / (speedup - less) * log2(later / batch))
 
 
-def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
-    """The curves of all points that were measured at more than one batch, in order of appearance."""
-    groups: dict[str, dict[int, Result]] = {}
+def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]:
+    """Points, without baselines, that differ in nothing but this key of their setting, each by its value."""
+    groups: dict[str, dict[Any, Result]] = {}
     for result in results:
         if result.is_baseline:
             continue
-        setting = {key: value for key, value in plain_numbers(to_json(result.setting)).items() if key != "batch"}
-        key = json.dumps([result.policy, plain_numbers(dict(result.knobs)), setting], sort_keys=True, default=str)
-        groups.setdefault(key, {})[result.setting.batch] = result
-    curves = []
-    for group in groups.values():
+        setting = {name: value for name, value in plain_numbers(to_json(result.setting)).items() if name != key}
+        rest = [result.policy, plain_numbers(dict(result.knobs)), setting, result.quality.metric]
+        groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[result.setting.get(key)] = result
+    return list(groups.values())
+
+
+def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
+    """The curves of all points that were measured at more than one batch, in order of appearance."""
+    groups, curves = differing_in("batch", results), []
+    for group in groups:
         if len(group) < 2:
             continue
-        of_policy = [one for each in groups.values() for one in each.values() if one.policy == group[min(group)].policy]
+        of_policy = [one for each in groups for one in each.values() if one.policy == group[min(group)].policy]
         steps = step_seconds(list(group.values()))
         points = tuple(
             BatchPoint(batch, one, predicted_speedup(group.get(1), batch, steps))

@@ -193,6 +193,14 @@ class Result:
         unit="MB",
         digits=0,
     )
+    joules_per_token: float | None = column(
+        "Joules of the GPU, or of the CPU’s packages, while the policy decoded, over its tokens; empty where no "
+        "counter can be read.",
+        label="energy a token",
+        heading="energy, J/token",
+        unit="J",
+        digits=3,
+    )
     change: Change | None = group("", None)
     categories: Mapping[str, Category] | None = None
     certificate: CertificateCounts | None = group("certificate_", None)

@@ -28,7 +28,7 @@ from bild_lab.lab.screening.replay import SECONDS, Judged, Screened
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
-SPECULATIVE, FORWARDS = "speculative", "drafter 0 forwards"
+SPECULATIVE, FORWARDS = "speculative", "drafter 1 forwards"
 
 
 @dataclass

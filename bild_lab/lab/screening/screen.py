@@ -159,7 +159,7 @@ class Screening:
         point, decoder = self.point, self.point.decoders[METHOD]
         torch.set_num_threads(point.setting["threads"])
         for each in point.decoders.values():
-            each.load_weights()
+            each.load_weights(stages.enter)
         limit, folder = point.decoding.max_new_tokens, self.folder / "history"
         requests = point.requests(with_history(point.examples, point.vanilla, point.setting, limit, folder))
         require_no_nan(decoder.running, requests[0])
@@ -207,7 +207,7 @@ class Screening:
             decoders = [self.decoder(one.policy, self.records) for one in candidates]
             requests = self.requests
             for decoder in {type(one.method): one for one in decoders}.values():
-                decoder.load_weights()
+                decoder.load_weights(stages.enter)
         texts: list[list[Text]] = [[] for _ in requests]
         alike: dict[str, list[int]] = {}  # examples of one prompt share its record, so they run one after the other
         for index, request in enumerate(requests):

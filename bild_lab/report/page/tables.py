@@ -39,7 +39,7 @@ _POINT = (
         "nothing_accepted",
     ),
     *("agreement_with_target", "p_value", "fallbacks", "rollbacks", "drafted", "accepted", "target_calls"),
-    *("draft_calls", "tokens", "peak_memory_mb"),
+    *("draft_calls", "tokens", "peak_memory_mb", "joules_per_token"),
 )
 _CHANGE = ("changed", "first_difference", "length_ratio", "log_probability", "log_probability_difference")
 _PREDICTION = (

@@ -357,9 +357,10 @@ def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
         load_examples(local(rows_file({"question": "Who?", "meta": {"by": 1}})))
 
 
-def test_gsm8k_asks_after_eight_solved_problems_of_its_train_split(tmp_path: Path) -> None:
+def test_gsm8k_asks_after_eight_solved_problems_of_its_train_split_that_have_a_question(tmp_path: Path) -> None:
     solved = [{"question": f"What is {n} and {n}?", "answer": f"{2 * n}\n#### {2 * n}"} for n in range(12)]
-    for split, rows in (("train", solved[:9]), ("test", solved[9:])):
+    empty = {"question": None, "answer": "0"}
+    for split, rows in (("train", [*solved[:3], empty, *solved[3:9]]), ("test", solved[9:])):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     examples = load_examples(from_config("gsm8k", path=str(tmp_path)))
     assert [one.source for one in examples] == [row["question"] for row in solved[9:]]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bild_lab.lab.measure import environment
-from bild_lab.lab.measure.environment import DeviceUse, OtherLoad, name_in, peak_memory_mb, wait_for_quiet
+from bild_lab.lab.measure.environment import DeviceUse, Energy, OtherLoad, name_in, peak_memory_mb, wait_for_quiet
 
 
 def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
@@ -101,3 +101,25 @@ def test_the_peak_of_a_point_is_without_what_was_freed_before_it(tmp_path: Path)
     assert after < before - 150
     held = torch.ones(25_000_000)
     assert after + 90 < peak_memory_mb(held.device) < before
+
+
+def test_energy_is_that_of_the_packages_also_where_a_counter_begins_anew(tmp_path: Path) -> None:
+    def put(zone: str, name: str, used: int | str) -> None:
+        (tmp_path / zone).mkdir(exist_ok=True)
+        for file, content in (("name", name), ("energy_uj", used), ("max_energy_range_uj", 9_999_999)):
+            (tmp_path / zone / file).write_text(f"{content}\n")
+
+    assert Energy(CPU, tmp_path).since() is None
+    for socket, used in enumerate((1_000_000, 9_500_000)):
+        put(f"intel-rapl:{socket}", f"package-{socket}", used)
+    put("intel-rapl:0:0", "core", 5)  # a part of the package
+    put("intel-rapl:2", "psys", 5)  # which has the packages, too
+    energy = Energy(CPU, tmp_path)
+    for zone, name, used in (("0", "package-0", 3_000_000), ("1", "package-1", 500_000), ("0:0", "core", 900_000)):
+        put(f"intel-rapl:{zone}", name, used)
+    assert energy.since() == pytest.approx(2.0 + 1.0)
+    assert energy.since() == 0
+    put("intel-rapl:1", "package-1", "denied")
+    assert energy.since() is None and energy.since() is None
+    put("intel-rapl:1", "package-1", 500_000)
+    assert energy.since() is None and energy.since() == 0  # nothing is known of the time before

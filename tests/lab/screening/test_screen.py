@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -19,7 +20,7 @@ from bild_lab.engine.record import store
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.adaptivity import RoundCosts, _walked
 from bild_lab.lab.screening.candidates import grid_of
-from bild_lab.lab.screening.found import confirmation, to_confirm
+from bild_lab.lab.screening.found import FORWARDS, adaptivity, confirmation, to_confirm
 from bild_lab.lab.screening.replay import SECONDS
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
@@ -255,6 +256,10 @@ def test_the_lengths_of_drafts_are_priced_on_what_the_drafter_does_of_the_target
         tokens = sum(len(text.matches) for text in texts)
         assert tokens / walked.speedup == pytest.approx(one.counts["target_calls"])
     assert any(text.matches.any() and not text.matches.all() for text in texts)
+    prices = dict.fromkeys([*alone.features, *screened[0].features], 0.001)
+    assert prices.keys() >= {FORWARDS} <= screened[0].features.keys()
+    lengths = adaptivity(screening, [alone, *screened], SimpleNamespace(prices_s=prices))
+    assert lengths["hindsight"]["speedup"] >= lengths["fixed"]["speedup"] > 0
 
 
 def test_a_grid_is_predicted_for_a_declared_machine_without_a_clock(
