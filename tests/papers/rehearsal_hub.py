@@ -86,9 +86,12 @@ def tiny_checkpoint(name: str, folder: Path) -> Mapping[str, bytes]:
 
 
 def prefer_next(model: PreTrainedModel) -> None:
-    """Make the token after the last one the most likely, and in the place of every 24th the end."""
+    """Make the token after the last one the most likely, and in the place of every 24th the end.
+
+    A random head has tokens that it mistakes for another's: with this seed none is on the way of an answer.
+    """
     embedding, head = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
-    embedding.normal_(generator=torch.Generator().manual_seed(0))
+    embedding.normal_(generator=torch.Generator().manual_seed(7))
     head.zero_()
     for token, row in enumerate(embedding):
         after = (token + 1) % len(embedding)

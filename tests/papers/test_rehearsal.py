@@ -44,9 +44,9 @@ from scripts import paper_run
 
 def run(command, check):
     if (step := os.fork()) == 0:
-        sys.argv, code = command[1:], 1
+        sys.argv, code = command[2:], 1
         try:
-            runpy.run_path(sys.argv[0], run_name="__main__")
+            runpy.run_module(sys.argv[0], run_name="__main__")
         except SystemExit as ended:
             code = ended.code
         except Exception:
@@ -129,6 +129,8 @@ def seen(file: Path, family: str, knobs: Mapping[str, set[str]]) -> Seen:
     setting, policy, values = result["setting"], result["policy"], dict(result["knobs"])
     for part, own in {**result["facts"]["trained"], "pipeline": result.get("pipeline") or {}}.items():
         values |= {f"{part}.{key}": value for key, value in own.items()}
+    kinds = (result["work"] or {"method": []})["method"]
+    values["rows a forward"] = max(kinds, key=lambda one: one["count"], default={}).get("rows")
     examples = [json.loads(line) for line in (file.parent / "examples.jsonl").read_text().splitlines()]
     answers = {one["id"]: one.get("baseline_prediction", "").strip() for one in examples}
     asked, known = [one["prompt"] for one in examples], prompts(family, setting["dataset"], answers)
