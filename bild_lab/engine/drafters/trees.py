@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -125,13 +126,24 @@ def grown(grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool
     return tuple(trees)
 
 
+class Level(NamedTuple):
+    """The nodes of one depth. inner: places of their parents in the level before, each once. widest: of their ranks.
+
+    picks: [n], each node's index into the flattened [inner, widest].
+    """
+
+    inner: Int[Tensor, " inner"]
+    picks: Int[Tensor, " n"]
+    widest: int
+
+
 @dataclass(frozen=True)
 class Layout:
     """A tree's nodes and the probes of its rows, on the device.
 
     picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows: the tree of the
     last committed token, the nodes and the probes. groups: for each row its first probe's row, and how many it has.
-    above: the parents on the host.
+    nodes, above: these and their parents on the host.
     """
 
     picks: Int[Tensor, " n"]
@@ -140,6 +152,32 @@ class Layout:
     rows: Tree
     groups: tuple[tuple[int, int], ...]
     above: tuple[int, ...]
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """By depth, for drafters whose candidates depend on their parent."""
+        before, found = [ROOT], []
+        while own := [at for at, node in enumerate(self.nodes) if node.parent in before and node.depth == len(found)]:
+            inner = sorted({self.nodes[at].parent for at in own})
+            widest = max(self.nodes[at].rank for at in own) + 1
+            picks = [inner.index(self.nodes[at].parent) * widest + self.nodes[at].rank for at in own]
+            places = on_device([before.index(parent) for parent in inner], self.picks.device)
+            found.append(Level(places, on_device(picks, self.picks.device), widest))
+            before = own
+        return found
+
+    @cached_property
+    def order(self) -> Int[Tensor, " n"]:
+        """Where each node is among those of the levels, one after the other."""
+        by_depth = sorted(range(len(self.nodes)), key=lambda at: self.nodes[at].depth)
+        return on_device(sorted(range(len(by_depth)), key=by_depth.__getitem__), self.picks.device)
+
+    @cached_property
+    def numbers(self) -> Int[Tensor, "3 n"]:
+        """Parents, depths and ranks for the kernels."""
+        each = [[node.parent, node.depth, node.rank] for node in self.nodes]
+        return torch.tensor(each, dtype=torch.int32).T.contiguous()
 
 
 class TokenTrees:
@@ -165,11 +203,17 @@ class TokenTrees:
             self._layouts[key] = self._lay_out(self._trees[depth], most_probes)
         return self._layouts[key]
 
-    def draft(self, candidates: Int[Tensor, "depth widest"] | None, layout: Layout) -> Draft:
-        """A draft tree of the candidates; an empty draft without nodes."""
+    def draft(self, candidates: Tensor | None, layout: Layout, markov: Any = None, last: int = 0) -> Draft:
+        """A draft tree of the candidates [depth, widest]; an empty draft without nodes.
+
+        markov: finds each node's token after its parent from scores in their place, [depth, vocab]. last: committed.
+        """
         if layout.parents is None:
             return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
-        tokens = candidates.flatten().index_select(0, layout.picks)
+        if markov is None:
+            tokens = candidates.flatten().index_select(0, layout.picks)
+        else:
+            tokens = markov.draft(candidates, last, layout)
         return Draft(tokens, layout.parents, probes=layout.probes, shape=layout.rows, known_parents=layout.above)
 
     def _lay_out(self, tree: ProbedTree, most_probes: int) -> Layout:
@@ -193,6 +237,7 @@ class TokenTrees:
             rows=Tree(on_device(rows, device)),
             groups=tuple(groups),
             above=above,
+            nodes=tree.nodes,
         )
 
 

@@ -23,20 +23,29 @@ SCALE = 30  # of the usual initial values, so that a prompt that leaks into the 
 
 
 def random_adapter(
-    config: PreTrainedConfig, prompt: str = "deep", prompt_tokens: int = 4, mask_tokens: int = 3, seed: int = 0
+    config: PreTrainedConfig,
+    prompt: str = "deep",
+    prompt_tokens: int = 4,
+    mask_tokens: int = 3,
+    seed: int = 0,
+    markov_rank: int = 0,
 ) -> BitaAdapter:
-    adapter = BitaAdapter.fresh(config, {"path": "a tiny model"}, prompt, prompt_tokens, mask_tokens, seed)
+    sizes = (prompt_tokens, mask_tokens, seed)
+    adapter = BitaAdapter.fresh(config, {"path": "a tiny model"}, prompt, *sizes, markov_rank)
     with torch.no_grad():
-        for parameter in adapter.parameters():
-            parameter.mul_(SCALE)
+        for name, parameter in adapter.named_parameters():
+            if not name.startswith("markov"):
+                parameter.mul_(SCALE)
+        if adapter.markov is not None:
+            adapter.markov.after.normal_(generator=torch.Generator().manual_seed(seed))
     return adapter
 
 
 def random_heads(
-    config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed: int = 0, shared: bool = False
+    config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed: int = 0, shared: bool = False, markov_rank: int = 0
 ) -> MedusaHeads:
     """Each head differs from the model's own, and from the others."""
-    made = MedusaHeads.fresh(config, lm_head, {"path": "a tiny model"}, heads, shared=shared)
+    made = MedusaHeads.fresh(config, lm_head, {"path": "a tiny model"}, heads, shared=shared, markov_rank=markov_rank)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
