@@ -23,7 +23,7 @@ from bild_lab.engine.drafters.trees import (
     widths_of,
 )
 from bild_lab.engine.heads.bita import BitaConfig
-from bild_lab.engine.heads.markov import MarkovHead, on_engine
+from bild_lab.engine.heads.markov import MarkovHead, PackedMarkov, on_engine
 from bild_lab.engine.heads.medusa import MedusaHeads
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.protocols import Drafter
@@ -47,19 +47,14 @@ class CandidateDrafter(Drafter):
     """
 
     drafts_trees = True
+    markov: MarkovHead | PackedMarkov | None = None
 
     def __init__(
-        self,
-        target: LoadedModel,
-        most_depth: int,
-        most_probes: int,
-        trees: Sequence[ProbedTree] | None,
-        markov: MarkovHead | None = None,
+        self, target: LoadedModel, most_depth: int, most_probes: int, trees: Sequence[ProbedTree] | None
     ) -> None:
         """trees: by how many positions have candidates; None: still to be fitted."""
         self.most_depth, self.most_probes = most_depth, most_probes
         self.candidates: Tensor | None = None
-        self.markov = on_engine(target, markov)
         self._vocabulary, self._device = target.checkpoint.config.vocab_size, target.device
         self._trees = None if trees is None else TokenTrees(trees, self._vocabulary, self._device)
 
@@ -122,8 +117,8 @@ class MedusaDrafter(CandidateDrafter):
 
     def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]) -> None:
         most = heads.config.heads
-        trees = named_trees(tree, top_k, most, 0, heads.config.vocabulary)
-        super().__init__(target, most, 0, trees, heads.markov)
+        super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
+        self.markov = on_engine(target, heads.markov)
         self._shared, self._config = heads.config.shared, target.checkpoint.config
         self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))  # one for all copies of this drafter
         if not self._shared:  # a shared matrix needs the target's weights
@@ -191,7 +186,8 @@ class MaskTokenDrafter(CandidateDrafter):
             trees = grown(efficient_tree, [1] * masks, masks, everywhere=False)
         else:
             trees = named_trees(tree, top_k, masks, masks, target.checkpoint.config.vocab_size)
-        super().__init__(target, masks, masks, trees, markov)
+        super().__init__(target, masks, masks, trees)
+        self.markov = on_engine(target, markov)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the next draft's candidates from the masks after the last accepted token."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Int
@@ -126,17 +126,6 @@ def grown(grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool
     return tuple(trees)
 
 
-class Level(NamedTuple):
-    """The nodes of one depth. inner: places of their parents in the level before, each once. widest: of their ranks.
-
-    picks: [n], each node's index into the flattened [inner, widest].
-    """
-
-    inner: Int[Tensor, " inner"]
-    picks: Int[Tensor, " n"]
-    widest: int
-
-
 @dataclass(frozen=True)
 class Layout:
     """A tree's nodes and the probes of its rows, on the device.
@@ -155,23 +144,20 @@ class Layout:
     nodes: tuple[Node, ...]
 
     @cached_property
-    def levels(self) -> list[Level]:
-        """By depth, for drafters whose candidates depend on their parent."""
-        before, found = [ROOT], []
-        while own := [at for at, node in enumerate(self.nodes) if node.parent in before and node.depth == len(found)]:
-            inner = sorted({self.nodes[at].parent for at in own})
-            widest = max(self.nodes[at].rank for at in own) + 1
-            picks = [inner.index(self.nodes[at].parent) * widest + self.nodes[at].rank for at in own]
-            places = on_device([before.index(parent) for parent in inner], self.picks.device)
-            found.append(Level(places, on_device(picks, self.picks.device), widest))
-            before = own
-        return found
+    def levels(self) -> list[tuple[Tensor, Tensor, Tensor, int]]:
+        """For candidates that depend on their parent, by depth: rows of the parents, each once, and of the nodes.
 
-    @cached_property
-    def order(self) -> Int[Tensor, " n"]:
-        """Where each node is among those of the levels, one after the other."""
-        by_depth = sorted(range(len(self.nodes)), key=lambda at: self.nodes[at].depth)
-        return on_device(sorted(range(len(by_depth)), key=by_depth.__getitem__), self.picks.device)
+        Between them the nodes' indices into the parents' flattened candidates, and last how many candidates each has.
+        """
+        found = []
+        for depth in range(max(node.depth for node in self.nodes) + 1):
+            own = [(at + 1, node) for at, node in enumerate(self.nodes) if node.depth == depth]
+            parents = sorted({node.parent for _, node in own})
+            widest = max(node.rank for _, node in own) + 1
+            picks = [parents.index(node.parent) * widest + node.rank for _, node in own]
+            lists = ([parent + 1 for parent in parents], picks, [row for row, _ in own])
+            found.append((*(on_device(each, self.picks.device) for each in lists), widest))
+        return found
 
     @cached_property
     def numbers(self) -> Int[Tensor, "3 n"]:

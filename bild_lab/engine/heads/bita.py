@@ -100,7 +100,8 @@ class BitaAdapter(SavedModule):
             self.prompt_keys, self.prompt_values = normal(*shape), normal(*shape)
         elif config.prompt == "shallow":
             self.prompt_embeddings = normal(config.prompt_tokens, config.hidden_size)
-        self.markov = MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
+        rank = config.markov_rank
+        self.markov = MarkovHead(config.vocabulary, rank, seed, rank**-0.5) if rank else None
 
     @classmethod
     def fresh(

@@ -15,29 +15,30 @@ from torch.nn.functional import pad
 
 from bild_lab.engine.models.native.cpu import structures as c
 from bild_lab.engine.models.native.cpu.library import library
-from bild_lab.engine.models.native.cpu.panels import packed_matrix
+from bild_lab.engine.models.native.cpu.panels import PANEL, packed_matrix
 from bild_lab.engine.models.native.stack import Weight
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import on_device
 
 if TYPE_CHECKING:
     from bild_lab.engine.drafters.trees import Layout
     from bild_lab.engine.session import LoadedModel
 
-STRIDE = 32  # floats; the kernels read inputs in such groups
-
 
 class MarkovHead(nn.Module):
-    """The bias before[token] · after^T / √rank. after starts at zero: an untrained head changes nothing."""
+    """The bias scale · before[token] · after^T. after starts at zero: an untrained head changes nothing.
 
-    def __init__(self, vocabulary: int, rank: int, seed: int = 0) -> None:
+    scale: smaller where the learning rate is larger, as Adam's steps do not depend on the gradient's size.
+    """
+
+    def __init__(self, vocabulary: int, rank: int, seed: int = 0, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         generator = torch.Generator().manual_seed(seed)
         self.before = nn.Parameter(torch.randn(vocabulary, rank, generator=generator))
         self.after = nn.Parameter(torch.zeros(vocabulary, rank))
 
     def forward(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows vocab"]:
-        return self.before[tokens] @ self.after.mT / self.before.shape[1] ** 0.5
+        return self.before[tokens] @ self.after.mT * self.scale
 
     def along(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"], count: int
@@ -48,12 +49,11 @@ class MarkovHead(nn.Module):
 
     def draft(self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout) -> Int[Tensor, " n"]:
         """The tree's tokens: below each the most likely by its depth's scores and its own bias. last: committed."""
-        above, found = on_device([last], scores.device), []
-        for row, level in zip(scores, layout.levels, strict=False):
-            biased = precise(row) + precise(self(above.index_select(0, level.inner)))  # [inner, vocab]
-            above = biased.topk(level.widest).indices.flatten().index_select(0, level.picks)
-            found.append(above)
-        return torch.cat(found).index_select(0, layout.order)
+        tokens = layout.picks.new_full((len(layout.above) + 1,), last)  # of every row
+        for own, (parents, picks, rows, widest) in zip(scores, layout.levels, strict=False):
+            biased = precise(own) + precise(self(tokens.index_select(0, parents)))  # [parents, vocab]
+            tokens[rows] = biased.topk(widest).indices.flatten().index_select(0, picks)
+        return tokens[1:]
 
 
 class PackedMarkov:
@@ -61,7 +61,7 @@ class PackedMarkov:
 
     def __init__(self, markov: MarkovHead) -> None:
         (vocabulary, rank), self._library = markov.before.shape, library()
-        before, after = (pad(each, (0, -rank % STRIDE)) for each in (markov.before.float() / rank**0.5, markov.after))
+        before, after = (pad(each, (0, -rank % PANEL)) for each in (markov.before.float() * markov.scale, markov.after))
         matrix, *held = packed_matrix(Weight(after))
         self._held, half = (before, matrix, held), markov.after.dtype == torch.bfloat16
         places = {"before": before.data_ptr(), "after": addressof(matrix)}
@@ -70,10 +70,8 @@ class PackedMarkov:
     def draft(self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout) -> Int[Tensor, " n"]:
         """As `MarkovHead.draft`."""
         tokens, given = torch.empty(len(layout.above), dtype=torch.long), scores.float().contiguous()
-        nodes, threads = layout.numbers, torch.get_num_threads()
-        sizes = (len(tokens), last, threads)
-        places = (given.data_ptr(), nodes.data_ptr(), *sizes, tokens.data_ptr())
-        self._library.draft_by_parents(byref(self._markov), *places)
+        sizes, nodes = (len(tokens), last, torch.get_num_threads(), tokens.data_ptr()), layout.numbers
+        self._library.draft_by_parents(byref(self._markov), given.data_ptr(), nodes.data_ptr(), *sizes)
         return tokens
 
 

@@ -19,9 +19,8 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from tests.engine.acceptance.exact import TARGET, outcomes, sampled, targets
-from tests.engine.heads.markov import misled
 from tests.engine.heads.oracle import Step, algorithm_1, straightforward, uncached_masks
-from tests.engine.heads.tiny import random_adapter
+from tests.engine.heads.tiny import misled, random_adapter
 from tests.engine.test_decode import NEVER
 from tests.policies import in_memory
 from tests.stubs import StubModel, uncached

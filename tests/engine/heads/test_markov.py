@@ -20,9 +20,8 @@ from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.engine.heads.markov import misled
 from tests.engine.heads.oracle import uncached_masks
-from tests.engine.heads.tiny import random_adapter, random_heads
+from tests.engine.heads.tiny import misled, random_adapter, random_heads
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
@@ -38,7 +37,7 @@ def plainly(scores: Tensor, markov: MarkovHead, last: int, nodes: list[Node]) ->
     tokens: list[int] = []
     for node in nodes:
         parent = last if node.parent == ROOT else tokens[node.parent]
-        bias = (markov.after * markov.before[parent]).sum(-1) / markov.before.shape[1] ** 0.5
+        bias = (markov.after * markov.before[parent]).sum(-1) * markov.scale
         tokens.append(int((scores[node.depth] + bias).sort(descending=True).indices[node.rank]))
     return tokens
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
@@ -17,6 +18,7 @@ from bild_lab.engine.heads import (
 )
 from bild_lab.engine.heads.eagle import EAGLE3, spread_layers
 from bild_lab.engine.heads.eagle_files import save_eagle
+from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.models.checkpoint import decoder_depth
 
 SCALE = 30  # of the usual initial values, so that a prompt that leaks into the text is noticed
@@ -51,6 +53,12 @@ def random_heads(
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return made
+
+
+def misled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault: every Markov head takes the token after the one that it is told."""
+    own = MarkovHead.forward
+    monkeypatch.setattr(MarkovHead, "forward", lambda head, tokens: own(head, (tokens + 1) % len(head.before)))
 
 
 def random_hydra(config: PreTrainedConfig, heads: int = 3, layers: int = 1, seed: int = 0) -> HydraHeads:

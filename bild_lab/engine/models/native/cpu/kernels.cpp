@@ -52,7 +52,6 @@ template <class T>
 void run_markov(const Markov& markov, const float* scores, const int32_t* parents, int n, int64_t last, float* row,
                 Buffers& b, int64_t* tokens) {  // by every thread of a team
     const int32_t *depths = parents + n, *ranks = depths + n;
-    std::vector<int64_t> best;
     for (int parent = -1; parent < n; ++parent) {
         int widest = 0, depth = 0;
         for (int node = parent + 1; node < n; ++node)
@@ -65,14 +64,13 @@ void run_markov(const Markov& markov, const float* scores, const int32_t* parent
             for (int i = panel * PANEL; i < std::min((panel + 1) * PANEL, markov.vocab); ++i) row[i] += own[i];
         });
         #pragma omp barrier
-        #pragma omp master
+        #pragma omp single  // the others wait
         {
-            best.resize(widest);
+            std::vector<int64_t> best(widest);
             most_likely(row, markov.vocab, widest, best.data());
             for (int node = parent + 1; node < n; ++node)
                 if (parents[node] == parent) tokens[node] = best[ranks[node]];
         }
-        #pragma omp barrier
     }
 }
 
