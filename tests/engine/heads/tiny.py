@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,6 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
         return {knob: str(path)}
     if not path.is_dir():
         nowhere = torch.zeros(config.vocab_size, config.hidden_size)
-        makers = {"bita": random_adapter, "medusa": lambda one: random_heads(one, nowhere)}
+        makers = {"bita": partial(random_adapter, markov_rank=4), "medusa": partial(random_heads, lm_head=nowhere)}
         makers[policy](config).save(path)
     return {knob: str(path)}
