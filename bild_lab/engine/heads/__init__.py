@@ -3,7 +3,6 @@
 from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita, load_markov
 from bild_lab.engine.heads.eagle import Eagle, EagleConfig
 from bild_lab.engine.heads.eagle_files import load_eagle
-from bild_lab.engine.heads.hydra import HydraHeads, load_hydra
 from bild_lab.engine.heads.medusa import MedusaConfig, MedusaHeads, load_medusa
 
 __all__ = [
@@ -11,13 +10,11 @@ __all__ = [
     "BitaConfig",
     "Eagle",
     "EagleConfig",
-    "HydraHeads",
     "MedusaConfig",
     "MedusaHeads",
     "bita_config",
     "load_bita",
     "load_eagle",
-    "load_hydra",
     "load_markov",
     "load_medusa",
 ]
