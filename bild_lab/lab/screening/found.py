@@ -17,12 +17,11 @@ from bild_lab.lab.analysis.adaptivity import RoundCosts, audit
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.formatting import point_label
 from bild_lab.lab.measure.certificate import DEFECT, TIE
-from bild_lab.lab.measure.cost_model import CostModel, TimedText, fit
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.guarantee import guarantee, sequence
-from bild_lab.lab.screening.replay import SECONDS, Judged, Screened
+from bild_lab.lab.screening.replay import SECONDS, CostModel, Judged, Screened, TimedText, fit
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 

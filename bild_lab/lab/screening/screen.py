@@ -30,9 +30,7 @@ from bild_lab.lab.analysis.cost import Machine
 from bild_lab.lab.cli import progress, stages
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.decoding.decoder import METHOD, Decoder
-from bild_lab.lab.decoding.history import with_history
-from bild_lab.lab.measure.cost_model import CostModel, TimedText
+from bild_lab.lab.decoding.decoder import METHOD, Decoder, with_history
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
@@ -40,7 +38,18 @@ from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
-from bild_lab.lab.screening.replay import FOLDER, Judged, Records, Screened, Text, decoded, judge, versions
+from bild_lab.lab.screening.replay import (
+    FOLDER,
+    CostModel,
+    Judged,
+    Records,
+    Screened,
+    Text,
+    TimedText,
+    decoded,
+    judge,
+    versions,
+)
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
