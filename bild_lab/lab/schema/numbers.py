@@ -131,7 +131,7 @@ class Counts:
     accepted: int | None = count("Drafted tokens that the target accepted.")
     draft_calls: int | None = count("Forward passes of the drafter.")
     target_calls: int | None = count("Forward passes of the target.")
-    fallbacks: int | None = count("How often the drafter handed over to the target, as its confidence was too low.")
+    fallbacks: int | None = count("How often the drafter handed over to the target early, its confidence too low.")
     rollbacks: int | None = count("How often the target replaced a drafted token.")
     exit_layer_mean: float | None = column(
         "After how many layers a token was predicted, on average; for methods that exit early.", unit="layers"
