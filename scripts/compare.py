@@ -1,8 +1,8 @@
 """Compare two sweeps, or two commits of one: python scripts/compare.py A B, each FOLDER or FOLDER@COMMIT
 
 Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
-whether B is faster or slower, better or worse than A, or neither. names=[vllm,sglang,tensorrt_llm,spec_bench] prints
-acceptance too, under the names that these use (docs/policies.md). latex=true prints a table for a paper too.
+whether B is faster or slower, better or worse than A, or neither. latex=true prints a table
+for a paper too.
 """
 
 from __future__ import annotations
@@ -25,24 +25,14 @@ def compare(cfg: DictConfig) -> None:
             "or outputs/NAME@COMMIT outputs/NAME@COMMIT"
         )
     require_flag("latex", cfg.latex)
-    engines = [cfg.names] if isinstance(cfg.names, str) else [str(name) for name in cfg.names]
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
     from bild_lab.lab.analysis.paired import compare_pair, differences, match
-    from bild_lab.lab.analysis.statistics import require_engines
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.commits import SharedTexts, read_results, shared_texts
     from bild_lab.lab.results.records import require_writable
     from bild_lab.lab.schema.examples import read_examples
-    from bild_lab.report.comparison import (
-        comparison_table,
-        latex_comparison,
-        notes,
-        serving_table,
-        summary,
-        write_comparison,
-    )
+    from bild_lab.report.comparison import comparison_table, latex_comparison, notes, summary, write_comparison
 
-    require_engines(engines)
     folder = sweep_folder(cfg)
     require_writable(folder)
     stages.enter("comparing")
@@ -63,8 +53,6 @@ def compare(cfg: DictConfig) -> None:
     remarks = notes(compared, differences(matching.pairs), {"A": matching.only_a, "B": matching.only_b}, why)
     write_comparison(folder, names, compared, remarks)
     output.print(comparison_table(compared))
-    for engine in engines:
-        output.print(serving_table(engine, compared))
     if cfg.latex:
         print(latex_comparison(compared, remarks))
     output.print(escape(summary(compared)))

@@ -14,7 +14,7 @@ from bild_lab.lab.config import hydra_main
 @hydra_main("match_rates")
 def main(cfg: DictConfig) -> None:
     """One table."""
-    from bild_lab.papers.match_rate_command import match_rates  # torch loads only if there is something to do
+    from bild_lab.papers.match_rates import match_rates  # torch loads only if there is something to do
 
     with refusing():
         match_rates(cfg)

@@ -26,7 +26,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
-from bild_lab.papers.match_rate_command import match_rates
+from bild_lab.papers.match_rates import match_rates
 from bild_lab.papers.paper_runs import size_of
 from bild_lab.papers.published import SCALES, load_published
 from tests.engine.drafters.tables import ngram_table

@@ -32,8 +32,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 T = TypeVar("T")
 
 MOST_WHOLE = 2**63 - 1
-MOST_THREADS = 4096
-MOST_BATCH = 4096
+MOST_THREADS = MOST_BATCH = 4096
 MOST_TOKENS = 2**20
 PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
 EXACT_PREFIX = "bild_lab.engine.acceptance.ExactPrefix"  # the rule around that of a policy with a knob exact_prefix

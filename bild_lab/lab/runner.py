@@ -21,8 +21,7 @@ from bild_lab.lab.analysis.prediction import PROFILE, speculation_profile
 from bild_lab.lab.analysis.statistics import clock_noise
 from bild_lab.lab.config import MeasureSpec
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
-from bild_lab.lab.decoding.history import with_history
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed, with_history
 from bild_lab.lab.measure.environment import (
     DeviceUse,
     Energy,

@@ -270,30 +270,26 @@ def measured_examples(
     """Each example's texts, tokens, latencies and rounds; its certificate, scores and log-probabilities if known."""
     likely = log_probabilities or {}
     found = []
-    for index, example in enumerate(examples):
-        one = timed[METHOD][index]
-        measured = MeasuredExample(
-            id=example.id,
-            category=example.category,
-            turn=example.turn,
-            prediction=texts[METHOD][index],
-            token_ids=one.token_ids,
-            latency_s=one.latency_s,
-            rounds=[measured_round(each) for each in one.trace.rounds],
-            certificate=asdict(certificates[index]) if certificates else None,
-            scores=scores[index] or None if scores else None,
-            log_probability=likely[METHOD][index] if likely.get(METHOD) else None,
-        )
-        if BASELINE in timed:
-            other = timed[BASELINE][index]
-            measured = replace(
-                measured,
-                baseline_prediction=texts[BASELINE][index],
-                baseline_token_ids=other.token_ids,
-                baseline_latency_s=other.latency_s,
+    for index, (example, one) in enumerate(zip(examples, timed[METHOD], strict=True)):
+        other = timed[BASELINE][index] if BASELINE in timed else None
+        found.append(
+            MeasuredExample(
+                id=example.id,
+                category=example.category,
+                turn=example.turn,
+                prediction=texts[METHOD][index],
+                token_ids=one.token_ids,
+                latency_s=one.latency_s,
+                rounds=[measured_round(each) for each in one.trace.rounds],
+                certificate=asdict(certificates[index]) if certificates else None,
+                scores=scores[index] or None if scores else None,
+                log_probability=likely[METHOD][index] if likely.get(METHOD) else None,
+                baseline_prediction=other and texts[BASELINE][index],
+                baseline_token_ids=other and other.token_ids,
+                baseline_latency_s=other and other.latency_s,
                 baseline_log_probability=likely[BASELINE][index] if likely.get(BASELINE) else None,
             )
-        found.append(measured)
+        )
     return found
 
 

@@ -85,9 +85,6 @@ class Choice:
     def tokens_per_s(self) -> float:
         return self.tokens / self.seconds
 
-    def to_content(self) -> dict[str, float]:
-        return {"rows": self.rows, "tokens": self.tokens, "ms": 1000 * self.seconds}
-
 
 def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) -> list[Choice]:
     """The target alone, and the best tree of every depth and size of at most so many rows.
@@ -125,7 +122,7 @@ def fit_tree(
     widest: int = 10,
     rows: int = 64,
 ) -> dict[str, Any]:
-    """The content of a tree's file: the tree with the most tokens per second, and what is expected of every size.
+    """The content of a tree's file: the tree with the most tokens per second, and what is expected of it.
 
     facts: also for the file, such as the machine and the texts. rounds: to learn acceptance from. widest: candidates of
     each depth. rows: of a forward.
@@ -146,15 +143,13 @@ def fit_tree(
     acceptance = acceptance_of(texts, deepest, widest, drafter.markov is not None)
     timed = requests[: min(len(texts), TIMED_TEXTS)]
     costs = measured_costs(method, timed, acceptance, rows, decoder.synchronize)
-    found = sorted(choices(acceptance, costs, rows, bool(drafter.most_probes)), key=lambda one: one.tokens_per_s)
-    best, by_rows = found[-1], {one.rows: one for one in found}
+    best = max(choices(acceptance, costs, rows, bool(drafter.most_probes)), key=lambda one: one.tokens_per_s)
+    expected = {"rows": best.rows, "tokens": best.tokens, "ms": 1000 * best.seconds, "alone_ms": 1000 * costs[0][1]}
     trees = [best_tree(acceptance[:depth], best.nodes, best.masks) for depth in range(best.depth + 1)]
     return {
         "trees": to_content(trees),
         "acceptance": np.round(acceptance, 5).tolist(),
-        "chosen": best.to_content(),
-        "budgets": [by_rows[rows].to_content() for rows in sorted(by_rows)],
-        "costs": {"plain_ms": 1000 * costs[0][1], "round_s": costs},  # by depth, then by rows
+        "chosen": expected,
         **facts,
         "texts": {**facts.get("texts", {}), "examples": len(texts), "rounds": seen},
     }
@@ -162,11 +157,9 @@ def fit_tree(
 
 def summary(content: Mapping[str, Any]) -> str:
     """One line about what was chosen."""
-    rows, tokens, ms = (content["chosen"][key] for key in ("rows", "tokens", "ms"))
-    return (
-        f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {1000 * tokens / ms:.0f} tokens/s, "
-        f"{tokens * content['costs']['plain_ms'] / ms:.2f} times the target alone"
-    )
+    rows, tokens, ms, alone_ms = content["chosen"].values()
+    fast = f"{1000 * tokens / ms:.0f} tokens/s, {tokens * alone_ms / ms:.2f} times the target alone"
+    return f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
 
 
 def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
@@ -267,14 +260,14 @@ def with_fitted_tree(point: Point) -> Point:
         "data": data_hash(examples),
     }
     path = cache_folder() / "trees" / f"{content_hash(decisive)}.json"
-    if not path.is_file():
+    if path.is_file():
+        console.print(escape(f"the tree is that of {path}"))
+    else:
         same = " — the texts of the run itself, as there is no other split" if split == point.setting["split"] else ""
         console.print(escape(f"fitting the tree on {len(examples)} texts of {point.setting['dataset']} {split}{same}"))
         found = fit_tree(decoder, point.requests(examples), facts)
         write_atomically(path, json.dumps(found).encode())
         console.print(escape(f"{summary(found)}; kept in {path}"))
-    else:
-        console.print(escape(f"the tree is that of {path}"))
     content = json.loads(path.read_text())
     method = replace(decoder.method, drafter=drafter.drafting(trees_in(content)))
     trained = {**point.facts["trained"], "tree": content}

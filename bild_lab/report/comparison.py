@@ -14,7 +14,6 @@ from rich.text import Text
 
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared, ComparedQuality
-from bild_lab.lab.analysis.statistics import Value, figures
 from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.numbers import Speedup
@@ -100,29 +99,6 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
             table.add_row(*(_text(cell) for cell in (*first, a, difference, verdict)))
     table.caption = Text(_LEGEND, style="dim", justify="left")
     return table
-
-
-def serving_table(engine: str, compared: Sequence[Compared]) -> Table:
-    """Tabulate the acceptance of both sides under an engine's names, over all examples of each side."""
-    title = f"acceptance as {engine} names it"
-    table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=(0, 1), title=title, title_justify="left")
-    table.add_column("point", ratio=1, overflow="fold")
-    table.add_column("figure")
-    for side in ("A", "B"):
-        table.add_column(side, justify="right", overflow="fold")
-    for one in compared:
-        point = _point(one, compared)
-        a, b = (figures(side, engine) for side in (one.pair.a, one.pair.b))
-        for place, name in enumerate(a):
-            table.add_row(_text(point) if place == 0 else "", name, _figure(a[name]), _figure(b[name]))
-    return table
-
-
-def _figure(value: Value) -> str:
-    """A figure of one or of several positions; a dash if it is not known."""
-    if isinstance(value, list):
-        return " ".join(number(each, 3) for each in value)
-    return number(value, 0 if isinstance(value, int) else 3)
 
 
 def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:

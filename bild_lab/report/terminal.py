@@ -11,6 +11,7 @@ from rich.text import Text
 
 from bild_lab.lab.formatting import TIMES, interval, knob_label, number, percent, point_label, short_name, signed
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
+from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.report.page.tables import CATEGORY, TableCell, categories_of, points_table
 from bild_lab.report.page.tables import Table as PageTable
@@ -83,10 +84,8 @@ def category_table(results: Sequence[Result]) -> Table | None:
         why = disturbance(best)
         table.add_row(Text(point_label(best, group.knobs(best)) + (f", {why}" if why else ""), style="bold"))
         for name, one in categories_of(best).items():
-            faster = f"{number(one.speedup.value)} {interval(one.speedup.low, one.speedup.high)}".strip()
-            cells = [name, number(one.n_examples, 0), faster, number(one.tokens_per_s, 1)]
-            cells += [number(one.tokens_per_target_call), percent(one.acceptance_rate).replace(" ", "")]
-            table.add_row(*map(Text, cells))
+            cells = [name, number(one.n_examples, 0), _faster(one.speedup), number(one.tokens_per_s, 1)]
+            table.add_row(*map(Text, [*cells, number(one.tokens_per_target_call), _share(one.acceptance_rate)]))
         table.add_section()
     return table if table.row_count else None
 
@@ -98,21 +97,27 @@ def _difference(group: Group, groups: list[Group]) -> str:
 
 
 def _cells(group: Group, result: Result) -> list[Text]:
-    speedup, quality = result.speedup, result.quality
-    mark = _DISTURBED if disturbance(result) else ""
-    faster = f"{mark}{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
+    quality, mark = result.quality, _DISTURBED if disturbance(result) else ""
     texts = [
         _ON_FRONT if any(result is other for other in group.front()) else "",
         f"{result.policy} {knob_label(result, group.knobs(result), ' ')}".strip(),
         number(quality.value),
         signed(quality.difference),
-        "baseline" if result.is_baseline else faster,
+        "baseline" if result.is_baseline else mark + _faster(result.speedup),
         number(1000 * result.latency_s.median, 1),
         number(result.counts.tokens_per_target_call),
-        percent(result.counts.acceptance_rate).replace(" ", ""),
-        percent(result.agreement_with_target).replace(" ", ""),
+        _share(result.counts.acceptance_rate),
+        _share(result.agreement_with_target),
     ]
     return [Text(text) for text in texts]
+
+
+def _faster(speedup: Speedup) -> str:
+    return f"{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
+
+
+def _share(value: float | None) -> str:
+    return percent(value).replace(" ", "")
 
 
 def _message(failure: Failure) -> str:

@@ -22,12 +22,12 @@ from bild_lab.lab.analysis.statistics import pareto_front
 from bild_lab.lab.config import compose_policy, knob_values
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.measure.cost_model import fit
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.candidates import Candidate
+from bild_lab.lab.screening.replay import fit
 from bild_lab.lab.screening.rows import Row
 from bild_lab.lab.screening.screen import Screening
 from bild_lab.training.answers import Calibration, greedy_answers

@@ -181,18 +181,3 @@ def test_bad_input_is_refused_in_one_line_and_writes_nothing(
     assert (code, printed.count("\n")) == (2, 1)
     assert message in printed
     assert not Path("outputs/compare").exists()
-
-
-def test_acceptance_is_printed_under_the_names_of_other_tools(command: Command, sweep: Callable[..., Sweep]) -> None:
-    sweep("before", 1.0)
-    sweep("after", 0.8)
-    code, printed = command("outputs/before", "outputs/after", "names=[vllm,spec_bench]")
-    assert code == 0, printed
-    lines = [" ".join(line.split()) for line in printed.splitlines()]
-    assert "acceptance as vllm names it" in printed
-    assert "Avg Draft acceptance rate 0.500 0.500" in lines
-    assert "Per-position acceptance rate 0.667 0.333 0.667 0.333" in lines
-    assert "Mean accepted tokens" in printed
-    assert "spec_accept_rate" not in printed
-    code, printed = command("outputs/before", "outputs/after", "names=tgi")
-    assert (code, "names must be of vllm" in printed) == (2, True)

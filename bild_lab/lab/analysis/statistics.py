@@ -13,9 +13,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.schema.numbers import Latency, Speedup
 from bild_lab.lab.schema.result import Result
 
-Value = float | list[float] | None
-
-ENGINES = ("vllm", "sglang", "tensorrt_llm", "spec_bench")  # whose acceptance figures are known
 RESAMPLES = 2000
 # with fewer, intervals that are called 95 % hold clearly less often than nine times in ten (docs/design.md)
 ENOUGH_EXAMPLES = 20  # for the speedup's interval
@@ -135,49 +132,6 @@ def nothing_accepted(rounds: list[tuple[int, int]]) -> float | None:
     """Of the rounds (drafted, accepted) that drafted something, the share that accepted nothing."""
     kept = [accepted for drafted, accepted in rounds if drafted]
     return kept.count(0) / len(kept) if kept else None
-
-
-def require_engines(names: Sequence[str]) -> None:
-    """Raise UserError for a name that is not an engine's."""
-    if unknown := [name for name in names if name not in ENGINES]:
-        raise UserError(f"names must be of {', '.join(ENGINES)}, got {unknown[0]!r}")
-
-
-def figures(result: Result, engine: str) -> dict[str, Value]:
-    """The acceptance figures that a serving engine or Spec-Bench prints, by its names (docs/policies.md).
-
-    All None if the result drafted nothing.
-    """
-    counts, tokens = result.counts, result.tokens
-    calls, accepted, drafted, judged = counts.target_calls, counts.accepted, counts.drafted, counts.judged_by_position
-    known = bool(judged) and calls is not None
-    judged = judged if known else [[1, 0, 0]]
-    drafts, depth = sum(judged[0]), sum(map(sum, judged))  # rounds with a draft, and the sum of their longest branches
-
-    def ratio(above: float | None, below: float | None) -> float | None:
-        return above / below if known and below else None
-
-    def one_more(rounds: int | None) -> float | None:
-        """Accepted tokens of a round, and the target's own."""
-        return 1 + accepted / rounds if known and rounds else None
-
-    return {
-        "vllm": {  # vllm/v1/spec_decode/metrics.py
-            "Mean acceptance length": one_more(drafts),
-            "Avg Draft acceptance rate": ratio(accepted, drafted),
-            "Per-position acceptance rate": [kept / drafts for kept, _, _ in judged] if known else None,
-        },
-        "sglang": {  # the request's meta_info
-            "spec_accept_length": ratio(tokens, calls),
-            "spec_accept_rate": ratio(accepted, drafted),
-            "spec_verify_ct": calls if known else None,
-        },
-        "tensorrt_llm": {  # the request's performance metrics
-            "acceptance_length": ratio(tokens, calls),
-            "acceptance_rate": ratio(accepted, depth),
-        },
-        "spec_bench": {"Mean accepted tokens": one_more(calls)},  # evaluation/speed.py
-    }[engine]
 
 
 TOLERANCE = 1e-9  # two scores of identical outputs may differ in the last bits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
 from typing import Any
@@ -16,8 +16,6 @@ from bild_lab.lab.schema.result import Result, Setting
 
 FEW = 12
 
-
-ROUND = ("draft", "verify", "host")  # stages
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
 SLOW = 3.0  # a latency over the baseline's, from which on a point would squeeze the others
 
@@ -247,16 +245,12 @@ def _vertical_interval(result: Result) -> tuple[float, float]:
     return (quality.value, quality.value)
 
 
-Seconds = Callable[[float], float]  # of one forward with so many rows
-
-
 @dataclass(frozen=True)
 class BatchPoint:
-    """A point at one batch. predicted: the speedup that `predicted_speedup` gives, None without its numbers."""
+    """A point at one batch."""
 
     batch: int
     result: Result
-    predicted: float | None = None
 
 
 @dataclass(frozen=True)
@@ -302,58 +296,7 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
         if len(group) < 2:
             continue
         of_policy = [one for each in groups for one in each.values() if one.policy == group[min(group)].policy]
-        steps = step_seconds(list(group.values()))
-        points = tuple(
-            BatchPoint(batch, one, predicted_speedup(group.get(1), batch, steps))
-            for batch, one in sorted(group.items())
-        )
+        points = tuple(BatchPoint(batch, one) for batch, one in sorted(group.items()))
         first = points[0].result
         curves.append(BatchCurve(first.policy, point_label(first, varying_knobs(of_policy)), points))
     return curves
-
-
-def step_seconds(results: Sequence[Result]) -> Seconds | None:
-    """Seconds of one step of the target alone by its rows, from the baselines of points at several batches.
-
-    At batch n a step of the baseline has n rows and emits n tokens. Between two batches, and behind the last one, it is
-    linear in the rows. None unless there are two batches.
-    """
-    known = sorted(
-        {
-            one.setting.batch: one.setting.batch / one.baseline_tokens_per_s
-            for one in results
-            if one.baseline_tokens_per_s
-        }.items()
-    )
-    if len(known) < 2:
-        return None
-
-    def seconds(rows: float) -> float:
-        place = min(max(1, sum(batch < rows for batch, _ in known)), len(known) - 1)
-        (low, before), (high, after) = known[place - 1 : place + 1]
-        return before + (rows - low) / (high - low) * (after - before)
-
-    return seconds
-
-
-def predicted_speedup(alone: Result | None, batch: int, step_s: Seconds | None) -> float | None:
-    """The speedup at a batch, from what the policy did at batch 1 and the cost of the target's rows.
-
-    A round of n texts is one target forward with the rows of all their drafts, the drafter's forwards with n rows, and
-    the host's work for each text. The drafter's forwards are taken to grow with their rows as the target's do.
-    alone: the point at batch 1, with its prediction. None if that lacks.
-    """
-    if alone is None or alone.prediction is None or step_s is None or not alone.counts.target_calls:
-        return None
-    counts, parts = alone.counts, alone.prediction
-    rows = 1 + counts.drafted / counts.target_calls
-    per_round = parts.rounds * (1 + _drafting(alone))
-    host = per_round / parts.host * alone.stages_s["host"] / sum(alone.stages_s[one] for one in ROUND)
-    round_s = step_s(batch * rows) + _drafting(alone) * step_s(batch) + batch * host * step_s(1)
-    return counts.tokens_per_target_call * step_s(batch) / round_s
-
-
-def _drafting(alone: Result) -> float:
-    """Seconds of a round's drafting, in steps of the target."""
-    steps = (alone.counts.draft_calls or alone.counts.drafted) / alone.counts.target_calls
-    return steps * alone.prediction.cost_ratio

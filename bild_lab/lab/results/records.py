@@ -133,10 +133,7 @@ class Sweep:
 
     @contextmanager
     def search_lock(self) -> Iterator[None]:
-        """Let only one search of knobs run here at a time. Raises UserError if another process runs one.
-
-        A second search would mistake the first one's running trial for that of a killed process, and repeat it.
-        """
+        """Let only one screening write its record here at a time. Raises UserError if another process does."""
         with self._locked(".search.lock", blocking=False):
             yield
 
@@ -148,7 +145,7 @@ class Sweep:
             lock.acquire(blocking=blocking)
         except Timeout as error:
             raise UserError(
-                f"another process searches in {self.folder}; wait until it ends, or choose another name=NAME"
+                f"another process screens in {self.folder}; wait until it ends, or choose another name=NAME"
             ) from error
         except OSError:  # a network folder without locks: the next run reports the rest
             pass

@@ -85,6 +85,21 @@ def required(explanation: str, **shown: Any) -> Any:
     return dataclasses.field(metadata={"column": Column(explanation, **shown)})
 
 
+def share(explanation: str, **shown: Any) -> Any:
+    """A column with a fraction of 1, shown in percent."""
+    return column(explanation, **{"unit": SHARE, "digits": 1, **shown})
+
+
+def count(explanation: str, **shown: Any) -> Any:
+    """A column with a whole number."""
+    return column(explanation, digits=0, **shown)
+
+
+def ratio(explanation: str, **shown: Any) -> Any:
+    """A column with a ratio to the baseline's."""
+    return column(explanation, unit=TIMES, **shown)
+
+
 def low_end(of_what: str, unit: str) -> Any:
     """A field for the lower end of a number's interval."""
     return column(f"The lower end of the 95 % interval of {of_what}.", unit=unit)

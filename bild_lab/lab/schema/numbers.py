@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bild_lab.lab.schema.columns import NATS, POINTS, SHARE, TIMES, column, high_end, low_end, required
+from bild_lab.lab.schema.columns import (
+    NATS,
+    POINTS,
+    SHARE,
+    TIMES,
+    column,
+    count,
+    high_end,
+    low_end,
+    ratio,
+    required,
+    share,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +87,13 @@ class Speedup:
     )
     low: float | None = low_end("the speedup", TIMES)
     high: float | None = high_end("the speedup", TIMES)
-    median: float | None = column("The median of the speedups of single examples.", unit=TIMES)
-    noise: float | None = column(
+    median: float | None = ratio("The median of the speedups of single examples.")
+    noise: float | None = share(
         "How far the speedup may be off, on these texts, by the clock alone: half its 95 % interval over the repeats. "
         "More repeats lower it; only more texts narrow the speedup’s own interval.",
         label="speedup, error of the clock",
-        unit=SHARE,
-        digits=1,
     )
-    repeats: int | None = column("How often each text was timed.", name="repeats", digits=0)
+    repeats: int | None = count("How often each text was timed.", name="repeats")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,35 +112,27 @@ class Counts:
         heading="tokens/call",
         short="tok/call",
     )
-    acceptance_rate: float | None = column(
+    acceptance_rate: float | None = share(
         "The probability that a drafted token is accepted, given that those before it are: accepted tokens, divided by "
         "accepted tokens plus rejections. Tokens after a rejected token are dropped and count as neither.",
         heading="acceptance",
         short="acc.",
-        unit=SHARE,
-        digits=1,
     )
-    expected_acceptance: float | None = column(
+    expected_acceptance: float | None = share(
         "The mean of Σ min(p, q), how likely a drafted token is accepted, where a rule records it; with policy=alpha "
-        "over all of the target’s own tokens, which is the α of speculative decoding’s Table 3.",
-        unit=SHARE,
-        digits=1,
+        "over all of the target’s own tokens, which is the α of speculative decoding’s Table 3."
     )
-    nothing_accepted: float | None = column(
+    nothing_accepted: float | None = share(
         "The share of rounds with a draft in which the target accepted none of its tokens.",
         label="rounds with nothing accepted",
         heading="none accepted",
-        unit=SHARE,
-        digits=1,
     )
-    drafted: int | None = column("Tokens that were proposed.", digits=0)
-    accepted: int | None = column("Drafted tokens that the target accepted.", digits=0)
-    draft_calls: int | None = column("Forward passes of the drafter.", digits=0)
-    target_calls: int | None = column("Forward passes of the target.", digits=0)
-    fallbacks: int | None = column(
-        "How often the drafter handed over to the target early, as its confidence was too low.", digits=0
-    )
-    rollbacks: int | None = column("How often the target replaced a drafted token.", digits=0)
+    drafted: int | None = count("Tokens that were proposed.")
+    accepted: int | None = count("Drafted tokens that the target accepted.")
+    draft_calls: int | None = count("Forward passes of the drafter.")
+    target_calls: int | None = count("Forward passes of the target.")
+    fallbacks: int | None = count("How often the drafter handed over to the target early, its confidence too low.")
+    rollbacks: int | None = count("How often the target replaced a drafted token.")
     exit_layer_mean: float | None = column(
         "After how many layers a token was predicted, on average; for methods that exit early.", unit="layers"
     )
@@ -161,12 +163,8 @@ class Change:
     over examples. What needs a baseline is None without one, and the log-probabilities where they were not asked for.
     """
 
-    changed: float | None = column(
-        "The share of texts whose tokens are not all the baseline’s.",
-        label="texts changed",
-        heading="changed",
-        unit=SHARE,
-        digits=1,
+    changed: float | None = share(
+        "The share of texts whose tokens are not all the baseline’s.", label="texts changed", heading="changed"
     )
     first_difference: float | None = column(
         "How many tokens a changed text shares with the baseline’s before the first that differs; the median.",
@@ -175,11 +173,10 @@ class Change:
         unit="tokens",
         digits=1,
     )
-    length_ratio: float | None = column(
+    length_ratio: float | None = ratio(
         "Tokens emitted, divided by the baseline’s, with its paired 95 % interval.",
         label="length, relative",
         heading="length",
-        unit=TIMES,
     )
     length_ratio_low: float | None = low_end("the relative length", TIMES)
     length_ratio_high: float | None = high_end("the relative length", TIMES)
@@ -222,19 +219,11 @@ class CertificateCounts:
     )
     ties: int = required("Examples that differ from it by a numerical tie; when sampling, by rounding.", digits=0)
     defects: int = required("Examples that differ from it by more.", digits=0)
-    unjudged: int | None = column("Sampled examples of a rule whose output distribution has no closed form.", digits=0)
+    unjudged: int | None = count("Sampled examples of a rule whose output distribution has no closed form.")
     output: float | None = column(
         "The largest total variation between what the rule emits and the target’s distribution, in any context."
     )
-    rounding: Mapping[str, float] | None = column(
-        "The largest total variation between the target’s distribution with many rows in a forward and with one.",
-        path="most_rounding",
-    )
-
-    @property
-    def most_rounding(self) -> float | None:
-        """Over all numbers of rows."""
-        return max(self.rounding.values()) if self.rounding else None
+    rounding: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,14 +252,14 @@ class DecodingCosts:
         heading="FLOP/byte",
         unit="FLOP/byte",
     )
-    flops_ratio: float | None = column(
-        "Operations per token over the baseline’s.", label="operations, relative", heading="operations", unit=TIMES
+    flops_ratio: float | None = ratio(
+        "Operations per token over the baseline’s.", label="operations, relative", heading="operations"
     )
-    bytes_ratio: float | None = column(
-        "Memory traffic per token over the baseline’s.", label="memory traffic, relative", heading="traffic", unit=TIMES
+    bytes_ratio: float | None = ratio(
+        "Memory traffic per token over the baseline’s.", label="memory traffic, relative", heading="traffic"
     )
-    intensity_ratio: float | None = column(
-        "Intensity over the baseline’s.", label="intensity, relative", heading="intensity", unit=TIMES
+    intensity_ratio: float | None = ratio(
+        "Intensity over the baseline’s.", label="intensity, relative", heading="intensity"
     )
 
 
@@ -339,17 +328,15 @@ class Pipeline:
         "Layer times per token by Theorem 4.1 of predictive pipelined decoding.", unit="layers"
     )
     predicted_compute_units: float = required("Layers that run per token by Theorem 4.1.", unit="layers")
-    theorem: float | None = column("The speedup by Theorem 4.1.", unit=TIMES)
-    exit: float | None = column(
-        "The one before, with the measured time up to the exit, the head and the choice of candidates included.",
-        unit=TIMES,
+    theorem: float | None = ratio("The speedup by Theorem 4.1.")
+    exit: float | None = ratio(
+        "The one before, with the measured time up to the exit, the head and the choice of candidates included."
     )
-    concurrent: float | None = column(
-        "The one before, with the measured time of running token and candidates in parallel, which compete for memory.",
-        unit=TIMES,
+    concurrent: float | None = ratio(
+        "The one before, with the measured time of running token and candidates in parallel, which compete for memory."
     )
-    host: float | None = column("The one before, with the time of host code.", unit=TIMES)
-    prefill: float | None = column("The one before, with the encoder.", unit=TIMES)
+    host: float | None = ratio("The one before, with the time of host code.")
+    prefill: float | None = ratio("The one before, with the encoder.")
 
 
 @dataclass(frozen=True)

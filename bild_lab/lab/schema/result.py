@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.columns import (
     NOT_STORED,
-    SHARE,
-    TIMES,
     Column,
     column,
     columns_of,
     from_json,
     group,
+    ratio,
     required,
+    share,
     to_json,
 )
 from bild_lab.lab.schema.numbers import (
@@ -159,7 +159,9 @@ class Result:
         "Emitted tokens per second.", label="tokens per second", heading="tokens/s", unit="1/s", digits=1
     )
     baseline_tokens_per_s: float | None = column("The baseline’s tokens per second.", unit="1/s", digits=1)
-    tokens_per_s_ratio: float | None = column("Tokens per second over the baseline’s.", unit=TIMES)
+    tokens_per_s_ratio: float | None = ratio(
+        "Tokens per second over the baseline’s: under greedy decoding BiTA’s “greedy speedup”."
+    )
     first_token_s: float | None = column(
         "Seconds from an example’s token ids to its first tokens, the median of the traced examples.",
         label="time to first token",
@@ -169,21 +171,17 @@ class Result:
         scale=0.001,
     )
     counts: Counts = group("", Counts())
-    agreement_with_target: float | None = column(
+    agreement_with_target: float | None = share(
         "The share of examples whose token ids all equal the target’s own greedy output. It does not say how good the "
         "other outputs are. In bfloat16 even a lossless method may differ at positions where two tokens are nearly "
         "tied.",
         label="same output as the target alone",
         heading="same output",
         short="same",
-        unit=SHARE,
-        digits=1,
     )
-    baseline_empty: float | None = column(
-        "The share of the baseline’s texts without a word.", label="baseline empty", unit=SHARE, digits=1
-    )
-    baseline_cut: float | None = column(
-        "The share of the baseline’s texts that the length limit cut.", label="baseline cut", unit=SHARE, digits=1
+    baseline_empty: float | None = share("The share of the baseline’s texts without a word.", label="baseline empty")
+    baseline_cut: float | None = share(
+        "The share of the baseline’s texts that the length limit cut.", label="baseline cut"
     )
     peak_memory_mb: float | None = column(
         "Peak memory of the process, on a GPU of the device, from loading the models to the last score, method and "
@@ -258,11 +256,6 @@ class Result:
         ratios = (self.speedup.value, self.tokens_per_s_ratio)
         return all(ratio is not None and ratio > 1.05 * bound for ratio in ratios)
 
-    @property
-    def greedy_speedup(self) -> float | None:
-        """BiTA's name for the ratio of tokens per second; None if tokens were sampled."""
-        return None if self.setting.temperature else self.tokens_per_s_ratio
-
     def to_json(self) -> dict[str, Any]:
         """The content of `result.json`."""
         return {"schema": SCHEMA, **to_json(self)}
@@ -307,11 +300,8 @@ class Failure:
 _OWN = list(columns_of(Result))
 IDENTITY = tuple(one for one in _OWN if one.path in ("point", "policy"))
 # the columns of `sweep.csv`, in order; those of the knobs come after the identity
-TABLE = (
-    *(one for one in _OWN if one.in_table),
-    Column("BiTA’s name for tokens_per_s_ratio under greedy decoding.", "greedy_speedup", "greedy_speedup", unit=TIMES),
-)
-COLUMNS = {one.name: one for one in (*TABLE, *(one for one in _OWN if not one.in_table))}
+TABLE = tuple(one for one in _OWN if one.in_table)
+COLUMNS = {one.name: one for one in _OWN}
 SETTING, CERTIFICATE, COSTS, PREDICTION = (
     tuple(one for one in TABLE if one.path.startswith(f"{part}."))
     for part in ("setting", "certificate", "cost", "prediction")

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf, prod
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -14,17 +14,14 @@ from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.adaptivity import RoundCosts, audit
-from bild_lab.lab.cli import console, escape, stages
 from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.formatting import point_label
 from bild_lab.lab.measure.certificate import DEFECT, TIE
-from bild_lab.lab.measure.cost_model import CostModel, TimedText, fit
 from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.screening.candidates import KNOB, Candidate, Grid
 from bild_lab.lab.screening.guarantee import guarantee, sequence
-from bild_lab.lab.screening.replay import SECONDS, Judged, Screened
+from bild_lab.lab.screening.replay import SECONDS, CostModel, Judged, Screened, TimedText, fit
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
@@ -199,7 +196,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
 
     Speeds are those of this machine, which is timed, or of the one that the screening declares. Raises UserError if
     another process screens under the same name, if it holds rows of other data, for a declared machine with points to
-    confirm, and for a search without speeds.
+    confirm, and for a guarantee without speeds.
     """
     machine = screening.machine
     if machine is not None and spec.confirmations:
@@ -207,30 +204,19 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             f"speeds are predicted for {machine.name}, where nothing can be measured from here; "
             "set screen.confirmations=0"
         )
-    needs = "a search" if spec.trials is not None else "a guarantee" if spec.guarantee.loss is not None else None
-    if machine is None and needs and not spec.timed_s:
-        raise UserError(f"{needs} needs speeds, and screen.timed_s=0 predicts none; give seconds, or a machine")
+    if machine is None and spec.guarantee.loss is not None and not spec.timed_s:
+        raise UserError("a guarantee needs speeds, and screen.timed_s=0 predicts none; give seconds, or a machine")
     with Sweep(screening.folder).search_lock():
         require_same_setting(screening.folder, screening.point.setting)
         timed: list[TimedText] = []
         differing: list[Judged] = []  # verdicts on texts that were decoded live too, with another outcome
-
-        def model_of(screened: Sequence[Screened]) -> CostModel | None:
-            nonlocal timed, differing
-            if machine is not None:
-                return CostModel({SECONDS: 1.0})
-            if not spec.timed_s:
-                return None
+        screened, model = screening.decode(screening.grid.candidates), None
+        if machine is not None:
+            model = CostModel({SECONDS: 1.0})
+        elif spec.timed_s:
             with screening.stage("cost model", "timing a few points live"):
                 timed, differing = screening.timed(screened, spec.timed_s)
-                return fit(timed, "0")
-
-        points = sum(prod(map(len, space.lists.values())) for space in screening.grid.spaces)
-        if spec.trials is not None and (spec.subsets or points > spec.trials):
-            screened, model = search(screening, spec, model_of)
-        else:
-            screened = screening.decode(screening.grid.candidates)
-            model = model_of(screened)
+                model = fit(timed, "0")
         with screening.stage("quality", "scoring"):
             rows = screening.rows(screened, model)
         summary = summary_of(screening, screened, model)
@@ -301,77 +287,3 @@ def replayed(live: int, differing: Sequence[Judged]) -> dict[str, Any]:
         "replayed_defects": verdicts.count(DEFECT),
         "replayed_largest": max((one.largest for one in differing), default=None),
     }
-
-
-STARTUP = 10  # random points, from some of which the cost model learns
-MOST_REPEATS = 5  # suggestions for each point: points that were suggested before cost nothing
-
-
-def search(
-    screening: Screening, spec: ScreenSpec, model_of: Callable[[Sequence[Screened]], CostModel]
-) -> tuple[list[Screened], CostModel]:
-    """The target alone and `spec.trials` points. model_of: gives the cost model, by timing some of the first points.
-
-    Raises UserError without Optuna, and if none of the first points can be built.
-    """
-    try:
-        import optuna  # an optional dependency; its import takes a second
-    except ImportError as error:
-        raise UserError("screen.trials needs Optuna, which is missing; pip install 'bild_lab[tuning]'") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    depth = screening.point.decoders[METHOD].target.depth
-    study = optuna.create_study(
-        directions=["maximize", "minimize"] if spec.max_loss is None else ["minimize"],
-        sampler=optuna.samplers.TPESampler(seed=screening.point.seed, n_startup_trials=STARTUP),
-    )
-    if spec.subsets:  # every second layer
-        study.enqueue_trial({f"{knob} {at}": at % 2 for knob in spec.subsets for at in range(depth)})
-    (alone,) = screening.decode([])
-    found: dict[tuple[str, ...], Screened | None] = {}  # None: could not be built
-    model: CostModel | None = None
-    waiting: list[tuple[Any, Screened | None]] = []
-    for _ in range(MOST_REPEATS * spec.trials):
-        if len(found) == spec.trials:
-            break
-        trial = study.ask()
-        candidate = suggested(trial, screening.grid, spec.subsets, depth)
-        if candidate.words not in found:
-            stages.enter(f"trial {len(found) + 1} of {spec.trials}")
-            try:
-                (found[candidate.words],) = screening.decode([candidate], alone=False)
-            except UserError as error:  # such as a draft that skips every layer
-                console.print(escape(f"left out: {' '.join(candidate.words)}: {error}"))
-                found[candidate.words] = None
-        waiting.append((trial, found[candidate.words]))
-        if model is None and len(found) >= min(STARTUP, spec.trials):
-            model = model_of([alone, *filter(None, found.values())])
-        while model is not None and waiting:
-            asked, one = waiting.pop()
-            values = None if one is None else objectives(*screening.rows([alone, one], model), spec.max_loss)
-            study.tell(asked, values, state=None if values else optuna.trial.TrialState.FAIL)
-    screened = [alone, *filter(None, found.values())]
-    if len(screened) == 1:
-        raise UserError("no point of the search could be decoded; the lines above say why")
-    return screened, model or model_of(screened)
-
-
-def suggested(trial: Any, grid: Grid, subsets: Sequence[str], depth: int) -> Candidate:
-    """The point that a trial asks for. depth: layers of the target."""
-    space = grid.spaces[trial.suggest_int("policy", 0, len(grid.spaces) - 1)]
-    chosen = []
-    for key, values in space.lists.items():
-        if (knob := key.removeprefix(KNOB)) in subsets:
-            layers = [at for at in range(depth) if trial.suggest_int(f"{knob} {at}", 0, 1)]
-            chosen.append(f"{key}={str(layers).replace(' ', '')}")
-        else:
-            chosen.append(values[trial.suggest_int(f"{space.base.name} {key}", 0, len(values) - 1)])
-    return space.candidate(chosen)
-
-
-def objectives(row: Row, max_loss: float | None) -> list[float]:
-    """For Optuna: quality and latency relative to the target's. With a loss: latency, longer where more is lost."""
-    latency = 1 / row.predicted_speedup
-    if max_loss is None:
-        return [row.quality, latency]
-    excess = -row.quality_difference - max_loss
-    return [latency if excess <= 0 else max(latency, 1.0) + excess]

@@ -1,4 +1,13 @@
-"""Decoding over a record, and whether a text so decoded differs from the live one by rounding alone."""
+"""Decoding over a record, whether a text so decoded differs from the live one by rounding alone, and what it costs.
+
+What a text costs on this machine is a sum over its forwards and rounds, fitted to timed texts.
+
+Seconds are those of a text's start, of its source tokens, of the target's forwards, their rows and their rows times
+context, of the drafter's forwards, and of the policy's rounds. Forwards of one row have a price of their own, as their
+kernels read weights and do little else. No price is negative. Forwards through some layers count as the share of the
+layers that ran, those of a drafter with a draft vocabulary as the share of its weights. A round's price holds host,
+acceptance rule and the drafter's start, so each policy has its own.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
+from scipy.optimize import nnls
 from torch import Tensor
 
 from bild_lab.engine.record import RecordedModel, Store
@@ -18,11 +29,10 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import ALONE, EVERYTHING, LoadedModel, Opening, Rows, Scores, Session, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import Machine, kinds_of
+from bild_lab.lab.analysis.cost import Machine, dimensions, kinds_of
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.hashing import code_hash, content_hash
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
-from bild_lab.lab.measure.cost_model import features_of
 from bild_lab.lab.measure.recorder import difference
 from bild_lab.lab.screening.candidates import Candidate
 
@@ -222,3 +232,112 @@ class ComparedSession:
     def prefill(self) -> None:
         self.served.prefill()
         self.own.prefill()
+
+
+Features = Mapping[str, float]
+OUTLIER = 4  # times the median deviation
+
+
+@dataclass(frozen=True)
+class TimedText:
+    """A text that was decoded live. system: which point decoded it, the same for all of its texts."""
+
+    system: str
+    features: Features
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of each thing that a text has.
+
+    error, worst: of speedups that the model predicts for points it was not fitted to, relative; None if it was fitted
+    to fewer than three.
+    """
+
+    prices_s: Mapping[str, float]
+    error: float | None = None
+    worst: float | None = None
+
+    def seconds(self, features: Features) -> float:
+        """Of one text, or of several whose features were added up. A thing without a price costs nothing."""
+        return sum(self.prices_s.get(name, 0.0) * count for name, count in features.items())
+
+
+def features_of(policy: str, trace: Trace, models: Mapping[int, str], depth: int) -> dict[str, float]:
+    """What a text's seconds depend on. policy: whose rounds they are.
+
+    models: a name of each model, by the id of its configuration. depth: layers of the target's decoder, of which a part
+    may have run.
+    """
+    counted: Counter[str] = Counter({"texts": 1, f"rounds of {policy}": len(trace.rounds)})
+    for forward in trace.forwards:
+        model = models[id(forward.config)]
+        if forward.encoder:
+            counted["source tokens"] += forward.rows
+            continue
+        share = 1.0 if forward.layers is None else forward.layers / depth
+        share -= (forward.skipped_attention + forward.skipped_feed_forward) / (2 * depth)  # a block is half a layer
+        if model == "target":  # one of a drafter has one row, or two
+            if forward.rows == 1:
+                counted["target forwards of one row"] += share
+            else:
+                counted["target forwards"] += share
+                counted["target rows"] += share * forward.rows
+            counted["target rows x context"] += share * forward.rows * (forward.cached + forward.source)
+        else:
+            if (part := forward.vocabulary) is not None:
+                share *= dimensions(forward.config).share_with(part)
+            counted[f"{model} forwards"] += share
+        if forward.layers is not None:
+            counted[f"{model} part forwards"] += 1
+    return dict(counted)
+
+
+def fit(texts: Sequence[TimedText], baseline: str) -> CostModel:
+    """Prices by non-negative least squares, and their error by leaving out one point after the other.
+
+    baseline: the system that speedups are relative to; it is never left out. Seconds are weighted by their own size,
+    and texts far from the first fit, which something else disturbed, are left out.
+    """
+    systems = [one for one in dict.fromkeys(text.system for text in texts) if one != baseline]
+    errors = []
+    for left_out in systems if len(systems) > 2 else []:
+        known = [one for one in texts if one.system != left_out]
+        held = {name: [one for one in texts if one.system == name] for name in (left_out, baseline)}
+        model = CostModel(_prices(known))
+        seen = {name for one in known for name in one.features}
+        if any(name not in seen for one in held[left_out] for name in one.features):
+            continue  # the only point of its policy: its rounds would have no price
+        predicted, measured = (
+            speedup(held[baseline], held[left_out], seconds)
+            for seconds in (lambda one, model=model: model.seconds(one.features), lambda one: one.seconds)
+        )
+        errors.append(abs(predicted / measured - 1))
+    if not errors:
+        return CostModel(_prices(texts))
+    return CostModel(_prices(texts), float(np.median(errors)), max(errors))
+
+
+def speedup(slow: Sequence[TimedText], fast: Sequence[TimedText], seconds: Callable[[TimedText], float]) -> float:
+    """Mean seconds of one system's texts over the other's."""
+    return float(np.mean([seconds(one) for one in slow]) / np.mean([seconds(one) for one in fast]))
+
+
+def _prices(texts: Sequence[TimedText]) -> dict[str, float]:
+    names = sorted({name for one in texts for name in one.features})
+    table = np.array([[one.features.get(name, 0.0) for name in names] for one in texts])
+    seconds = np.array([one.seconds for one in texts])
+    kept = np.ones(len(texts), dtype=bool)
+    for _ in range(2):
+        prices = _solved(table[kept], seconds[kept])
+        deviation = np.abs(table @ prices / seconds - 1)
+        kept = deviation <= OUTLIER * max(float(np.median(deviation)), 1e-9)
+    return dict(zip(names, _solved(table[kept], seconds[kept]).tolist(), strict=True))
+
+
+def _solved(table: Float[np.ndarray, "texts features"], seconds: Float[np.ndarray, " texts"]) -> np.ndarray:
+    """Least squares of relative deviations, with columns of one size."""
+    weighted = table / seconds[:, None]
+    sizes = np.maximum(np.abs(weighted).max(axis=0), 1e-12)
+    return nnls(weighted / sizes, np.ones(len(seconds)))[0] / sizes

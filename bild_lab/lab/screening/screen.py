@@ -30,9 +30,7 @@ from bild_lab.lab.analysis.cost import Machine
 from bild_lab.lab.cli import progress, stages
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.decoding.decoder import METHOD, Decoder
-from bild_lab.lab.decoding.history import with_history
-from bild_lab.lab.measure.cost_model import CostModel, TimedText
+from bild_lab.lab.decoding.decoder import METHOD, Decoder, with_history
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
@@ -40,7 +38,18 @@ from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
-from bild_lab.lab.screening.replay import FOLDER, Judged, Records, Screened, Text, decoded, judge, versions
+from bild_lab.lab.screening.replay import (
+    FOLDER,
+    CostModel,
+    Judged,
+    Records,
+    Screened,
+    Text,
+    TimedText,
+    decoded,
+    judge,
+    versions,
+)
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
@@ -59,8 +68,7 @@ class ScreenSpec:
     confirmed point may have lost on `select`, in the metric's points; None: any. each_policy: confirm so many points of
     every policy's own front. timed_s: seconds of live decoding for the cost model; 0: nothing is timed, and no speed is
     predicted. batch: examples that are recorded at once, where the models decode batches. space: lists of values.
-    trials: search so many points of the lists; None: every combination. subsets: knobs that are searched as sets of the
-    target's layers. guarantee: what to certify on `confirm`.
+    guarantee: what to certify on `confirm`.
     """
 
     select: str
@@ -71,20 +79,14 @@ class ScreenSpec:
     timed_s: float
     batch: int
     space: list[str]
-    trials: int | None = None
-    subsets: list[str] = field(default_factory=list)
     guarantee: GuaranteeSpec = field(default_factory=GuaranteeSpec)
 
     def __post_init__(self) -> None:
         require_whole("screen.confirmations", self.confirmations, 0)
         require_whole("screen.batch", self.batch, 1)
-        if self.trials is not None:
-            require_whole("screen.trials", self.trials, 1)
         require_finite("screen.timed_s", self.timed_s, 0)
         if self.max_loss is not None:
             require_finite("screen.max_loss", self.max_loss, 0)
-        if self.subsets and self.trials is None:
-            raise UserError("screen.subsets are searched, not multiplied out; give screen.trials")
         if not self.timed_s and self.confirmations:
             raise UserError(
                 "points are confirmed by their predicted speed, and screen.timed_s=0 predicts none; "
@@ -197,12 +199,12 @@ class Screening:
             )
         return decoder
 
-    def decode(self, candidates: Sequence[Candidate], alone: bool = True) -> list[Screened]:
-        """The target alone, unless it is left out, then these points, decoded over the record.
+    def decode(self, candidates: Sequence[Candidate]) -> list[Screened]:
+        """The target alone, then these points, decoded over the record.
 
         Several examples decode at once where the models can. Rows are saved after each example.
         """
-        candidates = [*([vanilla()] if alone else []), *candidates]
+        candidates = [vanilla(), *candidates]
         with self.stage("load"):
             decoders = [self.decoder(one.policy, self.records) for one in candidates]
             requests = self.requests

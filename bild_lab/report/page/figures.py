@@ -135,7 +135,7 @@ def _gap_labels() -> list[str]:
 
 
 def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> Figure | None:
-    """Draw measured speedups with their intervals, and the predicted ones dotted; None without curves."""
+    """Draw measured speedups with their intervals; None without curves."""
     if not curves:
         return None
     traces = []
@@ -149,14 +149,6 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
             | {"customdata": [f"{one.result.tokens_per_s:.0f} tokens/s" for one in points]}
             | {"hovertemplate": "batch %{x}: %{y:.2f}×, %{customdata}<extra></extra>"}
         )
-        predicted = [one for one in curve.points if one.predicted is not None]
-        if predicted:
-            dotted = [one.batch for one in predicted], [one.predicted for one in predicted]
-            traces.append(
-                _line(*dotted, f"{name}, predicted", mark)
-                | {"mode": "lines", "line": {"color": mark.colour, "width": 1.2, "dash": "dot"}}
-                | {"hovertemplate": "predicted at batch %{x}: %{y:.2f}×<extra></extra>"}
-            )
     batches = sorted({one.batch for curve in curves for one in curve.points})
     ticks = {"tickvals": batches, "ticktext": [str(one) for one in batches]}
     layout = {

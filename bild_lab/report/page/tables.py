@@ -311,7 +311,6 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
                     "policy": curve.label,
                     "batch": TableCell(str(one.batch), "", one.batch),
                     "speedup": speedup_cell(speedup, result),
-                    "predicted": times(one.predicted),
                     "tokens/s": number(result.tokens_per_s, 0),
                     "baseline, tokens/s": number(result.baseline_tokens_per_s, 0),
                     "median latency, ms": number(1000 * result.latency_s.median, 0),

@@ -11,7 +11,7 @@ import bild_lab
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import Template
 from bild_lab.lab.data.examples import Example, conversation
-from bild_lab.lab.decoding.history import DECIDING, greedy_history, with_history
+from bild_lab.lab.decoding.decoder import DECIDING, greedy_history, with_history
 
 SETTING = {**dict.fromkeys(DECIDING, "x"), "target": "tiny", "max_source_tokens": None}
 LIMIT = 5

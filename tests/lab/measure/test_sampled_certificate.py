@@ -212,8 +212,6 @@ def test_sampled_verdicts_are_counted_with_the_largest_variations() -> None:
     rounding = {"2": 0.0, "3": 0.2, "4": 1e-4}
     assert counts == CertificateCounts(equal=1, ties=1, defects=1, unjudged=1, output=1e-8, rounding=rounding)
     assert list(counts.rounding) == ["2", "3", "4"]
-    assert counts.most_rounding == 0.2
-    assert CertificateCounts(equal=1, ties=0, defects=0).most_rounding is None
 
 
 def test_a_sum_in_float32_may_miss_one_but_not_by_much() -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
-from bild_lab.lab.metrics.quality import Difference, Scoring, cut_text, judge, judge_values, score, score_pool
-from bild_lab.lab.metrics.text_metrics import METRICS, p_value, resampled_sums
+from bild_lab.lab.metrics.quality import Difference, Scoring, cut_text, judge, judge_values, p_value, score, score_pool
+from bild_lab.lab.metrics.text_metrics import METRICS, resampled_sums
 from tests.lab.metrics.test_text_metrics import corpus
 
 

@@ -1,10 +1,10 @@
-"""Curves over the batch: what belongs to one curve, where it crosses 1, and what rows predict."""
+"""Curves over the batch: what belongs to one curve, where it crosses 1."""
 
 from __future__ import annotations
 
 import pytest
 
-from bild_lab.lab.results.groups import batch_curves, predicted_speedup, step_seconds
+from bild_lab.lab.results.groups import batch_curves
 from bild_lab.lab.schema.result import Result
 from tests.report.sample import sample_result
 
@@ -54,38 +54,3 @@ def test_the_break_even_batch_is_where_the_curve_falls_to_one_for_good(
 ) -> None:
     (curve,) = batch_curves([at(batch, value) for batch, value in speedups.items()])
     assert curve.break_even == (None if even is None else pytest.approx(even))
-
-
-def baselines(seconds: dict[int, float]) -> list[Result]:
-    return [at(batch, 1.0, baseline_tokens_per_s=batch / step) for batch, step in seconds.items()]
-
-
-PREDICTION = {
-    "window": 4,
-    "cost_ratio": 0.1,
-    "theorem": None,
-    "rounds": 3.0 / 1.4,  # 3 tokens a round of one target step and four drafter steps
-    "host": 3.0 / 1.6,
-    "prefill": 1.8,
-}
-TRACED = {"prediction": PREDICTION, "stages_s": {"prefill": 0.2, "draft": 4.0, "verify": 11.0, "host": 1.0}}
-
-
-def test_a_round_is_predicted_from_its_rows() -> None:
-    """Three tokens a round, for five rows of the target, four drafter steps of a tenth, and a tenth of host."""
-    alone = at(1, 1.8, **TRACED, target_calls=100, drafted=400, draft_calls=400, tokens_per_target_call=3.0)
-    free = step_seconds(baselines({1: 1.0, 2: 1.0}))  # rows cost nothing
-    assert predicted_speedup(alone, 1, free) == pytest.approx(3 / (1 + 0.4 + 0.1))
-    assert predicted_speedup(alone, 2, free) == pytest.approx(3 / (1 + 0.4 + 0.2))  # the host serves both in turn
-    paid = step_seconds(baselines({1: 1.0, 2: 2.0}))  # each row costs as much as the first
-    assert predicted_speedup(alone, 2, paid) == pytest.approx(3 * 2 / (10 + 0.8 + 0.2))
-    assert predicted_speedup(at(1, 1.8), 2, paid) is None and predicted_speedup(None, 2, paid) is None
-    slow = step_seconds(baselines({1: 2.0, 2: 2.0}))  # of a target that takes twice as long, and a host too
-    assert predicted_speedup(alone, 2, slow) == pytest.approx(3 / (1 + 0.4 + 0.2))
-    counts = {"target_calls": 100, "drafted": 400, "tokens_per_target_call": 3.0}
-    few = at(1, 1.8, **TRACED, draft_calls=200, **counts)
-    assert predicted_speedup(few, 1, free) == pytest.approx(3 / (1 + 0.2 + 0.1 * 1.2 / 1.4))
-    uncounted = at(1, 1.8, **TRACED, draft_calls=0, **counts)  # a forward for each token
-    assert predicted_speedup(uncounted, 1, free) == predicted_speedup(alone, 1, free)
-    nobody = at(1, 1.8, **TRACED, target_calls=0)
-    assert predicted_speedup(alone, 2, None) is None and predicted_speedup(nobody, 2, paid) is None

@@ -101,11 +101,5 @@ def test_relative_latency_is_one_over_the_speedup_and_one_of_the_baseline() -> N
     assert sample_result("bild", {}, None, setting={"baseline": None}).relative_latency is None
 
 
-def test_a_greedy_speedup_is_one_of_greedy_decoding() -> None:
-    sampled = {"decoding": {"temperature": 1.0}}
-    assert sample_result("bild", {}, 1.5, tokens_per_s_ratio=1.4).greedy_speedup == 1.4
-    assert sample_result("bild", {}, 1.5, tokens_per_s_ratio=1.4, setting=sampled).greedy_speedup is None
-
-
 def test_keys_without_a_field_are_passed_over() -> None:
     assert from_json(Counts, {"drafted": 3, "of another version": 1}) == Counts(drafted=3)

@@ -19,7 +19,7 @@ import pytest
 from bild_lab.engine.record import store
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.adaptivity import RoundCosts, _walked
-from bild_lab.lab.screening.candidates import grid_of
+from bild_lab.lab.screening.candidates import grid_of, read_lists
 from bild_lab.lab.screening.found import FORWARDS, adaptivity, confirmation, to_confirm
 from bild_lab.lab.screening.replay import SECONDS
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows
@@ -29,6 +29,25 @@ from tests.loopback_hub import REPOSITORY
 from tests.report.sample import sample_drafted
 
 Command = Callable[..., tuple[int, str]]
+
+
+def test_lists_are_those_of_a_sweep_in_the_order_of_their_numbers() -> None:
+    lists = read_lists(["policy.rollback=10,2,1", "policy.window=range(3,6)", "policy.rule=opt,chow", "policy=bild"])
+    assert lists == {
+        "policy.rollback": ("policy.rollback=1", "policy.rollback=2", "policy.rollback=10"),
+        "policy.window": ("policy.window=3", "policy.window=4", "policy.window=5"),
+        "policy.rule": ("policy.rule=opt", "policy.rule=chow"),
+        "policy": ("policy=bild",),
+    }
+    assert read_lists(["policy.window=3,5", "policy.window=7"]) == {"policy.window": ("policy.window=7",)}
+    (steps,) = read_lists(["policy.fallback=range(0.05,0.25,0.05)"]).values()
+    assert [step.partition("=")[2] for step in steps] == ["0.05", "0.1", "0.15", "0.2"]  # not 0.15000000000000002
+
+
+@pytest.mark.parametrize("word", ["policy.window=interval(1,5)", "policy=glob(*)"])
+def test_what_is_no_list_of_values_is_refused(word: str) -> None:
+    with pytest.raises(UserError, match=r"interval|glob"):
+        read_lists([word])
 
 
 def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
@@ -164,8 +183,6 @@ SPEC = {
         {"timed_s": True},
         {"max_loss": -1},
         {"batch": 1.5},
-        {"trials": 0},
-        {"subsets": ["skipped_attention"]},  # without trials
     ],
 )
 def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.lab.measure.cost_model import TimedText, features_of, fit
+from bild_lab.lab.screening.replay import TimedText, features_of, fit
 
 PRICES = {"texts": 0.002, "target forwards": 0.006, "target rows": 0.0004, "drafter 1 forwards": 0.0005}
 
