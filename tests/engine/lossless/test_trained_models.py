@@ -24,7 +24,8 @@ TEMPLATES = {"t5": "{}", "llama": "German: {} English:"}
 RARE = {
     "prompt_lookup": {"ended_in_draft", "cut_in_draft"},  # what little a translation copies need not be its end
     **{
-        name: {"accepted", "ended_in_draft", "cut_in_draft"} for name in ("bita", "medusa", "hydra", "eagle", "eagle3")
+        name: {"accepted", "ended_in_draft", "cut_in_draft"}
+        for name in ("bita", "medusa", "hydra", "eagle", "eagle3", "parallel")
     },  # of random parts
 }
 Comparison = Callable[[str, str], tuple[Models, list[Case]]]
