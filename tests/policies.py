@@ -45,11 +45,6 @@ RUNNABLE = [
 ]
 
 
-def family_of(policy: str) -> str:
-    """One that it can decode."""
-    return "t5" if (policy, "llama") in T5_ONLY else "llama"
-
-
 @lru_cache
 def shipped(policy: str) -> DictConfig:
     """The policy of its file, composed once for all tests; not to be changed."""
@@ -68,7 +63,8 @@ def is_lossless(policy: str, temperature: float = 0.0) -> bool:
     """What the policy's method says of itself, built with the values of its file."""
     if policy in EXTERNAL:  # which says the same without its environment
         return get_object(str(parts(policy)["_target_"])).lossless(None, Sampling(temperature))
-    return load(tiny_checkpoints(), family_of(policy), policy).method.lossless(Sampling(temperature))
+    family = "t5" if (policy, "llama") in T5_ONLY else "llama"
+    return load(tiny_checkpoints(), family, policy).method.lossless(Sampling(temperature))
 
 
 def is_peer(policy: str) -> bool:
