@@ -143,7 +143,7 @@ def fit_tree(
         seen += len(trace.rounds)
         if seen >= rounds:
             break
-    acceptance = acceptance_of(texts, deepest, widest)
+    acceptance = acceptance_of(texts, deepest, widest, drafter.markov is not None)
     timed = requests[: min(len(texts), TIMED_TEXTS)]
     costs = measured_costs(method, timed, acceptance, rows, decoder.synchronize)
     found = sorted(choices(acceptance, costs, rows, bool(drafter.most_probes)), key=lambda one: one.tokens_per_s)
@@ -179,11 +179,12 @@ def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
     return drafter.drafting(trees, widest)
 
 
-def acceptance_of(texts: Sequence[Text], depth: int, widest: int) -> Acceptance:
+def acceptance_of(texts: Sequence[Text], depth: int, widest: int, by_parent: bool = False) -> Acceptance:
     """The share of rounds in which the text's token has each rank, of those in which all tokens before it had one.
 
     After an end token every candidate is a miss; where the length limit cut a text, nothing is known. A depth that was
-    never reached counts as never accepted.
+    never reached counts as never accepted. by_parent: candidates depend on their parent, and only those below the most
+    likely one were drafted.
     """
     found, seen = np.zeros((depth, widest)), np.zeros(depth)
     for text in texts:
@@ -197,6 +198,8 @@ def acceptance_of(texts: Sequence[Text], depth: int, widest: int) -> Acceptance:
                 if not rest or rest[0] not in candidates:
                     break
                 found[level, candidates.index(rest[0])] += 1
+                if by_parent and rest[0] != candidates[0]:
+                    break
             length += one.accepted + (one.next_token is not None)
     return found / np.maximum(seen, 1)[:, None]
 

@@ -20,7 +20,7 @@ from bild_lab.engine.drafters.candidates import CandidateDrafter
 from bild_lab.engine.drafters.trees import Node
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
-from bild_lab.engine.trace import Trace
+from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab import tree_search as module
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import Point, prepare
@@ -141,6 +141,13 @@ def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
         tokens = method.decode(Request(Source((0,)), Limits(1, 50)), trace := Trace())
         texts.append(Text(tokens, 1, trace.rounds, False))
     np.testing.assert_allclose(acceptance_of(texts, 2, 3), CHANCES, atol=0.05)
+
+
+def test_below_a_second_choice_nothing_is_known_of_candidates_that_depend_on_their_parent() -> None:
+    (first, second) = (Text([0, *text], 1, [Round((1, 2, 3, 4), 0, text[0])], True) for text in ((1, 3), (2, 3)))
+    assert acceptance_of([first, second], 2, 2).tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    assert acceptance_of([second], 2, 2, by_parent=True).tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    assert acceptance_of([first], 2, 2, by_parent=True).tolist() == [[1.0, 0.0], [1.0, 0.0]]
 
 
 def words(checkpoints: Path, data: Path, policy: str, *more: str) -> list[str]:

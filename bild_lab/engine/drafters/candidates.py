@@ -8,7 +8,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self
 
-from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
@@ -24,6 +23,7 @@ from bild_lab.engine.drafters.trees import (
     widths_of,
 )
 from bild_lab.engine.heads.bita import BitaConfig
+from bild_lab.engine.heads.markov import MarkovHead, PackedMarkov, on_engine
 from bild_lab.engine.heads.medusa import MedusaHeads
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.protocols import Drafter
@@ -37,21 +37,24 @@ AUTO, STRAIGHTFORWARD = "auto", "straightforward"
 
 
 class CandidateDrafter(Drafter):
-    """Drafts a tree of candidates, which do not depend on the path that leads to them.
+    """Drafts a tree of candidates, which do not depend on the path that leads to them, or with a Markov head on the
+    token before them alone.
 
-    candidates: [depth, widest], the most likely tokens of the positions after the text so far; None: not known yet.
+    candidates: [depth, widest], the most likely tokens of the positions after the text so far; with a Markov head their
+    logits without its bias, [depth, vocab]; None: not known yet.
     most_depth: for how many positions there can be candidates. most_probes: how many probes can follow a row, 0 for
     drafters without probes.
     """
 
     drafts_trees = True
+    markov: MarkovHead | PackedMarkov | None = None
 
     def __init__(
         self, target: LoadedModel, most_depth: int, most_probes: int, trees: Sequence[ProbedTree] | None
     ) -> None:
         """trees: by how many positions have candidates; None: still to be fitted."""
         self.most_depth, self.most_probes = most_depth, most_probes
-        self.candidates: Int[Tensor, "depth widest"] | None = None
+        self.candidates: Tensor | None = None
         self._vocabulary, self._device = target.checkpoint.config.vocab_size, target.device
         self._trees = None if trees is None else TokenTrees(trees, self._vocabulary, self._device)
 
@@ -77,7 +80,7 @@ class CandidateDrafter(Drafter):
         depth = 0 if self.candidates is None else min(self.candidates.shape[0], room, reach)
         # a next draft cannot be deeper than the room after the next token, and probes follow the deepest node
         self._layout: Layout = self._trees.layout(depth, min(self.most_probes, room - 1, reach - depth))
-        return self._trees.draft(self.candidates, self._layout)
+        return self._trees.draft(self.candidates, self._layout, self.markov, tokens[-1])
 
 
 def named_trees(
@@ -102,7 +105,8 @@ class MedusaDrafter(CandidateDrafter):
     token. Head i (from 0) predicts the token i + 1 positions after that one. The first round drafts nothing.
 
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
-    matrix as one. The residual blocks are far smaller and not recorded. Heads beyond the tree's depth do not run.
+    matrix as one. The residual blocks and a Markov head are smaller and not recorded. Heads beyond the tree's depth do
+    not run.
 
     tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), a file that `auto` kept,
     or auto: `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a
@@ -114,6 +118,7 @@ class MedusaDrafter(CandidateDrafter):
     def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]) -> None:
         most = heads.config.heads
         super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
+        self.markov = on_engine(target, heads.markov)
         self._shared, self._config = heads.config.shared, target.checkpoint.config
         self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))  # one for all copies of this drafter
         if not self._shared:  # a shared matrix needs the target's weights
@@ -128,8 +133,9 @@ class MedusaDrafter(CandidateDrafter):
         if not self._trees.widest:
             return
         row = verdict.path[-1] + 1 if verdict.path else 0
-        depth = self._trees.depth
-        self.candidates = self._heads().most_likely(scores.head_input[row], depth, self._trees.widest)
+        depth, heads, state = self._trees.depth, self._heads(), scores.head_input[row]
+        alone = self.markov is None
+        self.candidates = heads.most_likely(state, depth, self._trees.widest) if alone else heads.scores(state, depth)
         together = depth if self._shared else 1
         self._forwards += [Forward(self._config, rows=0, scored=together, layers=0)] * (depth // together)
 
@@ -157,7 +163,7 @@ class MaskTokenDrafter(CandidateDrafter):
     without seeing those tokens. A file that `auto` kept has a tree for each number of candidates, and says after which
     tokens masks run, and how many; auto: `run.py` fits one.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
-    adapter: its configuration; the weights are the target's.
+    adapter: its configuration; the weights are the target's, but for those of a Markov head.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
     """
 
@@ -170,6 +176,7 @@ class MaskTokenDrafter(CandidateDrafter):
         tree: TreeFile,
         top_k: int | Sequence[int],
         mask_tokens: int | None = None,
+        markov: MarkovHead | None = None,
     ) -> None:
         most = adapter.mask_tokens
         masks = most if mask_tokens is None else mask_tokens
@@ -180,6 +187,7 @@ class MaskTokenDrafter(CandidateDrafter):
         else:
             trees = named_trees(tree, top_k, masks, masks, target.checkpoint.config.vocab_size)
         super().__init__(target, masks, masks, trees)
+        self.markov = on_engine(target, markov)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the next draft's candidates from the masks after the last accepted token."""
@@ -187,4 +195,7 @@ class MaskTokenDrafter(CandidateDrafter):
         row = 0 if self._straight or not accepted else verdict.path[-1] + 1
         first, count = self._layout.groups[row]
         logits = scores.logits[first + (accepted if self._straight else 0) : first + count]
-        self.candidates = precise(logits).topk(self._trees.widest).indices if self._trees.widest else None
+        if self._trees.widest:
+            self.candidates = logits if self.markov else precise(logits).topk(self._trees.widest).indices
+        else:
+            self.candidates = None

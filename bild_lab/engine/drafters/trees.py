@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -131,7 +132,7 @@ class Layout:
 
     picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows: the tree of the
     last committed token, the nodes and the probes. groups: for each row its first probe's row, and how many it has.
-    above: the parents on the host.
+    nodes, above: these and their parents on the host.
     """
 
     picks: Int[Tensor, " n"]
@@ -140,6 +141,29 @@ class Layout:
     rows: Tree
     groups: tuple[tuple[int, int], ...]
     above: tuple[int, ...]
+    nodes: tuple[Node, ...]
+
+    @cached_property
+    def levels(self) -> list[tuple[Tensor, Tensor, Tensor, int]]:
+        """For candidates that depend on their parent, by depth: rows of the parents, each once, and of the nodes.
+
+        Between them the nodes' indices into the parents' flattened candidates, and last how many candidates each has.
+        """
+        found = []
+        for depth in range(max(node.depth for node in self.nodes) + 1):
+            own = [(at + 1, node) for at, node in enumerate(self.nodes) if node.depth == depth]
+            parents = sorted({node.parent for _, node in own})
+            widest = max(node.rank for _, node in own) + 1
+            picks = [parents.index(node.parent) * widest + node.rank for _, node in own]
+            lists = ([parent + 1 for parent in parents], picks, [row for row, _ in own])
+            found.append((*(on_device(each, self.picks.device) for each in lists), widest))
+        return found
+
+    @cached_property
+    def numbers(self) -> Int[Tensor, "3 n"]:
+        """Parents, depths and ranks for the kernels."""
+        each = [[node.parent, node.depth, node.rank] for node in self.nodes]
+        return torch.tensor(each, dtype=torch.int32).T.contiguous()
 
 
 class TokenTrees:
@@ -165,11 +189,17 @@ class TokenTrees:
             self._layouts[key] = self._lay_out(self._trees[depth], most_probes)
         return self._layouts[key]
 
-    def draft(self, candidates: Int[Tensor, "depth widest"] | None, layout: Layout) -> Draft:
-        """A draft tree of the candidates; an empty draft without nodes."""
+    def draft(self, candidates: Tensor | None, layout: Layout, markov: Any = None, last: int = 0) -> Draft:
+        """A draft tree of the candidates [depth, widest]; an empty draft without nodes.
+
+        markov: finds each node's token after its parent from scores in their place, [depth, vocab]. last: committed.
+        """
         if layout.parents is None:
             return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
-        tokens = candidates.flatten().index_select(0, layout.picks)
+        if markov is None:
+            tokens = candidates.flatten().index_select(0, layout.picks)
+        else:
+            tokens = markov.draft(candidates, last, layout)
         return Draft(tokens, layout.parents, probes=layout.probes, shape=layout.rows, known_parents=layout.above)
 
     def _lay_out(self, tree: ProbedTree, most_probes: int) -> Layout:
@@ -193,6 +223,7 @@ class TokenTrees:
             rows=Tree(on_device(rows, device)),
             groups=tuple(groups),
             above=above,
+            nodes=tree.nodes,
         )
 
 

@@ -1,6 +1,6 @@
 """Small modules beside a frozen model, each in its own folder: BiTA's adapter, heads, EAGLE."""
 
-from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita
+from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita, load_markov
 from bild_lab.engine.heads.eagle import Eagle, EagleConfig
 from bild_lab.engine.heads.eagle_files import load_eagle
 from bild_lab.engine.heads.hydra import HydraHeads, load_hydra
@@ -20,6 +20,7 @@ __all__ = [
     "load_bita",
     "load_eagle",
     "load_hydra",
+    "load_markov",
     "load_medusa",
     "load_parallel",
 ]

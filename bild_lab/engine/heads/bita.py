@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, read_config
+from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, LoadedModel, Opening, Prefix, Session
 from bild_lab.errors import UserError, require_whole
@@ -35,7 +36,8 @@ class BitaConfig:
 
     prompt: deep (keys and values in every layer), shallow (embeddings before the first layer) or none.
     prompt_tokens: P, 0 without a prompt. mask_tokens: M. layers, kv_heads, head_dim,
-    hidden_size: the base model's. base: its path and the fingerprint of its weights.
+    hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights. markov_rank: of a
+    `MarkovHead`; 0: none.
     """
 
     prompt: str
@@ -46,11 +48,14 @@ class BitaConfig:
     head_dim: int
     hidden_size: int
     base: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: int = 0  # unknown of older adapters
+    markov_rank: int = 0
 
     def __post_init__(self) -> None:
         if self.prompt not in PROMPTS:
             raise UserError(f"bita.prompt must be one of {', '.join(PROMPTS)}, got {self.prompt!r}")
         require_whole("bita.mask_tokens", self.mask_tokens, 1)
+        require_whole("bita.markov_rank", self.markov_rank, 0)
         require_whole("bita.prompt_tokens", self.prompt_tokens, 0 if self.prompt == "none" else 1)
         if self.prompt == "none" and self.prompt_tokens != 0:
             raise UserError(
@@ -66,8 +71,9 @@ class BitaConfig:
 
     @property
     def parameters(self) -> int:
-        """The number of trained parameters: those of the prompt plus M·dim."""
-        return self.prompt_parameters + self.mask_tokens * self.hidden_size
+        """The number of trained parameters: those of the prompt, M·dim, and 2·vocabulary·rank of a Markov head."""
+        masks, markov = self.mask_tokens * self.hidden_size, 2 * self.vocabulary * self.markov_rank
+        return self.prompt_parameters + masks + markov
 
 
 class BitaAdapter(SavedModule):
@@ -94,6 +100,8 @@ class BitaAdapter(SavedModule):
             self.prompt_keys, self.prompt_values = normal(*shape), normal(*shape)
         elif config.prompt == "shallow":
             self.prompt_embeddings = normal(config.prompt_tokens, config.hidden_size)
+        rank = config.markov_rank
+        self.markov = MarkovHead(config.vocabulary, rank, seed, rank**-0.5) if rank else None
 
     @classmethod
     def fresh(
@@ -104,6 +112,7 @@ class BitaAdapter(SavedModule):
         prompt_tokens: int,
         mask_tokens: int,
         seed: int,
+        markov_rank: int = 0,
     ) -> BitaAdapter:
         """An untrained adapter for a model with this configuration. prompt=none ignores prompt_tokens.
 
@@ -112,7 +121,7 @@ class BitaAdapter(SavedModule):
         shape = base_of(model_config, "a BiTA adapter")
         count = 0 if prompt == "none" else prompt_tokens
         sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
-        return cls(BitaConfig(prompt, count, mask_tokens, *sizes, base=dict(base)), seed)
+        return cls(BitaConfig(prompt, count, mask_tokens, *sizes, dict(base), shape.vocabulary, markov_rank), seed)
 
 
 def bita_config(path: Path | FilePath) -> BitaConfig:
@@ -125,6 +134,11 @@ def load_bita(target: LoadedModel, path: FilePath | None) -> BitaAdapter:
     base = base_of(target.checkpoint.config, KIND.noun)
     sizes = {name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")}
     return BitaAdapter.load_for(target, path, **sizes).to(target.dtype)
+
+
+def load_markov(target: LoadedModel, path: FilePath | None) -> MarkovHead | None:
+    """The adapter's Markov head, if it has one. Raises UserError as `load_bita` does."""
+    return load_bita(target, path).markov
 
 
 class BitaTarget:

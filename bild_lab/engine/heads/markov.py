@@ -5,19 +5,76 @@ Heads and masks predict tokens further ahead without seeing those between; this 
 
 from __future__ import annotations
 
+from ctypes import addressof, byref
+from typing import TYPE_CHECKING
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from bild_lab.engine.models.native.cpu import structures as c
+from bild_lab.engine.models.native.cpu.library import library
+from bild_lab.engine.models.native.cpu.panels import PANEL, packed_matrix
+from bild_lab.engine.models.native.stack import Weight
+from bild_lab.engine.sampling import precise
+
+if TYPE_CHECKING:
+    from bild_lab.engine.drafters.trees import Layout
+    from bild_lab.engine.session import LoadedModel
 
 
 class MarkovHead(nn.Module):
-    """The bias before[token] · after^T / √rank. after starts at zero: an untrained head changes nothing."""
+    """The bias scale · before[token] · after^T. after starts at zero: an untrained head changes nothing.
 
-    def __init__(self, vocabulary: int, rank: int, seed: int = 0) -> None:
+    scale: smaller where the learning rate is larger, as Adam's steps do not depend on the gradient's size.
+    """
+
+    def __init__(self, vocabulary: int, rank: int, seed: int = 0, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         generator = torch.Generator().manual_seed(seed)
         self.before = nn.Parameter(torch.randn(vocabulary, rank, generator=generator))
         self.after = nn.Parameter(torch.zeros(vocabulary, rank))
 
     def forward(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows vocab"]:
-        return self.before[tokens] @ self.after.mT / self.before.shape[1] ** 0.5
+        return self.before[tokens] @ self.after.mT * self.scale
+
+    def along(
+        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"], count: int
+    ) -> Float[Tensor, "batch contexts count vocab"]:
+        """The biases of the tokens 1 to `count` places after the first beyond each context, by the text's own."""
+        places = contexts[..., None] + torch.arange(count, device=contexts.device)
+        return self(input_ids.gather(1, places.clamp(max=input_ids.shape[1] - 1).flatten(1)).view(places.shape))
+
+    def draft(self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout) -> Int[Tensor, " n"]:
+        """The tree's tokens: below each the most likely by its depth's scores and its own bias. last: committed."""
+        tokens = layout.picks.new_full((len(layout.above) + 1,), last)  # of every row
+        for own, (parents, picks, rows, widest) in zip(scores, layout.levels, strict=False):
+            biased = precise(own) + precise(self(tokens.index_select(0, parents)))  # [parents, vocab]
+            tokens[rows] = biased.topk(widest).indices.flatten().index_select(0, picks)
+        return tokens[1:]
+
+
+class PackedMarkov:
+    """A Markov head by the kernels: a tree is one call."""
+
+    def __init__(self, markov: MarkovHead) -> None:
+        (vocabulary, rank), self._library = markov.before.shape, library()
+        before, after = (pad(each, (0, -rank % PANEL)) for each in (markov.before.float() * markov.scale, markov.after))
+        matrix, *held = packed_matrix(Weight(after))
+        self._held, half = (before, matrix, held), markov.after.dtype == torch.bfloat16
+        places = {"before": before.data_ptr(), "after": addressof(matrix)}
+        self._markov = c.Markov(vocab=vocabulary, half=half, stride=before.shape[1], **places)
+
+    def draft(self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout) -> Int[Tensor, " n"]:
+        """As `MarkovHead.draft`."""
+        tokens, given = torch.empty(len(layout.above), dtype=torch.long), scores.float().contiguous()
+        sizes, nodes = (len(tokens), last, torch.get_num_threads(), tokens.data_ptr()), layout.numbers
+        self._library.draft_by_parents(byref(self._markov), given.data_ptr(), nodes.data_ptr(), *sizes)
+        return tokens
+
+
+def on_engine(target: LoadedModel, markov: MarkovHead | None) -> MarkovHead | PackedMarkov | None:
+    """What drafts with it on the target's engine."""
+    return PackedMarkov(markov) if markov is not None and target.engine == "kernels" else markov

@@ -16,6 +16,7 @@ from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, described, released_folder, shapes, tensors_of
+from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import FilePath
@@ -45,7 +46,7 @@ class MedusaConfig:
 
     heads: how many tokens are predicted beyond the target's own next token. layers: residual blocks in
     each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights. shared: all
-    heads end in the target's own matrix to the vocabulary, instead of one each.
+    heads end in the target's own matrix to the vocabulary, instead of one each. markov_rank: of a `MarkovHead`, or 0.
     """
 
     heads: int
@@ -54,10 +55,12 @@ class MedusaConfig:
     vocabulary: int
     base: Mapping[str, Any] = field(default_factory=dict)
     shared: bool = False
+    markov_rank: int = 0
 
     def __post_init__(self) -> None:
         require_whole("module.heads", self.heads, 1)
         require_flag("module.shared", self.shared)
+        require_whole("module.markov_rank", self.markov_rank, 0)
         alike = "heads without blocks that share a matrix are one" if self.shared else ""
         require_whole("module.layers", self.layers, 1 if self.shared else 0, None, alike)
 
@@ -73,13 +76,14 @@ class MedusaHeads(SavedModule):
 
     kind, config_class = KIND, MedusaConfig
 
-    def __init__(self, config: MedusaConfig) -> None:
+    def __init__(self, config: MedusaConfig, seed: int = 0) -> None:
         super().__init__(config)
         dim = config.hidden_size
         self.blocks = nn.Parameter(torch.zeros(config.heads, config.layers, dim, dim))
         self.biases = nn.Parameter(torch.zeros(config.heads, config.layers, dim))
         if not config.shared:
             self.outputs = nn.Parameter(torch.zeros(config.heads, config.vocabulary, dim))
+        self.markov = MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
         self._shared: tuple[Tensor, ...] = ()
 
     @classmethod
@@ -91,10 +95,13 @@ class MedusaHeads(SavedModule):
         heads: int,
         layers: int = 1,
         shared: bool = False,
+        markov_rank: int = 0,
+        seed: int = 0,
     ) -> MedusaHeads:
         """Untrained heads, each a copy of the model's own head. Raises UserError for an encoder–decoder."""
         shape = base_of(model_config, "Medusa")
-        made = cls(MedusaConfig(heads, layers, shape.hidden_size, lm_head.shape[0], dict(base), shared))
+        sizes = (heads, layers, shape.hidden_size, lm_head.shape[0])
+        made = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
         if shared:
             return made.attach(lm_head)
         with torch.no_grad():
@@ -120,7 +127,11 @@ class MedusaHeads(SavedModule):
 
     def most_likely(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
         """The first heads' most likely tokens."""
-        return precise(self._logits(hidden[None], depth)[:, 0]).topk(count).indices
+        return self.scores(hidden, depth).topk(count).indices
+
+    def scores(self, hidden: Float[Tensor, " dim"], depth: int) -> Float[Tensor, "depth vocab"]:
+        """The first heads' logits, without the bias of a Markov head."""
+        return precise(self._logits(hidden[None], depth)[:, 0])
 
     def _logits(self, rows: Float[Tensor, "n dim"], depth: int) -> Float[Tensor, "depth n vocab"]:
         """Of the first `depth` heads."""

@@ -31,6 +31,7 @@ class BitaSpec:
     prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each epoch, all beside one
     another. consecutive: they follow one another from a random start, and each has the labels of all masks, as in the
     released code (`preprocess_efficient_supervised_dataset`); otherwise they are drawn from all of the answer.
+    markov_rank: of a `MarkovHead` beside the masks; 0: none.
     """
 
     prompt: str
@@ -38,6 +39,7 @@ class BitaSpec:
     mask_tokens: int
     splits: int
     consecutive: bool
+    markov_rank: int = 0
 
     group: ClassVar[str] = "bita"
     result_name: ClassVar[str] = "adapter"
@@ -46,6 +48,7 @@ class BitaSpec:
     def __post_init__(self) -> None:
         require_whole("bita.mask_tokens", self.mask_tokens, 1)
         require_whole("bita.splits", self.splits, 1)
+        require_whole("bita.markov_rank", self.markov_rank, 0)
         require_flag("bita.consecutive", self.consecutive)
 
     @property
@@ -54,7 +57,8 @@ class BitaSpec:
 
         All masks have the same weight (BiTA Eq. 1).
         """
-        chosen = {"per_answer": self.splits, "consecutive": self.consecutive}
+        ahead = self.mask_tokens if self.markov_rank else 0
+        chosen = {"per_answer": self.splits, "consecutive": self.consecutive, "ahead": ahead}
         return Predictors.in_turn("mask", 1, [1.0] * self.mask_tokens, **chosen)
 
     def check(self, config: PreTrainedConfig) -> None:
@@ -73,7 +77,8 @@ class BitaSpec:
         return ["-m", "policy=bita", f"policy.adapter={folder}", "policy.top_k=1,3,5"]
 
     def _fresh(self, config: PreTrainedConfig, origin: Mapping[str, Any], seed: int) -> BitaAdapter:
-        return BitaAdapter.fresh(config, origin, self.prompt, self.prompt_tokens, self.mask_tokens, seed)
+        sizes = (self.prompt_tokens, self.mask_tokens)
+        return BitaAdapter.fresh(config, origin, self.prompt, *sizes, seed, self.markov_rank)
 
 
 @dataclass(frozen=True)
@@ -122,8 +127,9 @@ class BitaModule(SmallModule):
             logits_to_keep=groups * count,
             bita_prompt=prompt,
             **options,
-        ).logits
-        return logits.view(batch, groups, count, -1)
+        ).logits.view(batch, groups, count, -1)
+        markov = self.weights.markov
+        return logits if markov is None else logits + markov.along(input_ids, contexts, count)
 
     def _prompt(self) -> tuple[Float[Tensor, "p dim"], PromptRows]:
         """The rows of a shallow prompt, and the keys and values of a deep one."""

@@ -29,33 +29,37 @@ DECAY = 0.8  # λ: each head's weight relative to the head before it
 class MedusaSpec:
     """Medusa heads to train: the fields of `conf/module/medusa.yaml` (a `ModuleSpec`).
 
-    layers: residual blocks of each head. shared: they end in the model's own matrix to the vocabulary.
+    layers: residual blocks of each head. shared: they end in the model's own matrix to the vocabulary. markov_rank: of
+    a `MarkovHead` beside them; 0: none.
     """
 
     heads: int
     layers: int
     shared: bool = False
+    markov_rank: int = 0
 
     group: ClassVar[str] = "module"
     result_name: ClassVar[str] = "heads"
     noun: ClassVar[str] = "set of Medusa heads"
 
     def __post_init__(self) -> None:
-        MedusaConfig(self.heads, self.layers, 1, 1, shared=self.shared)  # checks all three
+        MedusaConfig(self.heads, self.layers, 1, 1, shared=self.shared, markov_rank=self.markov_rank)  # checks all
 
     @property
     def predictors(self) -> Predictors:
         """Head i (from 0) after n tokens predicts token n + i + 1, as the model's own head predicts token n."""
-        return Predictors.in_turn("head", 1, [DECAY**head for head in range(self.heads)])
+        ahead = self.heads if self.markov_rank else 0
+        return Predictors.in_turn("head", 1, [DECAY**head for head in range(self.heads)], ahead=ahead)
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder."""
         base_of(config, "Medusa")
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> MedusaModule:
-        """Heads start as copies of the model's own head, so the seed is not used."""
+        """Heads start as copies of the model's own head, so the seed is for a Markov head alone."""
         _, own = own_matrices(base)
-        heads = MedusaHeads.fresh(base.config, own, origin, self.heads, self.layers, self.shared)
+        sizes = (self.heads, self.layers, self.shared, self.markov_rank)
+        heads = MedusaHeads.fresh(base.config, own, origin, *sizes, seed)
         return MedusaModule(base, heads.to(input_device(base)))
 
     def words(self, folder: Path) -> list[str]:
@@ -71,7 +75,9 @@ class MedusaModule(SmallModule):
         with torch.no_grad():
             hidden = self.base.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.to(input_ids.device)
         every = torch.arange(contexts.shape[0], device=contexts.device)
-        return self.weights(hidden[every[:, None], contexts - 1].to(self.weights.blocks.dtype)).movedim(0, 2)
+        heads = self.weights
+        logits = heads(hidden[every[:, None], contexts - 1].to(heads.blocks.dtype)).movedim(0, 2)
+        return logits if heads.markov is None else logits + heads.markov.along(input_ids, contexts, logits.shape[2])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,13 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import MaskTokenDrafter
 from bild_lab.engine.heads.bita import PROMPTS, BitaTarget
+from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from tests.engine.acceptance.exact import TARGET, outcomes, sampled, targets
 from tests.engine.heads.oracle import Step, algorithm_1, straightforward, uncached_masks
-from tests.engine.heads.tiny import random_adapter
+from tests.engine.heads.tiny import misled, random_adapter
 from tests.engine.test_decode import NEVER
 from tests.policies import in_memory
 from tests.stubs import StubModel, uncached
@@ -131,17 +132,26 @@ def masked_table(tokens: list[int]) -> Tensor:
     return lean.log()
 
 
+@pytest.mark.parametrize("markov", ["without", "right", "wrong"])
 @pytest.mark.parametrize("decoding", DECODINGS)
-def test_sampled_texts_have_exactly_the_targets_law(decoding: str) -> None:
-    """All that can happen in three tokens, by the whole loop."""
+@torch.no_grad()
+def test_sampled_texts_have_exactly_the_targets_law(
+    decoding: str, markov: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that can happen in three tokens, by the whole loop; also with a Markov head that is told the wrong tokens."""
+    if markov == "wrong":
+        misled(monkeypatch)
+    head = None if markov == "without" else MarkovHead(3, 2)
+    if head is not None:
+        head.after.normal_(generator=torch.Generator().manual_seed(1))
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
-    target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
+    target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"), engine="native")
     adapter = SimpleNamespace(mask_tokens=2)
     length, depths = 3, set()
     law: dict[tuple[int, ...], float] = defaultdict(float)
 
     def walk(script: list[Verdict], chance: float) -> None:
-        drafter = MaskTokenDrafter(target, adapter, decoding, 2)
+        drafter = MaskTokenDrafter(target, adapter, decoding, 2, markov=head)
         request = Request(Source((0,)), Limits(1, length), Sampling(temperature=1.0), sampled().generator)
         try:
             tokens = DraftThenVerify(StubModel(masked_table), drafter, Scripted(script)).decode(request, Trace())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
@@ -17,6 +19,7 @@ from bild_lab.engine.heads import (
 )
 from bild_lab.engine.heads.eagle import EAGLE3, spread_layers
 from bild_lab.engine.heads.eagle_files import save_eagle
+from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.heads.parallel import ParallelConfig, ParallelHeads
 from bild_lab.engine.models.checkpoint import decoder_depth
 
@@ -24,25 +27,40 @@ SCALE = 30  # of the usual initial values, so that a prompt that leaks into the 
 
 
 def random_adapter(
-    config: PreTrainedConfig, prompt: str = "deep", prompt_tokens: int = 4, mask_tokens: int = 3, seed: int = 0
+    config: PreTrainedConfig,
+    prompt: str = "deep",
+    prompt_tokens: int = 4,
+    mask_tokens: int = 3,
+    seed: int = 0,
+    markov_rank: int = 0,
 ) -> BitaAdapter:
-    adapter = BitaAdapter.fresh(config, {"path": "a tiny model"}, prompt, prompt_tokens, mask_tokens, seed)
+    sizes = (prompt_tokens, mask_tokens, seed)
+    adapter = BitaAdapter.fresh(config, {"path": "a tiny model"}, prompt, *sizes, markov_rank)
     with torch.no_grad():
-        for parameter in adapter.parameters():
-            parameter.mul_(SCALE)
+        for name, parameter in adapter.named_parameters():
+            if not name.startswith("markov"):
+                parameter.mul_(SCALE)
+        if adapter.markov is not None:
+            adapter.markov.after.normal_(generator=torch.Generator().manual_seed(seed))
     return adapter
 
 
 def random_heads(
-    config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed: int = 0, shared: bool = False
+    config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed: int = 0, shared: bool = False, markov_rank: int = 0
 ) -> MedusaHeads:
     """Each head differs from the model's own, and from the others."""
-    made = MedusaHeads.fresh(config, lm_head, {"path": "a tiny model"}, heads, shared=shared)
+    made = MedusaHeads.fresh(config, lm_head, {"path": "a tiny model"}, heads, shared=shared, markov_rank=markov_rank)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return made
+
+
+def misled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault: every Markov head takes the token after the one that it is told."""
+    own = MarkovHead.forward
+    monkeypatch.setattr(MarkovHead, "forward", lambda head, tokens: own(head, (tokens + 1) % len(head.before)))
 
 
 def random_hydra(config: PreTrainedConfig, heads: int = 3, layers: int = 1, seed: int = 0) -> HydraHeads:
@@ -123,6 +141,6 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
         return {knob: str(path)}
     if not path.is_dir():
         nowhere = torch.zeros(config.vocab_size, config.hidden_size)
-        makers = {"bita": random_adapter, "medusa": lambda one: random_heads(one, nowhere)}
+        makers = {"bita": partial(random_adapter, markov_rank=4), "medusa": partial(random_heads, lm_head=nowhere)}
         makers[policy](config).save(path)
     return {knob: str(path)}

@@ -34,12 +34,14 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Checkpoint]:
     return {name: Checkpoint(str(save(model, folder / name))) for name, model in models.items()}
 
 
-def adapter_for(base: Checkpoint, prompt: str) -> BitaAdapter:
+def adapter_for(base: Checkpoint, prompt: str, rank: int = 0) -> BitaAdapter:
     """Of the size of the model's own embeddings, so that prompt and masks make a difference."""
-    adapter = BitaAdapter.fresh(base.config, {}, prompt, 4, 3, seed=0)
+    adapter = BitaAdapter.fresh(base.config, {}, prompt, 4, 3, 0, rank)
     with torch.no_grad():
         for weight in adapter.parameters():
             weight *= 25
+        if rank:
+            adapter.markov.after.normal_(generator=torch.Generator().manual_seed(0))
     return adapter
 
 
@@ -57,7 +59,7 @@ def test_masks_predict_in_training_what_they_predict_in_decoding(
     kind: str, prompt: str, bases: dict[str, Checkpoint]
 ) -> None:
     base, (text,) = bases[kind], texts(1, 11)
-    adapter = adapter_for(base, prompt)
+    adapter = adapter_for(base, prompt, 4 if kind == "llama" else 0)
     trained = rows_beside(base, adapter)(text[None], torch.tensor([[4, 9, 11]]))
     target = NativeModel(HuggingFaceModel(base, torch.device("cpu"), torch.float32))
     masks = [VOCABULARY + mask for mask in range(3)]
@@ -65,7 +67,9 @@ def test_masks_predict_in_training_what_they_predict_in_decoding(
         context = text[:length].tolist()
         session = BitaTarget(target, adapter.requires_grad_(False)).start(Source(tuple(context)), 8)
         decoded = session.extend([context[-1], *masks]).logits[1:]
-        torch.testing.assert_close(trained[0, group], decoded, rtol=1e-4, atol=1e-4)
+        before = text[[min(length + mask, 10) for mask in range(3)]]
+        bias = 0 if adapter.markov is None else adapter.markov(before)
+        torch.testing.assert_close(trained[0, group], decoded + bias, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -105,6 +109,7 @@ def test_the_adapter_learns_and_nothing_else(prompt: str, bases: dict[str, Check
 
 REFUSED = {
     "mask_tokens": (0, "bita.mask_tokens must be a whole number >= 1, got 0"),
+    "markov_rank": (-1, "bita.markov_rank must be a whole number >= 0, got -1"),
     "splits": (0, "bita.splits must be a whole number >= 1, got 0"),
     "consecutive": ("yes", "bita.consecutive must be true or false, got 'yes'"),
     "prompt": ("wide", "bita.prompt must be one of deep, shallow, none, got 'wide'"),

@@ -29,9 +29,10 @@ def base(checkpoints: Path) -> Checkpoint:
     return Checkpoint(str(checkpoints / "llama"))
 
 
-def random_heads(base: Checkpoint, shared: bool) -> MedusaHeads:
+def random_heads(base: Checkpoint, shared: bool, rank: int) -> MedusaHeads:
     module = base.weights(torch.float32)
-    heads = MedusaHeads.fresh(base.config, module.lm_head.weight, {}, heads=3, layers=1, shared=shared)
+    kind = {"heads": 3, "layers": 1, "shared": shared, "markov_rank": rank}
+    heads = MedusaHeads.fresh(base.config, module.lm_head.weight, {}, **kind)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in heads.parameters():
@@ -39,21 +40,23 @@ def random_heads(base: Checkpoint, shared: bool) -> MedusaHeads:
     return heads.requires_grad_(False)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoint, shared: bool) -> None:
-    heads = random_heads(base, shared)
+@pytest.mark.parametrize(("shared", "rank"), [(False, 0), (True, 0), (False, 4)])
+def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoint, shared: bool, rank: int) -> None:
+    heads = random_heads(base, shared, rank)
     text = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(5))
     trained = MedusaModule(base.weights(torch.float32).eval(), heads)(text, torch.tensor([[4, 9], [6, 1]]))
     target = NativeModel(HuggingFaceModel(base, torch.device("cpu"), torch.float32))
     for sample, group, length in ((0, 0, 4), (0, 1, 9), (1, 0, 6)):
         context = text[sample, :length].tolist()
         final = target.start(Source(tuple(context)), 8).extend([context[-1]]).head_input
-        torch.testing.assert_close(trained[sample, group], heads(final)[:, 0], rtol=1e-4, atol=1e-4)
+        before = text[sample, [min(length + head, 8) for head in range(3)]]
+        bias = 0 if heads.markov is None else heads.markov(before)
+        torch.testing.assert_close(trained[sample, group], heads(final)[:, 0] + bias, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_a_training_leaves_heads_that_learned(base: Checkpoint, shared: bool, tmp_path: Path) -> None:
-    spec = MedusaSpec(heads=2, layers=1, shared=shared)
+@pytest.mark.parametrize(("shared", "rank"), [(False, 0), (True, 4)])
+def test_a_training_leaves_heads_that_learned(base: Checkpoint, shared: bool, rank: int, tmp_path: Path) -> None:
+    spec = MedusaSpec(heads=2, layers=1, shared=shared, markov_rank=rank)
     changes = {"spec": spec, "max_steps": 60, "evaluate_every": 20, "log_every": 5, "learning_rate": 0.05}
     metrics = train_beside_frozen(frozen_job(tmp_path, Path(base.path), **changes))
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
@@ -61,8 +64,9 @@ def test_a_training_leaves_heads_that_learned(base: Checkpoint, shared: bool, tm
     assert metrics["best"]["top_1_head_1"] > 0.3  # of 40 words
     heads = MedusaHeads.load(tmp_path / "heads")
     assert heads.config.base["fingerprint"] == base.fingerprint
-    own = set() if shared else {"outputs"}
+    own = {"markov.before", "markov.after"} if rank else {"outputs"}
     assert set(load_file(tmp_path / "heads" / "heads.safetensors")) == {"blocks", "biases", *own}
+    assert not rank or bool(heads.markov.after.any())
     card = (tmp_path / "heads" / "README.md").read_text()
     assert f"policy=medusa policy.heads={tmp_path}/heads" in card
 

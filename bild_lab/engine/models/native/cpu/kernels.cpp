@@ -18,7 +18,7 @@ inline void most_likely(const float* x, int n, int count, int64_t* out) {
 
 template <class T>
 void run_heads(const Heads& heads, const float* hidden, int depth, int count, float* x, float* logits, Buffers& b,
-               int64_t* tokens) {  // by every thread of a team. x: [2][depth][dim]
+               int64_t* tokens, float* scores) {  // by every thread of a team. x: [2][depth][dim]
     const int64_t dim = padded(heads.dim, PANEL), vocab = padded(heads.vocab, PANEL);
     float *from = x, *to = x + depth * dim;
     for (int layer = 0; layer < heads.layers; ++layer) {
@@ -41,8 +41,37 @@ void run_heads(const Heads& heads, const float* hidden, int depth, int count, fl
                    });
     #pragma omp barrier
     Span mine = share(depth);
-    for (int head = mine.first; head < mine.last; ++head)
-        most_likely(logits + head * vocab, heads.vocab, count, tokens + int64_t(head) * count);
+    for (int head = mine.first; head < mine.last; ++head) {
+        if (scores) std::memcpy(scores + int64_t(head) * heads.vocab, logits + head * vocab, 4 * int64_t(heads.vocab));
+        else most_likely(logits + head * vocab, heads.vocab, count, tokens + int64_t(head) * count);
+    }
+}
+
+// Each node's token, below each parent the most likely by the scores of its depth and the parent's bias
+template <class T>
+void run_markov(const Markov& markov, const float* scores, const int32_t* parents, int n, int64_t last, float* row,
+                Buffers& b, int64_t* tokens) {  // by every thread of a team
+    const int32_t *depths = parents + n, *ranks = depths + n;
+    for (int parent = -1; parent < n; ++parent) {
+        int widest = 0, depth = 0;
+        for (int node = parent + 1; node < n; ++node)
+            if (parents[node] == parent) { widest = std::max(widest, ranks[node] + 1); depth = depths[node]; }
+        if (!widest) continue;
+        const float *x = markov.before + (parent < 0 ? last : tokens[parent]) * markov.stride;
+        const float *own = scores + int64_t(depth) * markov.vocab;
+        product<T>(*markov.after, x, markov.stride, 1, b, [&](int, int panel, vec left, vec right) {
+            put(row, panel, markov.vocab, left, right);
+            for (int i = panel * PANEL; i < std::min((panel + 1) * PANEL, markov.vocab); ++i) row[i] += own[i];
+        });
+        #pragma omp barrier
+        #pragma omp single  // the others wait
+        {
+            std::vector<int64_t> best(widest);
+            most_likely(row, markov.vocab, widest, best.data());
+            for (int node = parent + 1; node < n; ++node)
+                if (parents[node] == parent) tokens[node] = best[ranks[node]];
+        }
+    }
 }
 
 }  // namespace
@@ -82,16 +111,31 @@ void grow_trees(const Model* model, const Pass* pass, Growth* growth) {
     for (auto& tree : all.trees) tree.finish();
 }
 
-// The `count` most likely tokens of each of the first `depth` heads after a state: [depth][count]
-void most_likely_tokens(const Heads* heads, const float* hidden, int depth, int count, int threads, int64_t* tokens) {
+// The `count` most likely tokens of each of the first `depth` heads after a state: [depth][count]; or their logits, if
+// there are `scores` [depth][vocab]
+void most_likely_tokens(const Heads* heads, const float* hidden, int depth, int count, int threads, int64_t* tokens,
+                        float* scores) {
     const int64_t dim = padded(heads->dim, PANEL), vocab = padded(heads->vocab, PANEL);
     const int64_t shared = depth * (2 * dim + vocab), own = PANEL * PANEL + padded(depth, PANEL) * dim / 2;
     by_team(threads, heads->half, shared, own, [&](float* x, float* tiles) {
         Buffers b{};
         b.tiles = tiles;
         b.halves = reinterpret_cast<uint16_t*>(tiles + PANEL * PANEL);
-        if (heads->half) run_heads<bfloat16>(*heads, hidden, depth, count, x, x + 2 * depth * dim, b, tokens);
-        else run_heads<float>(*heads, hidden, depth, count, x, x + 2 * depth * dim, b, tokens);
+        if (heads->half) run_heads<bfloat16>(*heads, hidden, depth, count, x, x + 2 * depth * dim, b, tokens, scores);
+        else run_heads<float>(*heads, hidden, depth, count, x, x + 2 * depth * dim, b, tokens, scores);
+    });
+}
+
+// The tokens of a tree. nodes: [3][n], the parents, depths and ranks. last: the token before the tree
+void draft_by_parents(const Markov* markov, const float* scores, const int32_t* nodes, int n, int64_t last, int threads,
+                      int64_t* tokens) {
+    const int64_t own = PANEL * PANEL + PANEL * int64_t(markov->stride) / 2;
+    by_team(threads, markov->half, padded(markov->vocab, PANEL), own, [&](float* row, float* tiles) {
+        Buffers b{};
+        b.tiles = tiles;
+        b.halves = reinterpret_cast<uint16_t*>(tiles + PANEL * PANEL);
+        if (markov->half) run_markov<bfloat16>(*markov, scores, nodes, n, last, row, b, tokens);
+        else run_markov<float>(*markov, scores, nodes, n, last, row, b, tokens);
     });
 }
 

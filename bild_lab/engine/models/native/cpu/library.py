@@ -62,7 +62,8 @@ def library() -> ctypes.CDLL:
         "run": [pointer] * 2,
         "draft_chains": [pointer] * 3,
         "grow_trees": [pointer] * 3,
-        "most_likely_tokens": [pointer, pointer, whole, whole, whole, pointer],
+        "most_likely_tokens": [pointer, pointer, whole, whole, whole, pointer, pointer],
+        "draft_by_parents": [pointer, pointer, pointer, whole, ctypes.c_int64, whole, pointer],
         "read_all": [pointer, ctypes.c_int64, whole],
     }.items():
         function = getattr(loaded, name)

@@ -367,11 +367,17 @@ class PackedHeads:
 
     def most_likely(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
         """The first heads' most likely tokens, as `MedusaHeads.most_likely` in one call."""
-        state, tokens = hidden.float().contiguous(), torch.empty(depth, count, dtype=torch.long)
-        self._library.most_likely_tokens(
-            byref(self._heads), state.data_ptr(), depth, count, torch.get_num_threads(), tokens.data_ptr()
-        )
-        return tokens
+        return self._run(hidden, depth, torch.empty(depth, count, dtype=torch.long))
+
+    def scores(self, hidden: Float[Tensor, " dim"], depth: int) -> Float[Tensor, "depth vocab"]:
+        """The first heads' logits."""
+        return self._run(hidden, depth, torch.empty(depth, self._heads.vocab))
+
+    def _run(self, hidden: Float[Tensor, " dim"], depth: int, to: Tensor) -> Tensor:
+        state, count, threads = hidden.float().contiguous(), to.shape[1], torch.get_num_threads()
+        places = (None, to.data_ptr()) if to.is_floating_point() else (to.data_ptr(), None)
+        self._library.most_likely_tokens(byref(self._heads), state.data_ptr(), depth, count, threads, *places)
+        return to
 
 
 def give_back_memory() -> None:

@@ -100,4 +100,11 @@ struct Heads {
     const Matrix* outputs;  // [heads], or one that is shared; there are layers then
 };
 
+// A bias on a token's logits by the token before it
+struct Markov {
+    int32_t vocab, half, stride;
+    const float* before;   // [vocab][stride], of a multiple of 32 with zeros at the end
+    const Matrix* after;
+};
+
 }  // extern "C"
