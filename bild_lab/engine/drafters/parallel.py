@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft
+from bild_lab.engine.drafters.model_tree import growth_of_round
 from bild_lab.engine.drafters.state_trees import StateTreeDrafter
+from bild_lab.engine.drafters.trees import ProbedTree, TokenTrees
+from bild_lab.engine.heads.markov import MarkovHead, PackedMarkov, on_engine
 from bild_lab.engine.heads.parallel import ParallelDecoder, ParallelHeads
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native.cpu import PackedDecoder
@@ -19,6 +23,15 @@ from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.native.t5 import Memory
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows, on_device
+
+
+class Made(NamedTuple):
+    """What all texts share. packed: the layers for a target on the kernels. trees: a static tree, by depth."""
+
+    decoder: ParallelDecoder
+    packed: PackedDecoder | None
+    markov: MarkovHead | PackedMarkov | None
+    trees: TokenTrees | None
 
 
 class ParallelDrafter(StateTreeDrafter):
@@ -38,24 +51,35 @@ class ParallelDrafter(StateTreeDrafter):
         return Want(head_input=True, prompt=True)
 
     @cached_property
-    def _decoder(self) -> tuple[ParallelDecoder, PackedDecoder | None]:
-        """The layers, and for a target on the kernels packed for them."""
+    def _made(self) -> Made:
         decoder = ParallelDecoder(self._heads, self._target.checkpoint.config, *self._target.vocabulary_weights())
-        return decoder, PackedDecoder(decoder) if self._target.engine == "kernels" else None
+        packed, trees = PackedDecoder(decoder) if self._target.engine == "kernels" else None, None
+        if self._static is not None:
+            cuts = (tuple(self._static.cut(depth)) for depth in range(self._growth.depth + 1))
+            probed = [ProbedTree(nodes, (0,) * (1 + len(nodes))) for nodes in cuts]
+            trees = TokenTrees(probed, self._heads.config.vocabulary, self._target.device)
+        return Made(decoder, packed, on_engine(self._target, self._heads.markov), trees)
 
     def prepare(self, request: Request) -> None:
-        """Make the layers, here and not in the copy of a text."""
-        _ = self._decoder
+        """Make these here and not in the copy of a text."""
+        _ = self._made
 
     def opened(self, request: Request, target: Session) -> ParallelSession:
-        return ParallelSession(self._heads, *self._decoder, target, request.limits.max_new_tokens)
+        return ParallelSession(self._heads, self._made, target, request.limits.max_new_tokens)
 
     def states(self, scores: Scores) -> Float[Tensor, "m dim"]:
         return scores.head_input
 
     def propose(self, tokens: list[int]) -> Draft:
-        draft = super().propose(tokens)
-        return replace(draft, calls=min(1, draft.calls))  # all levels are of one forward
+        markov, trees, session = self._made.markov, self._made.trees, self._session
+        depth = growth_of_round(self._growth, self._request, tokens).depth
+        if trees is None or depth < 1 or not session.ready:
+            draft = super().propose(tokens)
+            return replace(draft, calls=min(1, draft.calls))  # all levels are of one forward
+        scores = session.score(tokens[session.length :])[:depth]
+        candidates = scores.topk(trees.widest).indices if markov is None else scores
+        draft = trees.draft(candidates, trees.layout(depth), markov, tokens[-1])
+        return Draft(draft.tokens, calls=1) if self._chain else replace(draft, calls=1)
 
 
 class ParallelSession:
@@ -64,11 +88,9 @@ class ParallelSession:
     `length` counts the tokens that need not be passed again, as in `Session`; the first token of a text is in no row.
     """
 
-    def __init__(
-        self, heads: ParallelHeads, decoder: ParallelDecoder, packed: PackedDecoder | None, target: Session, room: int
-    ) -> None:
-        self._heads, self._decoder, self._target, self._level = heads, decoder, target, 0
-        self._layers = NativeLayers(decoder, Source((0,)), room + heads.config.block, packed=packed)
+    def __init__(self, heads: ParallelHeads, made: Made, target: Session, room: int) -> None:
+        self._heads, self._decoder, self._target, self._level = heads, made.decoder, target, 0
+        self._layers = NativeLayers(made.decoder, Source((0,)), room + heads.config.block, packed=made.packed)
         self._session = CachedSession(self._layers, (0,), target.forwards)
         self._received: list[Tensor] = []
 
@@ -89,21 +111,22 @@ class ParallelSession:
         rows = as_rows(rows)
         tokens = on_device(rows.tokens, self._layers.device)
         if rows.tree is None:
-            self._run(tokens)
-            return Scores(self._heads.biased(self._block[:1], tokens[-1:]))
+            return Scores(self._heads.biased(self.score(tokens)[:1], tokens[-1:]))
         self._level += 1
         return Scores(self._heads.biased(self._block[self._level].expand(tokens.shape[0], -1), tokens))
 
-    def _run(self, tokens: Int[Tensor, " m"]) -> None:
-        """Score a block after these tokens of the text."""
+    @torch.inference_mode()
+    def score(self, fed: Sequence[int] | Int[Tensor, " m"]) -> Float[Tensor, "block vocab"]:
+        """The scores of a block after these tokens of the text, without the Markov head's bias."""
+        tokens = on_device(fed, self._layers.device)
         heads, session, block = self._heads, self._session, self._heads.config.block
         if not self._layers.source:
             memory = Memory(*self._target.memory(heads.config.layers))
             self._layers.memory, self._layers.source = (memory,), memory.keys.shape[2]
         kept, states = session.length + tokens.shape[0], torch.cat(self._received)
         inputs = torch.cat([heads.rows(states, self._decoder.embed(tokens)), heads.masks])
-        fed = tokens.new_zeros(inputs.shape[0])
         want = Want(logits=block, layers=range(heads.config.layers))
-        self._block = session.extend(Rows(fed, states=inputs), want).logits
+        self._block = session.extend(Rows([0] * inputs.shape[0], states=inputs), want).logits
         session.rollback(kept)
         self._received, self._level = [], 0
+        return self._block
