@@ -27,9 +27,11 @@ from tests.tiny import tiny_tokenizer
 FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters, tests/drafters
+T5_ONLY = {("parallel", "llama"), ("bild_parallel", "llama")}  # tests/engine/drafters/test_parallel.py
 REFUSED = {
     ("hf_early_exit", "t5"),
     *DECODER_ONLY,
+    *T5_ONLY,
 }  # the first is what Transformers cannot do (tests/engine/test_hf_generation.py)
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)  # need `make peers` (tests/engine/peers)
@@ -61,7 +63,8 @@ def is_lossless(policy: str, temperature: float = 0.0) -> bool:
     """What the policy's method says of itself, built with the values of its file."""
     if policy in EXTERNAL:  # which says the same without its environment
         return get_object(str(parts(policy)["_target_"])).lossless(None, Sampling(temperature))
-    return load(tiny_checkpoints(), "llama", policy).method.lossless(Sampling(temperature))
+    family = "t5" if (policy, "llama") in T5_ONLY else "llama"
+    return load(tiny_checkpoints(), family, policy).method.lossless(Sampling(temperature))
 
 
 def is_peer(policy: str) -> bool:

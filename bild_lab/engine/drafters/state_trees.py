@@ -157,6 +157,14 @@ class StaticTree:
             return Draft(tokens, calls=calls)
         return Draft(tokens, parents, calls=calls, shape=shape, known_parents=above)
 
+    def cut(self, depth: int) -> list[Node]:
+        """The nodes above this depth, level by level."""
+        kept = sorted(
+            (at for at, node in enumerate(self._nodes) if node.depth < depth), key=lambda at: self._nodes[at].depth
+        )
+        place = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
+        return [replace(self._nodes[at], parent=place[self._nodes[at].parent]) for at in kept]
+
     def _lay_out(self, depth: int) -> tuple[list[Level], list[int], Int[Tensor, " n"], Tree]:
         """The levels, the parents on the host and on the device, and the shape of the draft."""
         nodes = [number for number, node in enumerate(self._nodes) if node.depth < depth]

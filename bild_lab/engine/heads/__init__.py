@@ -3,6 +3,7 @@
 from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita, load_markov
 from bild_lab.engine.heads.eagle import Eagle, EagleConfig, load_eagle
 from bild_lab.engine.heads.medusa import MedusaConfig, MedusaHeads, load_medusa
+from bild_lab.engine.heads.parallel import ParallelHeads, load_parallel
 
 __all__ = [
     "BitaAdapter",
@@ -11,9 +12,11 @@ __all__ = [
     "EagleConfig",
     "MedusaConfig",
     "MedusaHeads",
+    "ParallelHeads",
     "bita_config",
     "load_bita",
     "load_eagle",
     "load_markov",
     "load_medusa",
+    "load_parallel",
 ]

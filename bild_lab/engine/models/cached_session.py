@@ -115,6 +115,11 @@ class Layers(Protocol):
         """For how many rows the head runs."""
         return work.read
 
+    def last_memory(
+        self, layers: int
+    ) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
+        """Keys and values of the source in the last so many layers, which have run before."""
+
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         """Move these rows, counted from slot `start`, to slot `start` and the following slots, in these layers."""
 
@@ -232,6 +237,9 @@ class CachedSession:
         if self._pending:
             last = self._pending.pop()  # the others run with it
             self.extend([last], PROMPT)
+
+    def memory(self, layers: int) -> tuple[Tensor, Tensor]:
+        return self.layers.last_memory(layers)
 
     @torch.inference_mode()
     def adopt(self, row: int, layers: Sequence[int]) -> None:

@@ -94,6 +94,10 @@ class ModuleLayers(Layers):
         """Some models of Transformers run their head for all rows."""
         return work.read if self._keeps_logits or not work.read else work.count
 
+    def last_memory(self, layers: int) -> tuple[Tensor, Tensor]:
+        last = self._past.cross_attention_cache.layers[-layers:]
+        return torch.cat([layer.keys for layer in last]), torch.cat([layer.values for layer in last])
+
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         if self._snapshots is not None:
             raise UserError(NO_BRANCHES.format(self.config.model_type))

@@ -45,6 +45,9 @@ class SessionOver(StagedSession):
     def prefill(self) -> None:
         self._session.prefill()
 
+    def memory(self, layers: int) -> tuple[Tensor, Tensor]:
+        return self._session.memory(layers)
+
     def adopt(self, row: int, layers: Sequence[int]) -> None:
         self._session.adopt(row, layers)
 

@@ -29,7 +29,14 @@ from bild_lab.engine.models.native import why_not_native
 from bild_lab.errors import require_number, require_whole
 from bild_lab.training.modules.layer_heads import own_head
 from bild_lab.training.modules.predictors import OwnLoss, Predictors
-from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale, own_matrices
+from bild_lab.training.modules.states import (
+    SmallModule,
+    decoder_states,
+    head_scale,
+    own_logits,
+    own_matrices,
+    soft_loss,
+)
 
 TOKEN_WEIGHT = 0.1  # of EAGLE-1's loss on tokens, beside that on states (Li et al., 2024, §4.2)
 DECAY = 0.8  # of EAGLE-3's loss, from one step of the test to the next, as in the released code
@@ -172,10 +179,7 @@ class EagleModule(SmallModule):
 
     def _losses(self, outputs: Tensor, logits: Tensor, wanted: Tensor) -> Float[Tensor, "batch contexts"]:
         """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself."""
-        with torch.no_grad():
-            vocabulary = self.weights.config.vocabulary
-            own = self.base.get_output_embeddings()(wanted).to(wanted.device)[..., :vocabulary].float().softmax(-1)
-        tokens = -(own * logits.float().log_softmax(-1)).sum(-1)
+        tokens = soft_loss(logits, own_logits(self.base, wanted, self.weights.config.vocabulary))
         if self.weights.config.variant == EAGLE3:
             return tokens
         missed = smooth_l1_loss(outputs.float(), wanted.float(), reduction="none").mean(-1)

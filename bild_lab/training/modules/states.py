@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -125,13 +125,16 @@ class DecoderStates:
     """What a decoder made of a batch of rows.
 
     tokens: the decoder's. hidden: outputs of layers, by number, of which 0 is the embedding. final: the last layer's
-    output after the final norm. places: where each context's last token is among the decoder's tokens.
+    output after the final norm. places: where each context's last token is among the decoder's tokens. source: of an
+    encoder–decoder, its encoder's output; seen: which of its places are tokens.
     """
 
     tokens: Int[Tensor, "batch m"]
     hidden: Mapping[int, Float[Tensor, "batch m dim"]]
     final: Float[Tensor, "batch m dim"]
     places: Int[Tensor, "batch contexts"]
+    source: Float[Tensor, "batch s dim"] | None = None
+    seen: Bool[Tensor, "batch s"] | None = None
 
 
 def decoder_states(
@@ -166,7 +169,7 @@ def decoder_states(
     encoded = {"encoder_hidden_states": memory.last_hidden_state, "encoder_attention_mask": mask.long()}
     ran = base.get_decoder()(input_ids=rows, **encoded, **options)
     places = (contexts - source - 1).clamp(min=0)  # contexts that fill up have one token
-    return states(ran, rows, places)
+    return replace(states(ran, rows, places), source=memory.last_hidden_state.to(rows.device), seen=mask)
 
 
 def own_matrices(base: PreTrainedModel) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
@@ -187,3 +190,16 @@ def own_matrices(base: PreTrainedModel) -> tuple[Float[Tensor, "vocab dim"], Flo
 def head_scale(config: PreTrainedConfig) -> float:
     """The factor on the head's input, which T5 v1.0 has."""
     return config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
+
+
+@torch.no_grad()
+def own_logits(
+    base: PreTrainedModel, head_input: Float[Tensor, "*rows dim"], vocabulary: int
+) -> Float[Tensor, "*rows vocab"]:
+    """The model's own scores."""
+    return base.get_output_embeddings()(head_input).to(head_input.device)[..., :vocabulary]
+
+
+def soft_loss(logits: Float[Tensor, "*rows vocab"], own: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows"]:
+    """Cross-entropy with the model's own distribution, of which `own` are the logits."""
+    return -(own.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)

@@ -23,7 +23,10 @@ NAMES = {"t5": ("t5-large", "t5-tiny", "t5-tiny"), "llama": ("llama-large", "lla
 TEMPLATES = {"t5": "{}", "llama": "German: {} English:"}
 RARE = {  # also of parts with random weights
     "prompt_lookup": {"ended_in_draft", "cut_in_draft"},  # what little a translation copies need not be its end
-    **{name: {"accepted", "ended_in_draft", "cut_in_draft"} for name in ("bita", "medusa", "eagle", "eagle3")},
+    **{
+        name: {"accepted", "ended_in_draft", "cut_in_draft"}
+        for name in ("bita", "medusa", "eagle", "eagle3", "parallel")
+    },
 }
 Comparison = Callable[[str, str], tuple[Models, list[Case]]]
 

@@ -162,6 +162,9 @@ class NativeLayers(Layers):
         """The kernels run the head wherever its input is asked for."""
         return work.logits if self.packed is None else work.read
 
+    def last_memory(self, layers: int) -> tuple[Tensor, Tensor]:
+        return self.memory[0].keys[-layers:], self.memory[0].values[-layers:]
+
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
         self.cache.gather(start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1))
 
