@@ -19,7 +19,7 @@ from bild_lab.engine.heads.parallel import ParallelHeads
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import EVERYTHING, Growth, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Round
-from tests.engine.models.test_states import ENCODED
+from tests.engine.models.test_states import ENCODED, states_of
 from tests.tiny import VOCABULARY
 
 Behind = Callable[[list[int]], Tensor]  # scores of the token behind a text and these drafted ones
