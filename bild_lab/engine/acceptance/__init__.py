@@ -3,30 +3,24 @@
 from bild_lab.engine.acceptance.block_verification import BlockVerification
 from bild_lab.engine.acceptance.cascades import Cactus, SpeculativeCascade, StaticEnsemble
 from bild_lab.engine.acceptance.exact_match import ExactMatch, ExactPrefix
-from bild_lab.engine.acceptance.fly import Fly
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
-from bild_lab.engine.acceptance.relaxed import MarginAcceptance, RelaxedAcceptance
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
 from bild_lab.engine.acceptance.speculative_sampling import Overlap, SpeculativeSampling
-from bild_lab.engine.acceptance.step_score import StepScore
-from bild_lab.engine.acceptance.typical import TruncationSampling, TypicalAcceptance
+from bild_lab.engine.acceptance.typical import MarginAcceptance, TruncationSampling, TypicalAcceptance
 
 __all__ = [
     "BlockVerification",
     "Cactus",
     "ExactMatch",
     "ExactPrefix",
-    "Fly",
     "MarginAcceptance",
     "Overlap",
     "RejectionSampling",
-    "RelaxedAcceptance",
     "ReleasedRollback",
     "Rollback",
     "SpeculativeCascade",
     "SpeculativeSampling",
     "StaticEnsemble",
-    "StepScore",
     "TruncationSampling",
     "TypicalAcceptance",
 ]

@@ -1,9 +1,7 @@
 """Small modules beside a frozen model, each in its own folder: BiTA's adapter, heads, EAGLE."""
 
 from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita
-from bild_lab.engine.heads.eagle import Eagle, EagleConfig
-from bild_lab.engine.heads.eagle_files import load_eagle
-from bild_lab.engine.heads.hydra import HydraHeads, load_hydra
+from bild_lab.engine.heads.eagle import Eagle, EagleConfig, load_eagle
 from bild_lab.engine.heads.medusa import MedusaConfig, MedusaHeads, load_medusa
 
 __all__ = [
@@ -11,12 +9,10 @@ __all__ = [
     "BitaConfig",
     "Eagle",
     "EagleConfig",
-    "HydraHeads",
     "MedusaConfig",
     "MedusaHeads",
     "bita_config",
     "load_bita",
     "load_eagle",
-    "load_hydra",
     "load_medusa",
 ]
