@@ -26,7 +26,7 @@ from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
-DECODER_ONLY = {("bita", "t5"), ("medusa", "t5"), ("step_cascade", "t5")}  # tests/adapters, tests/drafters
+DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters, tests/drafters
 T5_ONLY = {("parallel", "llama"), ("bild_parallel", "llama")}  # tests/engine/drafters/test_parallel.py
 REFUSED = {
     ("hf_early_exit", "t5"),

@@ -173,7 +173,7 @@ def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     for job in others:
         OmegaConf.to_container(configured(command, job).policy, resolve=True)
     plain = configured(command, last)
-    decoder_only = command.startswith("bita/") or plain.policy.name == "step_cascade"
+    decoder_only = command.startswith("bita/")
     family = "llama" if decoder_only else "t5"
     here = [f"pair.target={checkpoints / family}", f"pair.draft={checkpoints / f'{family}-draft'}"]
     here += [f"dataset.path={rows}"] if plain.dataset.name != "toy" else []
@@ -205,8 +205,8 @@ def test_small_takes_nothing_of_the_papers_models_and_data(experiment: str) -> N
 def test_bilds_runs_decode_the_whole_validation_split_by_algorithm_1(command: str) -> None:
     """The paper's figures and the released `--do_eval` are of the validation split; Figure 10 is for reading."""
     experiment = shlex.split(command)[0]
-    cfg, questions = of_command(command), experiment == "bild/lossy_step_cascade"
-    assert cfg.dataset.split == ("train" if questions else "validation")
+    cfg = of_command(command)
+    assert cfg.dataset.split == "validation"
     assert (cfg.dataset.limit is None) == ("fig10" not in experiment)
     assert "dataset.split" not in swept(command) and "dataset.limit" not in swept(command)
     unverified = not cfg.policy.get("verify_tail", True)

@@ -23,9 +23,6 @@ LOSSY_RULES = {  # by policy
     "speculative": "lenience",
     "typical_acceptance": "typical acceptance",
     "static_ensemble": "static ensemble",
-    "relaxed": "relaxed acceptance",
-    "fly": "FLy",
-    "step_cascade": "step cascade",
 }
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
 

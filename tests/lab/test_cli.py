@@ -187,14 +187,14 @@ def test_a_failure_is_forgotten_once_its_point_succeeds(
 
 @pytest.mark.slow
 def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Command) -> None:
-    sweep = ["-m", "policy=speculative,typical_acceptance,fly", "decoding=sample", "measure.baseline=null"]
+    sweep = ["-m", "policy=speculative,typical_acceptance,cactus", "decoding=sample", "measure.baseline=null"]
     code, printed = command(*sweep, "name=tested", "dataset.limit=6", "policy.window=3", "measure.certify=true")
     assert code == 0, printed
     table = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
     columns = [f"certificate_{name}" for name in ("equal", "ties", "defects", "unjudged")]
     assert table.loc["speculative", columns[:2]].sum() == 6
     assert table.loc["typical_acceptance", columns].tolist() == [0, 0, 6, 0]
-    assert table.loc["fly", columns].tolist() == [0, 0, 0, 6]
+    assert table.loc["cactus", columns].tolist() == [0, 0, 0, 6]
     assert table.loc["speculative", "certificate_output"] < 1e-6 < table.loc["typical_acceptance", "certificate_output"]
     assert "Distributions when sampling" in Path("outputs/tested/report.html").read_text()
 

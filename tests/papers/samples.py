@@ -80,7 +80,7 @@ RUNS: dict[str, Callable[[], list[tuple[str, Result, Sequence[MeasuredExample]]]
         other("speculative_cascade", rule="chow"),
         other("typical_acceptance"),
         other("speculative", lenience=0.3),
-        *map(other, ("static_ensemble", "relaxed", "fly", "step_cascade")),
+        other("static_ensemble"),
     ),
     "spec_tab2": lambda: of("toy", other("speculative", lenience=1.0)),
     "spec_tab3": lambda: of("toy", alpha("speculative", 0.6), alpha("ngram", 0.2, order=2)),

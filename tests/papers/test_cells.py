@@ -51,9 +51,6 @@ RULES = [
     "typical acceptance",
     "lenience",
     "static ensemble",
-    "relaxed acceptance",
-    "FLy",
-    "step cascade",
 ]
 CELLS = {
     "bild_fig4": [*curve("unaligned", (1.5, 41.0), (1.7, 40.0)), *same("aligned", 1.6), VANILLA],

@@ -66,7 +66,7 @@ def test_without_a_mistake_a_round_waits_once(desk: Desk) -> None:
 
 @pytest.mark.parametrize("looks", [True, False])
 def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(desk: Desk, looks: bool) -> None:
-    """As `StepDrafter` asks for; without, nothing is read."""
+    """Without, nothing is read."""
     drafter, tokens = ModelDrafter(desk.draft.as_compiled(), 4), list(desk.request.source.prompt)
     first = drafter.start(desk.request, desk.target.start(desk.request.source, NEW_TOKENS))
     drafted = first.propose(tokens).token_list

@@ -25,15 +25,12 @@ EAGER: dict[str, Waits] = {  # every other policy waits once
     "eagle3": once_and_each_draft_call,
     "early_exit_speculative": lambda one: 2,
     "hybrid": lambda one: 2,
-    "hydra": once_and_each_draft_call,
-    "layer_skip_adaptive": once_and_each_draft_call,
     "lookahead": lambda one: 2,
     "speculative_hierarchy": once_and_each_draft_call,
     "speculative_tree": once_and_each_draft_call,
-    "step_cascade": once_and_each_draft_call,
     "token_recycling": lambda one: 2,
 }
-COMPILED = EAGER | dict.fromkeys(["bild", "bild_no_rollback", "step_cascade"], lambda one: 2)  # runtime.compile=true
+COMPILED = EAGER | dict.fromkeys(["bild", "bild_no_rollback"], lambda one: 2)  # runtime.compile=true
 
 
 def most_waits(policy: str, engine: str) -> Waits:

@@ -3,12 +3,10 @@
 from bild_lab.engine.acceptance.block_verification import BlockVerification
 from bild_lab.engine.acceptance.cascades import Cactus, SpeculativeCascade, StaticEnsemble
 from bild_lab.engine.acceptance.exact_match import ExactMatch, ExactPrefix
-from bild_lab.engine.acceptance.fly import Fly
+from bild_lab.engine.acceptance.margin import MarginAcceptance
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
-from bild_lab.engine.acceptance.relaxed import MarginAcceptance, RelaxedAcceptance
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
 from bild_lab.engine.acceptance.speculative_sampling import Overlap, SpeculativeSampling
-from bild_lab.engine.acceptance.step_score import StepScore
 from bild_lab.engine.acceptance.typical import TruncationSampling, TypicalAcceptance
 
 __all__ = [
@@ -16,17 +14,14 @@ __all__ = [
     "Cactus",
     "ExactMatch",
     "ExactPrefix",
-    "Fly",
     "MarginAcceptance",
     "Overlap",
     "RejectionSampling",
-    "RelaxedAcceptance",
     "ReleasedRollback",
     "Rollback",
     "SpeculativeCascade",
     "SpeculativeSampling",
     "StaticEnsemble",
-    "StepScore",
     "TruncationSampling",
     "TypicalAcceptance",
 ]

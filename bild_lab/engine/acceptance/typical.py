@@ -72,8 +72,8 @@ class TruncationSampling(SpeculativeRule):
     has too is not the drafter's. Tokens stay that satisfy all conditions given; the most likely token always stays.
 
     epsilon, delta: p(token) > min(ε, δ exp(−H(p))), what typical acceptance accepts (η-sampling, Hewitt et al., 2022).
-    ratio: p(token) >= ratio · max p, what relaxed acceptance and greedy lenience accept (min-p).
-    top_k: at most so many tokens are as likely or more likely, as in relaxed acceptance.
+    ratio: p(token) >= ratio · max p, what greedy lenience accepts (min-p).
+    top_k: at most so many tokens are as likely or more likely.
     rollback: −log p(token) <= rollback in nats, what BiLD accepts; p is the target's own there, at temperature 1.
     In the others p is standardized by the request's sampling settings.
 

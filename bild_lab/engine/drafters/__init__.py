@@ -1,10 +1,8 @@
 """Drafters: one module for each way to propose tokens."""
 
-from bild_lab.engine.drafters.adaptive_skip import AdaptiveSkipDrafter
 from bild_lab.engine.drafters.candidates import MaskTokenDrafter, MedusaDrafter
 from bild_lab.engine.drafters.combined import HybridDrafter, SpeculativeDrafter
 from bild_lab.engine.drafters.eagle import EagleDrafter
-from bild_lab.engine.drafters.hydra import HydraDrafter
 from bild_lab.engine.drafters.lookahead import LookaheadDrafter
 from bild_lab.engine.drafters.model import AdaptiveWindow, LowConfidence, ModelDrafter, TargetFirstWindow
 from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
@@ -12,17 +10,14 @@ from bild_lab.engine.drafters.ngram import NGramDrafter, NGramTable
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.drafters.parallel import ParallelDrafter
 from bild_lab.engine.drafters.prompt_lookup import PromptLookup
-from bild_lab.engine.drafters.steps import StepDrafter
 from bild_lab.engine.drafters.suffix import SuffixDrafter
 from bild_lab.engine.drafters.synthetic import SyntheticDrafter
 from bild_lab.engine.drafters.token_recycling import TokenRecycling
 
 __all__ = [
-    "AdaptiveSkipDrafter",
     "AdaptiveWindow",
     "EagleDrafter",
     "HybridDrafter",
-    "HydraDrafter",
     "LookaheadDrafter",
     "LowConfidence",
     "MaskTokenDrafter",
@@ -35,7 +30,6 @@ __all__ = [
     "ParallelDrafter",
     "PromptLookup",
     "SpeculativeDrafter",
-    "StepDrafter",
     "SuffixDrafter",
     "SyntheticDrafter",
     "TargetFirstWindow",

@@ -3,7 +3,6 @@
 from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, load_bita
 from bild_lab.engine.heads.eagle import Eagle, EagleConfig
 from bild_lab.engine.heads.eagle_files import load_eagle
-from bild_lab.engine.heads.hydra import HydraHeads, load_hydra
 from bild_lab.engine.heads.medusa import MedusaConfig, MedusaHeads, load_medusa
 from bild_lab.engine.heads.parallel import ParallelHeads, load_parallel
 
@@ -12,14 +11,12 @@ __all__ = [
     "BitaConfig",
     "Eagle",
     "EagleConfig",
-    "HydraHeads",
     "MedusaConfig",
     "MedusaHeads",
     "ParallelHeads",
     "bita_config",
     "load_bita",
     "load_eagle",
-    "load_hydra",
     "load_medusa",
     "load_parallel",
 ]

@@ -119,12 +119,8 @@ class View(SessionOver):
 
     def __init__(self, target: Session, layers: tuple[int, ...], skipped: Skipped = NOTHING) -> None:
         super().__init__(target)
-        self.run_only(layers, skipped)
-        self._ahead = 0  # the view's rows after the target's
-
-    def run_only(self, layers: Sequence[int], skipped: Skipped) -> None:
-        """Run these layers without these blocks from now on."""
         self._layers, self._skipped = tuple(layers), skipped
+        self._ahead = 0  # the view's rows after the target's
 
     @property
     def length(self) -> int:

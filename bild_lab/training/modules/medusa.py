@@ -1,7 +1,4 @@
-"""Heads that predict the tokens after the next beside a frozen model: Medusa's (Cai et al., 2023) and Hydra's.
-
-A Hydra head also reads the tokens drafted before its own (Ankner et al., 2024).
-"""
+"""Heads that predict the tokens after the next beside a frozen model: Medusa's (Cai et al., 2023)."""
 
 from __future__ import annotations
 
@@ -17,10 +14,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads import MedusaConfig, MedusaHeads
 from bild_lab.engine.heads.folder import base_of
-from bild_lab.engine.heads.hydra import HydraConfig, HydraHeads
 from bild_lab.engine.models.admission import input_device
 from bild_lab.training.modules.predictors import Predictors
-from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale, own_matrices
+from bild_lab.training.modules.states import SmallModule, own_matrices
 
 DECAY = 0.8  # λ: each head's weight relative to the head before it
 
@@ -72,64 +68,3 @@ class MedusaModule(SmallModule):
             hidden = self.base.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.to(input_ids.device)
         every = torch.arange(contexts.shape[0], device=contexts.device)
         return self.weights(hidden[every[:, None], contexts - 1].to(self.weights.blocks.dtype)).movedim(0, 2)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HydraSpec:
-    """Hydra heads to train: the fields of `conf/module/hydra.yaml` (a `ModuleSpec`).
-
-    layers: residual blocks of each head, at least 1.
-    """
-
-    heads: int
-    layers: int
-
-    group: ClassVar[str] = "module"
-    result_name: ClassVar[str] = "heads"
-    noun: ClassVar[str] = "set of Hydra heads"
-    skipped: ClassVar[int] = 1  # the first round of a text drafts nothing
-
-    def __post_init__(self) -> None:
-        HydraConfig(self.heads, self.layers, 1, 1)  # checks both
-
-    @property
-    def predictors(self) -> Predictors:
-        """Head i (from 0) predicts the token i places after a context, whose last token the target chose by itself.
-
-        Each head reads the label of the head before.
-        """
-        weights = [DECAY**head for head in range(self.heads)]
-        return Predictors.in_turn("head", 0, weights, skipped=self.skipped, ahead=self.heads - 1)
-
-    def check(self, config: PreTrainedConfig) -> None:
-        """Nothing to check: any decoder has states."""
-
-    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> HydraModule:
-        """Heads start as copies of the model's own head, so the seed is not used."""
-        _, own = own_matrices(base)
-        heads = HydraHeads.fresh(base.config, own, origin, self.heads, self.layers)
-        return HydraModule(base, heads.to(input_device(base)))
-
-    def words(self, folder: Path) -> list[str]:
-        return ["policy=hydra", f"policy.heads={folder}"]
-
-
-class HydraModule(SmallModule):
-    """Runs the heads on the state before each context's last token, and on the answer's own tokens."""
-
-    def __init__(self, base: PreTrainedModel, heads: HydraHeads) -> None:
-        super().__init__(base, heads.attach(own_matrices(base)[0]))
-
-    def forward(
-        self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
-    ) -> Float[Tensor, "batch contexts heads vocab"]:
-        heads = self.weights
-        with torch.no_grad():
-            found = decoder_states(self.base, input_ids, contexts, skipped=HydraSpec.skipped)
-        every = torch.arange(contexts.shape[0], device=contexts.device)[:, None]
-        scaled = found.final * head_scale(self.base.config)
-        states = scaled[every, (found.places - 1).clamp(min=0)].to(heads.outputs.dtype)
-        ahead = torch.arange(heads.config.heads, device=contexts.device)
-        path = (found.places[..., None] + ahead).clamp(max=found.tokens.shape[1] - 1)  # [batch, contexts, heads]
-        tokens = found.tokens[every[..., None], path]
-        return torch.stack([heads(int(head), states, tokens[..., : head + 1]) for head in ahead], 2)

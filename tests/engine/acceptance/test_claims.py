@@ -13,21 +13,17 @@ from bild_lab.engine.acceptance import (
     Cactus,
     ExactMatch,
     ExactPrefix,
-    Fly,
     MarginAcceptance,
     Overlap,
     RejectionSampling,
-    RelaxedAcceptance,
     ReleasedRollback,
     Rollback,
     SpeculativeCascade,
     SpeculativeSampling,
     StaticEnsemble,
-    StepScore,
     TruncationSampling,
     TypicalAcceptance,
 )
-from bild_lab.engine.acceptance.fly import MAX_ENTROPY
 from bild_lab.engine.acceptance.trees import accepted_path, best_of
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.protocols import Acceptance
@@ -51,11 +47,6 @@ CLAIMS = [  # lossless greedily, and sampled
     (SpeculativeCascade("diff", 0.1), False, False),
     (StaticEnsemble(1), True, True),
     (StaticEnsemble(0.99), False, False),
-    (RelaxedAcceptance(1, 0.1), True, False),
-    (RelaxedAcceptance(2, 1.0), False, False),
-    (Fly(1.11, 1), True, True),  # no three probabilities have an entropy of more than 3 / e
-    (Fly(MAX_ENTROPY, 1), False, False),
-    (StepScore(0), False, False),
     (Cactus(0), True, True),
     (Cactus(0.01), False, False),
     (MarginAcceptance(1), True, True),
@@ -71,7 +62,7 @@ def test_a_rule_claims_to_be_lossless_only_where_it_is(rule: Acceptance, greedy:
 
 def test_rules_of_chains_say_that_they_take_no_trees() -> None:
     chains = {type(rule) for rule, *_ in CLAIMS if not rule.accepts_trees}
-    others = {SpeculativeCascade, StaticEnsemble, StepScore, Cactus}
+    others = {SpeculativeCascade, StaticEnsemble, Cactus}
     assert chains == {Overlap, ReleasedRollback, RejectionSampling, BlockVerification} | others
 
 
@@ -98,11 +89,6 @@ NUMBERS = (True, "0.3", math.nan, None)  # which are none
         (lambda value: SpeculativeCascade("diff", value), (math.inf, *NUMBERS), "alpha"),
         (lambda value: SpeculativeCascade(value, 0.3), ("chaw",), "rule"),
         (StaticEnsemble, (-0.1, 1.1, *NUMBERS), "weight"),
-        (lambda value: RelaxedAcceptance(value, 0.3), (0, -1, 1.5, *NUMBERS), "top_k"),
-        (lambda value: RelaxedAcceptance(3, value), (0, 1.1, *NUMBERS), "ratio"),
-        (lambda value: Fly(value, 2), (-0.1, *NUMBERS), "entropy"),
-        (lambda value: Fly(0.3, value), (0, 1.5, *NUMBERS), "deferred_window"),
-        (StepScore, NUMBERS, "threshold"),
         (Cactus, (-0.1, math.inf, *NUMBERS), "delta"),
         (MarginAcceptance, (0, 1.1, *NUMBERS), "ratio"),
         (lambda value: ExactPrefix(value, ExactMatch(), ExactMatch()), (0, -1, 1.5, *NUMBERS), "exact_prefix"),

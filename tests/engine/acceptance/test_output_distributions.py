@@ -14,22 +14,19 @@ from bild_lab.engine.acceptance import (
     BlockVerification,
     ExactMatch,
     ExactPrefix,
+    MarginAcceptance,
     RejectionSampling,
-    RelaxedAcceptance,
     Rollback,
     SpeculativeCascade,
     SpeculativeSampling,
     StaticEnsemble,
-    StepScore,
     TruncationSampling,
     TypicalAcceptance,
 )
 from bild_lab.engine.acceptance.cascades import DEFERRALS
-from bild_lab.engine.acceptance.relaxed import Span
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import Scores
 from tests.engine.acceptance.exact import DRAFTER, TARGET, Proposals, chain_of, drafts, outcomes, rows_after, sampled
 from tests.engine.acceptance.test_block_verification import block_outcomes
 from tests.thinned import thinned
@@ -43,14 +40,12 @@ RULES_OF_CHAINS: dict[str, Acceptance] = {
     "typical acceptance": TypicalAcceptance(0.4, 0.6),
     "rollback": Rollback(1.2),
     "block verification": BlockVerification(),
-    "relaxed acceptance": RelaxedAcceptance(2, 0.3),
-    "relaxed after token 2": RelaxedAcceptance(2, 0.3, Span(2, 0)).in_round([0], Scores(None)),
     "static ensemble": StaticEnsemble(0.7),
     "truncation": TruncationSampling(ratio=0.5),
     "exact prefix": ExactPrefix(1, Rollback(1.2), SpeculativeSampling()),
     **{name: SpeculativeCascade(name, 0.2) for name in DEFERRALS},
 }
-RULES_OF_ALL_KINDS = {**RULES_OF_CHAINS, "exact match": ExactMatch(), "step score": StepScore(-1.0)}
+RULES_OF_ALL_KINDS = {**RULES_OF_CHAINS, "exact match": ExactMatch()}
 
 
 def with_own(proposals: Proposals) -> Proposals:
@@ -202,12 +197,7 @@ def test_where_the_drafter_rules_tokens_out_rejection_sampling_emits_the_targets
 
 def test_what_is_accepted_at_its_bar_is_accepted_in_the_distribution_too() -> None:
     p = torch.tensor([[0.5, 0.25, 0.25], [0.9, 0.05, 0.05]], dtype=torch.float64)
-    q = torch.tensor([[0.2, 0.4, 0.4]], dtype=torch.float64)
-    draft = Draft(torch.tensor([1]), probs=q)
-    torch.testing.assert_close(declared(RelaxedAcceptance(3, 0.5), draft, p.log(), q), torch.cat([q, p[1:]]))
-    torch.testing.assert_close(
-        declared(RelaxedAcceptance(2, 0.5), draft, p.log(), q), p
-    )  # two equal tokens are none of two
+    draft = Draft(torch.tensor([1]), probs=torch.tensor([[0.2, 0.4, 0.4]], dtype=torch.float64))
     at = -float(p.log().log_softmax(-1)[0, 1])
     token = torch.eye(3, dtype=torch.float64)[[1]]
     torch.testing.assert_close(declared(Rollback(at), draft, p.log(), token), torch.cat([token, p[1:]]))
@@ -238,7 +228,7 @@ def test_exact_match_emits_what_the_target_draws(monkeypatch: pytest.MonkeyPatch
 
 def test_rules_whose_siblings_compete_have_no_distribution_in_a_tree() -> None:
     draft, _ = next(drafts(TREE, siblings, 3, chain=False))
-    for rule in (TypicalAcceptance(0.4, 0.6), Rollback(1.2), RelaxedAcceptance(2, 0.3)):
+    for rule in (TypicalAcceptance(0.4, 0.6), Rollback(1.2), MarginAcceptance(0.9)):
         assert declared(rule, draft, rows_after(draft, TARGET)) is None
 
 

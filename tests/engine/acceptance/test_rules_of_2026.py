@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
 
 from bild_lab.engine.acceptance import Cactus, ExactMatch, MarginAcceptance, SpeculativeSampling
-from bild_lab.engine.draft import Draft
+from bild_lab.engine.draft import ROOT, Draft
 from tests.engine.acceptance.exact import (
     DRAFTER,
     GREEDY,
     TARGET,
+    Dice,
     chain_of,
+    drafts,
     emitted,
     outcomes,
     rows,
@@ -86,3 +90,41 @@ def test_sampled_mars_declares_what_it_does() -> None:
             found[text[0]] += chance * probability
     torch.testing.assert_close(output, found, atol=1e-6, rtol=0)
     assert not torch.allclose(output, TARGET[0], atol=1e-3)
+
+
+def test_in_a_tree_a_token_that_lossless_decoding_keeps_comes_before_one_that_is_forgiven(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two siblings drawn without replacement, for every pattern of coins: the second is tried against the residual."""
+    p, q, rule = DRAFTER[0], TARGET[0], MarginAcceptance(0.1)  # p has more of one token alone
+    near, rest = p.topk(2).indices.tolist(), (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()
+
+    def without(_: int, siblings: tuple[int, ...]) -> Tensor:
+        left = q.clone()
+        left[list(siblings)] = 0
+        return left / left.sum()
+
+    seen = set()
+    for draft, _ in drafts([ROOT, ROOT], without, 3, chain=False):
+        first, other = draft.token_list
+        chances = [min(1.0, float(p[first] / q[first])), min(1.0, float(rest[other] / draft.probs[1][other]))]
+        coins = [[kept for kept in (True, False) if chance != 1.0 - kept] for chance in chances]  # that can fall so
+        for keeps in product(*coins):
+            dice = Dice(torch.tensor([0.0 if kept else 1 - 1e-12 for kept in keeps], dtype=torch.float64))
+            monkeypatch.setattr(torch, "rand", dice.rand)
+            monkeypatch.setattr(torch, "multinomial", dice.multinomial)
+            verdict = rule(draft, torch.stack([p, *DRAFTER[[first, other]]]).log() + 9, sampled())
+            forgiven = max((one for one in (first, other) if one in near), key=lambda one: float(p[one]), default=None)
+            node = 0 if keeps[0] else 1 if keeps[1] else draft.token_list.index(forgiven)
+            assert verdict.path == (node,) and verdict.stats["forgiven"][node] == (not any(keeps))
+            seen.add((node, any(keeps)))
+    assert len(seen) == 4
+
+
+def test_greedily_a_tree_keeps_the_targets_choice_else_the_close_second() -> None:
+    parents = torch.tensor([ROOT, ROOT, 0, 1])
+    row, last = [0.4, 0.3, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7]
+    logits = rows(row, [0.1, 0.1, 0.7, 0.1], last, row, row) + 9
+    verdict = MarginAcceptance(0.9)(Draft(torch.tensor([2, 1, 2, 3]), parents), logits, GREEDY)
+    assert (verdict.path, verdict.next_token, verdict.stats["forgiven"]) == ((1, 3), 0, (0, 1, 0, 0))
+    assert MarginAcceptance(0.9)(Draft(torch.tensor([1, 0, 2, 3]), parents), logits, GREEDY).path == (1, 3)

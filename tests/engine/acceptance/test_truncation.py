@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.acceptance import RelaxedAcceptance, Rollback, TruncationSampling, TypicalAcceptance
+from bild_lab.engine.acceptance import Rollback, TruncationSampling, TypicalAcceptance
 from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.protocols import Acceptance
@@ -72,7 +72,6 @@ def test_tokens_that_meet_every_bar_share_the_probability(bars: dict[str, float]
 
 RULES: dict[str, tuple[Acceptance, dict[str, float]]] = {
     "typical": (TypicalAcceptance(0.15, 0.6), {"epsilon": 0.15, "delta": 0.6}),
-    "relaxed": (RelaxedAcceptance(3, 0.25), {"top_k": 3, "ratio": 0.25}),
     "lenience": (SpeculativeSampling(0.25), {"ratio": 0.25}),
     "bild": (Rollback(1.7), {"rollback": 1.7}),
 }

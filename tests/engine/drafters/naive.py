@@ -1,4 +1,4 @@
-"""What EAGLE's layer, Hydra's heads and a parallel drafter draft behind a text, without a cache: oracles."""
+"""What EAGLE's layer and a parallel drafter draft behind a text, without a cache: oracles."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.drafters.state_trees import named_nodes
 from bild_lab.engine.heads.eagle import EAGLE, Eagle
-from bild_lab.engine.heads.hydra import HydraHeads
 from bild_lab.engine.heads.parallel import ParallelHeads
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import EVERYTHING, Growth, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Round
-from tests.engine.models.test_states import ENCODED, states_of
+from tests.engine.models.test_states import ENCODED
 from tests.tiny import VOCABULARY
 
 Behind = Callable[[list[int]], Tensor]  # scores of the token behind a text and these drafted ones
@@ -86,22 +85,6 @@ def eagle_behind(eagle: Eagle, module: PreTrainedModel, text: list[int]) -> Behi
             states.append(output)
             output = layer(eagle, tokens, states)
         return eagle.logits(output)
-
-    return behind
-
-
-def hydra_behind(heads: HydraHeads, module: PreTrainedModel, text: list[int]) -> Behind:
-    """The head's scores: from the state before the last token, and the embeddings of the tokens behind that state."""
-    state = states_of(module, text[:-1])[0][-1]
-
-    @torch.inference_mode()
-    def behind(branch: list[int]) -> Tensor:
-        words = [module.get_input_embeddings().weight[token] for token in (text[-1], *branch)]
-        head = len(branch)
-        x = state + silu(heads.firsts[head] @ torch.cat([state, *words]) + heads.biases[head, 0])
-        for layer in range(1, heads.config.layers):
-            x = x + silu(heads.blocks[head, layer - 1] @ x + heads.biases[head, layer])
-        return heads.outputs[head] @ x
 
     return behind
 

@@ -10,7 +10,7 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.request import Limits
 from tests.policies import load
 
-TREES = ("eagle", "medusa", "bita", "lookahead", "hydra", "eagle3", "token_recycling", "speculative_tree", "bild_tree")
+TREES = ("eagle", "medusa", "bita", "lookahead", "eagle3", "token_recycling", "speculative_tree", "bild_tree")
 
 
 @pytest.mark.parametrize("policy", TREES)

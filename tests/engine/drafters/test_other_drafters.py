@@ -17,7 +17,6 @@ from bild_lab.engine.drafters import (
     NoDraft,
     PromptLookup,
     SpeculativeDrafter,
-    StepDrafter,
     SuffixDrafter,
     SyntheticDrafter,
     TokenRecycling,
@@ -29,12 +28,17 @@ from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores, beside
 from bild_lab.errors import UserError
-from tests.engine.drafters.test_steps import TARGET as TEXTS
-from tests.engine.drafters.test_steps import model
 from tests.stubs import SESSION, StubModel
 
 TARGET = StubModel(lambda _: torch.zeros(9))
 DROPPED, KEPT = [0], [0, 3, 5, 3]
+
+
+def model(seed: int) -> StubModel:
+    """The next token depends on the whole text; the last one ends it, rarely."""
+    table = torch.randn(40, 9, generator=torch.Generator().manual_seed(seed)).double()
+    table[:, 8] -= 1
+    return StubModel(lambda tokens: table[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 40])
 
 
 def request_of(*prompt: int, room: int = 30) -> Request:
@@ -43,7 +47,6 @@ def request_of(*prompt: int, room: int = 30) -> Request:
 
 MADE: dict[str, Callable[[], Drafter]] = {
     "model": lambda: ModelDrafter(model(1), 4),
-    "steps": lambda: StepDrafter(TEXTS, model(2), 4, "line"),
     "hierarchy": lambda: SpeculativeDrafter(model(1), ModelDrafter(model(2), 2), 4),
     "hybrid": lambda: HybridDrafter(NoDraft(TARGET), ModelDrafter(model(1), 4), 1),
     "hybrid of two": lambda: HybridDrafter(

@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 
-from bild_lab.engine.heads import (
-    BitaAdapter,
-    Eagle,
-    EagleConfig,
-    HydraHeads,
-    MedusaHeads,
-)
+from bild_lab.engine.heads import BitaAdapter, Eagle, EagleConfig, MedusaHeads
 from bild_lab.engine.heads.eagle import EAGLE3, spread_layers
 from bild_lab.engine.heads.eagle_files import save_eagle
 from bild_lab.engine.heads.parallel import ParallelConfig, ParallelHeads
@@ -38,15 +32,6 @@ def random_heads(
 ) -> MedusaHeads:
     """Each head differs from the model's own, and from the others."""
     made = MedusaHeads.fresh(config, lm_head, {"path": "a tiny model"}, heads, shared=shared)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return made
-
-
-def random_hydra(config: PreTrainedConfig, heads: int = 3, layers: int = 1, seed: int = 0) -> HydraHeads:
-    made = HydraHeads.fresh(config, torch.zeros(config.vocab_size, config.hidden_size), {}, heads, layers)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -104,18 +89,16 @@ def random_parallel(
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
     """The knob that names the folder a policy needs, and one made for a model like this; nothing for other policies."""
     knob = {"bita": "adapter", "medusa": "heads"}.get(policy)
-    if policy in ("eagle", "eagle3", "hydra"):
+    if policy in ("eagle", "eagle3"):
         knob = "heads"
     if policy in ("parallel", "bild_parallel") and config.is_encoder_decoder:
         knob = "heads"
     if knob is None:
         return {}
     path = folder / policy
-    if policy in ("eagle", "eagle3", "hydra"):  # made for both families
+    if policy in ("eagle", "eagle3"):  # made for both families
         path = folder / f"{policy}-{config.model_type}-{decoder_depth(config)}"
-        if not path.is_dir() and policy == "hydra":
-            random_hydra(config).save(path)
-        elif not path.is_dir():
+        if not path.is_dir():
             save_eagle(random_eagle(policy, config), path)
         return {knob: str(path)}
     if policy in ("parallel", "bild_parallel"):

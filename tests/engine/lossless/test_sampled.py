@@ -14,7 +14,6 @@ from torch import Tensor
 from bild_lab.engine.acceptance import (
     BlockVerification,
     RejectionSampling,
-    RelaxedAcceptance,
     SpeculativeCascade,
     SpeculativeSampling,
     StaticEnsemble,
@@ -33,7 +32,6 @@ FEW, SOME, MANY = 600, 1500, 12000  # texts
 FAIR = 1e-4  # a smaller p-value is no chance
 LENIENCE = 0.6
 WEIGHT = 0.8  # lower ones reject too rarely for an error after a rejection to show
-NEAR = (2, 0.5)  # top-k and ratio
 ALPHAS = {"chow": 0.3, "diff": 0.1, "opt": 0.2, "token_v1": 0.2, "token_v2": 0.3, "token_v3": 0.4}
 # the drafter is mostly wrong behind tokens 0 and 1, where every rule defers, and sure of itself behind token 2
 APART_TARGET = torch.tensor([[0.02, 0.95, 0.03], [0.03, 0.02, 0.95], [0.30, 0.15, 0.55]], dtype=torch.float64)
@@ -76,13 +74,6 @@ def judge_by_ensemble(p: list[float], q: list[float]) -> tuple[list[float], list
     return judge_speculatively(1.0)([WEIGHT * a + (1 - WEIGHT) * b for a, b in zip(p, q, strict=True)], q)
 
 
-def judge_relaxed(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
-    """Algorithm 1, but tokens near the best stand whenever they are drafted."""
-    accepted, rest = judge_speculatively(1.0)(p, q)
-    near = [sum(other >= own for other in p) <= NEAR[0] and own >= NEAR[1] * max(p) for own in p]
-    return [b if forgiven else a for a, b, forgiven in zip(accepted, q, near, strict=True)], rest
-
-
 @dataclass(frozen=True)
 class Setting:
     """A rule, what drafts for it, and what it should do; no judge: its texts should be the target's own."""
@@ -113,7 +104,6 @@ OTHERS = {
     "lenience": Setting(SpeculativeSampling(LENIENCE), judge_speculatively(LENIENCE)),
     **{rule: Setting(SpeculativeCascade(rule, alpha), judge_by_cascade(rule)) for rule, alpha in ALPHAS.items()},
     "static ensemble": Setting(StaticEnsemble(WEIGHT), judge_by_ensemble),
-    "relaxed": Setting(RelaxedAcceptance(*NEAR), judge_relaxed),
 }
 SETTINGS = {**LOSSLESS, **OTHERS}
 

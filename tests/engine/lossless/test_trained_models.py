@@ -21,12 +21,12 @@ SENTENCES = 200
 LONGEST = 40
 NAMES = {"t5": ("t5-large", "t5-tiny", "t5-tiny"), "llama": ("llama-large", "llama-small", "llama-small")}
 TEMPLATES = {"t5": "{}", "llama": "German: {} English:"}
-RARE = {
+RARE = {  # also of parts with random weights
     "prompt_lookup": {"ended_in_draft", "cut_in_draft"},  # what little a translation copies need not be its end
     **{
         name: {"accepted", "ended_in_draft", "cut_in_draft"}
-        for name in ("bita", "medusa", "hydra", "eagle", "eagle3", "parallel")
-    },  # of random parts
+        for name in ("bita", "medusa", "eagle", "eagle3", "parallel")
+    },
 }
 Comparison = Callable[[str, str], tuple[Models, list[Case]]]
 

@@ -45,11 +45,8 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "lenience": lambda chance: chance.choice([1.0, 0.5, 0.1]),
     "stop_confidence": lambda chance: chance.choice([None, 0.3, 0.7]),
     "threshold": lambda chance: chance.random(),
-    "step": lambda chance: chance.choice(["line", "sentence"]),
     "weight": lambda chance: chance.random(),
     "ratio": lambda chance: chance.choice([0.05, 0.3, 0.8]),
-    "entropy": lambda chance: chance.choice([0.0, 0.5, 0.9]),
-    "deferred_window": lambda chance: chance.randint(1, 3),
     "epsilon": lambda chance: chance.choice([0.01, 0.1, 0.5]),
     "delta": lambda chance: chance.choice([0.1, 0.5, 1.0]),
     "rule": lambda chance: chance.choice(["chow", "diff", "opt", "token_v1", "token_v2", "token_v3"]),
@@ -62,8 +59,6 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "skipped_layers": lambda chance: chance.choice([[0], [1], [1, 2]]),
     "skipped_attention": lambda chance: chance.choice([[], [0]]),
     "skipped_feed_forward": lambda chance: chance.choice([[], [2]]),
-    "share": lambda chance: chance.choice([0.2, 0.4]),
-    "context": lambda chance: chance.randint(1, 4),
     "ngram": lambda chance: chance.randint(2, 4),
     "guesses": lambda chance: chance.randint(1, 4),
     "factor": lambda chance: chance.choice([1, 2, 4]),
@@ -92,8 +87,6 @@ def method_of(policy: str, chance: random.Random, three: Models, folder: Path) -
     for knob in node:
         if knob in KNOBS:
             node[knob] = KNOBS[knob](chance)
-    if policy == "step_cascade":
-        node.threshold = chance.choice([-5.0, -3.5, -2.5])  # nats, of a score and not of a chance
     if "table" in node:
         node.table = str(folder / "table.safetensors")
         table_of([[2, 5, 9, 5, 9, 7], [0, 8, 8, 5, 9]], three[0], Path(node.table))

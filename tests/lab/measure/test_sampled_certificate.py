@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.acceptance import Fly, SpeculativeSampling, TypicalAcceptance
+from bild_lab.engine.acceptance import Cactus, SpeculativeSampling, TypicalAcceptance
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters import ModelDrafter, NoDraft
@@ -107,10 +107,10 @@ def test_a_lossy_rule_is_a_defect_of_the_size_of_its_distance(rule: Acceptance) 
 
 
 def test_a_rule_without_a_closed_form_has_no_verdict_but_its_logits_are_compared() -> None:
-    found = certified(Fly(0.3, 1))
+    found = certified(Cactus(0.3))
     assert (found.verdict, found.output) == (NO_FORM, None)
     assert found.contexts == LENGTH
-    broken = certified(Fly(0.3, 1), target=loaded(TARGET, off=3.0))
+    broken = certified(Cactus(0.3), target=loaded(TARGET, off=3.0))
     assert (broken.verdict, broken.check) == (SESSION_DEFECT, LOGITS)
 
 

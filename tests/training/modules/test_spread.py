@@ -24,7 +24,7 @@ from bild_lab.training.modules.bita import PromptRows, attend_with_prompt
 from bild_lab.training.modules.eagle import EagleSpec
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.modules.layer_heads import LayerHeadsSpec
-from bild_lab.training.modules.medusa import HydraSpec, MedusaSpec
+from bild_lab.training.modules.medusa import MedusaSpec
 from bild_lab.training.modules.predictors import PredictionEvaluator, PredictionLoss
 from bild_lab.training.modules.states import BasePlacement, OneRowCheckpoint, decoder_states, own_matrices
 from scripts import generate_calibration as calibration_command
@@ -38,7 +38,6 @@ ON_DISK = {**AROUND, "model.layers": "disk"}  # where layers' weights are but wh
 SPECS = {
     "bita": BITA,
     "medusa": MedusaSpec(heads=2, layers=1, shared=True),
-    "hydra": HydraSpec(heads=2, layers=1),
     "eagle3": EagleSpec(variant="eagle3", steps=2, noise=0.0),
     "heads": LayerHeadsSpec(layers=[1], rank=None, labels="self"),
 }
@@ -72,7 +71,7 @@ def test_a_module_learns_the_same_beside_layers_on_disk(name: str, checkpoints: 
 def test_matrices_that_are_elsewhere_until_they_run_are_refused(checkpoints: Path) -> None:
     base = SpreadModel(checkpoint(checkpoints), CPU, torch.float32, {"": "disk"}).module
     BITA.build(base, {}, seed=0)  # which needs none of them
-    for name in ("medusa", "hydra", "eagle3", "heads"):
+    for name in ("medusa", "eagle3", "heads"):
         with pytest.raises(UserError, match="reads the model's vocabulary matrices, which found no room"):
             SPECS[name].build(base, {}, seed=0)
 
