@@ -368,14 +368,10 @@ class LoadedModule(LoadedModel, Protocol):
     module: PreTrainedModel
 
 
-class NeedsScoresError(UserError):
-    """A draft model gives text alone, and what drafts with it reads its scores."""
-
-
 def require_scores(draft: Model, what: str) -> None:
-    """Raise NeedsScoresError for a draft model whose drafts come without scores in the target's vocabulary."""
+    """Raise UserError for a draft model whose drafts come without scores in the target's vocabulary."""
     if getattr(draft, "writes_text", False):
-        raise NeedsScoresError(
+        raise UserError(
             f"{what} reads the draft model's scores, and drafted text has none; set pair.vocabularies=intersection"
         )
 

@@ -3,11 +3,10 @@
 from bild_lab.engine.acceptance.block_verification import BlockVerification
 from bild_lab.engine.acceptance.cascades import Cactus, SpeculativeCascade, StaticEnsemble
 from bild_lab.engine.acceptance.exact_match import ExactMatch, ExactPrefix
-from bild_lab.engine.acceptance.margin import MarginAcceptance
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
 from bild_lab.engine.acceptance.speculative_sampling import Overlap, SpeculativeSampling
-from bild_lab.engine.acceptance.typical import TruncationSampling, TypicalAcceptance
+from bild_lab.engine.acceptance.typical import MarginAcceptance, TruncationSampling, TypicalAcceptance
 
 __all__ = [
     "BlockVerification",

@@ -75,11 +75,6 @@ class Pieces:
         ends, begins = text[: len(text) - len(body)], decoder.getstate()[0]
         return [*self._bytes(ends), *self._encoded(whole, behind or bool(ends)), *self._bytes(begins)]
 
-    def writes(self, text: bytes) -> bool:
-        """Whether the tokenizer has ordinary tokens for this text."""
-        found = self.encode(text.decode(errors="ignore").strip())
-        return bool(found) and all(token in self.written for token in found)
-
     def _bytes(self, text: bytes) -> list[int]:
         return [self.tokens_of[bytes([one])] for one in text if bytes([one]) in self.tokens_of]
 

@@ -1,10 +1,9 @@
 """Draft models with another vocabulary than the target's (arXiv 2502.05202)."""
 
-from bild_lab.engine.vocabularies.overlap import AUTO, CHOICES, INTERSECTION, STRINGS, Overlap
+from bild_lab.engine.vocabularies.overlap import CHOICES, INTERSECTION, STRINGS, Overlap
 from bild_lab.engine.vocabularies.translated import TranslatedModel, in_vocabulary_of
 
 __all__ = [
-    "AUTO",
     "CHOICES",
     "INTERSECTION",
     "STRINGS",

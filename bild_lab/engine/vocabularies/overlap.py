@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import torch
 
@@ -15,10 +14,8 @@ from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 
-AUTO, INTERSECTION, STRINGS = CHOICES = ("auto", "intersection", "strings")
-ENOUGH = 0.5  # of the target's pieces: with fewer, what the drafter cannot propose costs more than retokenizing
-LEAST = 0.01  # likewise: with fewer, the draft model's tokenizer is hardly its own, or of another script
-SAMPLE = 200  # pieces that are tried to see whether a text can be written at all
+INTERSECTION, STRINGS = CHOICES = ("intersection", "strings")
+LEAST = 0.01  # of the target's pieces: with fewer, the draft model's tokenizer is hardly its own, or of another script
 
 
 @dataclass(frozen=True)
@@ -57,11 +54,6 @@ class Overlap:
     def count(self) -> int:
         """How many ordinary tokens are shared."""
         return sum(token in self.pieces.written for token in self.shared)
-
-    @property
-    def share(self) -> float:
-        """The part of the target's ordinary tokens that the draft model has."""
-        return self.count / max(1, len(self.pieces.written))
 
     @cached_property
     def _special(self) -> dict[int, int]:
@@ -119,16 +111,6 @@ class Overlap:
                 found += [self._special[token] for token in run if token in self._special]
         return found
 
-    def facts(self, chosen: str) -> dict[str, Any]:
-        """For a result: the draft model, how it drafts, and the overlap."""
-        return {
-            "draft": self.draft.path,
-            "chosen": chosen,
-            "shared": self.count,
-            "target_pieces": len(self.pieces.written),
-            "draft_pieces": len(self.draft_pieces.written),
-        }
-
 
 def natural(text: bytes, pieces: Pieces) -> bytes:
     """The text from its start, without the space that the tokenizer added to its first word."""
@@ -141,32 +123,12 @@ def overlap_of(target: Checkpoint, draft: Checkpoint) -> Overlap:
     return Overlap(target, draft)
 
 
-def chosen(overlap: Overlap, wanted: str) -> str:
-    """How a draft model of another vocabulary drafts: intersection or strings.
-
-    Raises UserError for a pair that can do neither, or not what was asked for.
-    """
-    if wanted == AUTO and overlap.share >= LEAST:
-        return STRINGS if overlap.share < ENOUGH and writable(overlap) else INTERSECTION
-    if (wanted == STRINGS and writable(overlap)) or (wanted == INTERSECTION and overlap.count):
-        return wanted
+def require_shared(overlap: Overlap) -> None:
+    """Raise UserError for vocabularies that share too little to draft by what both have."""
     ours, theirs = len(overlap.pieces.written), len(overlap.draft_pieces.written)
-    lacking = {
-        AUTO: f"share {overlap.count} of {ours} pieces ({overlap.share:.2%})",
-        INTERSECTION: "share no piece",
-        STRINGS: "cannot write each other's text",
-    }
-    otherwise = (
-        f"; pair.vocabularies={STRINGS} drafts by text all the same" if wanted == AUTO and writable(overlap) else ""
-    )
-    raise UserError(
-        f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have different vocabularies "
-        f"that {lacking[wanted]}; check that the draft model's folder holds its own tokenizer files, or choose a draft "
-        f"model that reads and writes the target's language{otherwise}"
-    )
-
-
-def writable(overlap: Overlap) -> bool:
-    """Whether the target's tokenizer has tokens for some of what the draft model writes."""
-    written = list(overlap.draft_pieces.written.values())
-    return any(overlap.pieces.writes(text) for text in written[:: max(1, len(written) // SAMPLE)])
+    if overlap.count < max(1, LEAST * ours):
+        raise UserError(
+            f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have different "
+            f"vocabularies that share {overlap.count} pieces; check that the draft model's folder holds its own "
+            f"tokenizer files, or let it draft by text: pair.vocabularies={STRINGS}"
+        )

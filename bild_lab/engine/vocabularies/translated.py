@@ -13,7 +13,7 @@ from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, LoadedModel, Opening, Session
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
-from bild_lab.engine.vocabularies.overlap import AUTO, CHOICES, INTERSECTION, Overlap, chosen, overlap_of
+from bild_lab.engine.vocabularies.overlap import CHOICES, INTERSECTION, Overlap, overlap_of, require_shared
 from bild_lab.engine.vocabularies.strings import StringsSession
 from bild_lab.errors import UserError
 
@@ -42,7 +42,9 @@ class TranslatedModel:
     @property
     def facts(self) -> dict[str, Any]:
         """For a result: the draft model, how it drafts, and what the vocabularies share."""
-        return self.overlap.facts(self.how)
+        own = self.overlap
+        pieces = {"target_pieces": len(own.pieces.written), "draft_pieces": len(own.draft_pieces.written)}
+        return {"draft": own.draft.path, "chosen": self.how, "shared": own.count, **pieces}
 
     @property
     def transformers(self) -> TranslatedModel:
@@ -67,11 +69,11 @@ class TranslatedModel:
         return self.model.text_logits(replace(own, prompt=own.prompt[: self.model.positions]))
 
 
-def in_vocabulary_of(target: Checkpoint, model: LoadedModel, wanted: str = AUTO) -> LoadedModel:
+def in_vocabulary_of(target: Checkpoint, model: LoadedModel, wanted: str = INTERSECTION) -> LoadedModel:
     """The draft model itself if it has the target's vocabulary, else translated.
 
-    wanted: auto, intersection or strings. Raises UserError for models of two kinds, and for vocabularies that cannot
-    be translated.
+    wanted: intersection or strings. Raises UserError for models of two kinds, and for vocabularies that share too
+    little for an intersection.
     """
     draft = model.checkpoint
     if target.encoder_decoder != draft.encoder_decoder:
@@ -85,4 +87,6 @@ def in_vocabulary_of(target: Checkpoint, model: LoadedModel, wanted: str = AUTO)
     if same_vocabulary(target, draft):
         return model
     overlap = overlap_of(target, draft)
-    return TranslatedModel(model, overlap, chosen(overlap, wanted))
+    if wanted == INTERSECTION:
+        require_shared(overlap)
+    return TranslatedModel(model, overlap, wanted)

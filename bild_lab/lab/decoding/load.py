@@ -23,8 +23,8 @@ from bild_lab.engine.models.lora import recognized
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method
-from bild_lab.engine.session import LoadedModel, NeedsScoresError
-from bild_lab.engine.vocabularies import AUTO, INTERSECTION, in_vocabulary_of
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.vocabularies import in_vocabulary_of
 from bild_lab.errors import UserError
 from bild_lab.lab.config import (
     DecodingSpec,
@@ -107,24 +107,15 @@ def decoder_of(
     target = wrap(models.load("target", runtime.device_map))
     drafts: list[LoadedModel] = []
 
-    def draft_model(key: str, vocabularies: str) -> LoadedModel:
+    def draft_model(key: str) -> LoadedModel:
         if getattr(pair, key) is None:
             raise UserError(f"policy {policy.name} drafts with a small model; give one with pair.{key} ({key}=)")
         model = models.drafting(models.load(key))
-        drafts.append(in_vocabulary_of(target.checkpoint, wrap(model), vocabularies))
+        drafts.append(in_vocabulary_of(target.checkpoint, wrap(model), pair.vocabularies))
         return drafts[-1]
 
-    def built(vocabularies: str) -> Method:
-        drafts.clear()
-        parts = {key: partial(draft_model, key, vocabularies) for key in ("draft", "second_draft")}
-        return build_method(policy, {"target": lambda: target, **parts})
-
-    try:
-        method = built(pair.vocabularies)
-    except NeedsScoresError:
-        if pair.vocabularies != AUTO:
-            raise
-        method = built(INTERSECTION)
+    parts = {key: partial(draft_model, key) for key in ("draft", "second_draft")}
+    method = build_method(policy, {"target": lambda: target, **parts})
     for model in (target, *drafts):
         model.checkpoint.check()
         warn_of_precision(model.checkpoint, models.dtype)

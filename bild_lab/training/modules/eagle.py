@@ -20,9 +20,9 @@ from bild_lab.engine.heads.eagle import (
     EagleConfig,
     joined_states,
     require_variant,
+    save_eagle,
     spread_layers,
 )
-from bild_lab.engine.heads.eagle_files import save_eagle
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native

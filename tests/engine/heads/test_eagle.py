@@ -12,8 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, Eagle, spread_layers
-from bild_lab.engine.heads.eagle_files import read_eagle, save_eagle
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, Eagle, read_eagle, save_eagle, spread_layers
 from bild_lab.errors import UserError
 from tests.engine.heads.tiny import random_eagle
 from tests.loopback_hub import REPOSITORY, loopback_hub
@@ -215,7 +214,7 @@ def test_an_eagle_comes_from_the_hub(tmp_path: Path) -> None:
     save_eagle(random_eagle(EAGLE, MODEL.config), tmp_path / "eagle")
     files = {file.name: file.read_bytes() for file in (tmp_path / "eagle").iterdir()}
     code = (
-        "from bild_lab.engine.heads.eagle_files import KIND, WEIGHTS, read_eagle\n"
+        "from bild_lab.engine.heads.eagle import KIND, WEIGHTS, read_eagle\n"
         "from bild_lab.engine.heads.folder import released_folder\n"
         "print(read_eagle(released_folder('me/eagle', KIND, WEIGHTS), 3).config.variant)"
     )

@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 
 from bild_lab.engine.heads import BitaAdapter, Eagle, EagleConfig, MedusaHeads
-from bild_lab.engine.heads.eagle import EAGLE3, spread_layers
-from bild_lab.engine.heads.eagle_files import save_eagle
+from bild_lab.engine.heads.eagle import EAGLE3, save_eagle, spread_layers
 from bild_lab.engine.heads.parallel import ParallelConfig, ParallelHeads
 from bild_lab.engine.models.checkpoint import decoder_depth
 

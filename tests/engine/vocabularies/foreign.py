@@ -114,6 +114,12 @@ def checkpoint(kind: str, encoder_decoder: bool = False) -> SimpleNamespace:
     return made
 
 
+def written(kind: str) -> list[str]:
+    """The texts for which a tokenizer has ordinary tokens."""
+    pieces = checkpoint(kind).pieces
+    return [text for text in TEXTS if all(token in pieces.written for token in pieces.encode(text))]
+
+
 def overlap(target: str, draft: str, encoder_decoder: bool = False) -> Overlap:
     return Overlap(checkpoint(target, encoder_decoder), checkpoint(draft, encoder_decoder))
 

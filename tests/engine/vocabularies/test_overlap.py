@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from bild_lab.engine.request import Source
-from bild_lab.engine.vocabularies import INTERSECTION, STRINGS
-from bild_lab.engine.vocabularies.overlap import Overlap, chosen
+from bild_lab.engine.vocabularies.overlap import Overlap, require_shared
 from bild_lab.errors import UserError
 from tests.engine.vocabularies.foreign import KINDS, TEXTS, overlap, tokenizer
 
@@ -89,41 +88,11 @@ def test_special_tokens_inside_a_prompt_are_kept_where_the_draft_model_has_them(
     assert list(both.source(Source(tuple(ids))).prompt) == expected
 
 
-def test_auto_takes_the_shared_tokens_where_half_of_the_targets_are_and_else_the_text() -> None:
-    near, far = overlap("byte_fallback", "byte_level"), overlap("metaspace", "words")
-    assert near.share >= 0.5 > far.share
-    assert (chosen(near, "auto"), chosen(far, "auto")) == (INTERSECTION, STRINGS)
-    assert [chosen(far, wanted) for wanted in (INTERSECTION, STRINGS)] == [INTERSECTION, STRINGS]
-
-
-@pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> Overlap:
-    """Two vocabularies that share nothing."""
-    both = overlap("words", "byte_level")
-    monkeypatch.setitem(both.pieces.__dict__, "tokens_of", {})
-    return Overlap(both.target, both.draft)
-
-
-def test_a_pair_that_was_chosen_is_refused_only_where_it_is_impossible(
-    apart: Overlap, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert apart.count == 0 and chosen(apart, STRINGS) == STRINGS
-    with pytest.raises(UserError, match="words .*byte_level .*different vocabularies that share no piece; check that"):
-        chosen(apart, INTERSECTION)
-    monkeypatch.setattr(type(apart.pieces), "writes", lambda self, text: False)
-    with pytest.raises(UserError, match="that cannot write each other's text; check that"):
-        chosen(apart, STRINGS)
-
-
-def test_a_pair_with_nearly_no_shared_piece_must_be_chosen(apart: Overlap, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_shares_hardly_a_piece_is_refused_but_may_draft_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the draft model's folder has lost its tokenizer's vocabulary."""
-    count = len(apart.pieces.written)
-    with pytest.raises(UserError, match=rf"that share 0 of {count} pieces \(0.00%\); .*pair.vocabularies=strings"):
-        chosen(apart, "auto")
-    monkeypatch.setattr(Overlap, "share", property(lambda self: 0.0099))
-    with pytest.raises(
-        UserError, match=r"pieces \(0.99%\); check that the draft model's folder holds its own tokenizer"
-    ):
-        chosen(apart, "auto")
-    monkeypatch.setattr(Overlap, "share", property(lambda self: 0.01))
-    assert chosen(apart, "auto") == STRINGS
+    both = overlap("words", "byte_level")
+    assert require_shared(both) is None
+    monkeypatch.setitem(both.pieces.__dict__, "tokens_of", {})
+    apart = Overlap(both.target, both.draft)
+    with pytest.raises(UserError, match="words .*byte_level .* share 0 pieces; .*let it draft by text: pair.vocabul"):
+        require_shared(apart)

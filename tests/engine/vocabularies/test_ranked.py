@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from bild_lab.engine.models.checkpoint import Checkpoint
@@ -29,35 +27,22 @@ def tokens_of(policy: str = "speculative", **knobs: object) -> list[int]:
     return model.vocabulary.tokens.tolist() if isinstance(model, NarrowModel) else list(range(VOCABULARY))
 
 
-def test_tokens_come_from_a_file_or_are_the_most_frequent_of_texts_answers_or_a_table(tmp_path: Path) -> None:
-    ids, texts, answers = tmp_path / "ids.txt", tmp_path / "texts", tmp_path / "answers"
-    ids.write_text("9\n30\n5\n9\n7\n")
+def test_tokens_come_from_a_file_or_are_the_most_frequent_of_a_table(tmp_path: Path) -> None:
+    (tmp_path / "ids.txt").write_text("9\n30\n5\n9\n7\n")
     (tmp_path / "ids.json").write_text("[9, 30, 5, 7]")
-    for folder in (texts, answers):
-        folder.mkdir()
-    (texts / "one.txt").write_text("w8 w8 w8 w6 w6 w11")
-    (texts / "two.txt").write_text("w10 w8 w6 w10")
-    pq.write_table(pa.table({"id": ["a", "b"], "answer": ["w8 w8 w6 w6 w10", "w8"]}), answers / "train-0-2.parquet")
     assert tokens_of() == list(range(VOCABULARY))
-    for file in (ids, tmp_path / "ids.json"):
-        assert tokens_of(draft_vocabulary=str(file)) == [END, 5, 7, 9, 30]
-        assert tokens_of(draft_vocabulary=2, draft_vocabulary_from=str(file)) == [END, 9, 30]
-    for folder in (texts, answers):
-        found = [tokens_of(draft_vocabulary=n, draft_vocabulary_from=str(folder)) for n in (1, 2, 3)]
-        assert found == [[END, 8], [END, 6, 8], [END, 6, 8, 10]]
-    assert tokens_of(draft_vocabulary=str(texts)) == [END, 6, 8, 10, 11]
-    (texts / "two.txt").write_text("w10 " * 9)
-    assert tokens_of(draft_vocabulary=1, draft_vocabulary_from=str(texts)) == [END, 10]
+    for file in (str(tmp_path / "ids.txt"), str(tmp_path / "ids.json")):
+        assert tokens_of(draft_vocabulary=file) == [END, 5, 7, 9, 30]
+        assert tokens_of(draft_vocabulary=2, draft_vocabulary_from=file) == [END, 9, 30]
     table = str(ngram_table(tiny_checkpoints() / "llama"))
     assert len(tokens_of(draft_vocabulary=12, draft_vocabulary_from=table)) == 12  # the end token is frequent there
 
 
-def test_what_cannot_be_counted_is_refused_in_a_line(tmp_path: Path) -> None:
-    few, foreign, other = tmp_path / "few.txt", tmp_path / "foreign.txt", tmp_path / "data"
+def test_what_ranks_no_tokens_is_refused_in_a_line(tmp_path: Path) -> None:
+    few, foreign, words = (tmp_path / name for name in ("few.txt", "foreign.txt", "words.txt"))
     few.write_text("5 6")
     foreign.write_text("5\n4000\n")
-    other.mkdir()
-    pq.write_table(pa.table({"en": ["w8"]}), other / "train.parquet")
+    words.write_text("w5 w6")
     wrong = {
         "got 8 and None": {"draft_vocabulary": 8},
         "got None": {"draft_vocabulary_from": str(few)},
@@ -65,7 +50,7 @@ def test_what_cannot_be_counted_is_refused_in_a_line(tmp_path: Path) -> None:
         ">= 1 and <= 2, got 0": {"draft_vocabulary": 0, "draft_vocabulary_from": str(few)},
         "got True": {"draft_vocabulary": True, "draft_vocabulary_from": str(few)},
         "names the token 4000, which": {"draft_vocabulary": str(foreign)},
-        "give an n-gram table": {"draft_vocabulary": str(other)},
+        "module=ngram counts, got '.*words.txt'": {"draft_vocabulary": str(words)},
         "got '.*missing'": {"draft_vocabulary": str(tmp_path / "missing")},
     }
     for message, knobs in wrong.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -12,18 +11,15 @@ from torch import Tensor
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.beam import BeamDrafter
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft, SpeculativeDrafter, SyntheticDrafter
 from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import NeedsScoresError, Want
+from bild_lab.engine.session import Growth, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies import TranslatedModel
-from bild_lab.engine.vocabularies import strings as module
-from bild_lab.engine.vocabularies.strings import branches, merged
 from bild_lab.errors import UserError
 from tests.engine.drafters.chances import require_targets_distribution
-from tests.engine.vocabularies.foreign import KINDS, TEXTS, Reciter, checkpoint, overlap, reciter, tokenizer
+from tests.engine.vocabularies.foreign import KINDS, TEXTS, Reciter, checkpoint, overlap, reciter, tokenizer, written
 from tests.stubs import StubModel
 
 PAIRS = [(one, other) for one in KINDS for other in KINDS if one != other]
@@ -53,10 +49,6 @@ def decoded(target: str, draft: str, text: str, drafter=ModelDrafter, begins: bo
     alone = DraftThenVerify(large, NoDraft(large), ExactMatch()).decode(Request(source, limits), Trace())
     assert tokens == alone[len(source.prompt) :]
     return trace, small
-
-
-def written(kind: str) -> list[str]:
-    return [text for text in TEXTS if checkpoint(kind).pieces.writes(text.encode())]
 
 
 @pytest.mark.parametrize("begins", [False, True])
@@ -100,41 +92,6 @@ def test_a_window_and_a_confidence_count_the_draft_models_tokens() -> None:
     assert all(one.stats["confidence"] for one in trace.rounds if one.draft_calls)
 
 
-def test_a_tree_of_texts_is_verified_whole() -> None:
-    def grown(model: TranslatedModel, window: int) -> ModelTreeDrafter:
-        return ModelTreeDrafter(model, nodes=12, window=window, width=2, children=2)
-
-    trace, small = decoded("metaspace", "byte_level", f" {TEXTS[0]}", grown)
-    assert trace.accepted > len(trace.rounds)
-    assert len(small.fed) < 8 * len(tokenizer("byte_level").encode(TEXTS[0]))  # accepted rows of trees do not run again
-
-
-def test_chains_are_merged_into_a_tree() -> None:
-    assert merged([[1, 2, 3], [1, 2, 4], [5]], 9) == ([1, 2, 3, 4, 5], [ROOT, 0, 1, 1, ROOT])
-    assert merged([[1, 2, 3], [1, 2, 4], [5]], 4) == ([1, 2, 3, 4], [ROOT, 0, 1, 1])
-    grown = SimpleNamespace(tokens=[7, 8, 9, 4], parents=[ROOT, ROOT, 0, 2])
-    assert branches(grown) == [[8], [7, 9, 4]]
-
-
-def test_a_long_text_is_settled_word_by_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = " " + " ".join([TEXTS[0]] * 3)
-    whole, _ = decoded("byte_fallback", "byte_level", text)
-    monkeypatch.setattr(module, "LONGEST_TAIL", 60)
-    monkeypatch.setattr(module, "SHORTEST_TAIL", 20)
-    drafting, pieces = [], checkpoint("byte_level").pieces
-    encode, tokenized = type(pieces).encode, module.StringsSession._tokenized
-
-    def watched(session: module.StringsSession, written: bytes) -> list[int]:
-        with monkeypatch.context() as patched:  # the models that know the text encode too
-            patched.setattr(type(pieces), "encode", lambda own, part: drafting.append(len(part)) or encode(own, part))
-            return tokenized(session, written)
-
-    monkeypatch.setattr(module.StringsSession, "_tokenized", watched)
-    settled, _ = decoded("byte_fallback", "byte_level", text)
-    assert [one.drafted for one in settled.rounds] == [one.drafted for one in whole.rounds]
-    assert 20 < max(drafting) < 110
-
-
 def test_what_the_draft_model_cannot_write_back_is_drafted_on() -> None:
     """Its tokenizer lowercases, so the text it read is another one than the target's."""
     both = overlap("metaspace", "lowercase")
@@ -158,58 +115,33 @@ def test_nothing_is_drafted_where_the_draft_models_positions_end() -> None:
     source = Source(tuple(tokenizer("metaspace").encode("the man", add_special_tokens=False)))
     small = reciter("byte_level", f" {TEXTS[0]}", len(both.source(source).prompt), begins=False)
     small.session_positions = 20
-    for make in (
-        lambda model: ModelDrafter(model, 4),
-        lambda model: ModelTreeDrafter(model, nodes=4, window=2, width=2, children=2),
-    ):
-        drafter = make(TranslatedModel(small, both, "strings"))
-        drafter = drafter.start(Request(source, Limits(len(source.prompt), 99)), small.start(source, 9))
-        assert len(drafter.propose(list(source.prompt)))
-        long = [*source.prompt, *both.pieces.tokens(f" {TEXTS[0]}".encode(), behind=True)]
-        assert not len(drafter.propose(long))
+    drafter = ModelDrafter(TranslatedModel(small, both, "strings"), 4)
+    drafter = drafter.start(Request(source, Limits(len(source.prompt), 99)), small.start(source, 9))
+    assert len(drafter.propose(list(source.prompt)))
+    long = [*source.prompt, *both.pieces.tokens(f" {TEXTS[0]}".encode(), behind=True)]
+    assert not len(drafter.propose(long))
 
 
 # in every context the target's probability of what the draft model likes best is 1/2, and half of the rest is the other
 TARGET = ([1 / 2, 1 / 4, 1 / 4], [1 / 4, 1 / 2, 1 / 4])
-# in whatever order the siblings of a tree are tried, each is accepted with probability 0, 1/2 or 1
-HALVED_TARGET = ([1 / 2, 0, 1 / 2], [0, 1 / 2, 1 / 2], [1 / 2, 1 / 2, 0])
-
-
-def mixed(tokens: list[int], ways: int) -> int:
-    return sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % ways
 
 
 def two_tokens(tokens: list[int]) -> Tensor:
     """A draft model over the same two words whose most likely token depends on the whole text."""
-    return torch.tensor([[2.0, 1.0], [1.0, 2.0]])[mixed(tokens, 2)]
+    mixed = sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 2
+    return torch.tensor([[2.0, 1.0], [1.0, 2.0]])[mixed]
 
 
 def as_the_drafter(tokens: list[int]) -> list[float]:
     return TARGET[int(two_tokens([token % 2 for token in tokens]).argmax())]  # the draft model reads z as x
 
 
-def halved(tokens: list[int]) -> list[float]:
-    return HALVED_TARGET[mixed(tokens, 3)]
-
-
-DRAFTERS = {
-    "chain": lambda model: ModelDrafter(model, 2),
-    "tree": lambda model: ModelTreeDrafter(model, nodes=3, window=2, width=2, children=2),
-}
-
-
-@pytest.mark.parametrize(("drafter", "law", "length"), [("chain", as_the_drafter, 3), ("tree", halved, 2)])
-def test_sampled_text_is_exactly_distributed_as_the_targets(
-    drafter: str,
-    law: Callable[[list[int]], list[float]],
-    length: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sampled_text_is_exactly_distributed_as_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     both = FakeOverlap(FakePieces({0: b"x", 1: b"y", 2: b"z"}), FakePieces({0: b"x", 1: b"y"}))
-    target = StubModel(lambda tokens: torch.tensor(law(tokens), dtype=torch.float64).log())
-    model = TranslatedModel(Reciter(two_tokens), both, "strings")
-    method = DraftThenVerify(target, DRAFTERS[drafter](model), SpeculativeSampling())
-    traces = require_targets_distribution(method, target.next_logits, (0,), length, monkeypatch)
+    target = StubModel(lambda tokens: torch.tensor(as_the_drafter(tokens), dtype=torch.float64).log())
+    drafter = ModelDrafter(TranslatedModel(Reciter(two_tokens), both, "strings"), 2)
+    method = DraftThenVerify(target, drafter, SpeculativeSampling())
+    traces = require_targets_distribution(method, target.next_logits, (0,), 3, monkeypatch)
     assert max(trace.accepted for several in traces.values() for trace in several) > 1
 
 
@@ -247,11 +179,14 @@ def test_what_reads_scores_is_refused_before_anything_is_decoded() -> None:
         "keeps_probs": lambda: ModelDrafter(model, 2, keeps_probs=True),
         "a hierarchy's middle model": lambda: SpeculativeDrafter(model, ModelDrafter(model, 1), 2),
         "speculative beam search": lambda: BeamDrafter(model, 2),
+        "a draft tree": lambda: ModelTreeDrafter(model, nodes=4, window=2, width=2, children=2),
         "a synthetic drafter with a model's cost": lambda: SyntheticDrafter(target, 0.5, 2, model),
     }
     for what, make in makes.items():
-        with pytest.raises(NeedsScoresError, match=f"{what} reads .*; set pair.vocabularies=intersection"):
+        with pytest.raises(UserError, match=f"{what} reads .*; set pair.vocabularies=intersection"):
             make()
     session = model.start(Source((5,)), 4)
     with pytest.raises(UserError, match="drafted text has no scores .*; set pair.vocabularies=intersection"):
         session.extend([1], Want(logits=1))
+    with pytest.raises(UserError, match="drafted text has no scores"):
+        session.grow([1], Growth(4, 2, 2, 2, frozenset()))

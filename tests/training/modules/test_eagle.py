@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from bild_lab.engine.heads.eagle import EAGLE, EAGLE3
-from bild_lab.engine.heads.eagle_files import read_eagle
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, read_eagle
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training.modules.eagle import EagleModule, EagleSpec
