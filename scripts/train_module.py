@@ -1,10 +1,10 @@
 """Train what a policy needs beside a frozen model: python scripts/train_module.py module=medusa model.path=DIR
 
-    module=medusa, hydra, eagle, eagle3   heads or a layer that draft; model.path is the frozen model
+    module=medusa, eagle, eagle3   heads or a layer that draft; model.path is the frozen model
     module=parallel   layers that fill a block of masks, for a T5
     module=ngram   a table of n-grams of the dataset's references, in the tokens of pair.target
 
-Several devices train the first four together:
+Several devices train all but n-grams together:
 
     accelerate launch --multi_gpu --num_processes 2 scripts/train_module.py module=eagle3 model.path=DIR [KEY=VALUE …]
 

@@ -1,4 +1,4 @@
-"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown: for EAGLE."""
+"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown: for EAGLE and blocks."""
 
 from __future__ import annotations
 
@@ -61,6 +61,8 @@ class StateTreeDrafter(Drafter):
     Raises UserError for what cannot be.
     """
 
+    longest: float = float("inf")  # the longest branch that it can draft
+
     def __init__(
         self,
         target: LoadedModel,
@@ -74,7 +76,8 @@ class StateTreeDrafter(Drafter):
         min_prob: float = 0.0,
     ) -> None:
         self._target, self._heads = target, heads
-        self._growth = growth_by(nodes, window, width, children, min_prob)
+        growth = growth_by(nodes, window, width, children, min_prob)
+        self._growth = replace(growth, depth=min(window, self.longest))
         self.wants = self.reads()
         shape = named_nodes(tree, top_k, self._growth.depth, heads.config.vocabulary)
         self._static = None if shape is None else StaticTree(shape, target.device)

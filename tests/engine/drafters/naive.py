@@ -91,10 +91,7 @@ def eagle_behind(eagle: Eagle, module: PreTrainedModel, text: list[int]) -> Behi
 
 def parallel_behind(heads: ParallelHeads, module: PreTrainedModel, text: list[int]) -> Behind:
     """The scores of a block behind this text, all rows at once, with the Markov bias of each branch."""
-    config, cross = (
-        heads.config,
-        [block.layer[1].EncDecAttention for block in module.decoder.block[-heads.config.layers :]],
-    )
+    config, last = heads.config, module.decoder.block[-heads.config.layers :]
     count, state = len(text) - 1, torch.stack(list(states_of(module, text[:-1])[0]))
     words = module.get_input_embeddings().weight[torch.tensor(text[1:])]
     x = torch.cat([words + norm(state, torch.ones(state.shape[-1])) @ heads.fuse.T, heads.masks])
@@ -108,7 +105,8 @@ def parallel_behind(heads: ParallelHeads, module: PreTrainedModel, text: list[in
         found = (split(queries) @ split(keys).mT + bias).softmax(-1) @ split(values)
         return found.transpose(0, 1).flatten(1)
 
-    for at, attention in enumerate(cross):
+    for at, block in enumerate(last):
+        attention = block.layer[1].EncDecAttention
         own = {name: weight[at] for name, weight in heads.layers.items()}
         x = x + mixed(*(norm(x, own["norm"]) @ own["qkv"].T).chunk(3, -1), among) @ own["out"].T
         queries = norm(x, own["cross_norm"]) @ own["cross_query"].T
