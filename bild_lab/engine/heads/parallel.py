@@ -104,7 +104,7 @@ class ParallelHeads(SavedModule):
         self.fuse = nn.Parameter(torch.zeros(dim, dim))
         self.masks = nn.Parameter(torch.zeros(config.block - 1, dim))
         self.final_norm = nn.Parameter(torch.ones(dim))
-        self.markov = MarkovHead(config.vocabulary, config.rank) if config.rank else None
+        self.markov = MarkovHead(config.vocabulary, config.rank, scale=config.rank**-0.5) if config.rank else None
         self.register_buffer("distances", torch.zeros(config.heads, config.farthest + 1))
 
     @classmethod
