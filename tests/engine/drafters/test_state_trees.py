@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.acceptance import SpeculativeSampling
-from bild_lab.engine.draft import ROOT, Draft
+from bild_lab.engine.acceptance import SpeculativeSampling, TypicalAcceptance
+from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.state_trees import StateTreeDrafter, StaticTree, named_nodes, published_tree
 from bild_lab.engine.drafters.trees import Node, ProbedTree, to_content
+from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows
 from bild_lab.errors import UserError
@@ -24,6 +24,7 @@ from tests.engine.lossless.toy import FIRST, TableModel, own_law, p_value, sampl
 
 TARGET = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.25, 0.35, 0.4]], dtype=torch.float64)
 DRAFT = torch.tensor([[0.5, 0.2, 0.3], [0.3, 0.6, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)  # after each last token
+EXACT = SpeculativeSampling()
 FAIR = 1e-3  # the smallest p-value of a sound distribution; the seed is fixed
 
 
@@ -65,19 +66,10 @@ class TableTree(StateTreeDrafter):
         return scores.logits
 
 
-class SampledTree(TableTree):
-    """A planted fault: tokens are drawn, and still count as certain."""
-
-    def propose(self, tokens: list[int]) -> Draft:
-        draft = super().propose(tokens)
-        drawn = torch.multinomial(DRAFT[tokens[-1]], len(draft) or 1, True, generator=self._request.generator)
-        return replace(draft, tokens=drawn[: len(draft)])
-
-
-def values(drafter: type[TableTree], tree: str, count: int) -> float:
+def values(tree: str, count: int, rule: Acceptance = EXACT) -> float:
     heads = SimpleNamespace(config=SimpleNamespace(vocabulary=3))
-    made = drafter(TableModel(TARGET), heads, tree, 2, [2, 1], nodes=3, width=1, children=2)
-    texts = sampled_texts(TARGET, made, SpeculativeSampling(), 3, count, seed=count)
+    made = TableTree(TableModel(TARGET), heads, tree, 2, [2, 1], nodes=3, width=1, children=2)
+    texts = sampled_texts(TARGET, made, rule, 3, count, seed=count)
     return p_value(texts, own_law(TARGET, 3))
 
 
@@ -89,12 +81,12 @@ def values(drafter: type[TableTree], tree: str, count: int) -> float:
     ],
 )
 def test_sampled_text_is_distributed_as_the_targets(tree: str, count: int) -> None:
-    assert values(TableTree, tree, count) > FAIR
+    assert values(tree, count) > FAIR
 
 
 @pytest.mark.slow
-def test_a_drawn_token_that_counts_as_certain_is_noticed() -> None:
-    assert values(SampledTree, "chain", 6000) < FAIR
+def test_a_rule_that_favours_what_is_drafted_is_noticed() -> None:
+    assert values("chain", 6000, TypicalAcceptance(epsilon=0.1, delta=0.3)) < FAIR
 
 
 def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
