@@ -157,7 +157,7 @@ def fit_tree(
 
 def summary(content: Mapping[str, Any]) -> str:
     """One line about what was chosen."""
-    rows, tokens, ms, alone_ms = content["chosen"].values()
+    rows, tokens, ms, alone_ms = (content["chosen"][key] for key in ("rows", "tokens", "ms", "alone_ms"))
     fast = f"{1000 * tokens / ms:.0f} tokens/s, {tokens * alone_ms / ms:.2f} times the target alone"
     return f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import UserError
 from bild_lab.training.batches import IGNORED
-from bild_lab.training.modules.states import head_scale
 
 Head = Callable[[Float[Tensor, "batch n dim"]], Float[Tensor, "batch n vocab"]]
 

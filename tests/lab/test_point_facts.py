@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from bild_lab.engine.heads.folder import SavedModule
 from bild_lab.engine.heads.layer_heads import LayerHeadsConfig
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.point import Point, _settings_in, prepare
+from bild_lab.lab.point import HEADS, Point, _settings_in, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from tests.engine.heads.tiny import files_of, random_adapter
@@ -72,3 +73,5 @@ def test_heads_say_how_they_were_trained(checkpoints: Path, data: Path, tmp_path
     (tmp_path / "heads_config.json").write_text(json.dumps({**vars(written), "layers": list(written.layers)}))
     assert _settings_in(tmp_path)["layers"] == [2, 4]
     assert _settings_in(tmp_path / "nowhere") is None
+    kinds = {one.kind.config for one in SavedModule.__subclasses__() if one.__module__.startswith("bild_lab")}
+    assert kinds <= set(HEADS)

@@ -21,7 +21,7 @@ from bild_lab.engine.heads.folder import Kind, SavedModule
 from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native.stack import Layer, Stack, Weight
-from bild_lab.engine.models.native.t5 import ACTIVATIONS, BIAS, T5Decoder, relative_bias, t5_layer, why_not
+from bild_lab.engine.models.native.t5 import ACTIVATIONS, BIAS, T5Decoder, head_scale, relative_bias, t5_layer, why_not
 from bild_lab.engine.models.weights import module_weights
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import FilePath
@@ -124,8 +124,7 @@ class ParallelHeads(SavedModule):
                 stacked[index].copy_(weight.matrix if isinstance(weight, Weight) else weight)
         back = -torch.arange(made.config.farthest + 1)
         made.distances.copy_(relative_bias(base.get_decoder(), weights[f"decoder.{BIAS}"], back))
-        scale = config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
-        made.final_norm.copy_(weights["decoder.final_layer_norm.weight"] * scale)
+        made.final_norm.copy_(weights["decoder.final_layer_norm.weight"] * head_scale(config))
         generator = torch.Generator().manual_seed(seed)
         for weight in (made.fuse, made.masks):
             weight.copy_(SPREAD * torch.randn(weight.shape, generator=generator))

@@ -26,13 +26,13 @@ from bild_lab.engine.heads.eagle import (
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
+from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_number, require_whole
 from bild_lab.training.modules.layer_heads import own_head
 from bild_lab.training.modules.predictors import OwnLoss, Predictors
 from bild_lab.training.modules.states import (
     SmallModule,
     decoder_states,
-    head_scale,
     own_logits,
     own_matrices,
     soft_loss,

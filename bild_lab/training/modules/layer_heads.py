@@ -19,6 +19,7 @@ from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.llama import norm_factor
+from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
@@ -26,7 +27,7 @@ from bild_lab.training.answers import END, Answer, Calibration, contents_hash
 from bild_lab.training.batches import IGNORED, tokenize
 from bild_lab.training.modules.conversations import tokenize_conversations
 from bild_lab.training.modules.predictors import MATCH_RATE, OwnLoss, Predictors, first_choices
-from bild_lab.training.modules.states import SmallModule, decoder_states, head_scale, own_matrices
+from bild_lab.training.modules.states import SmallModule, decoder_states, own_matrices
 from bild_lab.training.start import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"

@@ -15,12 +15,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads.parallel import ParallelConfig, ParallelDecoder, ParallelHeads, require_t5
 from bild_lab.engine.models.admission import input_device
+from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_number, require_whole
 from bild_lab.training.modules.predictors import OwnLoss, Predictors
 from bild_lab.training.modules.states import (
     SmallModule,
     decoder_states,
-    head_scale,
     own_logits,
     own_matrices,
     soft_loss,

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from bild_lab.engine.models.admission import input_device
@@ -185,11 +185,6 @@ def own_matrices(base: PreTrainedModel) -> tuple[Float[Tensor, "vocab dim"], Flo
         )
     embedding, head = (weight.detach().to(input_device(base)) for weight in ends)
     return embedding, head
-
-
-def head_scale(config: PreTrainedConfig) -> float:
-    """The factor on the head's input, which T5 v1.0 has."""
-    return config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
 
 
 @torch.no_grad()

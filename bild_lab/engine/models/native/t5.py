@@ -62,8 +62,7 @@ class T5Decoder(Stack):
             layers=layers_of(len(blocks), lambda i: t5_layer(weights, f"decoder.block.{i}.", gated), held),
             read_head=reader(lambda: weights["lm_head.weight"], held),
             final_norm=weights["decoder.final_layer_norm.weight"],
-            # T5 v1.0 scales the decoder's output before its head; v1.1 and mT5 do not
-            final_scale=config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0,
+            final_scale=head_scale(config),
             distance_bias=relative_bias(module.decoder, weights[f"decoder.{BIAS}"], back),
         )
         parts = [f"decoder.block.{i}.layer.1.EncDecAttention.{name}.weight" for i in blocks for name in "kv"]
@@ -160,6 +159,11 @@ def t5_layer(weights: Weights, prefix: str, gated: bool) -> Layer:
         inner=Weight(inner, gated=gated),
         outer=Weight(matrix(f"{last}.DenseReluDense", "wo")),
     )
+
+
+def head_scale(config: PreTrainedConfig) -> float:
+    """The factor on the head's input, which T5 v1.0 has; v1.1 and mT5 have none."""
+    return config.d_model**-0.5 if getattr(config, "scale_decoder_outputs", False) else 1.0
 
 
 def why_not(config: PreTrainedConfig) -> str | None:
