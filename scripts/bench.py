@@ -89,7 +89,7 @@ def pair_bench(
     draft = None if pair.draft is None else loaded(pair.draft, pair.draft_revision, device, dtype)
     if draft is not None:
         draft[0].checkpoint.check()
-        draft = tuple(in_vocabulary_of(checkpoint, each, pair.vocabularies) for each in draft)
+        draft = tuple(in_vocabulary_of(checkpoint, each) for each in draft)
     requests = []
     for example in examples:
         source = target[0].source(example.prompt, dataset.max_source_tokens)

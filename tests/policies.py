@@ -36,7 +36,7 @@ REFUSED = {
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)  # need `make peers` (tests/engine/peers)
 # they refuse to sample
-GREEDY_ONLY = {"beam", "bild_released", "speculative_beam", "synthetic", "synthetic_with_cost", *EXTERNAL}
+GREEDY_ONLY = {"bild_released", "synthetic", *EXTERNAL}
 RUNNABLE = [
     (policy, family)
     for policy in policy_names()

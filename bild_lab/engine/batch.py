@@ -94,9 +94,7 @@ class Batch:
 
     @torch.inference_mode()
     def run(
-        self,
-        loops: Sequence[Callable[[], Result]],
-        ended: Callable[[int], None] = lambda index: None,
+        self, loops: Sequence[Callable[[], Result]], ended: Callable[[int], None] = lambda index: None
     ) -> list[Ended[Result]]:
         """Run all loops, the first ones first.
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
-from bild_lab.errors import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -366,14 +365,6 @@ class LoadedModule(LoadedModel, Protocol):
     """A checkpoint that runs as a module of Transformers."""
 
     module: PreTrainedModel
-
-
-def require_scores(draft: Model, what: str) -> None:
-    """Raise UserError for a draft model whose drafts come without scores in the target's vocabulary."""
-    if getattr(draft, "writes_text", False):
-        raise UserError(
-            f"{what} reads the draft model's scores, and drafted text has none; set pair.vocabularies=intersection"
-        )
 
 
 def as_rows(rows: Rows | Sequence[int] | Int[Tensor, " m"]) -> Rows:

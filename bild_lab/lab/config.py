@@ -83,7 +83,6 @@ class PairSpec:
     aligned: bool = False  # whether the draft model was aligned with the target (BiLD §3.5.1); BiLD's figures need it
     source_language: str | None = None  # of mBART, mBART-50, M2M-100 or NLLB: the tokenizer's code
     target_language: str | None = None  # to translate into: the tokenizer's code, such as de_DE, de or deu_Latn
-    vocabularies: str = "intersection"  # how a draft model with another vocabulary drafts: this, or strings
     draft_weights: int | str | None = None  # of the draft models, as runtime.weights; null: the same
 
     def __post_init__(self) -> None:

@@ -241,7 +241,6 @@ def _setting(
     code = code_hash(_modules(policies.get(BASELINE), specs))
     target = decoders.get(BASELINE, decoders[METHOD]).target
     unusual = {
-        "vocabularies": (pair.vocabularies, "intersection"),
         "cut": (list(dataset.cut or ()), []),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),

@@ -281,7 +281,7 @@ def tokens_per_call(points: Sequence[Result]) -> list[Cell]:
     found = []
     for point in points:
         rate = point.counts.acceptance_rate
-        if point.policy in ("synthetic", "synthetic_with_cost") and rate is not None:
+        if point.policy == "synthetic" and rate is not None:
             window, name = point.knobs["window"], f"drafted right with {point.knobs['acceptance_rate']:g}"
             calls, expected = point.counts.tokens_per_target_call, expected_tokens(rate, window)
             found += cell(f"window {window}", name, "tokens per target call", calls, expected)

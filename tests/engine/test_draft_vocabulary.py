@@ -175,4 +175,4 @@ def test_a_view_has_no_distribution_of_its_own_and_another_vocabulary_is_refused
     assert ModelDrafter(EarlyExit(target, 1), 3, vocabulary=vocabulary).draws_from is None
     assert isinstance(ModelDrafter(target, 3, vocabulary=vocabulary).draws_from, NarrowModel)
     with pytest.raises(UserError, match="set policy.draft_vocabulary=null"):
-        NarrowModel(foreign(TINY["llama"](0), "native", 1, "intersection", target), vocabulary)
+        NarrowModel(foreign(TINY["llama"](0), "native", 1, target), vocabulary)

@@ -118,7 +118,7 @@ def texts_with_list(checkpoints: Path, family: str) -> list[list[int]]:
 def cases(lossless: bool) -> list[Any]:
     """All policies that can run; those on T5 are slow tests, but for a few that feed sessions in other ways."""
     runnable = [each for each in RUNNABLE if is_lossless(each[0]) == lossless]
-    fast = ("speculative_tree", "ppd", "prompt_lookup", "beam", "calm")
+    fast = ("speculative_tree", "ppd", "prompt_lookup", "calm")
     slow = [family == "t5" and policy not in fast for policy, family in runnable]
     marks = [[pytest.mark.slow] if each else [] for each in slow]
     return [pytest.param(*each, marks=mark) for each, mark in zip(runnable, marks, strict=True)]
@@ -136,21 +136,6 @@ def test_no_lossy_policy_writes_what_a_list_rules_out(checkpoints: Path, policy:
     for text in texts_of(decoder):
         pairs = list(pairwise(text))
         assert not set(SUPPRESSED) & set(text) and len(pairs) == len(set(pairs)), text
-
-
-@pytest.mark.parametrize("early_stopping", [False, True])
-@pytest.mark.parametrize("policy", ["beam", "speculative_beam"])
-@pytest.mark.parametrize("name", ["t5", "llama"])
-def test_beams_follow_a_checkpoint_as_those_of_generate(name: str, policy: str, early_stopping: bool) -> None:
-    module = saying(name, {"forced_bos_token_id": FIRST, "forced_eos_token_id": END, **SAID["llama"], **SAID["bart"]})
-    said = copy.deepcopy(module.generation_config)
-    target, draft = ((each, word_tokenizer()) for each in (module, relative_of(module)))
-    node = copy.deepcopy(shipped(policy))
-    node.beams, node.early_stopping = 3, early_stopping
-    found = texts_of(load(target, draft, node, processors="checkpoint"))
-    expected = texts_of_generate(module, said, num_beams=3, early_stopping=early_stopping)
-    ends = [text.index(END) + 1 if END in text else len(text) for text in expected]
-    assert found == [text[:end] for text, end in zip(expected, ends, strict=True)]
 
 
 @pytest.mark.parametrize("engine", ["kernels", "hf"])

@@ -63,7 +63,6 @@ def name_of(*words: str) -> str:
         "runtime.dtype=bfloat16",
         "runtime.engine=hf",
         "runtime.compile_drafter=false",
-        "pair.vocabularies=strings",
         "runtime.threads=2",
         "runtime.seed=1",
         "runtime.weights=4",
@@ -78,13 +77,13 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     words = ["name=held", "policy=speculative", "policy.window=3", "decoding=sample", "decoding.temperature=0.7"]
     words += ["decoding.top_k=5", "decoding.top_p=0.5", "runtime.batch=2", "runtime.seed=4", "resume=false"]
     words += ["dataset.max_source_tokens=40", "measure.warmup=3", "runtime.device=cpu", "runtime.threads=3"]
-    words += ["runtime.compile_drafter=false", "pair.vocabularies=strings"]
+    words += ["runtime.compile_drafter=false"]
     point = prepare(compose_config([*base, *words]))
     named = "target draft second_draft source_language target_language dataset split prompt_template chat_template"
     measured = "metric dtype compile batch device threads processors decoding seed repeats warmup baseline"
-    found = "max_source_tokens n_examples data weights engine code hardware vocabularies compile_drafter"
+    found = "max_source_tokens n_examples data weights engine code hardware compile_drafter"
     assert set(point.setting) == {*named.split(), *measured.split(), *found.split()}
-    assert [point.setting[key] for key in ("device", "threads", "vocabularies")] == ["cpu", 3, "strings"]
+    assert [point.setting[key] for key in ("device", "threads")] == ["cpu", 3]
     assert point.setting["compile_drafter"] == "false"
     assert point.setting["code"].split(" ")[1::2] == list(module.PACKAGES)
     told = {key: point.setting[key] for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")}
@@ -100,7 +99,7 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     greedy = prepare(compose_config(base))
     assert greedy.resume and greedy.batch == 1 and greedy.baseline_is_target and "batch" not in greedy.setting
     assert greedy.setting["threads"] == module.DEFAULT_THREADS
-    assert not prepare(compose_config([*base, "measure.baseline=beam"])).baseline_is_target
+    assert not prepare(compose_config([*base, "measure.baseline=speculative"])).baseline_is_target
 
 
 def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +163,6 @@ REFUSED = {  # what is wrong with the configuration, before a weight is read
     "runtime.dtype=int3": "runtime.dtype",
     "decoding.processors=much": "decoding.processors",
     "pair.target_language=de": "pair.target_language",
-    "pair.vocabularies=abacus": "pair.vocabularies",
     "resume=perhaps": "resume",
     "measure.precision=5": "measure.precision must lie in (0, 1], got 5",
     "measure.quiet=-1": "measure.quiet",
@@ -180,7 +178,7 @@ def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(base: list[str
 
 
 def test_greedy_text_is_certified_beside_the_target_alone_and_a_sampled_one_beside_any(base: list[str]) -> None:
-    words = [*base, "measure.certify=true", "measure.baseline=beam"]
+    words = [*base, "measure.certify=true", "measure.baseline=speculative"]
     with pytest.raises(UserError, match=r"measure\.certify compares greedy text with the target's own"):
         name_of(*words)
     assert name_of(*words, "decoding=sample")
@@ -230,9 +228,9 @@ def test_other_hardware_gives_another_name(base: list[str], monkeypatch: pytest.
 
 
 def test_a_baseline_with_other_knobs_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [*base, "measure.baseline=beam"]
+    words = [*base, "measure.baseline=speculative"]
     before, compose = name_of(*words), module.compose_policy
-    changed = {"beam": {"beams": 2}}  # as if its file had changed
+    changed = {"speculative": {"window": 2}}  # as if its file had changed
     monkeypatch.setattr(module, "compose_policy", lambda name: compose(name, changed.get(name)))
     assert name_of(*words) != before
 
@@ -302,16 +300,16 @@ class WithLexicon(NoDraft):
 @pytest.mark.parametrize(
     ("words", "same"),
     [
-        (("policy=beam",), True),
-        (("policy=beam", "policy.length_penalty=1", "policy.name=mine"), True),
-        (("policy=beam", "policy.beams=2"), False),
-        (("policy=speculative_beam",), False),
-        (("policy=beam", "measure.baseline=null"), False),
+        (("policy=speculative",), True),
+        (("policy=speculative", "policy.lenience=1", "policy.name=mine"), True),
+        (("policy=speculative", "policy.window=2"), False),
+        (("policy=speculative_adaptive",), False),
+        (("policy=speculative", "measure.baseline=null"), False),
     ],
 )
 def test_the_baseline_is_known_by_its_knobs(base: list[str], words: tuple[str, ...], same: bool) -> None:
     module.cached_examples.cache_clear()
-    assert prepare(compose_config([*base, "measure.baseline=beam", *words])).same_as_baseline is same
+    assert prepare(compose_config([*base, "measure.baseline=speculative", *words])).same_as_baseline is same
 
 
 def test_another_script_of_a_local_metric_gives_another_name(

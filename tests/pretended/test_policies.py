@@ -47,13 +47,7 @@ CASES = [
     if not (sampled and policy in GREEDY_ONLY)
 ]
 
-UNCOUNTED = {
-    "beam",
-    "ppd",
-    "speculative_beam",
-    "synthetic",
-    "synthetic_with_cost",
-}  # of whose texts rounds tell not all
+UNCOUNTED = {"ppd", "synthetic"}  # of whose texts rounds tell not all
 BATCHED = [case for case in RUNNABLE if not is_peer(case[0]) and case[0] not in UNCOUNTED]
 FAST_BATCHES = {("speculative", "t5")}
 REAL = torch.cuda.is_available()
@@ -168,7 +162,7 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
             method.prepare(asked)
         for _ in range(1 + (engine == "compiled")):  # a view keeps the first text's workspace until it has the next one
             emitted(method, seeded(request, DEVICE), Trace())  # weights are moved, shapes made, and graphs captured
-        if not hasattr(method, "stream"):  # peers and beam searches
+        if not hasattr(method, "stream"):  # peers
             assert emitted(method, asked, Trace()) == wanted or sampled  # peers draw from a generator of their own
             continue
         tokens, rounds = rounds_of(method, asked, machine)
@@ -178,19 +172,6 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
             allowed = most(one) + (ON_FIRST_USE + one.draft_calls) * (place == 0)
             assert len(waits) <= allowed, (place, one, waits)
         assert len(rounds) > 1 or not drafts(policy)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["beam", "speculative_beam"])
-def test_a_beam_search_waits_once_in_each_forward_of_all_its_texts(
-    policy: str, machine: Machine | None, pairs: Callable[[str], Pair]
-) -> None:
-    pair = pairs("llama")
-    method, asked, trace = pair.there("native").method(policy, WINDOW), seeded(pair.requests[0], DEVICE), Trace()
-    method.decode(asked, Trace())
-    with counting(machine) as waits:
-        method.decode(asked, trace)
-    assert len(waits) <= trace.target_calls + trace.draft_calls + len(trace.rounds), by_line(waits)
 
 
 @pytest.mark.parametrize(

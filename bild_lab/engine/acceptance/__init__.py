@@ -7,20 +7,3 @@ from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
 from bild_lab.engine.acceptance.speculative_sampling import Overlap, SpeculativeSampling
 from bild_lab.engine.acceptance.typical import MarginAcceptance, TruncationSampling, TypicalAcceptance
-
-__all__ = [
-    "BlockVerification",
-    "Cactus",
-    "ExactMatch",
-    "ExactPrefix",
-    "MarginAcceptance",
-    "Overlap",
-    "RejectionSampling",
-    "ReleasedRollback",
-    "Rollback",
-    "SpeculativeCascade",
-    "SpeculativeSampling",
-    "StaticEnsemble",
-    "TruncationSampling",
-    "TypicalAcceptance",
-]

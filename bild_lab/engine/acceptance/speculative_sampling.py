@@ -113,11 +113,7 @@ class Overlap(Acceptance):
 
 
 def verify_chain(
-    p: PerRow,
-    q: PerNode,
-    draft: Draft,
-    generator: torch.Generator | None,
-    **noted: Float[Tensor, " n"],
+    p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None, **noted: Float[Tensor, " n"]
 ) -> Verdict:
     """Accept each token with min(1, p / q) up to the first rejection, then draw from norm(max(0, p − q)).
 

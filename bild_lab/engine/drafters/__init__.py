@@ -13,25 +13,3 @@ from bild_lab.engine.drafters.prompt_lookup import PromptLookup
 from bild_lab.engine.drafters.suffix import SuffixDrafter
 from bild_lab.engine.drafters.synthetic import SyntheticDrafter
 from bild_lab.engine.drafters.token_recycling import TokenRecycling
-
-__all__ = [
-    "AdaptiveWindow",
-    "EagleDrafter",
-    "HybridDrafter",
-    "LookaheadDrafter",
-    "LowConfidence",
-    "MaskTokenDrafter",
-    "MedusaDrafter",
-    "ModelDrafter",
-    "ModelTreeDrafter",
-    "NGramDrafter",
-    "NGramTable",
-    "NoDraft",
-    "ParallelDrafter",
-    "PromptLookup",
-    "SpeculativeDrafter",
-    "SuffixDrafter",
-    "SyntheticDrafter",
-    "TargetFirstWindow",
-    "TokenRecycling",
-]

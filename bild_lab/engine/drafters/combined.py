@@ -11,7 +11,7 @@ from bild_lab.engine.acceptance.speculative_sampling import SpeculativeSampling
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, beside, on_device, require_scores
+from bild_lab.engine.session import EVERYTHING, Model, Scores, Session, Want, beside, on_device
 from bild_lab.errors import UserError, require_whole
 
 
@@ -41,7 +41,6 @@ class SpeculativeDrafter(Drafter):
                 f"the inner drafter must need logits alone, but {type(drafter).__name__} wants more; "
                 "use it on the target itself"
             )
-        require_scores(draft, "a hierarchy's middle model")
         self._model = draft
         self._drafter = drafter
         require_whole("the draft window", window, 1)

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.drafters.state_trees import StateTreeDrafter
+from bild_lab.engine.drafters.state_trees import StateSession, StateTreeDrafter
 from bild_lab.engine.heads.eagle import EAGLE3, Eagle, joined_states
 from bild_lab.engine.models.native.attention import KeyValueCache, place_rows
 from bild_lab.engine.models.native.layers import SPARE_ROWS
@@ -42,10 +42,9 @@ class EagleDrafter(StateTreeDrafter):
         return joined_states(self._heads.config.variant, scores.head_input, scores.hidden)
 
 
-class EagleSession:
+class EagleSession(StateSession):
     """One text in an EAGLE: pairs of the target's state and the next token, then drafted ones.
 
-    `length` counts the tokens that need not be passed again, as in `Session`; the first token of a text is in no pair.
     Rows of a tree read the layer's own output at their parent. `receive` drops them.
     """
 
@@ -55,13 +54,8 @@ class EagleSession:
         shape = (1, layer.num_key_value_heads, room + SPARE_ROWS, layer.head_dim)
         self._cache = KeyValueCache(shape, weight.dtype, weight.device)
         self._pairs = 0
-        self._received: list[Tensor] = []
+        self._received = []
         self._outputs = weight.new_empty(0, layer.hidden_size)  # of the last pair, and of the tree's rows
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are states of the target to draft from."""
-        return self._pairs > 0 or bool(self._received)
 
     @property
     def length(self) -> int:

@@ -16,7 +16,7 @@ from bild_lab.engine.models.views import NarrowModel, TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, pick, precise
-from bild_lab.engine.session import LAST, Chain, DraftedChain, Model, Scores, Session, beside, on_device, require_scores
+from bild_lab.engine.session import LAST, Chain, DraftedChain, Model, Scores, Session, beside, on_device
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.errors import require_flag, require_number, require_whole
 
@@ -77,8 +77,6 @@ class ModelDrafter(Drafter):
         self._window = window if isinstance(window, Window) else FixedWindow(window)
         self._stop = stop
         require_flag("keeps_probs", keeps_probs)
-        if keeps_probs:
-            require_scores(draft, "keeps_probs")
         self._keeps_probs = keeps_probs
         # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
         self.stop_on_eos = stop is not None or draft.device.type == "cpu"
@@ -201,6 +199,7 @@ class Window(Protocol):
 
     def start(self) -> Window:
         """The window of a new text."""
+        return self
 
     def size(self) -> int:
         """The window of the round that starts now; 0 drafts nothing."""
@@ -210,7 +209,7 @@ class Window(Protocol):
 
 
 @dataclass(frozen=True)
-class FixedWindow:
+class FixedWindow(Window):
     """The same window in every round."""
 
     tokens: int
@@ -218,14 +217,8 @@ class FixedWindow:
     def __post_init__(self) -> None:
         require_whole("the draft window", self.tokens, 1)
 
-    def start(self) -> FixedWindow:
-        return self
-
     def size(self) -> int:
         return self.tokens
-
-    def observe(self, drafted: int, accepted: int) -> None:
-        """Nothing to learn."""
 
 
 class TargetFirstWindow:

@@ -13,19 +13,7 @@ from bild_lab.engine.models.views import NarrowModel
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import (
-    LAST,
-    GrownTree,
-    Growth,
-    Model,
-    Rows,
-    Scores,
-    Session,
-    Want,
-    beside,
-    on_device,
-    require_scores,
-)
+from bild_lab.engine.session import LAST, GrownTree, Growth, Model, Rows, Scores, Session, Want, beside, on_device
 from bild_lab.errors import require_number, require_whole
 
 
@@ -56,7 +44,6 @@ class ModelTreeDrafter(Drafter):
         stop: LowConfidence | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        require_scores(draft, "a draft tree")
         self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
         self._growth = growth_by(nodes, window, width, children, min_prob, None if stop is None else stop.threshold)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters.model_tree import growth_of_round
-from bild_lab.engine.drafters.state_trees import StateTreeDrafter
+from bild_lab.engine.drafters.state_trees import StateSession, StateTreeDrafter
 from bild_lab.engine.drafters.trees import ProbedTree, TokenTrees
 from bild_lab.engine.heads.markov import MarkovHead, PackedMarkov, on_engine
 from bild_lab.engine.heads.parallel import ParallelDecoder, ParallelHeads
@@ -82,22 +82,14 @@ class ParallelDrafter(StateTreeDrafter):
         return Draft(draft.tokens, calls=1) if self._chain else replace(draft, calls=1)
 
 
-class ParallelSession:
-    """One text in a parallel drafter: the scores of a block, and how deep the tree over it has grown.
-
-    `length` counts the tokens that need not be passed again, as in `Session`; the first token of a text is in no row.
-    """
+class ParallelSession(StateSession):
+    """One text in a parallel drafter: the scores of a block, and how deep the tree over it has grown."""
 
     def __init__(self, heads: ParallelHeads, made: Made, target: Session, room: int) -> None:
         self._heads, self._decoder, self._target, self._level = heads, made.decoder, target, 0
         self._layers = NativeLayers(made.decoder, Source((0,)), room + heads.config.block, packed=made.packed)
         self._session = CachedSession(self._layers, (0,), target.forwards)
-        self._received: list[Tensor] = []
-
-    @property
-    def ready(self) -> bool:
-        """Whether there are states of the target to draft from."""
-        return self._session.length > 0 or bool(self._received)
+        self._received = []
 
     @property
     def length(self) -> int:

@@ -31,11 +31,15 @@ BRANCHES = (
 class StateSession(Protocol):
     """One text in a module that drafts from the target's states; of `Session` only what growing a tree takes.
 
-    ready: whether there are states to draft from.
+    The first token of a text has no state before it, and is never passed.
     """
 
+    _received: list[Tensor]  # states that were not run yet
+
     @property
-    def ready(self) -> bool: ...
+    def ready(self) -> bool:
+        """Whether there are states of the target to draft from."""
+        return self.length > 1 or bool(self._received)
 
     @property
     def length(self) -> int:
@@ -170,22 +174,20 @@ class StaticTree:
 
     def _lay_out(self, depth: int) -> tuple[list[Level], list[int], Int[Tensor, " n"], Tree]:
         """The levels, the parents on the host and on the device, and the shape of the draft."""
-        nodes = [number for number, node in enumerate(self._nodes) if node.depth < depth]
-        nodes.sort(key=lambda number: self._nodes[number].depth)
-        place = {ROOT: ROOT, **{number: at for at, number in enumerate(nodes)}}
-        parents = [place[self._nodes[number].parent] for number in nodes]
+        nodes = self.cut(depth)
+        parents = [node.parent for node in nodes]
         inner = sorted({parent for parent in parents if parent != ROOT})  # these run
         row = {ROOT: ROOT, **{node: at for at, node in enumerate(inner)}}
         levels, first = [], 0
         before = [ROOT]
-        for level in range(max(self._nodes[number].depth for number in nodes) + 1):
-            own = [at for at, number in enumerate(nodes) if self._nodes[number].depth == level]
+        for level in range(nodes[-1].depth + 1):
+            own = [at for at, node in enumerate(nodes) if node.depth == level]
             running = [at for at in own if at in row]
             ran = inner[: first + len(running)]
             levels.append(
                 Level(
                     above=self._on_device([before.index(parents[at]) for at in own]),
-                    ranks=self._on_device([self._nodes[nodes[at]].rank for at in own]),
+                    ranks=self._on_device([nodes[at].rank for at in own]),
                     runs=self._on_device([own.index(at) for at in running]),
                     rows=Tree(self._on_device([row[parents[at]] for at in ran])) if running else None,
                 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from jaxtyping import Int
 from torch import Tensor
@@ -14,7 +12,7 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.drafters.none import NoDraft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request
-from bild_lab.engine.session import LAST, Model, Session, beside, on_device, require_scores
+from bild_lab.engine.session import Model, Session, on_device
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_number, require_whole
 
@@ -30,8 +28,7 @@ class SyntheticDrafter(Drafter):
     independently of the others. A token to be rejected is replaced by one that the target does not
     choose. The random draws depend only on the prompt and the position: repeats do the same work, and a
     token that is accepted at one rate is accepted at every higher rate.
-    draft: a model that adds the cost of a real drafter. It runs one row for every drafted token and rolls
-    back its cache like `ModelDrafter`; its choices are discarded. None drafts at no cost.
+    Drafts cost nothing.
 
     `prepare` finds the text, outside the timed part, and keeps it for repeats. Raises UserError for values
     out of range, and for requests that sample, as they have no single text to draft.
@@ -39,15 +36,12 @@ class SyntheticDrafter(Drafter):
 
     drafts_trees = False
 
-    def __init__(self, target: Model, acceptance_rate: float, window: int, draft: Model | None = None) -> None:
+    def __init__(self, target: Model, acceptance_rate: float, window: int) -> None:
         require_number("a synthetic drafter's acceptance rate", acceptance_rate, 0, 1, remedy="1 drafts no wrong token")
-        if draft is not None:
-            require_scores(draft, "a synthetic drafter with a model's cost")
         self._target = target
         self._acceptance_rate = acceptance_rate
         require_whole("the draft window", window, 1)
         self._window = window
-        self._model = draft
         self._known: dict[tuple[object, ...], Recital] = {}
         self._prepared: dict[int, tuple[Request, Recital]] = {}  # by the request itself, whose tokens may be on a GPU
 
@@ -67,21 +61,10 @@ class SyntheticDrafter(Drafter):
 
     def begin(self, request: Request, target: Session) -> None:
         self.prepare(request)
-        self._request, self._proposals = request, self._prepared[id(request)][1].start(request, target)
-        if self._model is not None:
-            self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
+        self._proposals = self._prepared[id(request)][1].start(request, target)
 
     def propose(self, tokens: list[int]) -> Draft:
-        draft = self._proposals.propose(tokens)
-        if self._model is None:
-            return draft
-        self._session.rollback(len(tokens) - 1)
-        feed: list[int] | Tensor = tokens[self._session.length :]
-        for token in draft.tokens[:, None]:
-            logits = self._session.extend(feed, LAST).logits
-            self._request.sampling.choose(logits, None)  # only for its cost
-            feed = token
-        return replace(draft, calls=len(draft))
+        return self._proposals.propose(tokens)
 
     def _recital(self, request: Request) -> Recital:
         """Drafts whose unspoiled tokens the target accepts when it verifies exactly these drafts.

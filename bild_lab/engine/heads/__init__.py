@@ -4,19 +4,3 @@ from bild_lab.engine.heads.bita import BitaAdapter, BitaConfig, bita_config, loa
 from bild_lab.engine.heads.eagle import Eagle, EagleConfig, load_eagle
 from bild_lab.engine.heads.medusa import MedusaConfig, MedusaHeads, load_medusa
 from bild_lab.engine.heads.parallel import ParallelHeads, load_parallel
-
-__all__ = [
-    "BitaAdapter",
-    "BitaConfig",
-    "Eagle",
-    "EagleConfig",
-    "MedusaConfig",
-    "MedusaHeads",
-    "ParallelHeads",
-    "bita_config",
-    "load_bita",
-    "load_eagle",
-    "load_markov",
-    "load_medusa",
-    "load_parallel",
-]

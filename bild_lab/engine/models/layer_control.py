@@ -222,7 +222,8 @@ def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last:
             hidden_states = result[0] if isinstance(result, tuple) else result
         else:
             if index in layers:
-                _fill(run, hidden_states, *args, **kwargs)
+                with suppress(KeysStored):
+                    run(hidden_states, *args, **kwargs)
             result = _passed_on(layer, hidden_states, args, kwargs)
         if index + 1 in plan.hidden:
             plan.outputs[index + 1] = hidden_states[0]
@@ -262,11 +263,6 @@ def _bias_by_plan(attention: nn.Module, compute: Callable[..., Tensor]) -> Calla
         return attention.relative_attention_bias(buckets).permute(2, 0, 1)[None]
 
     return bias
-
-
-def _fill(run: Callable[..., Any], hidden_states: Tensor, *args: Any, **kwargs: Any) -> None:
-    with suppress(KeysStored):
-        run(hidden_states, *args, **kwargs)
 
 
 def _passed_on(layer: nn.Module, hidden_states: Tensor, args: tuple, kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that has no piece
 METASPACE = "▁"  # how it writes a space
@@ -107,7 +108,7 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
         steps = flat(json.loads(backend.decoder.__getstate__()))
     kinds = {step["type"]: step for step in steps}
     if "ByteLevel" in kinds:
-        table = byte_characters()
+        table = {letter: bytes([byte]) for byte, letter in bytes_to_unicode().items()}
         return lambda piece: b"".join(table.get(letter, letter.encode()) for letter in piece)
     if "WordPiece" in kinds:
         prefix = kinds["WordPiece"]["prefix"]
@@ -133,14 +134,6 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
 def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of a decoder."""
     return [one for part in step["decoders"] for one in flat(part)] if step["type"] == "Sequence" else [step]
-
-
-def byte_characters() -> dict[str, bytes]:
-    """The character that stands for each byte in byte-level BPE (GPT-2): its own if one sees it, else from 256 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    hidden = [byte for byte in range(0x100) if byte not in seen]
-    characters = {**{byte: chr(byte) for byte in seen}, **{byte: chr(256 + at) for at, byte in enumerate(hidden)}}
-    return {character: bytes([byte]) for byte, character in characters.items()}
 
 
 def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -31,6 +31,7 @@ from bild_lab.engine.session import (
     Want,
     as_rows,
 )
+from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 
 
@@ -162,7 +163,7 @@ class NarrowModel:
     """
 
     def __init__(self, model: Model, vocabulary: DraftVocabulary) -> None:
-        if hasattr(model, "writes_text"):  # a `TranslatedModel`
+        if isinstance(model, TranslatedModel):
             raise UserError(
                 "a draft vocabulary needs a draft model with the target's tokenizer; set policy.draft_vocabulary=null"
             )

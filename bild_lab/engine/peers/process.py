@@ -53,11 +53,7 @@ def package_versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def converted(
-    checkpoint: Checkpoint,
-    engine: str,
-    versions: Mapping[str, str],
-    cache: Path | None = None,
-    bits: int | None = None,
+    checkpoint: Checkpoint, engine: str, versions: Mapping[str, str], cache: Path | None = None, bits: int | None = None
 ) -> Path:
     """The folder of the converted checkpoint. The first call for these weights and versions converts, in seconds.
 

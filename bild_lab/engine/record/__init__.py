@@ -2,5 +2,3 @@
 
 from bild_lab.engine.record.model import RecordedModel
 from bild_lab.engine.record.store import Store
-
-__all__ = ["RecordedModel", "Store"]

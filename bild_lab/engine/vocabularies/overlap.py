@@ -14,7 +14,6 @@ from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 
-INTERSECTION, STRINGS = CHOICES = ("intersection", "strings")
 LEAST = 0.01  # of the target's pieces: with fewer, the draft model's tokenizer is hardly its own, or of another script
 
 
@@ -106,15 +105,12 @@ class Overlap:
         for ordinary, run in itertools.groupby(tokens, lambda token: token in self.pieces.written):
             if ordinary:
                 text = self.pieces.text(run)
-                found += self.draft_pieces.tokens(natural(text, self.pieces) if not found else text, behind=bool(found))
+                if not found and self.pieces.adds_space:  # to the first word
+                    text = text.removeprefix(b" ")
+                found += self.draft_pieces.tokens(text, behind=bool(found))
             else:
                 found += [self._special[token] for token in run if token in self._special]
         return found
-
-
-def natural(text: bytes, pieces: Pieces) -> bytes:
-    """The text from its start, without the space that the tokenizer added to its first word."""
-    return text.removeprefix(b" ") if pieces.adds_space else text
 
 
 @lru_cache(maxsize=8)
@@ -130,5 +126,5 @@ def require_shared(overlap: Overlap) -> None:
         raise UserError(
             f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have different "
             f"vocabularies that share {overlap.count} pieces; check that the draft model's folder holds its own "
-            f"tokenizer files, or let it draft by text: pair.vocabularies={STRINGS}"
+            "tokenizer files, or choose another draft model"
         )

@@ -13,55 +13,49 @@ from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, LoadedModel, Opening, Session
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
-from bild_lab.engine.vocabularies.overlap import CHOICES, INTERSECTION, Overlap, overlap_of, require_shared
-from bild_lab.engine.vocabularies.strings import StringsSession
+from bild_lab.engine.vocabularies.overlap import Overlap, overlap_of, require_shared
 from bild_lab.errors import UserError
+
+INTERSECTION = "intersection"  # how it drafts, in results
 
 
 class TranslatedModel:
     """A loaded model whose sessions take, and draft, tokens of the target (arXiv 2502.05202).
 
-    how: `intersection`, `strings`. All else, such as the checkpoint, is the model's own. The drafter's distribution, or
-    its certainty, is known for every token that it proposes, so what is lossless stays lossless, however well the two
-    vocabularies fit. Its own positions do not limit a text: where they end, it drafts nothing.
+    All else, such as the checkpoint, is the model's own. The drafter's distribution is known for every token that it
+    proposes, so what is lossless stays lossless, however well the two vocabularies fit. Its own positions do not limit
+    a text: where they end, it drafts nothing.
     """
 
     positions = session_positions = source_positions = None
 
-    def __init__(self, model: LoadedModel, overlap: Overlap, how: str) -> None:
-        self.model, self.overlap, self.how = model, overlap, how
+    def __init__(self, model: LoadedModel, overlap: Overlap) -> None:
+        self.model, self.overlap = model, overlap
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
-
-    @property
-    def writes_text(self) -> bool:
-        """Whether its drafts come without scores."""
-        return self.how != INTERSECTION
 
     @property
     def facts(self) -> dict[str, Any]:
         """For a result: the draft model, how it drafts, and what the vocabularies share."""
         own = self.overlap
         pieces = {"target_pieces": len(own.pieces.written), "draft_pieces": len(own.draft_pieces.written)}
-        return {"draft": own.draft.path, "chosen": self.how, "shared": own.count, **pieces}
+        return {"draft": own.draft.path, "chosen": INTERSECTION, "shared": own.count, **pieces}
 
     @property
     def transformers(self) -> TranslatedModel:
         """The same checkpoint as a module of Transformers, translated too."""
-        return TranslatedModel(self.model.transformers, self.overlap, self.how)
+        return TranslatedModel(self.model.transformers, self.overlap)
 
     def by_kernels(self) -> TranslatedModel:
         """The same weights, run by the CPU kernels."""
-        return TranslatedModel(self.model.by_kernels(), self.overlap, self.how)
+        return TranslatedModel(self.model.by_kernels(), self.overlap)
 
     def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
         own = self.overlap.source(source, self.model.source_positions)
         session = self.model.start(own, 2 * room, replace(opening, target=None))
-        kind = StringsSession if self.writes_text else IntersectionSession
-        translated = kind(session, self.overlap, source, own, self.model.session_positions)
-        # no processor sees a drafted text's own tokens; the target's scores pass through them
-        return translated if self.writes_text else processed(translated, source)
+        translated = IntersectionSession(session, self.overlap, source, own, self.model.session_positions)
+        return processed(translated, source)
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         """The scores after every token of the text in its own vocabulary, as far as its positions reach."""
@@ -69,11 +63,10 @@ class TranslatedModel:
         return self.model.text_logits(replace(own, prompt=own.prompt[: self.model.positions]))
 
 
-def in_vocabulary_of(target: Checkpoint, model: LoadedModel, wanted: str = INTERSECTION) -> LoadedModel:
+def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:
     """The draft model itself if it has the target's vocabulary, else translated.
 
-    wanted: intersection or strings. Raises UserError for models of two kinds, and for vocabularies that share too
-    little for an intersection.
+    Raises UserError for models of two kinds, and for vocabularies that share too little.
     """
     draft = model.checkpoint
     if target.encoder_decoder != draft.encoder_decoder:
@@ -82,11 +75,8 @@ def in_vocabulary_of(target: Checkpoint, model: LoadedModel, wanted: str = INTER
             f"target and draft must be of one kind, got {target.path} ({kinds[target.encoder_decoder]}) and "
             f"{draft.path} ({kinds[draft.encoder_decoder]}); choose both of one family"
         )
-    if wanted not in CHOICES:
-        raise UserError(f"pair.vocabularies must be one of {', '.join(CHOICES)}, got {wanted!r}")
     if same_vocabulary(target, draft):
         return model
     overlap = overlap_of(target, draft)
-    if wanted == INTERSECTION:
-        require_shared(overlap)
-    return TranslatedModel(model, overlap, wanted)
+    require_shared(overlap)
+    return TranslatedModel(model, overlap)

@@ -25,7 +25,7 @@ NOT_COMPARED, SAME, UNCLEAR = "not compared", "no difference", "unclear"
 DERIVED_KEYS = ("data", "weights", "code", "hardware")
 # keys of the setting, and the commit, that may differ where a baseline is the same
 OF_THE_METHOD = {
-    *("commit", "target", "draft", "second_draft", "draft_weight_bits", "vocabularies", "compile_drafter"),
+    *("commit", "target", "draft", "second_draft", "draft_weight_bits", "compile_drafter"),
     *("dataset", "split", "repeats", "warmup"),
 }
 

@@ -213,7 +213,7 @@ class Decoder:
     ) -> Iterator[str]:
         """The text of `generate` in pieces, as tokens are accepted.
 
-        A method that cannot stream, such as beam search, gives the text in one piece.
+        A method that cannot stream, such as a peer, gives the text in one piece.
         """
         if several(prompt):
             raise UserError(f"a stream has one prompt, got a list of {len(prompt)}; use generate, or stream each")

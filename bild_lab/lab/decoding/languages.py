@@ -17,7 +17,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.processors import asked_for
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.vocabularies import INTERSECTION, STRINGS
+from bild_lab.engine.vocabularies import INTERSECTION
 from bild_lab.errors import UserError
 
 UNIVERSAL = "universal"  # how Transformers drafts with another vocabulary
@@ -82,8 +82,7 @@ def languages_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
 
 CHECKPOINT, NONE = "checkpoint", "none"
 DRAFTED = {
-    INTERSECTION: f"the tokens that both have (pair.vocabularies={INTERSECTION})",
-    STRINGS: f"its text, tokenized anew (pair.vocabularies={STRINGS})",
+    INTERSECTION: "the tokens that both have",
     UNIVERSAL: "universal assisted generation of transformers",
 }
 MOST_SHOWN = 60  # characters of a value in a message

@@ -47,7 +47,7 @@ from bild_lab.lab.decoding.languages import (
 )
 
 ENGINES = ("auto", "kernels", "native", "hf")
-_OF_PAIR = ("_revision", "_language", "vocabularies", "_weights")
+_OF_PAIR = ("_revision", "_language", "_weights")
 OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
     "pair": {one.name for one in fields(PairSpec) if one.name.endswith(_OF_PAIR)},
     "runtime": {one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "seed")},
@@ -68,7 +68,7 @@ def load(
     its tokenizer, which runs on hf.
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     options: knobs; and by the names and with the values of the configuration the keys of `RuntimeSpec` (`dtype`,
-    `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language`, `vocabularies` …), and
+    `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language` …), and
     `processors`, which may also be objects. `threads` is of the whole process.
     Weights load at the first decoding, and later decoders share them.
     Raises UserError if the parts do not fit together.
@@ -111,7 +111,7 @@ def decoder_of(
         if getattr(pair, key) is None:
             raise UserError(f"policy {policy.name} drafts with a small model; give one with pair.{key} ({key}=)")
         model = models.drafting(models.load(key))
-        drafts.append(in_vocabulary_of(target.checkpoint, wrap(model), pair.vocabularies))
+        drafts.append(in_vocabulary_of(target.checkpoint, wrap(model)))
         return drafts[-1]
 
     parts = {key: partial(draft_model, key) for key in ("draft", "second_draft")}

@@ -47,7 +47,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "prompt_lookup": lambda: PromptLookup(model(0), 4, longest_match=3),
     "suffix": lambda: SuffixDrafter(model(0), 4, factor=2, min_prob=0.1),
     "ngram": lambda: NGramDrafter(model(0), bigrams(), 4),
-    "synthetic": lambda: SyntheticDrafter(model(0), 0.5, 4, model(1)),
+    "synthetic": lambda: SyntheticDrafter(model(0), 0.5, 4),
     "hybrid of copies and a model": lambda: HybridDrafter(
         PromptLookup(model(0), 4, longest_match=2), ModelDrafter(model(1), 3), 2
     ),

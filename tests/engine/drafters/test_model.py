@@ -193,11 +193,6 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
             LowConfidence(wrong)
     with pytest.raises(UserError, match="keeps_probs must be true or false, got 1"):
         ModelDrafter(model, 1, keeps_probs=1)
-    writer = Programmed()
-    writer.writes_text = True
-    with pytest.raises(UserError, match="^keeps_probs reads the draft model's scores, and drafted text has none"):
-        ModelDrafter(writer, 1, keeps_probs=True)
-    assert ModelDrafter(writer, 1).gives == set()
     meta = replace(StubModel(lambda _: TABLE[0]), device=torch.device("meta"))
     assert not ModelDrafter(meta, 1).stop_on_eos and ModelDrafter(meta, 1, LowConfidence(0.3)).stop_on_eos
 

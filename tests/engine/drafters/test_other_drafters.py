@@ -18,7 +18,6 @@ from bild_lab.engine.drafters import (
     PromptLookup,
     SpeculativeDrafter,
     SuffixDrafter,
-    SyntheticDrafter,
     TokenRecycling,
 )
 from bild_lab.engine.drafters.candidates import CandidateDrafter, named_trees
@@ -72,11 +71,9 @@ def test_a_drafters_model_is_given_the_targets_session_for_what_it_can_read_ther
             return super().start(*start)
 
     draft, request = Noting(lambda _: torch.ones(9)), request_of(0)
-    synthetic = SyntheticDrafter(TARGET, 1.0, 2, draft)
-    synthetic.prepare(request)
-    for drafter in (ModelDrafter(draft, 2), SpeculativeDrafter(draft, NoDraft(draft), 2), synthetic):
+    for drafter in (ModelDrafter(draft, 2), SpeculativeDrafter(draft, NoDraft(draft), 2)):
         drafter = drafter.start(request, SESSION)
-    assert given == [(request.source, 30, beside(SESSION))] * 3
+    assert given == [(request.source, 30, beside(SESSION))] * 2
 
 
 def test_a_hybrid_passes_on_what_another_drafter_did() -> None:

@@ -21,12 +21,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import acceptance_by_position
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.score import traced_pass
-from tests.engine.test_decode import (
-    FAMILIES,
-    copying,
-    decode,
-    random_pair,
-)
+from tests.engine.test_decode import FAMILIES, copying, decode, random_pair
 from tests.stubs import StubModel, StubSession
 
 
@@ -89,16 +84,6 @@ def test_a_spoiled_token_ends_no_text() -> None:
     assert method.decode(Request(Source((3,)), limits), trace) == [3, 4, 5, 6, 7, 8, 9, 0]
     assert [each.drafted for each in trace.rounds[:2]] == [(3, 3, 3, 3), (3, 3, 3, 3)]
     assert trace.rounds[-1].drafted == (3,)  # nothing is drafted behind the end of the text
-
-
-def test_the_draft_model_runs_a_row_for_every_drafted_token() -> None:
-    target, draft = StubModel(copying(1)), StubModel(copying(2))
-    _, trace = decode(target, SyntheticDrafter(target, 0.7, 4, draft), ExactMatch(), Source((0,)), 40)
-    assert trace.draft_calls == trace.drafted
-    # one more for each token that the target chose after a draft that stood whole
-    whole = sum(each.accepted == len(each.drafted) for each in trace.rounds[:-1])
-    assert len(draft.fed) == trace.draft_calls + whole
-    assert trace.rollbacks > 0 and whole > 0
 
 
 @pytest.mark.parametrize("family", FAMILIES)

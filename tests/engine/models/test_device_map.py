@@ -51,7 +51,7 @@ def test_a_target_that_fits_is_as_without_a_map(device_map: str, checkpoints: Pa
     assert [model.engine for model in spread.models] == ["hf", "hf"]
 
 
-@pytest.mark.parametrize("policy", thinned(["bild", "speculative", "beam", "bita", "medusa", "hf_assisted"], 3))
+@pytest.mark.parametrize("policy", thinned(["bild", "speculative", "bita", "medusa", "hf_assisted"], 3))
 def test_layers_on_disk_decode_the_same_text(policy: str, scarce: str, checkpoints: Path) -> None:
     if scarce == "t5" and policy in ("bita", "medusa"):
         pytest.skip("of decoder-only models")

@@ -45,7 +45,7 @@ def loaded(module: PreTrainedModel) -> Loaded:
 
 
 FILLING = ("vanilla", "hf_generate", "hf_assisted", "speculative", "prompt_lookup", "synthetic")
-TREES = ("speculative_tree", "bild_tree", "bita", "medusa", "ppd", "beam", "speculative_beam", "eagle3")
+TREES = ("speculative_tree", "bild_tree", "bita", "medusa", "ppd", "eagle3")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,6 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "longest_match": lambda chance: chance.randint(1, 3),
     "cost_ratio": lambda chance: chance.uniform(0.01, 0.5),
     "top_k": lambda chance: chance.randint(1, 4),
-    "draft_beams": lambda chance: chance.choice([None, 4, 6]),
 }
 STATES = ("calm", "eagle", "eagle3", "parallel", "bild_parallel", "ppd")  # read states inside the model
 RECORDED = [one for one in policy_names() if one not in (*EXTERNAL, *STATES) and not is_peer(one)]

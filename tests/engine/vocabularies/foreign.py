@@ -1,15 +1,13 @@
-"""Tokenizers of several kinds, models that recite a text in them, and tiny models whose vocabulary is another."""
+"""Tokenizers of several kinds, and tiny models whose vocabulary is another."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
 from functools import lru_cache
 from types import SimpleNamespace
 
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from bild_lab.engine.models.pieces import Pieces
@@ -17,7 +15,6 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.vocabularies.overlap import Overlap
 from bild_lab.engine.vocabularies.translated import TranslatedModel
 from tests.policies import in_memory
-from tests.stubs import StubModel
 from tests.tiny import WORDS, tiny_tokenizer
 
 TEXTS = [
@@ -124,43 +121,6 @@ def overlap(target: str, draft: str, encoder_decoder: bool = False) -> Overlap:
     return Overlap(checkpoint(target, encoder_decoder), checkpoint(draft, encoder_decoder))
 
 
-@dataclass
-class Reciter(StubModel):
-    """A model that knows a text, and continues whatever stands at its beginning.
-
-    prompt: how many of its tokens come before the text. shortest: it writes with as short pieces as it can, which is
-    not how its tokenizer would.
-    """
-
-    pieces: Pieces | None = None
-    source_positions: int | None = None
-    session_positions: int | None = None
-
-
-def reciter(kind: str, text: str, prompt: int, begins: bool, shortest: bool = False) -> Reciter:
-    """begins: its text begins behind the prompt, so its first word may look like a text's first."""
-    pieces, end = checkpoint(kind).pieces, tokenizer(kind).eos_token_id
-    whole = text.encode()
-    usual = pieces.tokens(whole, behind=not begins)
-
-    def next_logits(tokens: list[int]) -> Tensor:
-        written, own = pieces.text(tokens[prompt:]), tokens[prompt:]
-        if begins and pieces.adds_space:
-            written = written.removeprefix(b" ")
-        rest = whole[len(written) :] if whole.startswith(written) else b""
-        found = pieces.tokens(rest, behind=bool(own) or not begins) if rest else []
-        if rest and usual[: len(own)] == own:  # from within a character it would be written with single bytes
-            found = usual[len(own) :]
-        if shortest and found:
-            start = pieces.written[found[0]]
-            found = [pieces.tokens_of[start[:n]] for n in range(1, len(start) + 1) if start[:n] in pieces.tokens_of]
-        logits = torch.zeros(len(tokenizer(kind)))
-        logits[found[0] if found else end] = 10.0
-        return logits
-
-    return Reciter(next_logits, pieces=pieces)
-
-
 def foreign_words(seed: int) -> tuple[list[int], list[str]]:
     """Another order of the tiny models' words, two of which are missing and two of which have other names.
 
@@ -182,11 +142,11 @@ def foreign_module(module: PreTrainedModel, seed: int) -> tuple[PreTrainedModel,
     return other, names
 
 
-def foreign(module: PreTrainedModel, engine: str, seed: int, how: str, target: LoadedModel) -> TranslatedModel:
+def foreign(module: PreTrainedModel, engine: str, seed: int, target: LoadedModel) -> TranslatedModel:
     """The same model in another vocabulary, in the place of one of the target's. In both, w3 is a word like others."""
     other, names = foreign_module(module, seed)
     model = in_memory(other, engine)
     encoder_decoder = module.config.is_encoder_decoder
     vars(model.checkpoint).update(tokenizer=tiny_tokenizer(encoder_decoder, names, unknown="<pad>"))
     vars(target.checkpoint).update(tokenizer=tiny_tokenizer(encoder_decoder, unknown="<pad>"))
-    return TranslatedModel(model, Overlap(target.checkpoint, model.checkpoint), how)
+    return TranslatedModel(model, Overlap(target.checkpoint, model.checkpoint))

@@ -127,7 +127,7 @@ HALVED_TARGET = ([1 / 2, 1 / 2, 0, 0], [1 / 2, 0, 1 / 2, 0], [0, 1 / 2, 0, 1 / 2
 
 
 def small_model() -> TranslatedModel:
-    return TranslatedModel(Small(by_context(DRAFT)), Fake(), "intersection")
+    return TranslatedModel(Small(by_context(DRAFT)), Fake())
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -173,7 +173,7 @@ def test_nothing_is_drafted_where_the_draft_models_positions_end() -> None:
     small = Small(mixed(2))
     small.session_positions = 14
     target = StubModel(mixed(3))
-    drafter = ModelDrafter(TranslatedModel(small, Fake(), "intersection"), 3)
+    drafter = ModelDrafter(TranslatedModel(small, Fake()), 3)
     trace, request = Trace(), Request(Source((0, 3)), Limits(2, 30))
     text = DraftThenVerify(target, drafter, SpeculativeSampling()).decode(request, trace)
     assert len(text) == 32

@@ -13,8 +13,7 @@ import torch
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.record import RecordedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.engine.vocabularies import INTERSECTION, STRINGS, TranslatedModel
-from bild_lab.errors import UserError
+from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.lab.decoding.load import build_method
 from tests.engine.lossless.greedy import LOSSLESS, WINDOW_KNOBS, Case, Models, Seen, compare, emitted
 from tests.engine.lossless.test_random_models import CASES, cases_of, random_target
@@ -26,7 +25,7 @@ from tests.tiny import relative_of
 
 FEW = 8
 ROLLBACK = 0.69  # < ln 2
-OWN_PARTS = ("ModelDrafter", "ModelTreeDrafter", "SpeculativeDrafter", "BeamDrafter")
+OWN_PARTS = ("ModelDrafter", "ModelTreeDrafter", "SpeculativeDrafter")
 DRAFTING = [
     policy
     for policy in sorted({*LOSSLESS, "bild", "bild_tree"})
@@ -35,12 +34,8 @@ DRAFTING = [
     and "skip" not in policy
     and policy != "alpha"  # which accepts nothing
 ]
-SCORES = {"speculative_beam", "speculative_hierarchy", "speculative_tree", "bild_tree"}  # they read them
-WAYS = [
-    (policy, family, how)
-    for policy, family, how in product(DRAFTING, FAMILIES, (INTERSECTION, STRINGS))
-    if how == INTERSECTION or policy not in SCORES
-]
+TREES = {"speculative_hierarchy", "speculative_tree", "bild_tree"}  # their texts do not pass through every case
+WAYS = [*product(DRAFTING, FAMILIES)]
 
 
 @dataclass(frozen=True)
@@ -58,71 +53,58 @@ class ForeignModels(Models):
 
 
 @cache
-def models_of(family: str, how: str, engine: str, seed: int, dtype: torch.dtype = torch.float64) -> ForeignModels:
+def models_of(family: str, engine: str, seed: int, dtype: torch.dtype = torch.float64) -> ForeignModels:
     target = random_target(family, seed)
     large = in_memory(target.to(dtype), engine)
     small = [relative_of(target, 100 + seed, noise).to(dtype) for noise in (0.05, 0.4)]
-    drafts = [foreign(module, engine, seed + place, how, large) for place, module in enumerate(small)]
+    drafts = [foreign(module, engine, seed + place, large) for place, module in enumerate(small)]
     return ForeignModels(large, *drafts, None)
 
 
 @cache
 def cases(family: str, seed: int, count: int) -> list[Case]:
-    return cases_of(family, seed, models_of(family, INTERSECTION, "native", seed), count)
+    return cases_of(family, seed, models_of(family, "native", seed), count)
 
 
 def test_the_drafting_policies_are_known() -> None:
     models = {"bild", "bild_tree", "speculative", "speculative_tree", "speculative_adaptive", "speculative_hierarchy"}
     assert models <= set(DRAFTING)
-    assert "speculative_beam" not in DRAFTING  # its texts are those of beams
     assert not any(is_peer(policy) for policy in DRAFTING)
 
 
-@pytest.mark.parametrize(("policy", "family", "how"), thinned(WAYS, 3))
-def test_some_texts_are_vanillas(policy: str, family: str, how: str) -> None:
+@pytest.mark.parametrize(("policy", "family"), thinned(WAYS, 3))
+def test_some_texts_are_vanillas(policy: str, family: str) -> None:
     for turn, engine in enumerate(("native", "hf")):
         seen = Seen()
-        compare(policy, models_of(family, how, engine, 0), cases(family, 0, FEW)[turn::2], seen)
+        compare(policy, models_of(family, engine, 0), cases(family, 0, FEW)[turn::2], seen)
         assert seen.accepted and seen.rejections, (engine, seen)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("policy", "family", "how"), WAYS)
-def test_every_text_is_vanillas(policy: str, family: str, how: str) -> None:
+@pytest.mark.parametrize(("policy", "family"), WAYS)
+def test_every_text_is_vanillas(policy: str, family: str) -> None:
     for engine in ("native", "hf"):
         seen = Seen()
         for seed in range(4):
-            compare(policy, models_of(family, how, engine, seed), cases(family, seed, CASES), seen)
-        assert not seen.missing() or policy in SCORES, (engine, seen)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_beams_of_a_foreign_drafter_are_beams(family: str) -> None:
-    models, accepted = models_of(family, INTERSECTION, "native", 0), 0
-    for case in cases(family, 0, FEW):
-        trace = Trace()
-        found = emitted(models.method("speculative_beam", case.window), case.request, trace)
-        assert found == emitted(models.method("beam", 1), case.request, Trace())
-        accepted += trace.accepted
-    assert accepted
+            compare(policy, models_of(family, engine, seed), cases(family, seed, CASES), seen)
+        assert not seen.missing() or policy in TREES, (engine, seen)
 
 
 @needs_kernels
-@pytest.mark.parametrize(("policy", "family", "how"), thinned(WAYS, 4))
-def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: str, how: str) -> None:
-    models = models_of(family, how, "kernels", 0, torch.bfloat16)
+@pytest.mark.parametrize(("policy", "family"), thinned(WAYS, 4))
+def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: str) -> None:
+    models = models_of(family, "kernels", 0, torch.bfloat16)
     own = models.method("vanilla", 1)
     expected = [replace(one, expected=emitted(own, one.request, Trace())) for one in cases(family, 0, FEW)]
     compare(policy, models, expected, Seen())
 
 
-@pytest.mark.parametrize(("family", "how"), thinned(product(FAMILIES, [INTERSECTION, STRINGS]), 3))
-def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str, how: str) -> None:
-    live = models_of(family, how, "native", 0)
-    draft = TranslatedModel(RecordedModel(live.draft.model), live.draft.overlap, how)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str) -> None:
+    live = models_of(family, "native", 0)
+    draft = TranslatedModel(RecordedModel(live.draft.model), live.draft.overlap)
     kept = replace(live, target=RecordedModel(live.target), draft=draft)
-    for policy in ("bild", "bild_tree") if how == INTERSECTION else ("bild",):
+    for policy in ("bild", "bild_tree"):
         for case in cases(family, 0, FEW):
             traces = [Trace(), Trace()]
             texts = [
@@ -138,9 +120,3 @@ def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str, how: 
             assert [replace(one, config=None) for one in traces[0].forwards] == [
                 replace(one, config=None) for one in traces[1].forwards
             ]
-
-
-def test_what_reads_scores_refuses_text() -> None:
-    for policy in SCORES:
-        with pytest.raises(UserError, match="set pair.vocabularies=intersection"):
-            models_of("llama", STRINGS, "native", 0).method(policy, 2)

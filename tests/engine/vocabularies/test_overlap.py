@@ -1,4 +1,4 @@
-"""Which tokens two vocabularies share, prompts in the other one, and the choice of how to draft."""
+"""Which tokens two vocabularies share, and prompts in the other one."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_special_tokens_inside_a_prompt_are_kept_where_the_draft_model_has_them(
     assert list(both.source(Source(tuple(ids))).prompt) == expected
 
 
-def test_a_pair_that_shares_hardly_a_piece_is_refused_but_may_draft_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_that_shares_hardly_a_piece_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the draft model's folder has lost its tokenizer's vocabulary."""
     both = overlap("words", "byte_level")
     assert require_shared(both) is None
     monkeypatch.setitem(both.pieces.__dict__, "tokens_of", {})
     apart = Overlap(both.target, both.draft)
-    with pytest.raises(UserError, match="words .*byte_level .* share 0 pieces; .*let it draft by text: pair.vocabul"):
+    with pytest.raises(UserError, match="words .*byte_level .* share 0 pieces; .*choose another draft model"):
         require_shared(apart)

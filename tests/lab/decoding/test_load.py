@@ -83,7 +83,7 @@ def test_models_are_shared_between_decoders(checkpoints: Path) -> None:
 
 
 def test_wrong_pairs_fail_before_any_weight_is_read(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match=r"that share 0 pieces; check .*pair.vocabularies=strings$"):
+    with pytest.raises(UserError, match=r"that share 0 pieces; check .*choose another draft model$"):
         bild_lab.load(target=str(checkpoints / "llama"), draft=str(checkpoints / "llama-words"), dtype="float16")
     fresh = bild_lab.load(target=str(checkpoints / "llama"), policy="vanilla", dtype="float16")
     assert "module" not in vars(fresh.target)
@@ -97,33 +97,21 @@ def foreign_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return str(save(target, folder / "llama", unknown="<pad>")), str(save(module, folder / "foreign", words, "<pad>"))
 
 
-@pytest.mark.parametrize("how", ["intersection", "strings"])
 def test_a_draft_model_may_have_another_vocabulary(
-    foreign_pair: tuple[str, str], how: str, caplog: pytest.LogCaptureFixture
+    foreign_pair: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     warn.cache_clear()
     target, draft = foreign_pair
     expected = bild_lab.load(target, policy="vanilla").generate(PROMPT, 25).token_ids
-    policies = {"speculative": {}, "bild": {"rollback": 0.69}} | ({"speculative_tree": {}} if how != "strings" else {})
+    policies = {"speculative": {}, "bild": {"rollback": 0.69}, "speculative_tree": {}}
     for policy, knobs in policies.items():
-        result = bild_lab.load(target, draft, policy, vocabularies=how, **knobs).generate(PROMPT, 25)
+        result = bild_lab.load(target, draft, policy, **knobs).generate(PROMPT, 25)
         assert result.token_ids == expected
         assert result.trace.accepted > 0
-    way = "its text, tokenized anew" if how == "strings" else "the tokens that both have"
     told = [one for one in caplog.messages if "another vocabulary" in one]
     assert len(told) == 1
     shares = "(35 pieces) has another vocabulary than the target (37) and shares 33 of its pieces"
-    assert f"{shares}: it drafts by {way}" in told[0]
-
-
-def test_a_policy_that_reads_scores_refuses_text(foreign_pair: tuple[str, str]) -> None:
-    pair = dict(zip(("target", "draft"), foreign_pair, strict=True))
-    for policy in ("speculative_cascade", "speculative_beam"):
-        assert bild_lab.load(**pair, policy=policy).generate(PROMPT, 12).token_ids
-        with pytest.raises(UserError, match="reads the draft model's scores.*pair.vocabularies=intersection"):
-            bild_lab.load(**pair, policy=policy, vocabularies="strings")
-    with pytest.raises(UserError, match="pair.vocabularies must be one of intersection, strings, got 'text'"):
-        bild_lab.load(**pair, policy="speculative", vocabularies="text")
+    assert f"{shares}: it drafts by the tokens that both have" in told[0]
 
 
 def test_a_draft_model_of_another_kind_is_refused(checkpoints: Path) -> None:
@@ -136,9 +124,8 @@ def test_processors_see_the_targets_tokens(foreign_pair: tuple[str, str]) -> Non
     target, draft = foreign_pair
     expected = bild_lab.load(target, policy="vanilla", processors=never).generate(PROMPT, 25).token_ids
     assert expected != bild_lab.load(target, policy="vanilla").generate(PROMPT, 25).token_ids
-    for how in ("intersection", "strings"):
-        decoder = bild_lab.load(target, draft, "speculative", vocabularies=how, processors=never)
-        assert decoder.generate(PROMPT, 25).token_ids == expected
+    decoder = bild_lab.load(target, draft, "speculative", processors=never)
+    assert decoder.generate(PROMPT, 25).token_ids == expected
 
 
 def test_a_composition_is_described_and_changes_are_marked() -> None:

@@ -50,7 +50,7 @@ def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_not
     (group,) = by_setting([*fast, *slow])
     assert [one.speedup.value for one in group.beyond] == [0.2, 0.04] and not group.wide
     assert group.limits()[0][1] < 2.5 and len(group.placed) == 3
-    better = sample_result("beam", {}, 0.2, 1.0)  # a slow point of the front is drawn
+    better = sample_result("calm", {}, 0.2, 1.0)  # a slow point of the front is drawn
     (group,) = by_setting([*fast, better])
     assert group.beyond == [] and group.wide
     (group,) = by_setting([fast[0], *slow])  # so is one without others
@@ -69,12 +69,12 @@ def test_a_whole_number_is_the_same_setting_however_it_was_written():
 
 
 def test_the_baselines_policy_with_other_knobs_is_compared_with_it():
-    setting = {"baseline": "beam"}
-    own = sample_result("beam", {"beams": 4}, 1.0, setting=setting, same_as_baseline=True)
-    fewer = sample_result("beam", {"beams": 2}, 1.5, setting=setting, same_as_baseline=False)
+    setting = {"baseline": "bita"}
+    own = sample_result("bita", {"top_k": 4}, 1.0, setting=setting, same_as_baseline=True)
+    fewer = sample_result("bita", {"top_k": 2}, 1.5, setting=setting, same_as_baseline=False)
     (group,) = by_setting([with_quality(own, value=30.0), with_quality(fewer, value=29.0, baseline=30.0)])
-    assert (group.policies, group.baseline_quality) == (["beam"], 30.0)
-    assert [[one.knobs["beams"] for one in chosen] for chosen in (group.of_policy("beam"), group.front())] == [[2], [2]]
-    assert [one.knobs["beams"] for one in group.notable()] == [2, 4]
-    assert group.best(1.0).knobs == {"beams": 2} and group.best(0.0) is None
+    assert (group.policies, group.baseline_quality) == (["bita"], 30.0)
+    assert [[one.knobs["top_k"] for one in chosen] for chosen in (group.of_policy("bita"), group.front())] == [[2], [2]]
+    assert [one.knobs["top_k"] for one in group.notable()] == [2, 4]
+    assert group.best(1.0).knobs == {"top_k": 2} and group.best(0.0) is None
     assert group.position(fewer).x == 1 / 1.5

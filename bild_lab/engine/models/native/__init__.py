@@ -2,5 +2,3 @@
 
 from bild_lab.engine.models.native.cpu import why_no_kernels
 from bild_lab.engine.models.native.model import NativeModel, why_not_native
-
-__all__ = ["NativeModel", "why_no_kernels", "why_not_native"]

@@ -2,5 +2,3 @@
 
 from bild_lab.engine.models.native.cpu.library import why_no_kernels
 from bild_lab.engine.models.native.cpu.packed import PackedDecoder, PackedHeads, TextRows
-
-__all__ = ["PackedDecoder", "PackedHeads", "TextRows", "why_no_kernels"]
