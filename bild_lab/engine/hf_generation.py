@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, PreTrainedModel
-from transformers.generation.candidate_generator import AssistantVocabTranslatorCache
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
 from bild_lab.engine.models.checkpoint import Checkpoint, same_vocabulary
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
@@ -58,10 +56,7 @@ class HuggingFaceAssisted(Generation):
     on the whole sequence again in every round (seen in transformers 5.23). False is as shipped.
     window: draft exactly this many tokens in each round; None leaves the draft length as shipped.
 
-    A draft model of another vocabulary drafts by universal assisted generation: text that is tokenized anew, or under
-    sampling the tokens that both vocabularies have. Raises UserError where Transformers cannot do that: for an
-    encoder–decoder, whose drafter would read the source in the target's tokens, and for models that give equally many
-    logits, whose vocabularies it takes to be the same.
+    Raises UserError for a draft model of another vocabulary.
     """
 
     def __init__(
@@ -72,9 +67,11 @@ class HuggingFaceAssisted(Generation):
         for model in (target, draft):
             require_cache("assisted generation", model)
         self._draft = draft.transformers
-        self._universal = not same_vocabulary(target.checkpoint, draft.checkpoint)
-        if self._universal:
-            require_universal(target.checkpoint, draft.checkpoint)
+        if not same_vocabulary(target.checkpoint, draft.checkpoint):
+            raise UserError(
+                f"assisted generation needs a draft model of the target's vocabulary, got {kind(draft)} for "
+                f"{kind(target)}; use policy=speculative, which takes the tokens that both have"
+            )
         # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods independent
         self._settings = copy.deepcopy(draft.checkpoint.generation)
         for name in asked_for(self._settings):
@@ -87,33 +84,11 @@ class HuggingFaceAssisted(Generation):
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        module = self._draft.module if request.sampling.greedy or not self._universal else self._sampling_module
-        options: dict[str, Any] = {"assistant_model": module} | self._tokenizers
-        module.generation_config = self._settings
+        options: dict[str, Any] = {"assistant_model": self._draft.module}
+        self._draft.module.generation_config = self._settings
         if self._decoder_mask:
             options["decoder_attention_mask"] = torch.ones(1, 1, dtype=torch.long, device=self._target.device)
         return generate(self._target, request, **options)
-
-    @cached_property
-    def _sampling_module(self) -> PreTrainedModel:
-        """The draft model with its weights, but with a head and an embedding of the shared tokens, for sampling alone.
-
-        `generate` would put them in at its first sampled text. Making them draws random numbers, so the draws of that
-        text would be others than when it is decoded again.
-        """
-        module, size = self._draft.module, self._target.checkpoint.config.get_text_config().vocab_size
-        weights = (*module.parameters(), *module.buffers())
-        own = copy.deepcopy(module, {id(weight): weight for weight in weights})
-        AssistantVocabTranslatorCache.get_translator(*self._tokenizers.values(), size, own, True)
-        return own
-
-    @cached_property
-    def _tokenizers(self) -> dict[str, Any]:
-        """For another vocabulary. What `generate` keeps for a pair of tokenizers belongs to the replaced modules."""
-        if not self._universal:
-            return {}
-        pair = (self._target.checkpoint.tokenizer, self._draft.checkpoint.tokenizer)
-        return dict(zip(("tokenizer", "assistant_tokenizer"), map(copy.copy, pair), strict=True))
 
 
 class HuggingFacePromptLookup(Generation):
@@ -272,19 +247,6 @@ def require_cache(what: str, model: LoadedModel) -> None:
         raise UserError(
             f"{what} of transformers needs a model with a key-value cache, got {kind(model)}; "
             "use policy=hf_generate, or policy=speculative or prompt_lookup, which save states"
-        )
-
-
-def require_universal(target: Checkpoint, draft: Checkpoint) -> None:
-    """Raise UserError for a pair of vocabularies that universal assisted generation does not take."""
-    sizes = [each.config.get_text_config().vocab_size for each in (target, draft)]
-    problem = "gives an encoder–decoder's drafter the target's source tokens" if target.encoder_decoder else ""
-    if not problem and sizes[0] == sizes[1]:
-        problem = f"takes models that both give {sizes[0]} logits to share one"
-    if problem:
-        raise UserError(
-            f"{draft.path} has another vocabulary than {target.path}, and assisted generation of transformers "
-            f"{problem}; use policy=speculative"
         )
 
 
