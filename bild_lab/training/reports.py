@@ -1,11 +1,12 @@
-"""What a training reports: its progress on the terminal, its curves in Weights & Biases, and its model card."""
+"""What a training reports: its progress on the terminal, its curves in Weights & Biases, a command to decode with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,8 +15,6 @@ from transformers import TrainerCallback
 from bild_lab.engine.models.ranks import launched
 from bild_lab.lab.cli import console, escape, progress, stages
 from bild_lab.lab.decoding.load import build
-
-_NOT_IN_CARD = ("name", "device", "threads", "log_every")  # of the recipe: they do not change the weights
 
 
 class TerminalLog(TrainerCallback):
@@ -127,41 +126,12 @@ class LogToRun(TrainerCallback):
         self._run.finish()
 
 
-def model_card(
-    metrics: Mapping[str, Any],
-    title: str,
-    summary: str,
-    evaluated: str,
-    scores: Mapping[str, str],
-    commands: Sequence[str],
-    library: str = "bild_lab",
-) -> str:
-    """The README.md of a result: data, recipe, scores, and the commands that decode with it.
+def dataset_words() -> list[str]:
+    """The words of the running command that choose its dataset, for a command that decodes on it.
 
-    metrics: of metrics.json. evaluated: on what, for a training with evaluations. library: what loads the weights.
+    Split and limit are left out: they say what is trained on.
     """
-    environment, recipe = metrics["environment"], metrics["recipe"]
-    if metrics["best"] is None:
-        evaluated = f"Not evaluated. The training loss of the last steps is {metrics['loss']:.3f} nats a token."
-    progress = (
-        f"{metrics['steps']:,} steps, {metrics['passes']:.1f} passes over the data, "
-        f"in {metrics['training_s']:,.0f} s on {environment['gpu'] or environment['cpu']}."
-    )
-    settings = {key: value for key, value in recipe.items() if key not in _NOT_IN_CARD}
-    parts = [
-        f"---\nlibrary_name: {library}\n---\n# {title}",
-        f"{summary}; trained by bild_lab {environment['bild_lab']}.",
-        f"## Data\n\n{metrics['data']}",
-        f"## Recipe\n\n`{recipe['name']}`: {progress}",
-        _table("setting", settings),
-        f"## Scores\n\n{evaluated}",
-        *([_table("score", scores)] if scores else []),
-        "## Use it in a sweep",
-        "\n".join(["```", *commands, "```"]),
-        "`metrics.json` has every number.\n",
-    ]
-    return "\n\n".join(parts)
-
-
-def _table(title: str, rows: Mapping[str, Any]) -> str:
-    return "\n".join([f"| {title} | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
+    hydra = HydraConfig.get()
+    given = [word for word in hydra.overrides.task if word.startswith(("dataset.", "template="))]
+    kept = [word for word in given if not word.startswith(("dataset.split=", "dataset.limit="))]
+    return [f"dataset={hydra.runtime.choices.dataset}", *kept]

@@ -49,7 +49,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """The shell around an objective: seed, resume, logs, checkpoints, metrics and model card.
+    """The shell around an objective: seed, resume, logs, checkpoints and metrics.
 
     start: the model that training starts from, as the logs name it. identity: settings and hashes that decide the
     result; only the same identity resumes a folder or gets its finished result. metric: the score that chooses the best
@@ -112,7 +112,6 @@ class TrainingRun:
 
         def write(place: Path) -> None:
             objective.save(place)
-            (place / "README.md").write_text(objective.card(metrics))
             write_json(place / METRICS, metrics)
 
         if launched().first:
