@@ -46,10 +46,6 @@ class Alignment:
     logger: Any = None  # of `conf/logger`; None: none
     teaching: Teaching = Teaching()
 
-    @property
-    def aligned(self) -> Checkpoint:
-        return Checkpoint(str(self.folder / "checkpoint"))
-
     def check(self) -> None:
         """Raise UserError if training or comparing is not possible; reads no weights."""
         require_whole("held_out", self.held_out, 1)
@@ -174,8 +170,9 @@ def _compared(job: Alignment, held_out: Sequence[Answer]) -> list[dict[str, floa
     """The unaligned and the aligned drafter's agreement with the target."""
     device = torch.device("cpu") if job.recipe.on_cpu else resolve_device("auto")
     dtype = torch.bfloat16 if job.recipe.in_bfloat16 else torch.float32
+    aligned = Checkpoint(str(job.folder / "checkpoint"))
     target = HuggingFaceModel(job.calibration.target, device, dtype) if job.acceptance else None
-    drafts = [HuggingFaceModel(draft, device, dtype) for draft in (job.unaligned, job.aligned)]
+    drafts = [HuggingFaceModel(draft, device, dtype) for draft in (job.unaligned, aligned)]
     return [agreement(draft, target, held_out, job.calibration.dataset.max_source_tokens) for draft in drafts]
 
 

@@ -184,15 +184,6 @@ def test_a_command_that_writes_nothing_is_not_done(runs: Runs) -> None:
     assert not good and "wrote nothing to outputs/c" in said
 
 
-def test_progress_has_the_time_left_by_the_steps_that_ran(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 600.0, 700.0, 1300.0, 1300.0, 1900.0])
-    monkeypatch.setattr(steps.time, "monotonic", lambda: next(clock))
-    _, said = run([A, B, C])
-    assert re.findall(r"step \d of 3, (.*?):", said) == [
-        "time left unknown yet", "about 20 min left", "about 10 min left",
-    ]  # fmt: skip
-
-
 SBATCH = """#!/bin/sh
 count=$(ls jobs | wc -l)
 cp "$1" jobs/$((100 + count))
