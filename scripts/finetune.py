@@ -99,7 +99,6 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
         recipe=recipe,
         folder=folder,
         max_source_tokens=dataset.max_source_tokens,
-        data=f"{dataset.name}, split {dataset.split}: {len(train):,} examples",
         title=folder.name,
         logger=training_logger(cfg.logger),
         provenance={"dataset": asdict(dataset)},

@@ -41,11 +41,7 @@ CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
 SETTINGS = ("pair", "dataset", "model", "template")  # groups of which each choice is a setting of its own
 APPLICATIONS = {"run.py": "config", "scripts/generate_calibration.py": "calibration"}  # others bear their script's name
 MEASURES = ("config", "match_rates")  # configurations whose points are decoded one by one
-COPIES = {
-    "adafactor": 2,
-    "adamw": 4,
-}  # of weights that are trained: with gradients and moments, which Adafactor factors
-DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
+COPIES = {"adafactor": 2, "adamw": 4}  # of trained weights: with gradients, and moments, which Adafactor factors
 NO_DATA = {"hub_id": None, "limit": None, "max_source_tokens": None, "name": "answers"}  # of alignment
 
 
@@ -195,7 +191,7 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
         at_once=cfg.get("batch_size", 0),  # of conf/calibration.yaml
         templates=1 if isinstance(asked, str | None) else len(asked),
         copies=1 if frozen else COPIES[trained.optimizer],
-        spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
+        spread=bool(OmegaConf.select(cfg, "runtime.device_map")),
     )
 
 
@@ -287,15 +283,9 @@ def sentence(several: Sequence[Needs], gpu: str) -> str:
         gpus = math.ceil(most.memory_gb / GPUS[gpu][0])
         fits = "fits" if gpus == 1 else f"does not fit: runtime.device_map=auto over {gpus} GPUs"
         parts.append(f"{most.memory_gb:.1f} GB of memory ({fits} in {GPUS[gpu][0]} GB)")
-        hours = hours_of(several)
-        parts.append("time unknown" if hours is None else f"about {hours:.1f} h")
+        hours = [each.hours for each in several]
+        parts.append("time unknown" if None in hours else f"about {sum(hours):.1f} h")
     return ", ".join(parts)
-
-
-def hours_of(several: Sequence[Needs]) -> float | None:
-    """Of a command with these settings; None if it is not known of each."""
-    known = [each.hours for each in several]
-    return None if None in known or not known else sum(known)
 
 
 def downloads(several: Sequence[Needs]) -> dict[str, float]:

@@ -37,6 +37,10 @@ TABLE_1_LAYERS, TOP_KS = (10, 20, 30, 35, 37), (1, 3, 5)
 DATASETS = {"SQuAD": "squad", "WMT": "wmt15_en_fr", "CNN/DM": "cnn_dailymail_ppd"}  # as published files name them
 EXITS = (20, 30, 35, 37)  # the paper's figures show only the first, half of the layers
 HEADS = {False: "shared", True: "trained"}
+COMPUTES = {
+    "compute_per_time_unit": "processes that run on average",
+    "compute_per_token": "times the compute of the target alone",
+}
 
 _ALPHA = "acceptance rate α"
 _ONE_PANEL = (0.08, 0.11, 0.88, 0.74)
@@ -117,16 +121,6 @@ def match_rate(dataset: str, top_k: int, trained: bool, layer: int) -> float:
     return printed[DATASETS[dataset], f"layer {layer}, {HEADS[trained]}, k = {top_k}", "match rate"]
 
 
-def draw_compute_per_time_unit(path: Path) -> None:
-    """Figure 2: how many processes run on average (Eqs. 2 and 4 at half the layers, Theorem 4.1 elsewhere)."""
-    _draw_trade_offs(path, "compute_per_time_unit", "processes that run on average")
-
-
-def draw_compute_per_token(path: Path) -> None:
-    """Figure 4: operations per token relative to the target alone (Eqs. 2 and 6 at half the layers)."""
-    _draw_trade_offs(path, "compute_per_token", "times the compute of the target alone")
-
-
 def trade_offs() -> pd.DataFrame:
     """What the theorem gives for every printed match rate at these exits, a row each.
 
@@ -150,7 +144,11 @@ def trade_offs() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _draw_trade_offs(path: Path, compute: str, what: str) -> None:
+def draw_trade_offs(path: Path, compute: str) -> None:
+    """Latency against compute_per_time_unit (Figure 2: Eqs. 2 and 4 at half the layers, Theorem 4.1 elsewhere), or
+    against compute_per_token (Figure 4: Eqs. 2 and 6 at half the layers).
+    """
+    what = COMPUTES[compute]
     subtitle = (
         f"Match rates of Vicuna-13B (Table 1), exits after {', '.join(map(str, EXITS))} of {LAYERS} layers, "
         f"k = {', '.join(map(str, TOP_KS))} along each line"

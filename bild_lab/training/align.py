@@ -127,7 +127,6 @@ def align(job: Alignment) -> dict[str, Any] | None:
     before, after = _compared(job, held_out)
     compared = {key: {"before": before[key], "after": after[key]} for key in before}
     counts = {"trained_on": len(learned), "held_out": len(held_out), "unaligned": job.unaligned.path}
-    counts["retokenized"] = retokenized(job.small, learned)
     metrics |= {"alignment": {**source, **counts, "compared": compared}}
     TrainingFolder(job.folder).write_metrics(metrics)
     return metrics
@@ -147,7 +146,6 @@ def _training(
         teacher=job.calibration.target if job.recipe.soft_targets or job.teaching.loss is not None else None,
         teaching=job.teaching,
         max_source_tokens=dataset.max_source_tokens,
-        data=f"{len(learned):,} greedy answers of {source['target']} to {dataset.name} ({dataset.split})",
         title=f"aligning {job.small.path}",
         logger=job.logger,
         provenance={"calibration": source, "dataset": asdict(dataset)},
@@ -157,13 +155,6 @@ def _training(
 def examples(answers: Sequence[Answer]) -> tuple[Example, ...]:
     """Answers as examples whose reference is the target's text."""
     return tuple(Example(answer.id, answer.prompt, answer.prompt, (answer.answer,)) for answer in answers)
-
-
-def retokenized(small: Checkpoint, answers: Sequence[Answer]) -> float:
-    """The share of answers whose text, which training tokenizes again, gets other tokens than the target emitted."""
-    texts = [answer.answer for answer in answers]
-    ids = small.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-    return sum(again != one.answer_token_ids[:-1] for again, one in zip(ids, answers, strict=True)) / len(answers)
 
 
 def _compared(job: Alignment, held_out: Sequence[Answer]) -> list[dict[str, float]]:

@@ -73,7 +73,6 @@ class FinetuningJob(TrainingJob):
     teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says, or teaches
     teaching: Teaching = Teaching()
     max_source_tokens: int | None = None  # longer prompts are cut
-    data: str = "examples given by the caller"  # what they are, for metrics.json
     title: str = "training"
 
     def __post_init__(self) -> None:
@@ -330,7 +329,6 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
         facts={
             "architecture": type(model).__name__,
             "parameters": model.num_parameters(),
-            "data": job.data,
             "train_examples": len(job.train),
             "validation_examples": len(job.validation),
         },

@@ -50,7 +50,7 @@ class TerminalLog(TrainerCallback):
                 self._print(f"step {state.global_step}: {self._logged}")
 
     def on_evaluate(self, args, state, control, metrics: dict[str, Any] | None = None, **kwargs):
-        """The metric, whether it is the best so far, and losses; then accuracies, if a module has predictors."""
+        """The metric, whether it is the best so far, and losses."""
         value = metrics[f"eval_{self._metric}"]
         best = ", the best so far" if value > self._best else ""
         self._best = max(self._best, value)
@@ -58,11 +58,6 @@ class TerminalLog(TrainerCallback):
             f"step {state.global_step}: {self._metric} {value:.2f}{best}; "
             f"validation loss {metrics['eval_loss']:.3f}; {self._logged}"
         )
-        for top in ("top_1_", "top_5_"):
-            named = {key.partition(top)[2]: share for key, share in metrics.items() if top in key}
-            if named:
-                shares = ", ".join(f"{name} {share:.1%}" for name, share in named.items())
-                self._print(f"{top.strip('_').replace('_', '-')} accuracy: {shares}")
 
     def _print(self, line: str) -> None:
         """Print a line above the bar."""
