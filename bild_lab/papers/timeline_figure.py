@@ -110,11 +110,10 @@ def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
         ends = [start + (end - start) * part / max(parts, 1) for part in range(parts + 1)]
         calls["draft"] += pairwise(ends)
         verify = verifies[index] if index < len(verifies) else None  # None for an unverified tail, which ends the text
-        last = (verify or (start, end))[1]
         if verify is not None and one.accepted < len(one.drafted):
             rejected.append(sum(verify) / 2)
     knobs = ", ".join(knob_label(result, [knob]).replace(" ", "\N{NO-BREAK SPACE}") for knob in group.knobs(result))
-    return Lane(result.policy, knobs, calls, last, len(example.token_ids), rejected)
+    return Lane(result.policy, knobs, calls, 1000 * example.spans[-1][2], len(example.token_ids), rejected)
 
 
 def intervals(example: MeasuredExample, stage: str) -> list[Interval]:

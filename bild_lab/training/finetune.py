@@ -45,12 +45,7 @@ from bild_lab.training.folder import METRICS, TrainingFolder, write_json
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
-from bild_lab.training.start import (
-    StartingPoint,
-    add_residual_dropout,
-    require_references,
-    require_room,
-)
+from bild_lab.training.start import StartingPoint, add_residual_dropout, require_references, require_room
 from bild_lab.training.trainer import Objective
 
 log = logging.getLogger(__name__)
@@ -341,13 +336,8 @@ def _tokenizer(job: FinetuningJob, folder: TrainingFolder) -> PreTrainedTokenize
     """The starting point's tokenizer; one that is trained is kept for other processes and for a resumed training."""
     if folder.tokenizer.exists():
         return AutoTokenizer.from_pretrained(folder.tokenizer)
-    tokenizer = job.start.tokenizer(_texts(job.train))
+    texts = (text for example in job.train for text in (example.prompt, *example.references[:1]))
+    tokenizer = job.start.tokenizer(texts)
     if job.start.trains_tokenizer:
         folder.keep_tokenizer(tokenizer.save_pretrained)
     return tokenizer
-
-
-def _texts(examples: Sequence[Example]) -> Iterator[str]:
-    for example in examples:
-        yield example.prompt
-        yield from example.references[:1]

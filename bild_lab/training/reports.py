@@ -8,12 +8,11 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from transformers import TrainerCallback
 
 from bild_lab.engine.models.ranks import launched
-from bild_lab.lab.cli import console, escape, progress, stages
+from bild_lab.lab.cli import console, escape, progress
 from bild_lab.lab.decoding.load import build
 
 
@@ -62,17 +61,6 @@ class TerminalLog(TrainerCallback):
     def _print(self, line: str) -> None:
         """Print a line above the bar."""
         self._bar.console.print(line)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar of training steps while the block runs."""
-    stages.leave()
-    own = Console(stderr=True, soft_wrap=True, highlight=False)
-    counted = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn())
-    columns = (*counted, TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    with Progress(*columns, console=own, expand=True) as bar:
-        yield bar
 
 
 @contextmanager
