@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bild_lab.errors import UserError
@@ -101,8 +102,8 @@ def draw_theory(name: str, folder: Path, kind: str) -> list[Path]:
             "spec_fig3": theory.draw_optimal_window,
             "spec_fig4": theory.draw_speed_and_operations,
         },
-        "ppd_fig2": {"ppd_fig2": theory.draw_compute_per_time_unit},
-        "ppd_fig4": {"ppd_fig4": theory.draw_compute_per_token},
+        "ppd_fig2": {"ppd_fig2": partial(theory.draw_trade_offs, compute="compute_per_time_unit")},
+        "ppd_fig4": {"ppd_fig4": partial(theory.draw_trade_offs, compute="compute_per_token")},
     }
     files = {folder / f"{figure}_theory.{kind}": draw for figure, draw in curves.get(name, {}).items()}
     for file, draw in files.items():

@@ -44,11 +44,9 @@ class ValidationSpec:
 
 def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
-    from bild_lab.lab.data.dataset_spec import DatasetSpec
-    from bild_lab.training.dataset_words import dataset_words
     from bild_lab.training.finetune import finetune, finetune_best  # late: torch takes seconds to load
     from bild_lab.training.folder import TrainingFolder
-    from bild_lab.training.reports import print_closing
+    from bild_lab.training.reports import dataset_words, print_closing
 
     stages.enter("reading the data")
     job, rates = finetuning_job(cfg)
@@ -60,8 +58,7 @@ def run(cfg: DictConfig) -> None:
     scored += f", learning rate {metrics['recipe']['learning_rate']:g} of {len(rates)}" if len(rates) > 1 else ""
     output.print(escape(f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scored}"))
     words = [f"pair.target={job.folder}/checkpoint", "pair.draft=null", "policy=vanilla"]
-    data = dataset_words(DatasetSpec(**job.provenance["dataset"]))
-    output.print(escape(f"decode with it: python run.py {shlex.join([*words, *data])}"))
+    output.print(escape(f"decode with it: python run.py {shlex.join([*words, *dataset_words()])}"))
     print_closing(job.logger)
 
 
@@ -102,7 +99,6 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
         recipe=recipe,
         folder=folder,
         max_source_tokens=dataset.max_source_tokens,
-        data=f"{dataset.name}, split {dataset.split}: {len(train):,} examples",
         title=folder.name,
         logger=training_logger(cfg.logger),
         provenance={"dataset": asdict(dataset)},

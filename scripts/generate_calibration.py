@@ -52,6 +52,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     from bild_lab.lab.results.records import require_writable
     from bild_lab.training.calibration import CalibrationJob
     from bild_lab.training.modules.states import BasePlacement
+    from bild_lab.training.reports import dataset_words
 
     dataset = typed(DatasetSpec, cfg.dataset, "dataset")
     folder = sweep_folder(cfg)
@@ -66,7 +67,8 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     target.checkpoint.check()
     dataset = for_model(dataset, target.checkpoint)
     examples = load_examples(dataset)
-    return CalibrationJob(target, dataset, examples, limit, cfg.batch_size, cfg.part_size, folder)
+    sizes = (limit, cfg.batch_size, cfg.part_size)
+    return CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words())
 
 
 def print_summary(job: CalibrationJob, answered: int) -> None:

@@ -27,14 +27,13 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train, and print how to decode with the heads and compare them. Raises UserError for bad input."""
-    from bild_lab.training.dataset_words import dataset_words  # late: torch takes seconds to load
-    from bild_lab.training.modules.frozen import train_and_report
+    from bild_lab.training.modules.frozen import train_and_report  # late: torch takes seconds to load
 
     job = heads_job(cfg)
     train_and_report(job)
     layers, place = ",".join(map(str, job.spec.layers)), job.folder / job.spec.result_name
     words = ["name=match", f"model.path={job.base.path}", f"layers=[{layers}]", f"heads=[shared,{place}]"]
-    compared = shlex.join([*words, *dataset_words(job.calibration.dataset)])
+    compared = shlex.join([*words, *job.calibration.dataset_words])
     output.print(escape(f"compare with the shared head: python scripts/match_rates.py {compared}"))
 
 
@@ -45,7 +44,7 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     from bild_lab.lab.point import sweep_folder
     from bild_lab.training.modules.frozen import FrozenJob, frozen_model, own_answers, placement_of
     from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
-    from bild_lab.training.reports import training_logger
+    from bild_lab.training.reports import dataset_words, training_logger
 
     spec = typed(LayerHeadsSpec, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
     base, placed = frozen_model(cfg, spec), placement_of(cfg)
@@ -64,6 +63,7 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
         else:
             examples = load_examples(dataset)
         answers = reference_answers(base, dataset, examples, first.max_target_tokens)
+        answers = replace(answers, manifest={**answers.manifest, "dataset_words": dataset_words()})
     recipe, of = recipe_for(cfg, len(answers.answers)), answers.dataset
     return FrozenJob(
         base=base,

@@ -49,8 +49,8 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     """Count the references of a dataset in the target's tokens."""
     from bild_lab.engine.models.checkpoint import Checkpoint
     from bild_lab.lab.data.examples import load_examples
-    from bild_lab.training.dataset_words import dataset_words
     from bild_lab.training.ngrams import estimate, reference_tokens
+    from bild_lab.training.reports import dataset_words
 
     pair, folder, dataset = checked(cfg)
     if dataset.reference_column is None:
@@ -69,7 +69,7 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     output.print(escape(f"{path}: {corpus}, {seen}"))
     order = [] if table.order == 2 else ["policy.order=1"]
     target = [f"pair.target={pair.target}", "pair.draft=null"]
-    words = shlex.join(["policy=ngram", *order, f"policy.table={path}", *target, *dataset_words(dataset)])
+    words = shlex.join(["policy=ngram", *order, f"policy.table={path}", *target, *dataset_words()])
     output.print(escape(f"decode with it: python run.py {words}"))
 
 

@@ -314,15 +314,15 @@ def target_of(cfg: DictConfig) -> LoadedModel:
 
 def require_same_rates(folder: Path, settings: dict[str, Any]) -> None:
     """Raise UserError if the folder contains anything else than match rates of these settings."""
-    remedy = "choose another name=NAME, or remove the folder"
-    if not (folder / METRICS).is_file():
-        if (folder / CSV).exists():
-            raise UserError(f"{folder / CSV} exists, but no {METRICS} says what it contains; {remedy}")
+    file = folder / METRICS
+    if not file.is_file():
         return
     try:
-        held = dict(json.loads((folder / METRICS).read_text())["settings"])
+        held = dict(json.loads(file.read_text())["settings"])
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder / METRICS} does not describe match rates; {remedy}") from error
+        raise UserError(
+            f"{file} does not describe match rates; choose another name=NAME, or remove the folder"
+        ) from error
     require_same_settings(folder, "match rates", held, settings, MOVED)
 
 

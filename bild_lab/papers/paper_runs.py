@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -41,10 +41,7 @@ CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
 SETTINGS = ("pair", "dataset", "model", "template")  # groups of which each choice is a setting of its own
 APPLICATIONS = {"run.py": "config", "scripts/generate_calibration.py": "calibration"}  # others bear their script's name
 MEASURES = ("config", "match_rates")  # configurations whose points are decoded one by one
-COPIES = {
-    "adafactor": 2,
-    "adamw": 4,
-}  # of weights that are trained: with gradients and moments, which Adafactor factors
+COPIES = {"adafactor": 2, "adamw": 4}  # of trained weights: with gradients, and moments, which Adafactor factors
 DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
 NO_DATA = {"hub_id": None, "limit": None, "max_source_tokens": None, "name": "answers"}  # of alignment
 
@@ -199,12 +196,6 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
     )
 
 
-def on_hub(setting: Setting) -> Iterable[str]:
-    """Its checkpoints, but for folders, which another command writes from nothing or a user gives."""
-    several = (one for one in (setting.target, *setting.drafts) if one is not None)
-    return (one for one in several if one in hub()["models"] or not one.startswith(("outputs/", "toy:", "/", ".")))
-
-
 def unverified() -> list[str]:
     """Ids that were seen nowhere."""
     return [name for kind in ("models", "datasets") for name, card in hub()[kind].items() if card["seen"] is None]
@@ -214,7 +205,7 @@ def needs(setting: Setting, gpu: str) -> Needs:
     """What the setting takes, on this GPU. Raises UserError for an unknown one."""
     if gpu not in GPUS:
         raise UserError(f"gpu must be one of {', '.join(GPUS)}, got {gpu!r}")
-    sizes = {one: size_of(one) for one in on_hub(setting) if one in hub()["models"]}
+    sizes = {one: size_of(one) for one in (setting.target, *setting.drafts) if one in hub()["models"]}
     stored = {one: hub()["models"][one]["stored"] for one in sizes}
     download = {one: sizes[one].weights * width / 1e9 for one, width in stored.items() if width}
     data, hours = setting.dataset, None

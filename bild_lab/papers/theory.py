@@ -1,17 +1,15 @@
 """What papers draw by equations alone, each figure with its values as CSV.
 
 Figures 2 to 4 of speculative decoding (Leviathan et al., 2023), and Figures 2 and 4 of predictive pipelined decoding
-(Yang et al., 2023) beside its pipeline simulated on a clock.
+(Yang et al., 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -19,7 +17,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bild_lab.engine.ppd.theory import compute_per_time_unit, compute_per_token, latency_per_token, require_exit
+from bild_lab.engine.ppd.theory import compute_per_time_unit, compute_per_token, latency_per_token
 from bild_lab.engine.speculative_theory import (
     expected_tokens,
     operations_increase,
@@ -27,9 +25,8 @@ from bild_lab.engine.speculative_theory import (
     oracle_improvement,
     walltime_improvement,
 )
-from bild_lab.errors import require_whole
 from bild_lab.papers.published import load_published
-from bild_lab.report.style import INK, MUTED, add_panel, marks, paper_figure, write_csv
+from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
 
 WINDOWS = (1, 3, 5, 7, 10)
 COST_RATIOS = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -40,8 +37,10 @@ TABLE_1_LAYERS, TOP_KS = (10, 20, 30, 35, 37), (1, 3, 5)
 DATASETS = {"SQuAD": "squad", "WMT": "wmt15_en_fr", "CNN/DM": "cnn_dailymail_ppd"}  # as published files name them
 EXITS = (20, 30, 35, 37)  # the paper's figures show only the first, half of the layers
 HEADS = {False: "shared", True: "trained"}
-SIMULATED_TOKENS, SIMULATED_TEXTS = 128, 30
-MAIN = 0  # the process that finishes every token; the candidates' are 1 to k
+COMPUTES = {
+    "compute_per_time_unit": "processes that run on average",
+    "compute_per_token": "times the compute of the target alone",
+}
 
 _ALPHA = "acceptance rate α"
 _ONE_PANEL = (0.08, 0.11, 0.88, 0.74)
@@ -116,91 +115,21 @@ def draw_speed_and_operations(path: Path) -> None:
     write_csv(path, table)
 
 
-class Busy(NamedTuple):
-    """A process runs layers for a token: from `start` to `end` on the clock, one layer per unit.
-
-    token: its index in the text, from 0; for a candidate, the index of the token that it would follow.
-    """
-
-    process: int
-    token: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """One text: when which process was busy."""
-
-    busy: tuple[Busy, ...]
-
-    @property
-    def latency(self) -> int:
-        """Units until the last token is finished."""
-        return max(each.end for each in self.busy if each.process == MAIN)
-
-    @property
-    def compute(self) -> int:
-        """Units of all processes together."""
-        return sum(each.end - each.start for each in self.busy)
-
-
-def simulate(matches: Sequence[bool], layers: int, exit_layer: int, top_k: int) -> Simulated:
-    """Simulate Algorithm 1 in layer-time units, on a text with one token more than `matches` has values.
-
-    matches: for each token but the last, whether one of the candidates predicted from it was its
-    successor; drawn (`draw_matches`) or from data. Raises UserError for values out of range.
-    """
-    require_exit(layers, exit_layer)
-    require_whole("top_k", top_k, 1)
-    ahead = layers - exit_layer  # layers that a candidate runs while the current token finishes
-    clock, done = 0, 0  # done: layers of the current token that its candidate process has run
-    busy: list[Busy] = []
-    for token, matched in enumerate([*matches, False]):
-        exit_time = clock + exit_layer - done
-        end = exit_time + ahead
-        busy.append(Busy(MAIN, token, clock, end))
-        busy += [Busy(process, token, exit_time, end) for process in range(1, top_k + 1)]
-        clock, done = end, ahead if matched else 0
-    return Simulated(tuple(busy))
-
-
-def draw_matches(tokens: int, match_rate: float, generator: np.random.Generator) -> list[bool]:
-    """Draw independent matches for a text of `tokens` tokens, as the theorem assumes."""
-    return (generator.random(tokens - 1) < match_rate).tolist()
-
-
 def match_rate(dataset: str, top_k: int, trained: bool, layer: int) -> float:
     """p̂ of the paper's Table 1, in [0, 1]."""
     printed = load_published("ppd_tab1").printed
     return printed[DATASETS[dataset], f"layer {layer}, {HEADS[trained]}, k = {top_k}", "match rate"]
 
 
-def draw_compute_per_time_unit(path: Path) -> None:
-    """Figure 2: how many processes run on average (Eqs. 2 and 4 at half the layers, Theorem 4.1 elsewhere)."""
-    _draw_trade_offs(path, "compute_per_time_unit", "processes that run on average")
-
-
-def draw_compute_per_token(path: Path) -> None:
-    """Figure 4: operations per token relative to the target alone (Eqs. 2 and 6 at half the layers)."""
-    _draw_trade_offs(path, "compute_per_token", "times the compute of the target alone")
-
-
 def trade_offs() -> pd.DataFrame:
-    """Theory and simulation for every printed match rate at these exits, a row each.
+    """What the theorem gives for every printed match rate at these exits, a row each.
 
     latency, compute_per_token: of a token, relative to the target alone. compute_per_time_unit: processes that run on
-    average. Each also as simulated, over texts drawn at this match rate.
+    average.
     """
-    generator = np.random.default_rng(0)
     rows = []
     for dataset, trained, exit_layer, top_k in product(DATASETS, HEADS, EXITS, TOP_KS):
-        rate, alone = match_rate(dataset, top_k, trained, exit_layer), LAYERS * SIMULATED_TOKENS
-        texts = [
-            simulate(draw_matches(SIMULATED_TOKENS, rate, generator), LAYERS, exit_layer, top_k)
-            for _ in range(SIMULATED_TEXTS)
-        ]
-        latency, work = np.mean([text.latency for text in texts]), np.mean([text.compute for text in texts])
+        rate = match_rate(dataset, top_k, trained, exit_layer)
         rows.append(
             {
                 "dataset": dataset,
@@ -208,20 +137,21 @@ def trade_offs() -> pd.DataFrame:
                 "exit_layer": exit_layer,
                 "top_k": top_k,
                 "latency": latency_per_token(LAYERS, exit_layer, rate) / LAYERS,
-                "simulated_latency": latency / alone,
                 "compute_per_time_unit": compute_per_time_unit(LAYERS, exit_layer, rate, top_k),
-                "simulated_compute_per_time_unit": work / latency,
                 "compute_per_token": compute_per_token(LAYERS, exit_layer, rate, top_k) / LAYERS,
-                "simulated_compute_per_token": work / alone,
             }
         )
     return pd.DataFrame(rows)
 
 
-def _draw_trade_offs(path: Path, compute: str, what: str) -> None:
+def draw_trade_offs(path: Path, compute: str) -> None:
+    """Latency against compute_per_time_unit (Figure 2: Eqs. 2 and 4 at half the layers, Theorem 4.1 elsewhere), or
+    against compute_per_token (Figure 4: Eqs. 2 and 6 at half the layers).
+    """
+    what = COMPUTES[compute]
     subtitle = (
         f"Match rates of Vicuna-13B (Table 1), exits after {', '.join(map(str, EXITS))} of {LAYERS} layers, "
-        f"k = {', '.join(map(str, TOP_KS))} along each line. Crosses: simulated"
+        f"k = {', '.join(map(str, TOP_KS))} along each line"
     )
     points, looks = trade_offs(), marks([str(exit_layer) for exit_layer in EXITS])
     with paper_figure(path, (10.0, 4.6), f"Latency against {compute.replace('_', ' ')}", subtitle) as figure:
@@ -236,7 +166,5 @@ def _draw_trade_offs(path: Path, compute: str, what: str) -> None:
                 filling = {"mfc": mark.colour if trained else "white", "mec": mark.colour, "ms": 5}
                 name = f"layer {exit_layer}" if trained else None
                 axes.plot(line[compute], line["latency"], marker=mark.marker, label=name, **style, **filling)
-                crosses = line[f"simulated_{compute}"], line["simulated_latency"]
-                axes.plot(*crosses, "x", color=INK, ms=4, mew=0.9, zorder=5)
         axes.legend(loc="lower right", fontsize=7.5, frameon=False, title="dashed: shared head")
     write_csv(path, points)

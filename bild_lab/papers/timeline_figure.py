@@ -18,7 +18,7 @@ from bild_lab.lab.results.groups import Group, by_setting, setting_title
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result, Setting
-from bild_lab.report.style import INK, MUTED, STAGE_COLOURS, add_panel, paper_figure
+from bild_lab.report.style import MUTED, STAGE_COLOURS, add_panel, paper_figure
 
 MOST_LANES = 6
 
@@ -27,7 +27,6 @@ _INCHES = 10.0
 _LEFT, _RIGHT, _HEADING, _FOOT, _LANE = 1.75, 1.0, 0.95, 0.5, 0.78  # inches
 _HALF = 0.24  # half of a bar's height; the distance of two lanes is 1
 _LABEL_WIDTH = 22  # characters
-_COUNT_POINTS = 11.0  # the least distance between the centres of two counts
 
 Interval = tuple[float, float]  # start and end in ms
 
@@ -36,14 +35,15 @@ Interval = tuple[float, float]  # start and end in ms
 class Lane:
     """One point's calls on the example, in ms.
 
-    calls: by stage; a draft is in equal parts, one for each call of the drafter. emitted: when each round ended, and
-    the tokens so far. rejected: the middle of each verification that refused a drafted token.
+    calls: by stage; a draft is in equal parts, one for each call of the drafter. end: of the last round. tokens: of the
+    text. rejected: the middle of each verification that refused a drafted token.
     """
 
     policy: str
     knobs: str
     calls: Mapping[str, list[Interval]]
-    emitted: list[tuple[float, int]]
+    end: float
+    tokens: int
     rejected: list[float]
 
 
@@ -104,20 +104,16 @@ def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
     """A point's calls on one example."""
     verifies = intervals(example, "verify")
     calls = {"prefill": intervals(example, "prefill")[:1], "draft": [], "verify": verifies}
-    emitted: list[tuple[float, int]] = []
-    rejected, tokens = [], 0
+    rejected = []
     for index, (one, (start, end)) in enumerate(zip(example.rounds, intervals(example, "draft"), strict=True)):
         parts = one.draft_calls or bool(one.drafted)  # a drafter without a model makes no calls
         ends = [start + (end - start) * part / max(parts, 1) for part in range(parts + 1)]
         calls["draft"] += pairwise(ends)
         verify = verifies[index] if index < len(verifies) else None  # None for an unverified tail, which ends the text
-        # the end token or the length limit may cut the tokens of the last round
-        tokens = min(tokens + one.accepted + (verify is not None), len(example.token_ids))
-        emitted.append(((verify or (start, end))[1], tokens))
         if verify is not None and one.accepted < len(one.drafted):
             rejected.append(sum(verify) / 2)
     knobs = ", ".join(knob_label(result, [knob]).replace(" ", "\N{NO-BREAK SPACE}") for knob in group.knobs(result))
-    return Lane(result.policy, knobs, calls, emitted, rejected)
+    return Lane(result.policy, knobs, calls, 1000 * example.spans[-1][2], len(example.token_ids), rejected)
 
 
 def intervals(example: MeasuredExample, stage: str) -> list[Interval]:
@@ -134,7 +130,7 @@ def draw_trace(timelines: Timelines, path: Path) -> None:
     with paper_figure(
         path, (_INCHES, height), "Where the time of one text goes", subtitle, (path.suffix[1:],)
     ) as figure:
-        end = max(lane.emitted[-1][0] for lane in timelines.lanes)
+        end = max(lane.end for lane in timelines.lanes)
         area = (_LEFT / _INCHES, _FOOT / height, width / _INCHES, _LANE * count / height)
         limits = {"xlim": (0, end), "ylim": (count - 0.5, -0.5), "yticks": []}
         axes = add_panel(figure, area, grid="x", xlabel="milliseconds since decoding began", **limits)
@@ -147,7 +143,7 @@ def draw_trace(timelines: Timelines, path: Path) -> None:
 
 
 def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
-    """The bars of a lane, its rejections below, its token counts above, its name and its end beside it."""
+    """The bars of a lane, its rejections below, its name and its end beside it."""
     for stage, several in lane.calls.items():
         widths = [(start, end - start) for start, end in several]
         outlines = [min(0.7, 0.2 * width * points_per_ms) for _, width in widths]  # a wide one would hide a thin bar
@@ -155,25 +151,13 @@ def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
         axes.broken_barh(widths, (row - _HALF, 2 * _HALF), **look)
     below = [row + _HALF + 0.1] * len(lane.rejected)
     axes.plot(lane.rejected, below, "x", color=_REJECTED, ms=4.5, mew=1.4, clip_on=False)
-    for end, tokens in readable(lane.emitted, _COUNT_POINTS / points_per_ms):
-        axes.text(end, row - _HALF - 0.05, str(tokens), ha="center", va="bottom", size=7, color=INK)
     beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
-    end, tokens = lane.emitted[-1]
-    axes.annotate(f"{number(end, 1)} ms\n{tokens} tokens", (end, row), (7, 0), **beside)
+    axes.annotate(f"{number(lane.end, 1)} ms\n{lane.tokens} tokens", (lane.end, row), (7, 0), **beside)
     left = {"xycoords": ("axes fraction", "data"), "ha": "right", **beside}
     knobs = textwrap.wrap(lane.knobs, _LABEL_WIDTH, max_lines=2, placeholder=" …")
     policy = textwrap.shorten(lane.policy, _LABEL_WIDTH, placeholder=" …")
     axes.annotate(policy, (0, row), (-8, 6 * len(knobs)), weight="bold", **left)
     axes.annotate("\n".join(knobs), (0, row), (-8, -6), color=MUTED, **left)
-
-
-def readable(ends: list[tuple[float, int]], gap: float) -> list[tuple[float, int]]:
-    """The counts that can be written side by side, `gap` ms from each other; always the last one."""
-    kept = [ends[-1]]
-    for end, tokens in reversed(ends[:-1]):
-        if kept[-1][0] - end >= gap:
-            kept.append((end, tokens))
-    return kept[::-1]
 
 
 def key() -> list[Patch | Line2D]:
@@ -182,4 +166,4 @@ def key() -> list[Patch | Line2D]:
     bars = [Patch(facecolor=STAGE_COLOURS[stage], label=label) for stage, label in stages.items()]
     host = Patch(facecolor="white", edgecolor=MUTED, linewidth=0.6, label="host code")
     refused = Line2D([], [], ls="", marker="x", ms=4.5, mew=1.4, color=_REJECTED, label="rejects a drafted token")
-    return [*bars, host, refused, Line2D([], [], ls="", label="number above: tokens so far")]
+    return [*bars, host, refused]

@@ -28,6 +28,7 @@ from bild_lab.lab.hashing import content_hash
 
 MANIFEST = "manifest.json"
 END, LENGTH = "end", "length"
+DATASET_UNSAID = ("dataset=NAME",)  # where a caller gave no words
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,11 @@ class Calibration:
     @property
     def dataset(self) -> DatasetSpec:
         return DatasetSpec(**self.manifest["dataset"])
+
+    @property
+    def dataset_words(self) -> Sequence[str]:
+        """The words that chose the dataset, for a command that decodes on it."""
+        return self.manifest.get("dataset_words", DATASET_UNSAID)
 
 
 def read_calibration(folder: Path) -> Calibration:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.training.answers import (
+    DATASET_UNSAID,
     END,
     LENGTH,
     MANIFEST,
@@ -46,6 +47,7 @@ class CalibrationJob:
     """What to answer, with which model, and the folder for the answers.
 
     batch_size: prompts decoded at once. part_size: examples of one file; a kill loses at most one file per process.
+    dataset_words: of the command that chose the dataset.
     """
 
     target: LoadedModel
@@ -55,6 +57,7 @@ class CalibrationJob:
     batch_size: int
     part_size: int
     folder: Path
+    dataset_words: Sequence[str] = DATASET_UNSAID
 
     def __post_init__(self) -> None:
         require_whole("decoding.max_new_tokens", self.max_new_tokens, 1)
@@ -165,7 +168,8 @@ def _write_manifest(job: CalibrationJob) -> None:
         "batch_size": job.batch_size,
         "environment": environment(job.target.device),
     }
-    manifest = {**job.plan, "parts": [file.name for file in files], "hash": contents_hash(answers)}
+    parts = {"parts": [file.name for file in files], "hash": contents_hash(answers)}
+    manifest = {**job.plan, **parts, "dataset_words": list(job.dataset_words)}
     with writing(job.folder, _WHAT, _REMEDY):
         write_json(job.folder / "metrics.json", metrics)
         write_json(job.folder / MANIFEST, manifest)  # last, as it marks the data as finished

@@ -6,7 +6,7 @@ DistillSpec (Zhou et al., 2024, §4, Algorithm 1) and generalized knowledge dist
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +19,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.errors import UserError, require_number
 from bild_lab.training.batches import IGNORED, Collator, TokenizedExample
@@ -66,6 +67,32 @@ def lk(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
 DIVERGENCES: dict[str, Callable[[Probs, Probs], Float[Tensor, " n"]]] = {
     one.__name__: one for one in (kl, reverse_kl, js, tv, nla, lk)
 }
+
+
+def answer_log_probs(model: PreTrainedModel, batch: Mapping[str, Tensor], start: int | None, pieces: int) -> Probs:
+    """A model's log-probabilities of the first `pieces` tokens, for each label of a collated batch.
+
+    start: the first token of the model's decoder; None for a decoder-only model, whose row predicts the next token.
+    """
+    fed = {name: rows for name, rows in batch.items() if name != "labels"}
+    labels = batch["labels"]
+    if start is not None:  # which may differ from that of another model on the same batch
+        first = torch.full_like(labels[:, :1], start)
+        fed["decoder_input_ids"] = torch.cat([first, fed["decoder_input_ids"][:, 1:]], 1)
+    logits = model(**fed, use_cache=False).logits
+    if start is None:
+        labels, logits = labels[:, 1:], logits[:, :-1]
+    return logits[labels != IGNORED][:, :pieces].float().log_softmax(-1)
+
+
+def decoder_start(checkpoint: Checkpoint) -> int | None:
+    """The first token of an encoder–decoder's decoder; None for a decoder-only model."""
+    return checkpoint.decoder_start if checkpoint.encoder_decoder else None
+
+
+def pieces_of(checkpoint: Checkpoint) -> int:
+    """Tokens of the vocabulary; a head may have more rows."""
+    return max(checkpoint.vocabulary.values()) + 1
 
 
 @dataclass(frozen=True)
@@ -116,8 +143,7 @@ class Teaching:
 class Distillation:
     """The loss of one step, in the divergence's unit a token.
 
-    settings: how the drafter writes. evaluating: a context in which a model has these settings and no dropout. Rows
-    of a head that are no pieces of the vocabulary are left out of both distributions.
+    settings: how the drafter writes. evaluating: a context in which a model has these settings and no dropout.
     """
 
     teaching: Teaching
@@ -129,7 +155,7 @@ class Distillation:
 
     @cached_property
     def pieces(self) -> int:
-        return max(self.teacher.checkpoint.vocabulary.values()) + 1
+        return pieces_of(self.teacher.checkpoint)
 
     def batch(self, examples: Sequence[TokenizedExample]) -> dict[str, Any]:
         """The examples as they are: their texts are made when the step begins."""
@@ -140,19 +166,10 @@ class Distillation:
         if self.teaching.writes_at(step):
             examples = self.written(model, examples, step)
         batch = {name: rows.to(model.device) for name, rows in self.collate(examples).items()}
-        labels = batch.pop("labels")
-        read = dict(batch)
-        if self.collate.start is not None:  # the target begins as its own checkpoint says
-            first = torch.full_like(labels[:, :1], self.teacher.checkpoint.decoder_start)
-            read["decoder_input_ids"] = torch.cat([first, batch["decoder_input_ids"][:, 1:]], 1)
         with torch.no_grad():
-            taught = self.teacher.module(**read, use_cache=False).logits
-        logits = model(**batch, use_cache=False).logits
-        if self.collate.start is None:  # a decoder's row predicts the next token
-            labels, taught, logits = labels[:, 1:], taught[:, :-1], logits[:, :-1]
-        learned = labels != IGNORED
-        log_p, log_q = (each[learned][:, : self.pieces].float().log_softmax(-1) for each in (taught, logits))
-        weights = self.teaching.decay ** _disagreements(log_p, log_q, learned)
+            log_p = answer_log_probs(self.teacher.module, batch, decoder_start(self.teacher.checkpoint), self.pieces)
+        log_q = answer_log_probs(model, batch, self.collate.start, self.pieces)
+        weights = self.teaching.decay ** _disagreements(log_p, log_q, batch["labels"] != IGNORED)
         return (weights * DIVERGENCES[self.teaching.loss](log_p, log_q)).sum() / weights.sum()
 
     @torch.no_grad()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-import shlex
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -29,7 +28,6 @@ from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
-from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.metrics.quality import score
@@ -42,19 +40,12 @@ from bild_lab.training.batches import (
     evaluation_batches,
     tokenize,
 )
-from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.distillation import Distillation, Teaching
 from bild_lab.training.folder import METRICS, TrainingFolder, write_json
 from bild_lab.training.losses import LayerLoss, layer_weights
-from bild_lab.training.reports import model_card
 from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
-from bild_lab.training.start import (
-    StartingPoint,
-    add_residual_dropout,
-    require_references,
-    require_room,
-)
+from bild_lab.training.start import StartingPoint, add_residual_dropout, require_references, require_room
 from bild_lab.training.trainer import Objective
 
 log = logging.getLogger(__name__)
@@ -77,7 +68,6 @@ class FinetuningJob(TrainingJob):
     teacher: Checkpoint | None = None  # gives soft targets, as many as the recipe says, or teaches
     teaching: Teaching = Teaching()
     max_source_tokens: int | None = None  # longer prompts are cut
-    data: str = "examples given by the caller"  # what they are, for the model card
     title: str = "training"
 
     def __post_init__(self) -> None:
@@ -150,7 +140,6 @@ def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
 
     def write(place: Path) -> None:
         shutil.copytree(TrainingFolder(jobs[best].folder).result, place, dirs_exist_ok=True)
-        (place / "README.md").write_text(_card(metrics, root))
         write_json(place / METRICS, metrics)
 
     if launched().first:
@@ -335,12 +324,10 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
         facts={
             "architecture": type(model).__name__,
             "parameters": model.num_parameters(),
-            "data": job.data,
             "train_examples": len(job.train),
             "validation_examples": len(job.validation),
         },
         save=save,
-        card=lambda metrics: _card(metrics, job.folder),
         distillation=distillation,
     )
 
@@ -349,37 +336,8 @@ def _tokenizer(job: FinetuningJob, folder: TrainingFolder) -> PreTrainedTokenize
     """The starting point's tokenizer; one that is trained is kept for other processes and for a resumed training."""
     if folder.tokenizer.exists():
         return AutoTokenizer.from_pretrained(folder.tokenizer)
-    tokenizer = job.start.tokenizer(_texts(job.train))
+    texts = (text for example in job.train for text in (example.prompt, *example.references[:1]))
+    tokenizer = job.start.tokenizer(texts)
     if job.start.trains_tokenizer:
         folder.keep_tokenizer(tokenizer.save_pretrained)
     return tokenizer
-
-
-def _texts(examples: Sequence[Example]) -> Iterator[str]:
-    for example in examples:
-        yield example.prompt
-        yield from example.references[:1]
-
-
-def _card(metrics: Mapping[str, Any], folder: Path) -> str:
-    """The model card, with the commands that decode with the checkpoint."""
-    best, name, checkpoint, evaluated, scores = metrics["best"], metrics["metric"], folder / "checkpoint", "", {}
-    if best is not None:
-        how = "The texts" if name == LIKELIHOOD else "Greedy decoding"
-        evaluated = (
-            f"{how} of {metrics['validation_examples']:,} validation examples at step {best['step']:,}, "
-            f"the best of {metrics['evaluations']} evaluations; losses in nats a token."
-        )
-        known = f"{name}_low" in best
-        interval = f" (95 %: {best[f'{name}_low']:.2f} to {best[f'{name}_high']:.2f})" if known else ""
-        scores[f"validation {name}"] = f"{best[name]:.2f}{interval}"
-        scores |= {key.replace("_", " "): f"{best[key]:.3f}" for key in best if key.startswith("loss")}
-    data = metrics.get("dataset")
-    words = "dataset=NAME dataset.path=DIR" if data is None else shlex.join(dataset_words(DatasetSpec(**data)))
-    commands = [
-        f"python run.py policy=vanilla pair.target={checkpoint} pair.draft=null {words}",
-        f"python run.py -m policy=bild pair.target=LARGE pair.draft={checkpoint} "
-        f"policy.fallback=0.3,0.5,0.8 policy.rollback=1,2,5 {words}",
-    ]
-    summary = f"A {metrics['architecture']} with {metrics['parameters']:,} parameters, from {metrics['start']}"
-    return model_card(metrics, folder.name, summary, evaluated, scores, commands, library="transformers")

@@ -65,45 +65,30 @@ class LayerLoss:
         soft_ids: Int[Tensor, "batch n k"] | None = None,
         soft_probs: Float[Tensor, "batch n k"] | None = None,
     ) -> Float[Tensor, ""]:
-        if soft_ids is None:
-            sums = self.sums(outputs, labels, self._smoothing)
-        else:
-            sums = self._soft_sums(outputs, labels, soft_ids, soft_probs)
+        sums = self.sums(outputs, labels, self._smoothing, soft_ids, soft_probs)
         count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return sum(self._weights[layer] * total for layer, total in sums.items()) / count
 
     def sums(
-        self, outputs: Any, labels: Int[Tensor, "batch n"], label_smoothing: float = 0.0
-    ) -> dict[int, Float[Tensor, ""]]:
-        """Each layer's cross-entropy, in nats, summed over the labels."""
-        if not self._encoder_decoder:  # a decoder's row predicts the next token
-            labels = labels[:, 1:]
-        return {
-            layer: cross_entropy(
-                self._logits(outputs, layer)[:, : labels.shape[1]].flatten(0, 1).float(),
-                labels.flatten(),
-                ignore_index=IGNORED,
-                label_smoothing=label_smoothing,
-                reduction="sum",
-            )
-            for layer in self._weights
-        }
-
-    def _soft_sums(
         self,
         outputs: Any,
         labels: Int[Tensor, "batch n"],
-        ids: Int[Tensor, "batch n k"],
-        probs: Float[Tensor, "batch n k"],
+        label_smoothing: float = 0.0,
+        soft_ids: Int[Tensor, "batch n k"] | None = None,
+        soft_probs: Float[Tensor, "batch n k"] | None = None,
     ) -> dict[int, Float[Tensor, ""]]:
-        """Each layer's cross-entropy with the teacher's distributions, in nats, summed over the labels."""
-        if not self._encoder_decoder:
-            labels, ids, probs = labels[:, 1:], ids[:, 1:], probs[:, 1:]
-        learned = labels != IGNORED
-        found = {}
+        """Each layer's cross-entropy, in nats, summed over the labels, or over a teacher's distributions there."""
+        first = 0 if self._encoder_decoder else 1  # a decoder's row predicts the next token
+        labels, found = labels[:, first:], {}
         for layer in self._weights:
-            logits = self._logits(outputs, layer)[:, : labels.shape[1]][learned].float()
-            found[layer] = -(probs[learned] * logits.log_softmax(-1).gather(-1, ids[learned])).sum()
+            logits = self._logits(outputs, layer)[:, : labels.shape[1]]
+            if soft_ids is None:
+                each = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "sum"}
+                found[layer] = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), **each)
+            else:
+                learned = labels != IGNORED
+                ids, probs = (soft[:, first:][learned] for soft in (soft_ids, soft_probs))
+                found[layer] = -(probs * logits[learned].float().log_softmax(-1).gather(-1, ids)).sum()
         return found
 
     def _logits(self, outputs: Any, layer: int) -> Float[Tensor, "batch n vocab"]:

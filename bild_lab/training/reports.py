@@ -1,21 +1,19 @@
-"""What a training reports: its progress on the terminal, its curves in Weights & Biases, and its model card."""
+"""What a training reports: its progress on the terminal, its curves in Weights & Biases, a command to decode with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from transformers import TrainerCallback
 
 from bild_lab.engine.models.ranks import launched
-from bild_lab.lab.cli import console, escape, progress, stages
+from bild_lab.lab.cli import console, escape, progress
 from bild_lab.lab.decoding.load import build
-
-_NOT_IN_CARD = ("name", "device", "threads", "log_every")  # of the recipe: they do not change the weights
 
 
 class TerminalLog(TrainerCallback):
@@ -51,7 +49,7 @@ class TerminalLog(TrainerCallback):
                 self._print(f"step {state.global_step}: {self._logged}")
 
     def on_evaluate(self, args, state, control, metrics: dict[str, Any] | None = None, **kwargs):
-        """The metric, whether it is the best so far, and losses; then accuracies, if a module has predictors."""
+        """The metric, whether it is the best so far, and losses."""
         value = metrics[f"eval_{self._metric}"]
         best = ", the best so far" if value > self._best else ""
         self._best = max(self._best, value)
@@ -59,26 +57,10 @@ class TerminalLog(TrainerCallback):
             f"step {state.global_step}: {self._metric} {value:.2f}{best}; "
             f"validation loss {metrics['eval_loss']:.3f}; {self._logged}"
         )
-        for top in ("top_1_", "top_5_"):
-            named = {key.partition(top)[2]: share for key, share in metrics.items() if top in key}
-            if named:
-                shares = ", ".join(f"{name} {share:.1%}" for name, share in named.items())
-                self._print(f"{top.strip('_').replace('_', '-')} accuracy: {shares}")
 
     def _print(self, line: str) -> None:
         """Print a line above the bar."""
         self._bar.console.print(line)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Progress]:
-    """A bar of training steps while the block runs."""
-    stages.leave()
-    own = Console(stderr=True, soft_wrap=True, highlight=False)
-    counted = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn())
-    columns = (*counted, TextColumn("{task.fields[loss]}"), TimeRemainingColumn())
-    with Progress(*columns, console=own, expand=True) as bar:
-        yield bar
 
 
 @contextmanager
@@ -127,41 +109,12 @@ class LogToRun(TrainerCallback):
         self._run.finish()
 
 
-def model_card(
-    metrics: Mapping[str, Any],
-    title: str,
-    summary: str,
-    evaluated: str,
-    scores: Mapping[str, str],
-    commands: Sequence[str],
-    library: str = "bild_lab",
-) -> str:
-    """The README.md of a result: data, recipe, scores, and the commands that decode with it.
+def dataset_words() -> list[str]:
+    """The words of the running command that choose its dataset, for a command that decodes on it.
 
-    metrics: of metrics.json. evaluated: on what, for a training with evaluations. library: what loads the weights.
+    Split and limit are left out: they say what is trained on.
     """
-    environment, recipe = metrics["environment"], metrics["recipe"]
-    if metrics["best"] is None:
-        evaluated = f"Not evaluated. The training loss of the last steps is {metrics['loss']:.3f} nats a token."
-    progress = (
-        f"{metrics['steps']:,} steps, {metrics['passes']:.1f} passes over the data, "
-        f"in {metrics['training_s']:,.0f} s on {environment['gpu'] or environment['cpu']}."
-    )
-    settings = {key: value for key, value in recipe.items() if key not in _NOT_IN_CARD}
-    parts = [
-        f"---\nlibrary_name: {library}\n---\n# {title}",
-        f"{summary}; trained by bild_lab {environment['bild_lab']}.",
-        f"## Data\n\n{metrics['data']}",
-        f"## Recipe\n\n`{recipe['name']}`: {progress}",
-        _table("setting", settings),
-        f"## Scores\n\n{evaluated}",
-        *([_table("score", scores)] if scores else []),
-        "## Use it in a sweep",
-        "\n".join(["```", *commands, "```"]),
-        "`metrics.json` has every number.\n",
-    ]
-    return "\n\n".join(parts)
-
-
-def _table(title: str, rows: Mapping[str, Any]) -> str:
-    return "\n".join([f"| {title} | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items())])
+    hydra = HydraConfig.get()
+    given = [word for word in hydra.overrides.task if word.startswith(("dataset.", "template="))]
+    kept = [word for word in given if not word.startswith(("dataset.split=", "dataset.limit="))]
+    return [f"dataset={hydra.runtime.choices.dataset}", *kept]

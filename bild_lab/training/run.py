@@ -13,21 +13,23 @@ from typing import Any
 import numpy
 import torch
 from accelerate.state import AcceleratorState
+from rich.progress import TextColumn
 from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
 from bild_lab.engine.models.device import within_memory
+from bild_lab.engine.models.hub import no_progress_bars
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.files import holding
-from bild_lab.lab.cli import stages
+from bild_lab.lab.cli import progress, stages
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.report.wandb.logger import TRAINING
 from bild_lab.training.folder import METRICS, TrainingFolder, write_json
 from bild_lab.training.recipe import Recipe
-from bild_lab.training.reports import LogToRun, TerminalLog, progress_bar
+from bild_lab.training.reports import LogToRun, TerminalLog
 from bild_lab.training.trainer import Objective, ResumableTrainer, training_arguments
 
 
@@ -49,7 +51,7 @@ class TrainingJob:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """The shell around an objective: seed, resume, logs, checkpoints, metrics and model card.
+    """The shell around an objective: seed, resume, logs, checkpoints and metrics.
 
     start: the model that training starts from, as the logs name it. identity: settings and hashes that decide the
     result; only the same identity resumes a folder or gets its finished result. metric: the score that chooses the best
@@ -112,7 +114,6 @@ class TrainingRun:
 
         def write(place: Path) -> None:
             objective.save(place)
-            (place / "README.md").write_text(objective.card(metrics))
             write_json(place / METRICS, metrics)
 
         if launched().first:
@@ -135,7 +136,7 @@ class TrainingRun:
         if not launched().first:
             yield []
             return
-        with progress_bar() as bar:
+        with progress(TextColumn("{task.fields[loss]}")) as bar:
             logs: list[TrainerCallback] = [TerminalLog(bar, self.title, self.job.recipe.max_steps, self.metric)]
             if self.job.logger is not None:  # a resumed training continues the run of the same identity
                 about = {"composition": self.start, "environment": dict(environment(arguments.device))}
@@ -174,12 +175,11 @@ def isolated(seed: int, threads: int | None) -> Iterator[None]:
 
     Transformers' messages and progress bars are off inside the block, because they would disturb ours.
     """
-    before, level, bars = torch.get_num_threads(), logging.get_verbosity(), logging.is_progress_bar_enabled()
+    before, level = torch.get_num_threads(), logging.get_verbosity()
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with no_progress_bars(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
             torch.set_num_threads(before if threads is None else threads)
             torch.manual_seed(seed)
             yield
@@ -187,7 +187,5 @@ def isolated(seed: int, threads: int | None) -> Iterator[None]:
         AcceleratorState._reset_state(reset_partial_state=True)  # or every later user of Accelerate gets bfloat16
         torch.set_num_threads(before)
         logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
         random.setstate(python_state)
         numpy.random.set_state(numpy_state)

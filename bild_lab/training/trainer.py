@@ -29,9 +29,8 @@ class Objective:
 
     examples: indexed by what `order` yields, the examples of the whole training one after another. collate: makes a
     batch. distillation: takes the loss's place in training, and makes its own batches. evaluate: called with the
-    model and the loss. model_options: arguments of the model besides the batch. facts:
-    the entries of metrics.json about model and data. save: writes the trained weights into a folder. card: the
-    README.md of the result, from its metrics.
+    model and the loss. model_options: arguments of the model besides the batch. facts: the entries of metrics.json
+    about model and data. save: writes the trained weights into a folder.
     """
 
     model: torch.nn.Module
@@ -43,7 +42,6 @@ class Objective:
     model_options: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any]
     save: Callable[[Path], None]
-    card: Callable[[Mapping[str, Any]], str]
     distillation: Distillation | None = None
 
 

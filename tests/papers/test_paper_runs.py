@@ -11,7 +11,7 @@ from hydra import initialize_config_dir
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import BASE, compose_config, config_dir
-from bild_lab.papers.paper_runs import Setting, commands, hub, items_of, needs, on_hub, settings_of
+from bild_lab.papers.paper_runs import Setting, commands, hub, items_of, needs, settings_of
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import steps_of
 from scripts import paper_run
@@ -33,7 +33,9 @@ COLUMN_KEYS = ("source_column", "input_column", "reference_column", "id_column",
 
 def misspelt(setting: Setting) -> list[str]:
     """What the cards of the hub do not have, in sentences: ids, configurations, splits and columns."""
-    found = [f"no checkpoint {one} is known" for one in on_hub(setting) if one not in hub()["models"]]
+    unknown = {setting.target, *setting.drafts} - {None, *hub()["models"]}
+    local = ("outputs/", "toy:", "/", ".")  # which another command writes from nothing or a user gives
+    found = [f"no checkpoint {one} is known" for one in unknown if not one.startswith(local)]
     data = setting.dataset
     if data["hub_id"] is None:
         return found

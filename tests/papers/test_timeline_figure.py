@@ -54,7 +54,7 @@ def sweep(tmp_path: Path) -> Sweep:
     return write(Sweep(tmp_path / "sweep"), (sample_baseline(), [example(ALONE, 6)]), *drafted)
 
 
-def test_the_baseline_comes_first_and_a_lane_holds_every_call_and_the_tokens_so_far(sweep: Sweep) -> None:
+def test_the_baseline_comes_first_and_a_lane_holds_every_call_and_its_end(sweep: Sweep) -> None:
     alone, _, lane = lanes = timelines_of(sweep).lanes
     assert [(one.policy, one.knobs[-1:]) for one in lanes] == [
         ("vanilla", ""),
@@ -65,7 +65,7 @@ def test_the_baseline_comes_first_and_a_lane_holds_every_call_and_the_tokens_so_
     assert lane.calls["prefill"] == [(0, 1000)] and lane.calls["verify"] == [(4000, 5000), (8000, 9000)]
     starts = [2000, 2333.3, 2666.7, 6000, 6333.3, 6666.7]
     assert [start for start, _ in lane.calls["draft"]] == pytest.approx(starts, abs=0.1)
-    assert (lane.emitted, lane.rejected) == ([(5000, 4), (9000, 5)], [8500])
+    assert (lane.end, lane.tokens, lane.rejected) == (9000, 5, [8500])
     assert alone.calls["draft"] == []
 
 
@@ -75,15 +75,15 @@ def lane_of(policy: str, row: MeasuredExample, folder: Path) -> Lane:
     return lane
 
 
-def test_a_tail_that_nobody_verified_counts_its_drafted_tokens_alone(tmp_path: Path) -> None:
+def test_a_tail_that_nobody_verified_ends_with_its_draft(tmp_path: Path) -> None:
     lane = lane_of("bild", example([([5, 6, 7], 3, 4), ([5, 6], 2, 2)], 6, verified=False), tmp_path)
-    assert (lane.emitted[-1], len(lane.calls["draft"]), len(lane.calls["verify"])) == ((7000, 6), 6, 1)
+    assert (lane.end, len(lane.calls["draft"]), len(lane.calls["verify"])) == (7000, 6, 1)
     assert lane.rejected == []
 
 
-def test_a_drafter_without_a_model_has_one_part_a_draft_and_a_cut_text_its_own_length(tmp_path: Path) -> None:
+def test_a_drafter_without_a_model_has_one_part_a_draft(tmp_path: Path) -> None:
     lane = lane_of("ngram", example([([5, 6, 7], 3, 0)], 2), tmp_path)
-    assert (lane.calls["draft"], lane.emitted) == ([(2000, 3000)], [(5000, 2)])
+    assert (lane.calls["draft"], lane.end) == ([(2000, 3000)], 5000)
 
 
 def test_of_many_points_the_baseline_and_five_selected_ones_have_a_lane() -> None:

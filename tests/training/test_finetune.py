@@ -77,15 +77,6 @@ def test_losses_scores_and_provenance_are_recorded(whole: tuple[Path, dict]) -> 
     assert metrics["training_s"] > 0 and metrics["start"] == "random weights (micro t5)"
 
 
-def test_the_model_card_has_data_recipe_scores_and_commands(whole: tuple[Path, dict]) -> None:
-    folder, metrics = whole
-    card = (folder / "checkpoint" / "README.md").read_text()
-    assert "examples given by the caller" in card and "| learning_rate | 0.05 |" in card
-    assert f"| validation bleu | {metrics['best']['bleu']:.2f} (95 %:" in card
-    words = f"pair.target={folder}/checkpoint pair.draft=null dataset=NAME dataset.path=DIR"
-    assert f"python run.py policy=vanilla {words}" in card
-
-
 @pytest.mark.parametrize("step", thinned([3, 1, 6], 3))
 def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
     step: int, whole: tuple[Path, dict], tmp_path: Path
@@ -314,7 +305,6 @@ def test_without_validation_the_last_weights_are_kept(tmp_path: Path) -> None:
     metrics = finetune(job(tmp_path, validation=(), evaluate_every=None, max_steps=3, log_every=50))
     assert metrics["best"] is None and metrics["evaluations"] == 0
     assert [step for step, _ in losses(metrics)] == [3]
-    assert "Not evaluated" in (tmp_path / "checkpoint" / "README.md").read_text()
 
 
 def test_a_training_can_start_from_a_checkpoint_and_keeps_its_tokenizer(

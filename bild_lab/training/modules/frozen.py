@@ -28,7 +28,6 @@ from bild_lab.lab.results.records import require_writable
 from bild_lab.training.answers import Calibration, read_calibrations
 from bild_lab.training.batches import BatchOrder, spread_evenly
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
-from bild_lab.training.dataset_words import dataset_words
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.modules.conversations import Conversation
 from bild_lab.training.modules.predictors import (
@@ -42,7 +41,7 @@ from bild_lab.training.modules.predictors import (
 )
 from bild_lab.training.modules.states import BasePlacement, OneRowCheckpoint, SmallModule
 from bild_lab.training.recipe import Recipe
-from bild_lab.training.reports import answers_bar, model_card, print_closing, training_logger
+from bild_lab.training.reports import answers_bar, dataset_words, print_closing, training_logger
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
 from bild_lab.training.trainer import Objective
@@ -145,7 +144,7 @@ class FrozenJob(TrainingJob):
         revision = [] if self.base.revision is None else [f"pair.target_revision={self.base.revision}"]
         pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
         words = self.spec.words(self.folder / self.spec.result_name)
-        return f"python run.py {shlex.join([*words, *pair, *dataset_words(self.calibration.dataset)])}"
+        return f"python run.py {shlex.join([*words, *pair, *self.calibration.dataset_words])}"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -203,25 +202,7 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
             "columns": predictors.names,
         },
         save=module.save,
-        card=lambda metrics: _card(metrics, job.command),
     )
-
-
-def _card(metrics: Mapping[str, Any], command: str) -> str:
-    """The model card. command: decodes with the module."""
-    best = metrics["best"] or {}
-    evaluated = (
-        f"On {metrics['held_out_examples']:,} held-out answers, at the best of {metrics['evaluations']} evaluations; "
-        "the loss in nats a label, `top_K_NAME` the share of labels among the first K choices of NAME."
-    )
-    scores = {key: f"{value:.3f}" for key, value in best.items() if key not in ("step", "seconds")}
-    summary = (
-        f"{metrics['parameters']:,} parameters beside a frozen {metrics['architecture']} model, whose weights are not "
-        "in this folder"
-    )
-    data = {"data": f"{metrics['data']}; {metrics['dropped_examples']:,} answers were too short."}
-    title = f"{metrics['noun']} for {metrics['start']}"
-    return model_card({**metrics, **data}, title, summary, evaluated, scores, [command])
 
 
 def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
@@ -270,7 +251,7 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
         target = load_model(cfg.model.path, cfg.model.revision, *where, device_map=placed.device_map)
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
         with answers_bar() as report:
-            generate_calibration(CalibrationJob(target, dataset, examples, *sizes, folder), report)
+            generate_calibration(CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words()), report)
     load_model.cache_clear()  # the training needs the memory
     return read_calibrations([folder])
 

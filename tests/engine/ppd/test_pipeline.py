@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.ppd.pipeline import PredictivePipeline
+from bild_lab.engine.ppd.theory import compute_of_runs, latency_of_runs
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -23,7 +25,6 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.analysis.prediction import pipeline_log
-from bild_lab.papers.theory import simulate
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, tiny_llama, tiny_t5
@@ -116,8 +117,14 @@ def test_twenty_decodings_of_one_text_are_alike(targets: dict[str, LoadedModel],
     assert all(each == ran[0] for each in ran)
 
 
+def runs_of(matches: Sequence[bool]) -> list[int]:
+    """How many tokens each run has: one is ended by each prediction that does not come true."""
+    ends = [place for place, matched in enumerate([*matches, False], 1) if not matched]
+    return [end - start for start, end in pairwise([0, *ends])]
+
+
 @pytest.mark.parametrize(("family", "exit_layer"), thinned(product(FAMILIES, EXITS), 3))
-def test_the_units_as_executed_are_those_on_the_simulated_clock(
+def test_the_units_as_executed_are_those_of_the_theorems_runs(
     targets: dict[str, LoadedModel], family: str, exit_layer: int
 ) -> None:
     k = 2
@@ -125,10 +132,10 @@ def test_the_units_as_executed_are_those_on_the_simulated_clock(
         tokens, trace = decoded(targets[family], request, exit_layer, k)
         log, emitted = pipeline_log(trace), len(tokens) - request.limits.prompt_length
         assert len(log.matches) == emitted - 1
-        clock = simulate(log.matches, DEPTH, exit_layer, k)
-        assert log.latency == clock.latency
+        runs = runs_of(log.matches)
+        assert log.latency == latency_of_runs(runs, DEPTH, exit_layer)
         # the token that fills the limit has no candidates behind it
-        assert log.compute == clock.compute - k * (DEPTH - exit_layer)
+        assert log.compute == compute_of_runs(runs, DEPTH, exit_layer, k) - k * (DEPTH - exit_layer)
         assert log.concurrent == emitted * (DEPTH - exit_layer)
 
 
@@ -137,7 +144,7 @@ def test_a_text_that_ends_by_itself_has_candidates_for_every_token(targets: dict
     text = alone(targets["llama"], request)[request.limits.prompt_length :]
     ended = replace(request, limits=replace(request.limits, end_tokens=frozenset([text[6]])))
     log = pipeline_log(decoded(targets["llama"], ended, 3, 2)[1])
-    assert log.compute == simulate(log.matches, DEPTH, 3, 2).compute
+    assert log.compute == compute_of_runs(runs_of(log.matches), DEPTH, 3, 2)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import nn
 
 from bild_lab.training.batches import IGNORED, BatchOrder
@@ -26,7 +22,6 @@ from bild_lab.training.modules.predictors import (
     collate,
     leading_hits,
 )
-from bild_lab.training.reports import TerminalLog
 
 
 def test_labels_are_the_tokens_after_the_next_one() -> None:
@@ -166,14 +161,3 @@ def test_a_modules_own_losses_may_be_of_the_first_predictors_alone() -> None:
 def test_leading_hits_end_at_the_first_wrong_choice_of_each_context() -> None:
     hits = torch.tensor([[True, True, False], [False, True, True], [True, False, True], [True, True, True]])
     assert leading_hits(hits).tolist() == [2.0, 0.0, 1.0, 3.0]
-
-
-def test_an_evaluation_prints_its_line_and_each_predictors_accuracy() -> None:
-    screen = io.StringIO()
-    log = TerminalLog(Progress(console=Console(file=screen, width=200)), "training", 10, "accepted")
-    metrics = {"eval_accepted": 1.5, "eval_loss": 0.25, "eval_seconds": 1.0}
-    metrics |= {"eval_top_1_a": 0.5, "eval_top_1_b": 0.25, "eval_top_5_a": 0.875, "eval_top_5_b": 1.0}
-    log.on_evaluate(None, SimpleNamespace(global_step=3), None, metrics)
-    first, *accuracies = screen.getvalue().splitlines()
-    assert first.startswith("step 3: accepted 1.50, the best so far; validation loss 0.250")
-    assert accuracies == ["top-1 accuracy: a 50.0%, b 25.0%", "top-5 accuracy: a 87.5%, b 100.0%"]
