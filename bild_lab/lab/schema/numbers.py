@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bild_lab.lab.schema.columns import (
@@ -337,24 +337,3 @@ class Pipeline:
     )
     host: float | None = ratio("The one before, with the time of host code.")
     prefill: float | None = ratio("The one before, with the encoder.")
-
-
-@dataclass(frozen=True)
-class ForwardKind:
-    """Forwards of one model that had as many rows. model: 0 has most weights. flops, bytes_moved: of all of them."""
-
-    model: int
-    rows: int
-    count: int
-    flops: int
-    bytes_moved: int
-
-
-@dataclass(frozen=True)
-class Work:
-    """All forwards and rounds of the method, and of the baseline: what a declared machine's speed is predicted from."""
-
-    method: Sequence[ForwardKind]
-    baseline: Sequence[ForwardKind]
-    rounds: int
-    baseline_rounds: int

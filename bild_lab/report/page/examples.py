@@ -10,8 +10,8 @@ from typing import Any
 
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.formatting import point_label
-from bild_lab.lab.results.commits import examples_of
 from bild_lab.lab.results.groups import Group, setting_title
+from bild_lab.lab.results.inputs import examples_of
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 from bild_lab.report.page.tables import name_of
 
