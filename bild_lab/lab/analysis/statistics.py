@@ -152,21 +152,6 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     return front
 
 
-def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
-    """The area that (cost, quality) points dominate up to a reference point, in units of cost times quality.
-
-    Points that do not beat the reference in both cost and quality add nothing. Raises UserError as `pareto_front` does.
-    """
-    _require_finite([*points, reference])
-    cost_limit, quality_limit = reference
-    inside = [point for point in points if point[0] < cost_limit and point[1] > quality_limit]
-    if not inside:
-        return 0.0
-    corners = sorted({inside[index] for index in pareto_front(inside)})
-    ends = [cost for cost, _ in corners[1:]] + [cost_limit]
-    return sum((end - cost) * (quality - quality_limit) for (cost, quality), end in zip(corners, ends, strict=True))
-
-
 def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
     """The fastest result whose quality is at least its baseline's minus `loss` points.
 

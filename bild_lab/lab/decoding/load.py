@@ -41,8 +41,6 @@ from bild_lab.lab.decoding.languages import (
     CHECKPOINT,
     NONE,
     Languages,
-    warn_of_precision,
-    warn_of_vocabularies,
     warn_of_what_is_left_out,
 )
 
@@ -118,7 +116,6 @@ def decoder_of(
     method = build_method(policy, {"target": lambda: target, **parts})
     for model in (target, *drafts):
         model.checkpoint.check()
-        warn_of_precision(model.checkpoint, models.dtype)
     own = method.engine == "llama_cpp" and runtime.weights == "gguf"  # the blocks of a file, too
     if (isinstance(method, External) or method.engine == "hf") and (runtime.weights or pair.draft_weights) and not own:
         raise UserError(
@@ -133,9 +130,7 @@ def decoder_of(
             "pair.target_language=null, or use policy=hf_generate"
         )
     warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
-    decoder = Decoder(target, method, (target, *drafts), processors, languages)
-    warn_of_vocabularies(decoder.vocabularies)
-    return decoder
+    return Decoder(target, method, (target, *drafts), processors, languages)
 
 
 class _Models:

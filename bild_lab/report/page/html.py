@@ -32,7 +32,6 @@ from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps, screened_points
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
 from bild_lab.report.page.tables import (
-    MARGIN,
     Table,
     TableCell,
     batch_table,
@@ -95,7 +94,6 @@ def write_html(
         traces=traces,
         terms=TERMS,
         few=FEW,
-        margin=MARGIN,
         plotly=plotly_js(),
     )
     write_atomically(path, text.encode())
