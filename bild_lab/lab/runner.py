@@ -33,7 +33,7 @@ from bild_lab.lab.point import Point
 from bild_lab.lab.progress import DECODING
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.score import Clock, Measured, prepare_method, result_of, seeded
+from bild_lab.lab.score import Clock, prepare_method, result_of, seeded
 from bild_lab.lab.tree_search import with_fitted_tree
 
 WARM_TOKENS = 32  # of each method before timing: memory is touched, shapes are compiled, threads are awake
@@ -54,7 +54,7 @@ def run_point(
     point before this call; they become part of its `seconds`. advance: see `time_methods`. stage: called with the name
     of each part of the measurement when it begins.
     """
-    clock, decoder = Clock(stage), point.decoders[METHOD]
+    clock, decoder = Clock(stage, setup_s), point.decoders[METHOD]
     device = decoder.target.device
     with clock.part("load"):
         torch.set_num_threads(point.setting["threads"])
@@ -92,8 +92,8 @@ def run_point(
         surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
         surroundings["shared_device"] = use.shared()
         use.close()
-    result, rows = result_of(point, Measured(examples, requests, surroundings, setup_s, clock), timed)
-    profile = {PROFILE: speculation_profile(result, rows, decoder)}
+    result, rows = result_of(point, examples, requests, timed, surroundings, clock)
+    profile = {PROFILE: speculation_profile(result, rows, point.decoders[METHOD])}
     folder = sweep.write_point(point.id, point.config_yaml, result, rows, not point.resume, **profile)
     return replace(result, folder=folder)
 
@@ -216,9 +216,8 @@ def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> 
     """Whether a speedup is known less well than was asked for, and repeats are left that may make it better known."""
     if measure.precision is None or repeats_of(timed) >= measure.most_repeats:
         return False
-    slow = latencies(timed[BASELINE])
-    noises = [clock_noise(slow, latencies(several)) for name, several in timed.items() if name != BASELINE]
-    return any(noise is None or noise > measure.precision for noise in noises)
+    noise = clock_noise(latencies(timed[BASELINE]), latencies(timed[METHOD]))
+    return noise is None or noise > measure.precision
 
 
 def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[str]:

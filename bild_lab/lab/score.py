@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import repeat
 from statistics import median
 from typing import Any
@@ -56,11 +56,11 @@ TRACED_TOKENS = 2048  # that a pass with clocks of its own decodes
 
 
 class Clock:
-    """Wall-clock seconds of each part of a measurement. stage: called with a part's name on the screen."""
+    """Wall-clock seconds of each part of a measurement. stage: called with a part's name. setup_s: those before it."""
 
-    def __init__(self, stage: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, stage: Callable[[str], None], setup_s: float) -> None:
         self._stage = stage
-        self.laps: dict[str, float] = {}
+        self.laps = {"setup": setup_s}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -71,20 +71,15 @@ class Clock:
         self.laps[name] = time.perf_counter() - since
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a result is made of beside the timed texts. setup_s: before the measurement. clock: of its parts so far."""
-
-    examples: Sequence[Example]
-    requests: list[Request]
-    surroundings: Mapping[str, Any]
-    setup_s: float
-    clock: Clock
-
-
-def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -> tuple[Result, list[MeasuredExample]]:
-    """Trace, certify and score a point: its numbers, and those of each example."""
-    requests, examples, clock = measured.requests, measured.examples, measured.clock
+def result_of(
+    point: Point,
+    examples: Sequence[Example],
+    requests: list[Request],
+    timed: dict[str, list[Timed]],
+    surroundings: Mapping[str, Any],
+    clock: Clock,
+) -> tuple[Result, list[MeasuredExample]]:
+    """Trace, certify and score a point: its numbers, and those of each example. clock: of the measurement so far."""
     decoder = point.decoders[METHOD]
     with clock.part("trace"):
         _, spans = stages = _traced(point, requests, timed)
@@ -118,11 +113,10 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             **(ends_of(timed[BASELINE], texts[BASELINE], requests) if BASELINE in timed else {}),
             peak_memory_mb=peak_memory_mb(decoder.target.device),
             **_stages_and_costs(point, timed, stages),
-            environment=Environment({**measured.surroundings, "code": point.code}),
+            environment=Environment({**surroundings, "code": point.code}),
             seconds={},
         )
-    seconds = {"setup": measured.setup_s, **clock.laps}
-    result = replace(result, seconds={**seconds, "total": sum(seconds.values())})
+    result = replace(result, seconds={**clock.laps, "total": sum(clock.laps.values())})
     rows = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
         own = spans[index] if index < len(spans) else ()

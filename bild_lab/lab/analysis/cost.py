@@ -96,13 +96,13 @@ class Dimensions:
 
     def work(self, forward: Forward) -> tuple[int, int]:
         """FLOPs of a forward, and values moved."""
-        parts = self._encoder_work(forward.rows) if forward.encoder else self._decoder_work(forward)
+        if forward.encoder:
+            attention = self._attention_work(self.encoder_layers, forward.rows, forward.rows, forward.rows)
+            parts = [self.encoder.work(forward.rows), attention, self.memory.work(forward.rows)]
+        else:
+            parts = self._decoder_work(forward)
         embedded = 0 if forward.first_layer else forward.rows
         return sum(flops for flops, _ in parts), sum(values for _, values in parts) + embedded * self.dim
-
-    def _encoder_work(self, rows: int) -> list[tuple[int, int]]:
-        attention = self._attention_work(self.encoder_layers, rows, rows, rows)
-        return [self.encoder.work(rows), attention, self.memory.work(rows)]
 
     def _decoder_work(self, forward: Forward) -> list[tuple[int, int]]:
         rows, source, keys = forward.rows, forward.source, forward.cached + forward.rows

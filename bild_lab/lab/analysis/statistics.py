@@ -109,15 +109,6 @@ def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
     return rates
 
 
-def accepted_by_depth(accepted: list[int]) -> list[float]:
-    """The share of rounds that accepted at least one drafted token, at least two, and so on.
-
-    Their sum is the mean number of accepted tokens. Plus the target's own token, it is tokens per forward.
-    """
-    deepest = max(accepted, default=0)
-    return [sum(count >= depth for count in accepted) / len(accepted) for depth in range(1, deepest + 1)]
-
-
 def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
     """The probability that a drafted token is accepted if those before it were: accepted / (accepted + rejections).
 
@@ -143,7 +134,11 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     A point is dominated when another costs no more, is no worse, and is better in one of the two. Points with equal
     cost and equal quality are all kept, in their order. Raises UserError for a cost or quality that is not finite.
     """
-    _require_finite(points)
+    for index, point in enumerate(points):
+        if not all(map(math.isfinite, point)):
+            raise UserError(
+                f"a Pareto front needs finite costs and qualities, got {point} at point {index}; leave it out"
+            )
     order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1], index))
     front: list[int] = []
     for index in order:
@@ -166,11 +161,3 @@ def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
         if not (one.is_baseline or one.impossible) and one.quality.value >= one.quality.baseline - loss - TOLERANCE
     ]
     return max(kept, key=lambda one: (one.speedup.value, one.quality.value), default=None)
-
-
-def _require_finite(points: Sequence[tuple[float, float]]) -> None:
-    for index, point in enumerate(points):
-        if not all(map(math.isfinite, point)):
-            raise UserError(
-                f"a Pareto front needs finite costs and qualities, got {point} at point {index}; leave it out"
-            )

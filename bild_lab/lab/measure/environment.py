@@ -200,7 +200,10 @@ class DeviceUse:
         with suppress(OSError):  # other systems keep the peak of the whole process
             Path("/proc/self/clear_refs").write_text("5")
         folder = Path(tempfile.gettempdir()) if folder is None else folder
-        path = folder / f"bild_lab-{os.getuid()}-{device_name(device)}.lock"
+        name = device.type
+        if name == "cuda":  # unique on this machine, whatever subset of devices the process sees
+            name = f"cuda-{torch.cuda.get_device_properties(device).uuid}"
+        path = folder / f"bild_lab-{os.getuid()}-{name}.lock"
         with path.with_suffix(".gate").open("w") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)  # one process starts at a time
             self._stream = path.open("ab")
@@ -225,13 +228,6 @@ class DeviceUse:
             return False
         os.ftruncate(self._stream.fileno(), 0)  # no other process needs the count
         return True
-
-
-def device_name(device: torch.device) -> str:
-    """A name that is unique on this machine, whatever subset of devices the process sees."""
-    if device.type != "cuda":
-        return device.type
-    return f"cuda-{torch.cuda.get_device_properties(device).uuid}"
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from bild_lab.lab.analysis.cost import knows, total
 from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
-    accepted_by_depth,
     clock_noise,
     judged_by_position,
     latency_summary,
@@ -153,7 +152,6 @@ def counts(method: Sequence[Timed]) -> Counts:
         rollbacks=sum(trace.rollbacks for trace in traces),
         exit_layer_mean=mean_statistic(traces, "exit_layer"),
         acceptance_by_position=acceptance_by_position(rounds),
-        accepted_by_depth=accepted_by_depth([accepted for _, accepted in rounds]),
         judged_by_position=judged_by_position(rounds),
     )
 

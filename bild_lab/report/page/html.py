@@ -15,7 +15,6 @@ from bild_lab.lab.formatting import (
     knob_value,
     number,
     percent,
-    point_label,
     signed,
     signed_interval,
     times,
@@ -113,7 +112,7 @@ def _stored(group: Group, lost: list[str]) -> Stored:
             stored[name] = read_examples(result.folder)
         except UserError as error:
             stored[name] = []
-            lost.append(f"The texts of {point_label(result, group.knobs(result))} are not shown: {error}")
+            lost.append(f"The texts of {group.label(result)} are not shown: {error}")
     return stored
 
 
@@ -126,7 +125,7 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
         "differing": [figures.divergence_figure(group, stored)],
-        "trees": [figures.tree_figure(point_label(one, group.knobs(one)), content) for one, content in trees],
+        "trees": [figures.tree_figure(group.label(one), content) for one, content in trees],
     }
     first = group.results[0]
     signatures = [
@@ -159,7 +158,7 @@ def front_points(group: Group) -> list[tuple[str, str, str]]:
             numbers += f", {signed(quality.difference)} {bounds}"
         if why := disturbance(result):
             numbers += f"; {why}"
-        found.append((name_of(result), point_label(result, group.knobs(result)), numbers))
+        found.append((name_of(result), group.label(result), numbers))
     return found
 
 

@@ -281,19 +281,18 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
     """What each policy did at every number of texts at once."""
     rows = []
     for curve in curves:
-        even = curve.break_even
-        for one in curve.points:
-            result, speedup = one.result, one.result.speedup
+        even, most = curve.break_even, curve.points[-1].setting.batch
+        for result in curve.points:
             rows.append(
                 {
                     "policy": curve.label,
-                    "batch": TableCell(str(one.batch), "", one.batch),
-                    "speedup": speedup_cell(speedup, result),
+                    "batch": TableCell(str(result.setting.batch), "", result.setting.batch),
+                    "speedup": speedup_cell(result.speedup, result),
                     "tokens/s": number(result.tokens_per_s, 0),
                     "baseline, tokens/s": number(result.baseline_tokens_per_s, 0),
                     "median latency, ms": number(1000 * result.latency_s.median, 0),
                     "p95, ms": number(1000 * result.latency_s.p95, 0),
-                    "break-even batch": f"none up to {curve.points[-1].batch}" if even is None else number(even, 1),
+                    "break-even batch": f"none up to {most}" if even is None else number(even, 1),
                 }
             )
     return plain_table(rows)

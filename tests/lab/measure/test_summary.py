@@ -81,7 +81,6 @@ def test_rounds_add_up_to_counts_with_the_mean_of_what_a_method_recorded() -> No
     found = counts([one, timed(2, 1.0)])
     assert (found.drafted, found.accepted, found.target_calls, found.rollbacks) == (4, 3, 4, 1)
     assert found.tokens_per_target_call == 10 / 4
-    assert found.accepted_by_depth == [0.25, 0.25, 0.25]
     assert found.exit_layer_mean == 3  # of the rounds that have one
 
 
