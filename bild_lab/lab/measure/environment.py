@@ -31,7 +31,6 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Everything that a reader needs to judge the timings."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "bild_lab": _version("bild_lab"),
         **{name: _version(name) for name in PACKAGES},
@@ -42,7 +41,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "os": f"{platform.system()} {platform.release()}",
         "git": git_commit(),
-        "load_average": load,
+        "load_average": os.getloadavg()[0],
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
 

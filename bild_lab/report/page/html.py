@@ -174,9 +174,6 @@ def time_shares(results: Sequence[Result]) -> list[tuple[str, float, str]]:
     total = sum(result.total_s for result in results)
     names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
     parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
-    rest = total - sum(parts.values())
-    if rest > 0.001 * total:
-        parts["other"] = rest
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     return [(name, seconds, percent(seconds / total, 1)) for name, seconds in ordered] if total > 0 else []
 
