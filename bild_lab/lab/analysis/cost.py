@@ -90,6 +90,11 @@ class Dimensions:
     encoder_layers: int = 0
     memory: Matrices = Matrices(0, 0)
 
+    @property
+    def weights(self) -> int:
+        """Numbers in all weight matrices except the embedding."""
+        return self.layers.values + self.head.values + self.encoder.values + self.memory.values
+
     def share_with(self, vocabulary: int) -> float:
         """The part of a forward's weights that it reads where its head has so many tokens."""
         return 1 - (self.head.values - self.dim * vocabulary) / (self.layers.values + self.head.values)
