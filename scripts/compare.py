@@ -1,4 +1,4 @@
-"""Compare two sweeps, or two commits of one: python scripts/compare.py A B, each FOLDER or FOLDER@COMMIT
+"""Compare two sweeps: python scripts/compare.py outputs/before outputs/after
 
 Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
 whether B is faster or slower, better or worse than A, or neither. latex=true prints a table
@@ -8,6 +8,7 @@ for a paper too.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from omegaconf import DictConfig
 
@@ -21,22 +22,21 @@ def compare(cfg: DictConfig) -> None:
     names = tuple(str(name) for name in cfg.sweeps)
     if len(names) != 2:
         raise UserError(
-            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before outputs/after, "
-            "or outputs/NAME@COMMIT outputs/NAME@COMMIT"
+            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before outputs/after"
         )
     require_flag("latex", cfg.latex)
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
     from bild_lab.lab.analysis.paired import compare_pair, differences, match
     from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.commits import SharedTexts, read_results, shared_texts
-    from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.results.inputs import SharedTexts, shared_texts
+    from bild_lab.lab.results.records import Sweep, require_writable
     from bild_lab.lab.schema.examples import read_examples
     from bild_lab.report.comparison import comparison_table, latex_comparison, notes, summary, write_comparison
 
     folder = sweep_folder(cfg)
     require_writable(folder)
     stages.enter("comparing")
-    matching = match(*(read_results(name) for name in names))
+    matching = match(*(Sweep(Path(name).expanduser()).finished() for name in names))
     texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
     compared, why = [], ""
     for pair in matching.pairs:

@@ -28,18 +28,16 @@ from bild_lab.lab.screening.candidates import as_overrides, given_lists
 
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
-    from bild_lab.lab.analysis.cost import Machine  # late: torch takes seconds to load
-    from bild_lab.lab.screening.candidates import grid_of
+    from bild_lab.lab.screening.candidates import grid_of  # late: torch takes seconds to load
     from bild_lab.lab.screening.found import screen
     from bild_lab.lab.screening.guarantee import require_losses
     from bild_lab.lab.screening.screen import Screening, ScreenSpec
     from bild_lab.lab.sweep import measure_point
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
-    machine = None if cfg.get("machine") is None else typed(Machine, cfg.machine, "machine")
     task, lists = given_lists(HydraConfig.get())
     grid = grid_of(task, [*lists, *spec.space], "screen")
-    screening = Screening(grid, spec.select, "screen", machine, spec.batch)
+    screening = Screening(grid, spec.select, "screen", spec.batch)
     certifies = spec.guarantee.loss is not None
     if certifies:
         require_losses(screening.point.scoring.lead, max(one.turn for one in screening.point.examples))

@@ -1,4 +1,4 @@
-"""List, join, re-time, log or price finished sweeps: python scripts/sweeps.py WHAT outputs/first [outputs/second …]
+"""List, join, log or look into finished sweeps: python scripts/sweeps.py WHAT outputs/first [outputs/second …]
 
     python scripts/sweeps.py list                        # all runs, the newest first; writes outputs/index.html anew
     python scripts/sweeps.py list multi30k t5-large      # those that contain all these words
@@ -6,19 +6,13 @@
     python scripts/sweeps.py log outputs/first outputs/second
     python scripts/sweeps.py trace outputs/first example=ID output=FILE
     python scripts/sweeps.py merge name=all outputs/first outputs/second
-    python scripts/sweeps.py interleave name=together outputs/first outputs/second
-    python scripts/sweeps.py predict outputs/first machines=[h100_sxm]
+    python scripts/sweeps.py predict outputs/first
 
 merge puts the points of several machines into one sweep, each point once, the newest measurement. Points of different
 hardware, code or package versions have different settings, so their timings never share a curve.
 
-interleave times finished points again, side by side: every text is decoded by every point's policy in turn, and once
-by the baseline. So a machine that is faster in one minute than in the next is so for all of them, and their speedups
-can be compared: of several drafters, for example, which a sweep measures one after the other.
-
-predict says what the speedups would be on declared machines, by a roofline over the forwards that the sweep recorded,
-and by each point's speculation_profile.json which window would have been best here, and how many times as fast. It
-writes predicted.csv beside the sweep. Nothing is timed.
+predict says by each point's speculation_profile.json which window would have been best here, and how many times as
+fast. It writes predicted.csv beside the sweep. Nothing is timed.
 
 log sends every finished point, and the sweep as a whole, to a tracker, as with `python run.py logger=wandb`. A
 run that is in the project already is replaced. logger.mode=offline writes files only; the last line says how to send
@@ -31,10 +25,8 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,17 +35,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.errors import UserError, require_flag
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import (
-    INTERRUPTED,
     console,
     escape,
     output,
-    plain_message,
-    progress,
     refusing,
-    require_one_process,
     run_application,
     stages,
     words_as_list,
@@ -61,11 +49,7 @@ from bild_lab.lab.cli import (
 from bild_lab.lab.config import hydra_main
 
 if TYPE_CHECKING:
-    from bild_lab.lab.point import Point
     from bild_lab.lab.results.records import Sweep
-    from bild_lab.lab.schema.result import Result
-
-AS_THE_FIRST = ("traced_examples", "certify", "target_log_probability")  # of `measure`
 
 
 def given_sweeps(cfg: DictConfig) -> list[Sweep]:
@@ -76,8 +60,7 @@ def given_sweeps(cfg: DictConfig) -> list[Sweep]:
         raise UserError(f"folders of sweeps are needed, got none; python scripts/sweeps.py {cfg.what} outputs/NAME")
     found = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]
     for sweep in found:
-        if not sweep.results():
-            raise UserError(f"{sweep.folder} has no finished points; give the folder of a sweep, outputs/NAME")
+        sweep.finished()
     return found
 
 
@@ -105,120 +88,20 @@ def merge(cfg: DictConfig) -> None:
     report_sweep(merged)
 
 
-def interleave(cfg: DictConfig) -> None:
-    """Measure the points side by side, store, report and compare them. Raises UserError for bad input."""
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.progress import record_command
-    from bild_lab.lab.results.records import Sweep
-    from bild_lab.lab.runner import run_points
-    from bild_lab.lab.score import DECODING
-    from bild_lab.report.sweep import report_sweep
-
-    require_one_process()
-    for key in ("limit", "repeats"):
-        if cfg[key] is not None:
-            require_whole(key, cfg[key], 1)
-    sweep = Sweep(sweep_folder(cfg))
-    if sweep.results():
-        raise UserError(f"{sweep.folder} has points already, timed in other minutes; choose another name=NAME")
-    stages.enter("checking the points")
-    points = prepared(cfg)
-    try:
-        with progress() as bar:
-            task = bar.add_task(DECODING, total=len(points[0].examples))
-            results = run_points(
-                points,
-                sweep,
-                time.perf_counter() - stages.began_s,
-                lambda texts: bar.advance(task, texts),
-                lambda name: bar.update(task, description=name, completed=0),
-            )
-    except KeyboardInterrupt:
-        stages.leave()
-        console.print("[bold]stopped[/bold]: nothing is stored, as the points are stored together at the end")
-        sys.exit(INTERRUPTED)
-    record_command(sweep.folder)
-    report_sweep(sweep)
-    for line in ranking(points, results):
-        output.print(escape(line))
-
-
-def prepared(cfg: DictConfig) -> list[Point]:
-    """The points to measure, each once, those of a drafter one after the other.
-
-    Raises UserError if there are fewer than two, for hashes that no point has, and if one cannot be measured.
-    """
-    from bild_lab.lab.point import prepare
-    from bild_lab.lab.results.records import CONFIG
-
-    wanted, found = [str(point) for point in cfg.points], []
-    for sweep in given_sweeps(cfg):
-        found += [one for one in sweep.results() if not wanted or one.point.startswith(tuple(wanted))]
-    if missing := [point for point in wanted if not any(one.point.startswith(point) for one in found)]:
-        raise UserError(f"no point of these sweeps begins with {', '.join(missing)}; see sweep.csv for their hashes")
-    points, measure = {}, None
-    for result in sorted(found, key=lambda one: str(one.setting.draft)):  # a model is kept while its points follow
-        file = result.folder / CONFIG
-        try:
-            config = OmegaConf.load(file)
-            measure = measure or config.measure
-            changes = {"name": cfg.name, "dataset.limit": cfg.limit, "measure.repeats": cfg.repeats}
-            changes |= {f"measure.{key}": measure.get(key) for key in (*AS_THE_FIRST, "precision", "most_repeats")}
-            for key, value in changes.items():
-                if value is not None or key == "measure.precision":
-                    OmegaConf.update(config, key, value)
-            point = prepare(config)
-        except Exception as error:
-            raise UserError(f"{file}: {plain_message(error)}; leave it out with points=[…]") from error
-        points[point.id] = point
-    if len(points) < 2:
-        raise UserError(f"two points or more are timed side by side, got {len(points)}; name more sweeps")
-    return list(points.values())
-
-
-def ranking(points: Sequence[Point], results: Sequence[Result]) -> Iterator[str]:
-    """The points, fastest first: a line each, with its time as a multiple of the fastest one's."""
-    import numpy as np
-
-    from bild_lab.lab.analysis.statistics import paired_speedup
-    from bild_lab.lab.formatting import interval, signed, times
-    from bild_lab.lab.results.groups import varying_knobs
-    from bild_lab.lab.schema.examples import read_examples
-    from bild_lab.lab.sweep import title_of
-
-    first = None
-    for point, result in sorted(zip(points, results, strict=True), key=lambda pair: pair[1].latency_s.total):
-        own_s = np.array([one.latency_s for one in read_examples(result.folder)])
-        first = own_s if first is None else first
-        beside, speedup, quality = paired_speedup(own_s, first), result.speedup, result.quality
-        parts = [f"{times(beside.value)} the time of the fastest {interval(beside.low, beside.high)}"]
-        if own_s is first:
-            parts = ["the fastest"]
-        if speedup.value is not None:
-            fast = f"{times(speedup.value)} {interval(speedup.low, speedup.high)}"
-            parts.append(f"{fast} as fast as {result.setting.baseline}")
-            parts.append(f"{quality.metric} {signed(quality.difference)}")
-        knobs = varying_knobs([one for one in points if one.policy == point.policy])
-        yield f"{title_of(point, 1, 1, [f'policy.{knob}' for knob in knobs])}: {', '.join(parts)}"
-
-
 def predict(cfg: DictConfig) -> None:
-    """Price the forwards of each sweep's points. Raises UserError for bad input."""
-    from bild_lab.lab.analysis.cost import read_machine
+    """The best window of each sweep's points, by how their drafts were accepted. Raises UserError for bad input."""
     from bild_lab.lab.analysis.prediction import best_window, read_profile
 
-    machines = [read_machine(str(name)) for name in cfg.machines]
     for sweep in given_sweeps(cfg):
-        results = [one for one in sweep.results() if not one.is_baseline]
-        titles = ["policy", "knobs", "tokens_per_call", "acceptance_rate", "speedup"]
-        titles += [*(f"predicted_speedup {machine.name}" for machine in machines), "best_window", "its_gain"]
+        titles = ["policy", "knobs", "tokens_per_call", "acceptance_rate", "speedup", "best_window", "its_gain"]
         text, table = io.StringIO(newline=""), Table(*(title.replace("_", " ") for title in titles))
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
-        for one in results:
+        for one in sweep.results():
+            if one.is_baseline:
+                continue
             knobs = " ".join(f"{knob} {value}" for knob, value in one.knobs.items())
             numbers = [one.counts.tokens_per_target_call, one.counts.acceptance_rate, one.speedup.value]
-            numbers += [one.work and machine.speedup(one.work, one.setting["dtype"]) for machine in machines]
             profile, cost = read_profile(one.folder), one.prediction and one.prediction.cost_ratio
             numbers += (profile and cost is not None and best_window(profile, cost)) or (None, None)
             writer.writerow([one.policy, knobs, *numbers])
@@ -226,9 +109,7 @@ def predict(cfg: DictConfig) -> None:
         file = sweep.folder / "predicted.csv"
         write_atomically(file, text.getvalue().encode())
         output.print(table)
-        if lacking := sum(one.work is None for one in results):
-            output.print(f"{lacking} points recorded no forwards, such as those of Transformers' own loops")
-        output.print(f"{file} contains these rows; predicted from declared figures, not measured")
+        output.print(f"{file} contains these rows; predicted, not measured")
 
 
 def list_runs(cfg: DictConfig) -> None:
@@ -276,9 +157,7 @@ def print_points(folder: Path, latex: bool) -> None:
     from bild_lab.report.provenance import notes
     from bild_lab.report.terminal import points_text
 
-    results = Sweep(folder).results()
-    if not results:
-        raise UserError(f"{folder} has no finished points; give the folder of a sweep, outputs/NAME")
+    results = Sweep(folder).finished()
     stages.leave()
     if not latex:
         print("\n\n".join([headline(results), *notes(results)]) + "\n")
@@ -311,7 +190,7 @@ def _placed(logger: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
 
 def log_sweep(sweep: Sweep, logger: Any) -> None:
     """Log every point, oldest first, and the sweep as a whole."""
-    from bild_lab.lab.results.commits import stored_config
+    from bild_lab.lab.results.inputs import stored_config
 
     results = sweep.results()
     for number, result in enumerate(results, 1):
@@ -343,7 +222,6 @@ def trace(cfg: DictConfig) -> None:
 COMMANDS = {
     "list": list_runs,
     "merge": merge,
-    "interleave": interleave,
     "predict": predict,
     "log": log,
     "trace": trace,
@@ -351,19 +229,12 @@ COMMANDS = {
 
 
 def as_overrides(words: Sequence[str]) -> list[str]:
-    """The command line with its first plain word in `what`, its folders in `sweeps`, and hashes in quotes.
-
-    Hydra would read the hash 12e456 as a number.
-    """
+    """The command line with its first plain word in `what` and its folders in `sweeps`."""
     what = next((word for word in words if "=" not in word and word[:1] != "-"), None)
     others = list(words)
     if what in COMMANDS:
         others.remove(what)
         others.insert(0, f"what={what}")
-    for place, word in enumerate(others):
-        if word.startswith("points="):
-            hashes = re.findall(r"[^\]\[,\s'\"]+", word.removeprefix("points="))
-            others[place] = "points=[" + ",".join(f"'{point}'" for point in hashes) + "]"
     return words_as_list(others, "sweeps")
 
 

@@ -132,10 +132,6 @@ class Point:
     def seed(self) -> int:
         return self.specs.runtime.seed
 
-    @property
-    def max_source_tokens(self) -> int | None:
-        return self.specs.dataset.max_source_tokens
-
     def requests(self, examples: Iterable[Example]) -> list[Request]:
         """These examples as the point decodes them."""
         decoder, limit = self.decoders[METHOD], self.decoding.max_new_tokens

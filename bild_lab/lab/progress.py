@@ -182,8 +182,11 @@ class Command:
 
 
 def record_command(folder: Path) -> None:
-    """Add this process's command line to the sweep in `folder`, unless it is there: the same command resumes."""
-    line = this_command()
+    """Add this process's command line to the sweep in `folder`, unless it is there: the same command resumes.
+
+    It is written as it can be typed again where it was typed.
+    """
+    line = f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()
     if any(one.line == line for one in read_commands(folder)):
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -200,8 +203,3 @@ def read_commands(folder: Path) -> list[Command]:
             with suppress(ValueError, TypeError):
                 found.append(Command(**json.loads(line)))
     return found
-
-
-def this_command() -> str:
-    """The command line of this process, as it can be typed again where it was typed."""
-    return f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()

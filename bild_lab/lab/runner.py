@@ -1,4 +1,4 @@
-"""Measures a checked point, or several side by side: load, decode in turn with the clock running, score, store."""
+"""Measures a checked point: load, decode in turn with its baseline and the clock running, score, store."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from bild_lab.engine.batched import BatchedText, decode_batch, require_room
 from bild_lab.engine.protocols import External, Method, Streams
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.errors import UserError
 from bild_lab.lab.analysis.prediction import PROFILE, speculation_profile
 from bild_lab.lab.analysis.statistics import clock_noise
 from bild_lab.lab.config import MeasureSpec
-from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed, with_history
 from bild_lab.lab.measure.environment import (
     DeviceUse,
@@ -34,161 +32,95 @@ from bild_lab.lab.measure.summary import latencies, log_probability, require_no_
 from bild_lab.lab.point import Point
 from bild_lab.lab.progress import DECODING
 from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.score import Clock, Measured, prepare_method, result_of, seeded
+from bild_lab.lab.score import Clock, prepare_method, result_of, seeded
 from bild_lab.lab.tree_search import with_fitted_tree
 
-LONGEST_DRAFT = 256  # tokens; texts that end so far before a model's last position are not affected by it
 WARM_TOKENS = 32  # of each method before timing: memory is touched, shapes are compiled, threads are awake
 LONG_ROUND_S = 0.01  # in which a clock, and a pause for scores, change less than a thousandth
 BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
 
 
-def run_point(point: Point, sweep: Sweep, **options: Any) -> Result:
-    """Measure a point, store its result and return it. options: as in `run_points`."""
-    (result,) = run_points([point], sweep, **options)
-    return result
-
-
-def run_points(
-    points: Sequence[Point],
+def run_point(
+    point: Point,
     sweep: Sweep,
     setup_s: float = 0.0,
     advance: Callable[[float], None] = lambda texts: None,
     stage: Callable[[str], None] = lambda name: None,
-) -> list[Result]:
-    """Measure points side by side, store their results and return them.
+) -> Result:
+    """Measure a point, store its result and return it.
 
-    Every text (in a batch, block of texts) is decoded by every point's policy in turn, and once by the baseline that
-    they share. Each point's `seconds` has its share of what they had together. All are stored at the end, or none.
-
-    setup_s: seconds spent on the points before this call; they become part of their `seconds`. advance: see
-    `time_methods`. stage: called with the name of each part of the measurement when it begins. Raises UserError for
-    points whose timings would not be of the same work.
+    Every text (in a batch, block of texts) is decoded by policy and baseline in turn. setup_s: seconds spent on the
+    point before this call; they become part of its `seconds`. advance: see `time_methods`. stage: called with the name
+    of each part of the measurement when it begins.
     """
-    require_same_work(points)
-    clock, first = Clock(stage), points[0]
-    decoder = first.decoders[METHOD]
+    clock, decoder = Clock(stage, setup_s), point.decoders[METHOD]
     device = decoder.target.device
     with clock.part("load"):
-        torch.set_num_threads(first.setting["threads"])
+        torch.set_num_threads(point.setting["threads"])
         use = DeviceUse(device)
-        surroundings = _loaded(points, stage)
+        surroundings = _loaded(point, stage)
     with clock.part("fit"):
-        points = [with_fitted_tree(point) for point in points]
+        point = with_fitted_tree(point)
     with clock.part("history"):
-        limit, folder = first.decoding.max_new_tokens, sweep.folder / "history"
-        examples = with_history(first.examples, first.vanilla, first.setting, limit, folder)
-        requests = _requests(points, examples)
+        limit, folder = point.decoding.max_new_tokens, sweep.folder / "history"
+        examples = with_history(point.examples, point.vanilla, point.setting, limit, folder)
+        requests = point.requests(examples)
     with clock.part("check"):
-        names = [METHOD, *(f"{METHOD} {place}" for place in range(2, len(points) + 1))]
-        decoders = dict(zip(names, (point.decoders[METHOD] for point in points), strict=True))
-        if BASELINE in first.decoders:
-            decoders[BASELINE] = first.decoders[BASELINE]
-        methods = {name: each.method for name, each in decoders.items()}
-        _require_sound(first, decoders.values(), requests)
+        decoders = point.decoders.values()
+        methods = {name: each.method for name, each in point.decoders.items()}
+        require_no_nan([one for each in decoders for one in each.running], requests[0])
+        if point.batch > 1:
+            models = {id(one): one for each in decoders for one in each.models}
+            require_room(models.values(), requests, point.batch)
     with clock.part("warmup"):
-        shortest_s = warm_up(methods, requests, first.measure.warmup, first.seed, first.batch)
+        shortest_s = warm_up(methods, requests, point.measure.warmup, point.seed, point.batch)
     external = [method for method in methods.values() if isinstance(method, External)]
     helpers_s = lambda: sum(each.cpu_seconds() for each in external)  # noqa: E731
     with clock.part("wait"):
-        if waited_s := wait_for_quiet(first.measure.quiet, helpers_s):
+        if waited_s := wait_for_quiet(point.measure.quiet, helpers_s):
             surroundings["waited_s"] = waited_s
     with clock.part("decode"):
         others, energy = OtherLoad(helpers_s), Energy(device)
-        compiled = lambda: compiled_steps(decoders.values())  # noqa: E731
-        options = (first.seed, decoder.synchronize, advance, compiled, first.batch)
-        options += (_first_trace(points, shortest_s), energy.since)
-        timed = time_methods(methods, requests, first.measure.repeats, *options)
-        while is_too_noisy(timed, first.measure):
+        compiled = lambda: compiled_steps(decoders)  # noqa: E731
+        options = (point.seed, decoder.synchronize, advance, compiled, point.batch)
+        options += (_first_trace(point, shortest_s), energy.since)
+        timed = time_methods(methods, requests, point.measure.repeats, *options)
+        while is_too_noisy(timed, point.measure):
             stage(f"{DECODING}, repeat {repeats_of(timed) + 1}")
             time_methods(methods, requests, 1, *options, timed)
         surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
         surroundings["shared_device"] = use.shared()
         use.close()
-    seconds = {part: spent / len(points) for part, spent in {"setup": setup_s, **clock.laps}.items()}
-    measured = Measured(examples, requests, surroundings, seconds, stage)
-    baseline = {BASELINE: timed[BASELINE]} if BASELINE in timed else {}
-    found = [
-        result_of(point, measured, {METHOD: timed[name], **baseline}) for name, point in zip(names, points, strict=True)
-    ]
-    return [_stored(sweep, point, *one) for point, one in zip(points, found, strict=True)]
+    result, rows = result_of(point, examples, requests, timed, surroundings, clock)
+    profile = {PROFILE: speculation_profile(result, rows, point.decoders[METHOD])}
+    folder = sweep.write_point(point.id, point.config_yaml, result, rows, not point.resume, **profile)
+    return replace(result, folder=folder)
 
 
-def _loaded(points: Sequence[Point], stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
-    """Load the weights of all points. Returns what a result says of the environment."""
-    decoder = points[0].decoders[METHOD]
-    surroundings = {**environment(decoder.target.device), "host": platform.node()}
-    if len(points) > 1:
-        surroundings["side_by_side"] = len(points)
-    decoders = [each for point in points for each in point.decoders.values()]
-    for each in sorted(decoders, key=lambda one: one.method.engine == "hf"):  # modules share our decoders' weights
+def _loaded(point: Point, stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Load the weights. Returns what a result says of the environment."""
+    target = point.decoders[METHOD].target
+    surroundings = {**environment(target.device), "host": platform.node()}
+    # modules of Transformers last, as they share our decoders' weights
+    for each in sorted(point.decoders.values(), key=lambda one: one.method.engine == "hf"):
         each.load_weights(stage)
-    if (parts := decoder.target.transformers.parts) is not None:
+    if (parts := target.transformers.parts) is not None:
         surroundings["parts"] = parts
     return surroundings
 
 
-def _requests(points: Sequence[Point], examples: Sequence[Example]) -> list[Request]:
-    """The examples as requests, which all points share. Raises UserError where their texts would end differently."""
-    requests, *further = [point.requests(examples) for point in points]
-    for several in further:
-        if any(not _same_room(*pair) for pair in zip(requests, several, strict=True)):
-            raise UserError("the points' models end at different positions, near these texts; measure them one by one")
-    return requests
-
-
-def _same_room(one: Request, other: Request) -> bool:
-    """Whether two requests end alike: at the same position, or both far from the last that their models have."""
-    limits, others = one.limits, other.limits
-    if limits.positions == others.positions:
-        return True
-    end = limits.prompt_length + limits.max_new_tokens
-    return all(each.positions is None or each.positions - end >= LONGEST_DRAFT for each in (limits, others))
-
-
-def _require_sound(point: Point, decoders: Iterable[Decoder], requests: Sequence[Request]) -> None:
-    """Raise UserError for models that score with NaN, and for a batch without room."""
-    models = {id(one): one for each in decoders for one in each.models}
-    require_no_nan([one for each in decoders for one in each.running], requests[0])
-    if point.batch > 1:
-        require_room(models.values(), requests, point.batch)
-
-
-def _first_trace(points: Sequence[Point], shortest_s: float) -> Callable[[], Trace]:
+def _first_trace(point: Point, shortest_s: float) -> Callable[[], Trace]:
     """What the first repeat of a text records, given the seconds of the shortest verification.
 
     Stages, and what the target's rows give to the text, where that costs the timing nothing: of long rounds on a CPU,
     whose clock can be paused. Logits processors change the rows.
     """
-    decoder = points[0].decoders[METHOD]
+    decoder = point.decoders[METHOD]
     if decoder.target.device.type != "cpu" or shortest_s < LONG_ROUND_S:
         return Trace
-    wanted = any(one.measure.target_log_probability for one in points) and not decoder.processors
+    wanted = point.measure.target_log_probability and not decoder.processors
     return lambda: StageTrace(score=log_probability if wanted else None)
-
-
-def _stored(sweep: Sweep, point: Point, result: Result, examples: list[MeasuredExample]) -> Result:
-    """The result, stored with its examples."""
-    others = {PROFILE: speculation_profile(result, examples, point.decoders[METHOD])}
-    folder = sweep.write_point(point.id, point.config_yaml, result, examples, not point.resume, **others)
-    return replace(result, folder=folder)
-
-
-def require_same_work(points: Sequence[Point]) -> None:
-    """Raise UserError unless the points differ in their policies and drafters alone."""
-    drafters = ("draft", "second_draft")
-    settings = [{key: value for key, value in one.setting.items() if key not in drafters} for one in points]
-    for setting, point in zip(settings, points, strict=True):
-        setting["categories"] = [one.category for one in point.examples]
-    for point, setting in zip(points, settings, strict=True):
-        differing = [key for key in {**settings[0], **setting} if settings[0].get(key) != setting.get(key)]
-        if differing:
-            raise UserError(
-                f"points side by side must share everything but policy and drafter; {points[0].policy} and "
-                f"{point.policy} differ in {', '.join(differing)}"
-            )
 
 
 def compiled_steps(decoders: Iterable[Decoder]) -> int:
@@ -284,9 +216,8 @@ def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> 
     """Whether a speedup is known less well than was asked for, and repeats are left that may make it better known."""
     if measure.precision is None or repeats_of(timed) >= measure.most_repeats:
         return False
-    slow = latencies(timed[BASELINE])
-    noises = [clock_noise(slow, latencies(several)) for name, several in timed.items() if name != BASELINE]
-    return any(noise is None or noise > measure.precision for noise in noises)
+    noise = clock_noise(latencies(timed[BASELINE]), latencies(timed[METHOD]))
+    return noise is None or noise > measure.precision
 
 
 def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[str]:

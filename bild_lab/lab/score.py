@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import repeat
 from statistics import median
 from typing import Any
@@ -31,7 +31,6 @@ from bild_lab.lab.measure.summary import (
     log_probabilities,
     qualities,
     summarize,
-    work_of,
 )
 from bild_lab.lab.point import Point
 from bild_lab.lab.progress import DECODING
@@ -57,11 +56,11 @@ TRACED_TOKENS = 2048  # that a pass with clocks of its own decodes
 
 
 class Clock:
-    """Wall-clock seconds of each part of a measurement. stage: called with a part's name on the screen."""
+    """Wall-clock seconds of each part of a measurement. stage: called with a part's name. setup_s: those before it."""
 
-    def __init__(self, stage: Callable[[str], None] = lambda name: None) -> None:
+    def __init__(self, stage: Callable[[str], None], setup_s: float) -> None:
         self._stage = stage
-        self.laps: dict[str, float] = {}
+        self.laps = {"setup": setup_s}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -72,23 +71,15 @@ class Clock:
         self.laps[name] = time.perf_counter() - since
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What points that were timed together share.
-
-    seconds: of every part so far, each point's share. stage: see `run_points`.
-    """
-
-    examples: Sequence[Example]
-    requests: list[Request]
-    surroundings: Mapping[str, Any]
-    seconds: Mapping[str, float]
-    stage: Callable[[str], None]
-
-
-def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -> tuple[Result, list[MeasuredExample]]:
-    """Trace, certify and score a point: its numbers, and those of each example."""
-    requests, examples, clock = measured.requests, measured.examples, Clock(measured.stage)
+def result_of(
+    point: Point,
+    examples: Sequence[Example],
+    requests: list[Request],
+    timed: dict[str, list[Timed]],
+    surroundings: Mapping[str, Any],
+    clock: Clock,
+) -> tuple[Result, list[MeasuredExample]]:
+    """Trace, certify and score a point: its numbers, and those of each example. clock: of the measurement so far."""
     decoder = point.decoders[METHOD]
     with clock.part("trace"):
         _, spans = stages = _traced(point, requests, timed)
@@ -120,13 +111,12 @@ def result_of(point: Point, measured: Measured, timed: dict[str, list[Timed]]) -
             agreement_with_target=agreement(timed) if point.baseline_is_target else None,
             certificate=None if certificates is None else count_verdicts(certificates),
             **(ends_of(timed[BASELINE], texts[BASELINE], requests) if BASELINE in timed else {}),
-            peak_memory_mb=None if "side_by_side" in measured.surroundings else peak_memory_mb(decoder.target.device),
+            peak_memory_mb=peak_memory_mb(decoder.target.device),
             **_stages_and_costs(point, timed, stages),
-            environment=Environment({**measured.surroundings, "code": point.code}),
+            environment=Environment({**surroundings, "code": point.code}),
             seconds={},
         )
-    seconds = {part: measured.seconds.get(part, 0.0) + clock.laps.get(part, 0.0) for part in ("setup", *PARTS)}
-    result = replace(result, seconds={**seconds, "total": sum(seconds.values())})
+    result = replace(result, seconds={**clock.laps, "total": sum(clock.laps.values())})
     rows = measured_examples(examples, timed, texts, certificates or (), scores, likelihoods)
     for index, example in enumerate(examples[: point.measure.traced_examples]):
         own = spans[index] if index < len(spans) else ()
@@ -245,17 +235,14 @@ def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stage
         end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
         alpha = counts(timed[METHOD]).acceptance_rate
         prediction = predict(**traced, stages_s=stages_s, alpha=alpha, end_tokens=end_tokens)
-    # in a batch several texts share what a forward reads
-    work = work_of(timed, DTYPES[point.setting["dtype"]].itemsize) if point.batch == 1 else None
-    tokens = sum(len(one.token_ids) for one in timed[METHOD])
     first_s = [next((end for stage, _, end in text if stage == "verify"), None) for text in spans]
     return {
         "first_token_s": median(known) if (known := [one for one in first_s if one is not None]) else None,
         "stages_s": stages_s,
         "prediction": prediction,
         "pipeline": pipeline_summary(timed, stages_s, len(spans)),
-        "cost": None if work is None else decoding_costs(work, tokens),
-        "work": work,
+        # in a batch several texts share what a forward reads
+        "cost": decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize) if point.batch == 1 else None,
     }
 
 

@@ -70,7 +70,8 @@ def measure_point(cfg: DictConfig) -> float:
             begin(sweep.folder, None)
         if result is None:
             measured = True
-            result = _measure(point, sweep, time.perf_counter() - (stages.began_s if _is_first() else begun_s))
+            first = _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)  # which has the imports
+            result = _measure(point, sweep, time.perf_counter() - (stages.began_s if first else begun_s))
         else:
             console.print(f"[dim]{escape(_title(point, sweep))}: finished before[/dim]")
         sweep.forget_failure(failure_hash(cfg))
@@ -117,11 +118,6 @@ def _own_progress(folder: Path) -> Progress:
     """The progress of this process's command; an empty one in the processes of a launcher."""
     progress = read_progress(folder)
     return progress if progress is not None and progress.process == os.getpid() else Progress(None)
-
-
-def _is_first() -> bool:
-    """Whether the job is the command's first one, which has the imports."""
-    return _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)
 
 
 def _place() -> int:

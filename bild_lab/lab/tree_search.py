@@ -256,7 +256,7 @@ def with_fitted_tree(point: Point) -> Point:
         "files": [file_hash(path) for path in named.values()],
         "knobs": {key: value for key, value in point.knobs.items() if key not in named},
         "decoding": asdict(point.decoding),
-        "source": point.max_source_tokens,
+        "source": point.specs.dataset.max_source_tokens,
         "data": data_hash(examples),
     }
     path = cache_folder() / "trees" / f"{content_hash(decisive)}.json"

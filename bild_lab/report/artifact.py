@@ -21,8 +21,8 @@ from bild_lab.lab.analysis.statistics import paired_speedup
 from bild_lab.lab.config import config_dir
 from bild_lab.lab.formatting import duration
 from bild_lab.lab.progress import COMMANDS, read_commands
-from bild_lab.lab.results.commits import stored_config
 from bild_lab.lab.results.groups import by_setting, data_title, setting_title
+from bild_lab.lab.results.inputs import stored_config
 from bild_lab.lab.results.records import RESULT, Sweep, write_table
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
@@ -40,9 +40,7 @@ _LICENCE = re.compile(r"^license: *(\S.*)$", re.MULTILINE)
 
 def write_artifact(sweep: Sweep) -> Path:
     """Write `artifact` in a sweep's folder, in place of an earlier one. Raises UserError without finished points."""
-    results, folder = sweep.results(), sweep.folder / "artifact"
-    if not results:
-        raise UserError(f"{sweep.folder} has no finished points; give the folder of a sweep, outputs/NAME")
+    results, folder = sweep.finished(), sweep.folder / "artifact"
     shutil.rmtree(folder, ignore_errors=True)
     for result in results:
         copy = folder / "points" / result.folder.name

@@ -1,4 +1,4 @@
-"""Two sweeps or commits, A and B, compared: a table in the terminal, `compare.csv`, and a page."""
+"""Two sweeps, A and B, compared: a table in the terminal, `compare.csv`, and a page."""
 
 from __future__ import annotations
 

@@ -71,7 +71,12 @@ def _over_seeds(results: Sequence[Result]) -> list[str]:
 
 def leading(groups: Sequence[Group]) -> Group | None:
     """Return the setting with the greatest speedup at no loss, among those with enough examples if there are any."""
-    return max(groups, key=lambda group: (group.enough, _speed_at_no_loss(group)), default=None)
+
+    def key(group: Group) -> tuple[bool, float]:
+        best = group.best(0.0)
+        return group.enough, 0.0 if best is None else best.speedup.value
+
+    return max(groups, key=key, default=None)
 
 
 def _verdict(group: Group) -> list[str]:
@@ -116,8 +121,12 @@ def _claims(group: Group, candidates: list[Result]) -> list[str]:
 
 def _fast(group: Group, best: Result) -> str:
     """`bild (fallback 0.5) decodes 1.98× [1.86, 2.11] as fast`."""
-    bounds = interval(best.speedup.low, best.speedup.high)
-    return f"{point_label(best, group.knobs(best))} decodes {times(best.speedup.value)} {bounds}".strip() + " as fast"
+    return f"{group.label(best)} decodes {_speedup(best)} as fast"
+
+
+def _speedup(result: Result) -> str:
+    speedup = result.speedup
+    return f"{times(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
 
 
 def _compared(group: Group, best: Result) -> str:
@@ -174,7 +183,7 @@ def _selection(group: Group, count: int) -> str:
         ends = for_choice(quality.difference, quality.difference_low, quality.difference_high, count)
         changed = f", {group.metric} {signed_interval(*ends)}"
     ends = for_choice(*map(log, (speed.value, speed.low or speed.value, speed.high or speed.value)), count)
-    label = point_label(best, group.knobs(best))
+    label = group.label(best)
     corrected = f"Corrected for that choice (Bonferroni), {label} has {interval(*map(exp, ends))}{changed}"
     if split.startswith(("valid", "dev")):
         return f"{chosen}: measure the choice on test data. {corrected}."
@@ -185,38 +194,31 @@ def _too_few(group: Group, candidates: list[Result]) -> str:
     """The fastest point's numbers, without a verdict."""
     count, first = group.setting.n_examples, candidates[0]
     examples = "1 example is" if count == 1 else f"{count} examples are"
-    speedup = f"{times(first.speedup.value)} {interval(first.speedup.low, first.speedup.high)}".strip()
     more = f", and {len(candidates) - 1} more in the table" if len(candidates) > 1 else ""
     return (
         f"{examples} too few to say which point is faster or better, as intervals are too narrow below "
-        f"{ENOUGH_EXAMPLES}. Measured: {point_label(first, group.knobs(first))} {speedup}, "
+        f"{ENOUGH_EXAMPLES}. Measured: {group.label(first)} {_speedup(first)}, "
         f"{_change(group, first)}{_caution(first)}{more}."
     )
 
 
 def _impossible(group: Group, first: Result) -> str:
     """The counts of a point whose timing cannot be right, and what to do."""
-    speedup = f"{times(first.speedup.value)} {interval(first.speedup.low, first.speedup.high)}".strip()
     return (
-        f"{point_label(first, group.knobs(first))} emits {number(first.counts.tokens_per_target_call)} tokens per call "
-        f"of the target. Its measured speedup of {speedup} is more than that allows, so there is no speedup to report: "
-        "time it again with resume=false on an idle machine, or with runtime.threads=1."
+        f"{group.label(first)} emits {number(first.counts.tokens_per_target_call)} tokens per call "
+        f"of the target. Its measured speedup of {_speedup(first)} is more than that allows, so there is no speedup to "
+        "report: time it again with resume=false on an idle machine, or with runtime.threads=1."
     )
 
 
 def _without_comparison(group: Group) -> str:
     few = not group.enough or len(group.results) == 1
     fastest = min(group.results, key=lambda result: result.latency_s.median)
-    label = point_label(fastest, group.knobs(fastest))
+    label = group.label(fastest)
     quality = f"{group.metric} {number(fastest.quality.value)}"
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
     fact = f"{label}, {duration(fastest.latency_s.median)} an example (median), {quality}"
     return f"{reason}, so there is no speedup to report. {'Measured' if few else 'Fastest'}: {fact}."
-
-
-def _speed_at_no_loss(group: Group) -> float:
-    best = group.best(0.0)
-    return best.speedup.value if best is not None else 0.0
 
 
 def reason_lines(group: Group) -> list[tuple[str, str]]:
@@ -229,7 +231,7 @@ def reason_lines(group: Group) -> list[tuple[str, str]]:
         results = group.of_policy(policy)
         chosen = best_at_loss(results, 0.0) or results[0]
         if (why := reasons(chosen)) is not None:
-            label = f"{point_label(chosen, group.knobs(chosen))}, {times(chosen.speedup.value)}"
+            label = f"{group.label(chosen)}, {times(chosen.speedup.value)}"
             lines.append((label, explanation(chosen, why)))
     return lines
 
@@ -331,4 +333,4 @@ def _controlled(group: Group) -> str:
 def _scored(group: Group, result: Result) -> str:
     quality = result.quality
     bounds = signed_interval(quality.difference_low, quality.difference_high)
-    return f"{point_label(result, group.knobs(result))} {group.metric} {signed(quality.difference)} {bounds}".strip()
+    return f"{group.label(result)} {group.metric} {signed(quality.difference)} {bounds}".strip()

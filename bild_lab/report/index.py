@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
@@ -16,8 +15,10 @@ from bild_lab.engine.models.ranks import launched
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.cli import console, escape
-from bild_lab.lab.formatting import MISSING, interval, knob_value, short_name, times
+from bild_lab.lab.formatting import MISSING, interval, knob_value, times
 from bild_lab.lab.progress import read_commands
+from bild_lab.lab.results.groups import data_title, pair_title
+from bild_lab.lab.schema.result import Setting
 
 PAGE = "index.html"
 _TOO_FEW = "too few examples"
@@ -92,26 +93,18 @@ def _run(folder: Path) -> Run:
     rows = pd.read_csv(table) if table.is_file() else pd.DataFrame()
     written = (folder if rows.empty else table).stat().st_mtime
     points = {file.parent.name.partition(".")[0] for file in folder.glob("points/*/result.json")}
-    several = rows.to_dict("records")
+    settings = [Setting(row) for row in rows.astype(object).where(rows.notna(), None).to_dict("records")]
     return Run(
         name=folder.name,
         link=f"{folder.name}/{'report.html' if (folder / 'report.html').is_file() else ''}",
         date=commands[-1].started if commands else datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
-        pair=_several([_pair(row) for row in several]),
-        data=_several([_data(row) for row in several]),
+        pair=_several([pair_title(one) for one in settings]),
+        data=_several([data_title(one) for one in settings]),
         points=len(points - {""}),  # a folder that begins with a dot is unfinished
         free=_best(rows, 0.0),
         cheap=_best(rows, 1.0),
         command=commands[-1].line if commands else "",
     )
-
-
-def _pair(row: Mapping[str, Any]) -> str:
-    return short_name(row["target"]) + (f" drafted by {short_name(row['draft'])}" if pd.notna(row["draft"]) else "")
-
-
-def _data(row: Mapping[str, Any]) -> str:
-    return f"{short_name(row['dataset'])} {row['split']}, {row['n_examples']} examples"
 
 
 def _best(rows: pd.DataFrame, loss: float) -> str:

@@ -9,10 +9,7 @@ from bild_lab.lab.formatting import MISSING, number, percent
 from bild_lab.lab.schema.result import Result
 
 # what can differ between two sources of points
-_SOURCE = (
-    *("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "torch", "transformers", "tokenizers", "os"),
-    "side_by_side",
-)
+_SOURCE = ("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "torch", "transformers", "tokenizers", "os")
 
 
 def notes(results: Sequence[Result], older: int = 0) -> list[str]:

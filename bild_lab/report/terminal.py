@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.lab.formatting import TIMES, interval, knob_label, number, percent, point_label, short_name, signed
+from bild_lab.lab.formatting import TIMES, interval, knob_label, number, percent, short_name, signed
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
@@ -67,7 +67,9 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     if any(disturbance(result) for result in results):
         table.caption.append(f"\n{_DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
-        table.caption.append(f"\n{_CROSS} {_message(failure)}", style="red")
+        said = f"{failure.point} {failure.error.type}: {failure.error.message}"  # failed.json has all of it
+        said = said if len(said) <= _MESSAGE_AT_MOST else f"{said[:_MESSAGE_AT_MOST]}\u2026"
+        table.caption.append(f"\n{_CROSS} {said}", style="red")
     return table
 
 
@@ -82,7 +84,7 @@ def category_table(results: Sequence[Result]) -> Table | None:
         if not best.categories:
             continue
         why = disturbance(best)
-        table.add_row(Text(point_label(best, group.knobs(best)) + (f", {why}" if why else ""), style="bold"))
+        table.add_row(Text(group.label(best) + (f", {why}" if why else ""), style="bold"))
         for name, one in categories_of(best).items():
             cells = [name, number(one.n_examples, 0), _faster(one.speedup), number(one.tokens_per_s, 1)]
             table.add_row(*map(Text, [*cells, number(one.tokens_per_target_call), _share(one.acceptance_rate)]))
@@ -118,12 +120,6 @@ def _faster(speedup: Speedup) -> str:
 
 def _share(value: float | None) -> str:
     return percent(value).replace(" ", "")
-
-
-def _message(failure: Failure) -> str:
-    """Return which point failed and why, cut to a few lines; failed.json has all of it."""
-    text = f"{failure.point} {failure.error.type}: {failure.error.message}"
-    return text if len(text) <= _MESSAGE_AT_MOST else f"{text[:_MESSAGE_AT_MOST]}\u2026"
 
 
 def points_text(group: Group, latex: bool) -> str:

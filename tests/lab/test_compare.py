@@ -126,15 +126,6 @@ def test_different_data_that_cannot_be_read_again_are_refused(
     assert not Path("outputs/compare").exists()
 
 
-def test_two_commits_of_one_folder_are_compared(command: Command, sweep: Callable[..., Sweep]) -> None:
-    sweep("first", 1.0, git="aaa1111")
-    sweep("first", 1.3, git="bbb2222")
-    code, printed = command("outputs/first@aaa", "outputs/first@bbb2222")
-    assert code == 0, printed
-    assert "2 slower in speed; 2 no difference in quality" in printed
-    assert "commit: A aaa1111, B bbb2222" in printed
-
-
 def test_data_that_moved_is_read_from_where_the_other_side_has_it(
     command: Command, sweep: Callable[..., Sweep], data: Path, tmp_path: Path
 ) -> None:
@@ -169,7 +160,6 @@ def test_a_machine_that_drifted_is_named(command: Command, sweep: Callable[..., 
     [
         (["outputs/before"], "two sweeps are needed, got 1"),
         (["outputs/before", "outputs/nowhere"], "outputs/nowhere has no finished points"),
-        (["outputs/before", "outputs/before@fff"], "no points of commit 'fff'; its points are of aaa1111"),
         (["outputs/before", "outputs/before", "name=a/b"], "name must be a plain folder name"),
     ],
 )

@@ -94,7 +94,11 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     assert point.composition == "ModelDrafter(window=3) + SpeculativeSampling(lenience=1.0)"
     assert (point.sampling.temperature, point.sampling.top_k, point.sampling.top_p) == (0.7, 5, 0.5)
     assert point.decoding.temperature == 0.7 and not point.baseline_is_target
-    assert (point.max_source_tokens, point.resume, list(point.decoders)) == (40, False, ["method", "baseline"])
+    assert (point.specs.dataset.max_source_tokens, point.resume, list(point.decoders)) == (
+        40,
+        False,
+        ["method", "baseline"],
+    )
     assert point.vanilla.method.target is point.vanilla.target is point.decoders["baseline"].target
     greedy = prepare(compose_config(base))
     assert greedy.resume and greedy.batch == 1 and greedy.baseline_is_target and "batch" not in greedy.setting

@@ -83,7 +83,7 @@ def test_generate_loads_after_our_decoder_whose_weights_it_shares(
     kept = [word for word in words if not word.startswith("policy")]
     given = [f"pair.target={tmp_path / 'own'}", "policy=hf_generate", "runtime.engine=native", "runtime.dtype=bfloat16"]
     generate = prepare(compose_config([*kept, *given]))
-    runner._loaded([generate])
+    runner._loaded(generate)
     target = generate.decoders[METHOD].target
     query = target.transformers.module.model.layers[0].self_attn.q_proj.weight
     assert query.data_ptr() == target.decoder.layers[0].qkv.matrix.data_ptr()
@@ -161,7 +161,7 @@ def test_a_point_in_batches_has_the_texts_of_batch_1_and_certificates(
     advanced: list[float] = []
     result = run_point(point, Sweep(tmp_path), advance=advanced.append)
     found = read_examples(result.folder)
-    assert sum(advanced) == pytest.approx(4) and result.work is None
+    assert sum(advanced) == pytest.approx(4) and result.cost is None
     assert (result.setting.batch, alone.setting.batch) == (2, 1) and point.id != alone.point
     assert [one.token_ids for one in found] == [one.token_ids for one in examples]
     assert [one.rounds for one in found] == [one.rounds for one in examples]

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product, zip_longest
 from pathlib import Path
@@ -129,9 +130,9 @@ def seen(file: Path, family: str, knobs: Mapping[str, set[str]]) -> Seen:
     setting, policy, values = result["setting"], result["policy"], dict(result["knobs"])
     for part, own in {**result["facts"]["trained"], "pipeline": result.get("pipeline") or {}}.items():
         values |= {f"{part}.{key}": value for key, value in own.items()}
-    kinds = (result["work"] or {"method": []})["method"]
-    values["rows a forward"] = max(kinds, key=lambda one: one["count"], default={}).get("rows")
     examples = [json.loads(line) for line in (file.parent / "examples.jsonl").read_text().splitlines()]
+    drafts = Counter(len(each["drafted"]) for one in examples for each in one["rounds"])
+    values["tokens a draft"] = drafts.most_common(1)[0][0] if drafts else None
     answers = {one["id"]: one.get("baseline_prediction", "").strip() for one in examples}
     asked, known = [one["prompt"] for one in examples], prompts(family, setting["dataset"], answers)
     return {

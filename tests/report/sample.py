@@ -166,7 +166,6 @@ def _quality(value: float, baseline: float | None) -> dict:
         "low": value - 2.3,
         "high": value + 2.5,
         "signature": "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.5.1",
-        "extra": {},
         "baseline": baseline,
         "difference": difference,
         "difference_low": None if difference is None else difference - (0.0 if same else 0.45),

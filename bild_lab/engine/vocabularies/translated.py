@@ -16,8 +16,6 @@ from bild_lab.engine.vocabularies.intersection import IntersectionSession
 from bild_lab.engine.vocabularies.overlap import Overlap, overlap_of, require_shared
 from bild_lab.errors import UserError
 
-INTERSECTION = "intersection"  # how it drafts, in results
-
 
 class TranslatedModel:
     """A loaded model whose sessions take, and draft, tokens of the target (arXiv 2502.05202).
@@ -37,10 +35,10 @@ class TranslatedModel:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """For a result: the draft model, how it drafts, and what the vocabularies share."""
+        """For a result: the draft model, and what the vocabularies share."""
         own = self.overlap
         pieces = {"target_pieces": len(own.pieces.written), "draft_pieces": len(own.draft_pieces.written)}
-        return {"draft": own.draft.path, "chosen": INTERSECTION, "shared": own.count, **pieces}
+        return {"draft": own.draft.path, "shared": own.count, **pieces}
 
     @property
     def transformers(self) -> TranslatedModel:

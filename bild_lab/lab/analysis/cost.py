@@ -1,4 +1,4 @@
-"""Operations, memory traffic and seconds on a declared machine, from recorded forwards (BiLD §7.3.1, Figure 8).
+"""Operations and memory traffic from recorded forwards (BiLD §7.3.1, Figure 8).
 
 FLOPs: 2·m·k·n for every product of [m, k] and [k, n]. This counts
 - the products with weights, and the head for the rows that were scored;
@@ -21,32 +21,20 @@ masks, copies within the cache, and the choice of tokens.
 With a sliding window a row counts at most as many keys as the window has, and each key that some row attends to is
 read once. Kernels that mask keys outside a window, and compiled steps that pad rows and cache to fixed shapes, compute
 and read more than this.
-
-On a declared machine a forward takes as long as its memory traffic or its operations, whichever is longer, at the
-machine's figures: a roofline. So rows are free as long as weights and cache take longer to read than the rows to
-multiply. With peak figures the seconds are what no implementation can beat, not what one will reach.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.trace import Forward
-from bild_lab.errors import UserError, require_number
-from bild_lab.lab.config import config_dir, typed
-from bild_lab.lab.schema.numbers import ForwardKind, Work
-
-FOLDER = "machine"  # in conf
-LARGEST = 1e30  # of a machine's figures
+from bild_lab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -113,13 +101,13 @@ class Dimensions:
 
     def work(self, forward: Forward) -> tuple[int, int]:
         """FLOPs of a forward, and values moved."""
-        parts = self._encoder_work(forward.rows) if forward.encoder else self._decoder_work(forward)
+        if forward.encoder:
+            attention = self._attention_work(self.encoder_layers, forward.rows, forward.rows, forward.rows)
+            parts = [self.encoder.work(forward.rows), attention, self.memory.work(forward.rows)]
+        else:
+            parts = self._decoder_work(forward)
         embedded = 0 if forward.first_layer else forward.rows
         return sum(flops for flops, _ in parts), sum(values for _, values in parts) + embedded * self.dim
-
-    def _encoder_work(self, rows: int) -> list[tuple[int, int]]:
-        attention = self._attention_work(self.encoder_layers, rows, rows, rows)
-        return [self.encoder.work(rows), attention, self.memory.work(rows)]
 
     def _decoder_work(self, forward: Forward) -> list[tuple[int, int]]:
         rows, source, keys = forward.rows, forward.source, forward.cached + forward.rows
@@ -166,100 +154,14 @@ def dimensions(config: PreTrainedConfig) -> Dimensions:
 
 def total(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
     """The cost of all forwards, of any models. Raises UserError for an unknown architecture."""
-    return sum((each for _, each in by_model(forwards, bytes_per_value)), Cost())
-
-
-def by_model(forwards: Iterable[Forward], bytes_per_value: int) -> list[tuple[PreTrainedConfig, Cost]]:
-    """The cost of each model's forwards, with the model that has most weights first.
-
-    Each configuration object is one model. Raises UserError for an unknown architecture.
-    """
-    groups: dict[int, list[Forward]] = {}  # by identity: equal configurations may be two models
+    sizes: dict[int, Dimensions] = {}  # by the identity of a configuration, as each is one model
+    spent = Cost()
     for forward in forwards:
-        groups.setdefault(id(forward.config), []).append(forward)
-    costs = []
-    for group in groups.values():
-        sizes = dimensions(group[0].config)
-        work = [sizes.work(forward) for forward in group]
-        moved = bytes_per_value * sum(values for _, values in work)
-        costs.append((sizes.weights, group[0].config, Cost(sum(flops for flops, _ in work), moved)))
-    costs.sort(key=lambda each: -each[0])
-    return [(config, each) for _, config, each in costs]
-
-
-def kinds_of(forwards: Iterable[Forward], bytes_per_value: int) -> list[ForwardKind]:
-    """The forwards, those with as many rows of one model together. Empty if an architecture's cost is unknown."""
-    forwards = list(forwards)
-    if not all(knows(one.config) for one in forwards):
-        return []
-    place = {id(config): at for at, (config, _) in enumerate(by_model(forwards, bytes_per_value))}
-    kinds: dict[tuple[Any, ...], list[Forward]] = {}
-    for one in forwards:
-        key = (place[id(one.config)], one.rows, one.scored, one.layers, one.encoder, one.vocabulary)
-        kinds.setdefault(key, []).append(one)
-    found = []
-    for (model, rows, *_), several in kinds.items():
-        spent = total(several, bytes_per_value)
-        found.append(ForwardKind(model, rows, len(several), spent.flops, spent.bytes_moved))
-    return sorted(found, key=lambda one: (one.model, one.rows))
-
-
-def total_of(kinds: Iterable[ForwardKind]) -> Cost:
-    """The cost of all these forwards."""
-    return sum((Cost(one.flops, one.bytes_moved) for one in kinds), Cost())
-
-
-@dataclass(frozen=True)
-class Machine:
-    """A machine's declared figures.
-
-    name: what tables call it. bytes_per_s: of memory. flops_per_s: by precision. forward_s, round_s: seconds that every
-    forward and every round take besides.
-    """
-
-    name: str
-    bytes_per_s: float
-    flops_per_s: dict[str, float]
-    forward_s: float = 0.0
-    round_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.flops_per_s, Mapping):
-            raise UserError(f"machine.flops_per_s must be numbers by precision, got {self.flops_per_s!r}")
-        rates = {"bytes_per_s": self.bytes_per_s, **{f"flops_per_s.{one}": n for one, n in self.flops_per_s.items()}}
-        for key, value in rates.items():
-            require_number(f"machine.{key}", value, 0, LARGEST, above=True)
-        for key in ("forward_s", "round_s"):
-            require_number(f"machine.{key}", getattr(self, key), 0, LARGEST)
-
-    def seconds(self, kinds: Iterable[ForwardKind], rounds: int, dtype: str) -> float:
-        """Of these forwards and rounds. Raises UserError for a precision whose speed is not declared."""
-        if dtype not in self.flops_per_s:
-            raise UserError(
-                f"{self.name} declares the operations of {', '.join(self.flops_per_s)}, got {dtype}; "
-                f"add machine.flops_per_s.{dtype} to its file"
-            )
-        peak = self.flops_per_s[dtype]
-        # forwards of a kind differ in their context alone, and as good as never cross from one limit to the other
-        busy = (max(one.bytes_moved / self.bytes_per_s, one.flops / peak) + one.count * self.forward_s for one in kinds)
-        return sum(busy) + rounds * self.round_s
-
-    def speedup(self, work: Work, dtype: str) -> float | None:
-        """Of a method over its baseline; None without one."""
-        if not work.baseline:
-            return None
-        alone = self.seconds(work.baseline, work.baseline_rounds, dtype)
-        return alone / self.seconds(work.method, work.rounds, dtype)
-
-
-def read_machine(name: str) -> Machine:
-    """The machine of a file, or of a file of conf/machine by its name. Raises UserError for anything else."""
-    shipped = config_dir() / FOLDER / f"{name}.yaml"
-    file = shipped if shipped.is_file() else Path(name).expanduser()
-    if not file.is_file():
-        known = ", ".join(sorted(one.stem for one in (config_dir() / FOLDER).glob("*.yaml")))
-        raise UserError(f"machine must be one of {known}, or a YAML file with such keys, got {name!r}")
-    return typed(Machine, OmegaConf.load(file), "machine")
+        if id(forward.config) not in sizes:
+            sizes[id(forward.config)] = dimensions(forward.config)
+        flops, values = sizes[id(forward.config)].work(forward)
+        spent += Cost(flops, bytes_per_value * values)
+    return spent
 
 
 def _matrices(count: int, *shapes: tuple[int, int]) -> Matrices:

@@ -109,15 +109,6 @@ def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
     return rates
 
 
-def accepted_by_depth(accepted: list[int]) -> list[float]:
-    """The share of rounds that accepted at least one drafted token, at least two, and so on.
-
-    Their sum is the mean number of accepted tokens. Plus the target's own token, it is tokens per forward.
-    """
-    deepest = max(accepted, default=0)
-    return [sum(count >= depth for count in accepted) / len(accepted) for depth in range(1, deepest + 1)]
-
-
 def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
     """The probability that a drafted token is accepted if those before it were: accepted / (accepted + rejections).
 
@@ -143,28 +134,17 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     A point is dominated when another costs no more, is no worse, and is better in one of the two. Points with equal
     cost and equal quality are all kept, in their order. Raises UserError for a cost or quality that is not finite.
     """
-    _require_finite(points)
+    for index, point in enumerate(points):
+        if not all(map(math.isfinite, point)):
+            raise UserError(
+                f"a Pareto front needs finite costs and qualities, got {point} at point {index}; leave it out"
+            )
     order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1], index))
     front: list[int] = []
     for index in order:
         if not front or points[index][1] > points[front[-1]][1] or points[index] == points[front[-1]]:
             front.append(index)
     return front
-
-
-def hypervolume(points: Sequence[tuple[float, float]], reference: tuple[float, float]) -> float:
-    """The area that (cost, quality) points dominate up to a reference point, in units of cost times quality.
-
-    Points that do not beat the reference in both cost and quality add nothing. Raises UserError as `pareto_front` does.
-    """
-    _require_finite([*points, reference])
-    cost_limit, quality_limit = reference
-    inside = [point for point in points if point[0] < cost_limit and point[1] > quality_limit]
-    if not inside:
-        return 0.0
-    corners = sorted({inside[index] for index in pareto_front(inside)})
-    ends = [cost for cost, _ in corners[1:]] + [cost_limit]
-    return sum((end - cost) * (quality - quality_limit) for (cost, quality), end in zip(corners, ends, strict=True))
 
 
 def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
@@ -181,11 +161,3 @@ def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
         if not (one.is_baseline or one.impossible) and one.quality.value >= one.quality.baseline - loss - TOLERANCE
     ]
     return max(kept, key=lambda one: (one.speedup.value, one.quality.value), default=None)
-
-
-def _require_finite(points: Sequence[tuple[float, float]]) -> None:
-    for index, point in enumerate(points):
-        if not all(map(math.isfinite, point)):
-            raise UserError(
-                f"a Pareto front needs finite costs and qualities, got {point} at point {index}; leave it out"
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import torch
 
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch, quiet_batch, require_batches, require_room
+from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.checkpoint import Prompt
 from bild_lab.engine.processors import Processors
 from bild_lab.engine.protocols import Method, Prepares, Streams
@@ -25,11 +27,12 @@ from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.examples import Example, with_answers, with_earlier_turns
-from bild_lab.lab.decoding.languages import UNIVERSAL, Languages, warn_of_lengths
+from bild_lab.lab.decoding.languages import Languages
 from bild_lab.lab.formatting import number, short_name
 from bild_lab.lab.hashing import content_hash
 
 METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
+log = logging.getLogger(__name__)
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
 
 
@@ -78,12 +81,8 @@ class Decoder:
 
     @property
     def vocabularies(self) -> list[dict[str, Any]]:
-        """Of each draft model with another vocabulary than the target's: how it drafts, and what the two share.
-
-        Transformers' own loop drafts in its own way, whatever was chosen for ours.
-        """
-        facts = [model.facts for model in self.models if isinstance(model, TranslatedModel)]
-        return facts if self.method.feeds is not None else [{**one, "chosen": UNIVERSAL} for one in facts]
+        """Of each draft model with another vocabulary than the target's: what the two share."""
+        return [model.facts for model in self.models if isinstance(model, TranslatedModel)]
 
     def load_weights(self, stage: Callable[[str], None] = lambda name: None) -> None:
         """Read the weights now instead of at the first decoding. stage: called with each model's name and size.
@@ -121,7 +120,12 @@ class Decoder:
         found = [self.request(one, max_new_tokens, *options) for one in prompts]
         lengths = [len(one.source.prompt) + max_new_tokens - 1 for one in found]  # the last token is never read
         for model in self.running:
-            warn_of_lengths(model.checkpoint, lengths)
+            trained = trained_positions(model.checkpoint.config)
+            if beyond := sum(trained is not None and length > trained for length in lengths):
+                log.warning(
+                    f"{model.checkpoint.path} was trained for texts of {trained:,} tokens, and {beyond} of "
+                    f"{len(lengths)} here may be longer; lower dataset.max_source_tokens or decoding.max_new_tokens"
+                )
         return found
 
     def _require_positions(self, source: Source, max_new_tokens: int) -> int | None:

@@ -1,9 +1,9 @@
-"""From which language a translation model reads and into which it writes, and warnings of what is not followed."""
+"""From which language a translation model reads and into which it writes."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from transformers import M2M100Tokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerBase
 
-from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.processors import asked_for
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.vocabularies import INTERSECTION
 from bild_lab.errors import UserError
 
-UNIVERSAL = "universal"  # how Transformers drafts with another vocabulary
+CHECKPOINT, NONE = "checkpoint", "none"  # of decoding.processors
 NEAREST = 5  # language codes named in a message
 
 
@@ -80,68 +78,23 @@ def languages_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
     return {}
 
 
-CHECKPOINT, NONE = "checkpoint", "none"
-DRAFTED = {
-    INTERSECTION: "the tokens that both have",
-    UNIVERSAL: "universal assisted generation of transformers",
-}
-MOST_SHOWN = 60  # characters of a value in a message
-log = logging.getLogger(__name__)
-
-
 def warn_of_what_is_left_out(wanted: Any, languages: Languages, checkpoint: Checkpoint) -> None:
     """Log, once for each checkpoint, what it says about generation that will not be followed."""
     if languages.target is None and wanted != CHECKPOINT and languages_of(checkpoint.tokenizer):
         warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
-    if wanted != NONE or not (settings := asked_for(checkpoint.generation)):
-        return
-    listed = ", ".join(f"{name}={_short(value)}" for name, value in settings.items())
-    text = f"decoding.processors={NONE} leaves out what {checkpoint.path} says: {listed}"
-    if "forced_bos_token_id" in settings and languages.target is None:
-        warn(f"FIRST TOKEN NOT FORCED: {text}; texts differ from `generate`'s: set decoding.processors={CHECKPOINT}")
-    else:
-        warn(f"{text}; decoding.processors={CHECKPOINT} follows it")
+    if wanted == NONE and (settings := asked_for(checkpoint.generation)):
+        warn(f"{checkpoint.path} asks for {', '.join(settings)}; decoding.processors={CHECKPOINT} follows it")
 
 
 def warn_of_precision(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     """Log, once for each checkpoint, that its weights are stored in fewer bits than they are asked for in."""
     stored = getattr(checkpoint.config, "dtype", None)
     if isinstance(stored, torch.dtype) and stored.is_floating_point and stored.itemsize < dtype.itemsize:
-        names, times = [str(each).removeprefix("torch.") for each in (stored, dtype)], dtype.itemsize // stored.itemsize
-        warn(
-            f"{checkpoint.path} is stored in {names[0]} and loads in {names[1]}, with {times} times "
-            f"the memory; runtime.dtype={names[0]} loads it as it is"
-        )
-
-
-def warn_of_lengths(checkpoint: Checkpoint, lengths: Sequence[int]) -> None:
-    """Log that texts may be longer than a rotary model was trained for. lengths: in tokens, of the longest answers."""
-    trained = trained_positions(checkpoint.config)
-    beyond = [place for place, length in enumerate(lengths, 1) if trained is not None and length > trained]
-    if beyond:
-        warn(
-            f"{checkpoint.path} was trained for texts of {trained:,} tokens, and {len(beyond)} of {len(lengths)} here "
-            f"may be longer, up to {max(lengths):,} (the first is number {beyond[0]}): what is written beyond says "
-            "little of the model; set dataset.max_source_tokens, or lower decoding.max_new_tokens"
-        )
-
-
-def warn_of_vocabularies(vocabularies: Sequence[Mapping[str, Any]]) -> None:
-    """Log, once for each draft model of another vocabulary than the target's, what they share and how it drafts."""
-    for one in vocabularies:
-        warn(
-            f"{one['draft']} ({one['draft_pieces']:,} pieces) has another vocabulary than the target "
-            f"({one['target_pieces']:,}) and shares {one['shared']:,} of its pieces: it drafts by "
-            f"{DRAFTED[one['chosen']]}"
-        )
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+        names = [str(each).removeprefix("torch.") for each in (stored, dtype)]
+        warn(f"{checkpoint.path} is stored in {names[0]} and takes more memory in {names[1]}: runtime.dtype={names[0]}")
 
 
 @lru_cache
 def warn(text: str) -> None:
     """Log this warning, if it was not yet."""
-    log.warning(text)
+    logging.getLogger(__name__).warning(text)

@@ -42,7 +42,6 @@ from bild_lab.lab.decoding.languages import (
     NONE,
     Languages,
     warn_of_precision,
-    warn_of_vocabularies,
     warn_of_what_is_left_out,
 )
 
@@ -133,9 +132,7 @@ def decoder_of(
             "pair.target_language=null, or use policy=hf_generate"
         )
     warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
-    decoder = Decoder(target, method, (target, *drafts), processors, languages)
-    warn_of_vocabularies(decoder.vocabularies)
-    return decoder
+    return Decoder(target, method, (target, *drafts), processors, languages)
 
 
 class _Models:

@@ -31,7 +31,6 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Everything that a reader needs to judge the timings."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         "bild_lab": _version("bild_lab"),
         **{name: _version(name) for name in PACKAGES},
@@ -42,7 +41,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         "os": f"{platform.system()} {platform.release()}",
         "git": git_commit(),
-        "load_average": load,
+        "load_average": os.getloadavg()[0],
         "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
 
@@ -200,7 +199,10 @@ class DeviceUse:
         with suppress(OSError):  # other systems keep the peak of the whole process
             Path("/proc/self/clear_refs").write_text("5")
         folder = Path(tempfile.gettempdir()) if folder is None else folder
-        path = folder / f"bild_lab-{os.getuid()}-{device_name(device)}.lock"
+        name = device.type
+        if name == "cuda":  # unique on this machine, whatever subset of devices the process sees
+            name = f"cuda-{torch.cuda.get_device_properties(device).uuid}"
+        path = folder / f"bild_lab-{os.getuid()}-{name}.lock"
         with path.with_suffix(".gate").open("w") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)  # one process starts at a time
             self._stream = path.open("ab")
@@ -225,13 +227,6 @@ class DeviceUse:
             return False
         os.ftruncate(self._stream.fileno(), 0)  # no other process needs the count
         return True
-
-
-def device_name(device: torch.device) -> str:
-    """A name that is unique on this machine, whatever subset of devices the process sees."""
-    if device.type != "cuda":
-        return device.type
-    return f"cuda-{torch.cuda.get_device_properties(device).uuid}"
 
 
 @contextmanager

@@ -17,11 +17,10 @@ from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import kinds_of, total_of
+from bild_lab.lab.analysis.cost import knows, total
 from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
-    accepted_by_depth,
     clock_noise,
     judged_by_position,
     latency_summary,
@@ -33,7 +32,7 @@ from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.measure.recorder import first_difference
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY, interval, resampled_sums
-from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup, Work
+from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup
 
 
 def summarize(examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
@@ -153,7 +152,6 @@ def counts(method: Sequence[Timed]) -> Counts:
         rollbacks=sum(trace.rollbacks for trace in traces),
         exit_layer_mean=mean_statistic(traces, "exit_layer"),
         acceptance_by_position=acceptance_by_position(rounds),
-        accepted_by_depth=accepted_by_depth([accepted for _, accepted in rounds]),
         judged_by_position=judged_by_position(rounds),
     )
 
@@ -170,23 +168,20 @@ def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def work_of(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> Work | None:
-    """The forwards and rounds of method and baseline; None if they were not recorded, or their cost is unknown."""
-    kinds, rounds = {}, {}
-    for name, several in timed.items():
-        kinds[name] = kinds_of((each for one in several for each in one.trace.forwards), bytes_per_value)
-        rounds[name] = sum(len(one.trace.rounds) for one in several)
-    if not kinds[METHOD]:
+def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> DecodingCosts | None:
+    """Operations and memory traffic of the method's tokens, and their ratios to the baseline's (BiLD Figure 8).
+
+    None if forwards were not recorded, or if the cost of a model is unknown.
+    """
+    forwards = {name: [each for one in several for each in one.trace.forwards] for name, several in timed.items()}
+    if not forwards[METHOD] or not all(knows(each.config) for several in forwards.values() for each in several):
         return None
-    return Work(kinds[METHOD], kinds.get(BASELINE, []), rounds[METHOD], rounds.get(BASELINE, 0))
-
-
-def decoding_costs(work: Work, tokens: int) -> DecodingCosts:
-    """Operations and memory traffic of the method's tokens, and their ratios to the baseline's (BiLD Figure 8)."""
-    spent, base, ratios = total_of(work.method), total_of(work.baseline), {}
+    spent, base = (total(forwards.get(name, ()), bytes_per_value) for name in (METHOD, BASELINE))
+    ratios = {}
     if base.flops:
         flops, moved = spent.flops / base.flops, spent.bytes_moved / base.bytes_moved
         ratios = {"flops_ratio": flops, "bytes_ratio": moved, "intensity_ratio": flops / moved}
+    tokens = sum(len(one.token_ids) for one in timed[METHOD])
     return DecodingCosts(
         flops_per_token=spent.flops / tokens,
         bytes_per_token=spent.bytes_moved / tokens,

@@ -159,7 +159,7 @@ def _judged(ours: Measure, theirs: Measure | None, seed: int) -> Judged:
     value, values = ours.value(), ours.resampled(seed)
     signature = f"{ours.signature}|bs:{ours.resamples}|seed:{seed}" if ours.signature else None
     low, high = interval(values)
-    scored = Quality(metric=ours.metric, value=value, low=low, high=high, signature=signature, extra=ours.extra)
+    scored = Quality(metric=ours.metric, value=value, low=low, high=high, signature=signature)
     if theirs is None:
         return Judged(scored, None, ours.per_example)
     base = theirs.value()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import lru_cache, partial
 from importlib.metadata import version
@@ -128,12 +128,11 @@ def rouge(lead: str, shown: str, predictions: Sequence[str], references: Referen
     """The mean f-measure of `rouge_score` with its stemmer; of several references the best one counts.
 
     ROUGE-Lsum compares sentence by sentence, split as Transformers' run_summarization.py splits them; the others take
-    the whole text. Those of `ROUGE` that do not lead are extra.
+    the whole text.
     """
     scored = [_rouge(prediction, tuple(several)) for prediction, several in zip(predictions, references, strict=True)]
-    extra = {name: float(np.mean([one[name] for one in scored])) for name in ROUGE if name != lead}
     signature = f"stemmer:yes|sentences:{splitter_name()}|version:rouge_score.{version('rouge_score')}"
-    return mean_of(shown, [one[lead] for one in scored], signature, extra)
+    return mean_of(shown, [one[lead] for one in scored], signature)
 
 
 @lru_cache(maxsize=100_000)  # baselines repeat from point to point
@@ -320,8 +319,8 @@ class Measure:
     """A metric of outputs: statistics of each example that add up, and the function from their sums to the value.
 
     metric: its name as shown. statistics: None if there are none that add up; then the "sums" are how often each of
-    the `count` examples is there. value_of: for one row of sums, or for several. signature: how it is computed. extra:
-    further scores. per_example: each example's value; None if the metric is not the mean of such values.
+    the `count` examples is there. value_of: for one row of sums, or for several. signature: how it is computed.
+    per_example: each example's value; None if the metric is not the mean of such values.
     """
 
     metric: str
@@ -329,7 +328,6 @@ class Measure:
     value_of: Callable[[Float[np.ndarray, "*batch k"]], Float[np.ndarray, "*batch"]]
     statistics: Float[np.ndarray, "n k"] | None
     signature: str | None = None
-    extra: Mapping[str, float] = field(default_factory=dict)
     per_example: tuple[float, ...] | None = None
 
     @property
@@ -358,20 +356,18 @@ class Measure:
         return np.array([np.bincount(chosen, weights=row, minlength=self.count) for row in times])
 
 
-def mean_of(
-    metric: str, values: Sequence[float], signature: str | None = None, extra: Mapping[str, float] | None = None
-) -> Measure:
+def mean_of(metric: str, values: Sequence[float], signature: str | None = None) -> Measure:
     """The mean of a value of each example, such as 100 for a right answer and 0 for a wrong one."""
     counted = np.stack([np.array(values, dtype=float), np.ones(len(values))], axis=1)
     each = tuple(counted[:, 0].tolist())
-    return Measure(metric, len(each), lambda sums: sums[..., 0] / sums[..., 1], counted, signature, extra or {}, each)
+    return Measure(metric, len(each), lambda sums: sums[..., 0] / sums[..., 1], counted, signature, each)
 
 
 def ratio_of(metric: str, sums: Sequence[tuple[float, float]]) -> Measure:
     """A sum over all examples, divided by a count over all of them: nats per token, or tokens per text."""
     counted = np.array(sums, dtype=float)
     each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
-    return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, None, {}, each)
+    return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, None, each)
 
 
 def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.ndarray, "resamples k"]:

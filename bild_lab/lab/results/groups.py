@@ -162,6 +162,10 @@ class Group:
         peers = [other for other in self.results if other.policy == result.policy]
         return varying_knobs(peers) if len(peers) > 1 else list(result.knobs)
 
+    def label(self, result: Result) -> str:
+        """Return its policy with these knobs: `bild (fallback 0.5)`."""
+        return point_label(result, self.knobs(result))
+
     def varying_knobs(self) -> list[str]:
         """Return every knob that takes more than one value within some policy, in order of appearance."""
         policies = dict.fromkeys(result.policy for result in self.results)
@@ -246,20 +250,12 @@ def _vertical_interval(result: Result) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class BatchPoint:
-    """A point at one batch."""
-
-    batch: int
-    result: Result
-
-
-@dataclass(frozen=True)
 class BatchCurve:
-    """One policy with one choice of knobs, by batch. label: its name, with the knobs that tell it from others."""
+    """One policy with one choice of knobs, a point for each batch. label: its name, with the knobs that tell it."""
 
     policy: str
     label: str
-    points: tuple[BatchPoint, ...]
+    points: tuple[Result, ...]
 
     @property
     def break_even(self) -> float | None:
@@ -267,7 +263,7 @@ class BatchCurve:
 
         Interpolated between the two batches around it, over log2(batch) as the curves are drawn.
         """
-        known = [(one.batch, one.result.speedup.value) for one in self.points if one.result.speedup.value is not None]
+        known = [(one.setting.batch, one.speedup.value) for one in self.points if one.speedup.value is not None]
         if not known or known[-1][1] > 1:
             return None
         above = [place for place, (_, speedup) in enumerate(known) if speedup > 1]
@@ -296,7 +292,7 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
         if len(group) < 2:
             continue
         of_policy = [one for each in groups for one in each.values() if one.policy == group[min(group)].policy]
-        points = tuple(BatchPoint(batch, one) for batch, one in sorted(group.items()))
-        first = points[0].result
+        points = tuple(one for _, one in sorted(group.items()))
+        first = points[0]
         curves.append(BatchCurve(first.policy, point_label(first, varying_knobs(of_policy)), points))
     return curves

@@ -106,6 +106,12 @@ class Sweep:
         newest = {_identity(one): one for one in self.all_results()}  # measured again, for example with new weights
         return list(newest.values())
 
+    def finished(self) -> list[Result]:
+        """The same of a folder that must have some: raises UserError without."""
+        if not (found := self.results()):
+            raise UserError(f"{self.folder} has no finished points; give the folder of a sweep, outputs/NAME")
+        return found
+
     def older(self) -> int:
         """How many results `results` leaves out because their point was measured again later."""
         return len(self.all_results()) - len(self.results())
@@ -262,10 +268,7 @@ def load_results(*folders: str | Path) -> pd.DataFrame:
         if not isinstance(folder, str | Path):
             raise UserError(f'folders are given one by one, load_results("outputs/a", "outputs/b"), got {folder!r}')
         path = Path(folder).expanduser()
-        results = Sweep(path).results()
-        if not results:
-            raise UserError(f"{folder} has no finished points; give the folder of a sweep, outputs/NAME")
-        frames.append((path.resolve().name, results))
+        frames.append((path.resolve().name, Sweep(path).finished()))
     if not frames:
         raise UserError('a folder is needed, got none; give the folder of a sweep: load_results("outputs/NAME")')
     found = to_frame([result for _, results in frames for result in results])

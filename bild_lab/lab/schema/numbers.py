@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from bild_lab.lab.schema.columns import (
     NATS,
@@ -24,8 +24,7 @@ from bild_lab.lab.schema.columns import (
 class Quality:
     """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over examples.
 
-    signature: how it was computed. extra: further scores of the same outputs, such as rouge1. What compares with the
-    baseline is None without one.
+    signature: how it was computed. What compares with the baseline is None without one.
     """
 
     metric: str = required("The quality metric, on a scale of 0 to 100.", name="quality_metric")
@@ -35,7 +34,6 @@ class Quality:
     low: float | None = low_end("the quality", POINTS)
     high: float | None = high_end("the quality", POINTS)
     signature: str | None = None
-    extra: Mapping[str, float | None] = field(default_factory=dict)
     baseline: float | None = column("The baseline’s quality on the same examples.", unit=POINTS)
     difference: float | None = column(
         "The point’s quality minus the baseline’s on the same examples, with its paired 95 % interval.",
@@ -101,7 +99,6 @@ class Counts:
     """Totals over the rounds of all examples. All None for a method without rounds, such as Transformers' own.
 
     acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
-    accepted_by_depth: the share of rounds with at least one accepted token, at least two, and so on.
     judged_by_position: how many drafts had a token accepted at each position, rejected, and dropped unobserved after a
     rejection.
     """
@@ -137,7 +134,6 @@ class Counts:
         "After how many layers a token was predicted, on average; for methods that exit early.", unit="layers"
     )
     acceptance_by_position: list[float | None] | None = None
-    accepted_by_depth: list[float] | None = None
     judged_by_position: list[list[int]] | None = None
 
 
@@ -337,24 +333,3 @@ class Pipeline:
     )
     host: float | None = ratio("The one before, with the time of host code.")
     prefill: float | None = ratio("The one before, with the encoder.")
-
-
-@dataclass(frozen=True)
-class ForwardKind:
-    """Forwards of one model that had as many rows. model: 0 has most weights. flops, bytes_moved: of all of them."""
-
-    model: int
-    rows: int
-    count: int
-    flops: int
-    bytes_moved: int
-
-
-@dataclass(frozen=True)
-class Work:
-    """All forwards and rounds of the method, and of the baseline: what a declared machine's speed is predicted from."""
-
-    method: Sequence[ForwardKind]
-    baseline: Sequence[ForwardKind]
-    rounds: int
-    baseline_rounds: int

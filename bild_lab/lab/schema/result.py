@@ -31,7 +31,6 @@ from bild_lab.lab.schema.numbers import (
     Prediction,
     Quality,
     Speedup,
-    Work,
 )
 
 SCHEMA = 3
@@ -107,12 +106,6 @@ class Environment(Record):
             digits=0,
         ),
         Column("Seconds that timing waited for other programs to end.", "waited_s", unit="s", digits=0),
-        Column(
-            "How many points were timed together, text by text in turn beside one baseline; empty for a point by "
-            "itself.",
-            "side_by_side",
-            digits=0,
-        ),
     )
 
     @property
@@ -128,9 +121,9 @@ class Result:
     name: of the sweep. composition: the decoder's parts in one line. facts: what does not affect the numbers
     (`lab/point.py`). same_as_baseline: whether the policy is the baseline's with the same knobs. quality: of the metric
     that leads. further_qualities: of the others, by their names in the configuration. categories: by name; None if the
-    dataset has none. work: None where forwards were not recorded. stages_s: seconds in prefill, draft, verify and host
-    over the traced examples. seconds: of each part of measuring the point, with "total". stored_at: ISO date and time.
-    folder: of the files; it is not stored in them.
+    dataset has none. stages_s: seconds in prefill, draft, verify and host over the traced examples. seconds: of each
+    part of measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in
+    them.
     """
 
     point: str = required("The folder of the point: a hash of everything that affects its numbers.")
@@ -185,7 +178,7 @@ class Result:
     )
     peak_memory_mb: float | None = column(
         "Peak memory of the process, on a GPU of the device, from loading the models to the last score, method and "
-        "baseline together; empty where several points were timed side by side.",
+        "baseline together.",
         label="peak memory",
         heading="memory, MB",
         unit="MB",
@@ -205,7 +198,6 @@ class Result:
     cost: DecodingCosts | None = group("", None)
     prediction: Prediction | None = group("predicted_", None)
     pipeline: Pipeline | None = group("pipeline_", None)
-    work: Work | None = None
     stages_s: Mapping[str, float] | None = None
     seconds: Mapping[str, float]
     stored_at: str | None = None

@@ -20,7 +20,7 @@ from bild_lab.lab.config import compose_config, compose_policy, knob_values
 
 Values = tuple[str, ...]  # overrides such as policy.window=3
 KNOB = "policy."
-NOT_A_POINTS = ("hydra", "screen", "machine")
+NOT_A_POINTS = ("hydra", "screen")
 MOST_DIGITS = 14  # of a number that somebody typed
 
 

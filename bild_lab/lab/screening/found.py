@@ -21,7 +21,7 @@ from bild_lab.lab.point import prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.guarantee import guarantee, sequence
-from bild_lab.lab.screening.replay import SECONDS, CostModel, Judged, Screened, TimedText, fit
+from bild_lab.lab.screening.replay import CostModel, Judged, Screened, TimedText, fit
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
@@ -194,26 +194,17 @@ def along_front(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
 def screen(screening: Screening, spec: ScreenSpec) -> Found:
     """Decode the points over the record, predict their speeds, and write what was found.
 
-    Speeds are those of this machine, which is timed, or of the one that the screening declares. Raises UserError if
-    another process screens under the same name, if it holds rows of other data, for a declared machine with points to
-    confirm, and for a guarantee without speeds.
+    Raises UserError if another process screens under the same name, if it holds rows of other data, and for a guarantee
+    without speeds.
     """
-    machine = screening.machine
-    if machine is not None and spec.confirmations:
-        raise UserError(
-            f"speeds are predicted for {machine.name}, where nothing can be measured from here; "
-            "set screen.confirmations=0"
-        )
-    if machine is None and spec.guarantee.loss is not None and not spec.timed_s:
-        raise UserError("a guarantee needs speeds, and screen.timed_s=0 predicts none; give seconds, or a machine")
+    if spec.guarantee.loss is not None and not spec.timed_s:
+        raise UserError("a guarantee needs speeds, and screen.timed_s=0 predicts none; give seconds")
     with Sweep(screening.folder).search_lock():
         require_same_setting(screening.folder, screening.point.setting)
         timed: list[TimedText] = []
         differing: list[Judged] = []  # verdicts on texts that were decoded live too, with another outcome
         screened, model = screening.decode(screening.grid.candidates), None
-        if machine is not None:
-            model = CostModel({SECONDS: 1.0})
-        elif spec.timed_s:
+        if spec.timed_s:
             with screening.stage("cost model", "timing a few points live"):
                 timed, differing = screening.timed(screened, spec.timed_s)
                 model = fit(timed, "0")

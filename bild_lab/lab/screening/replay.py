@@ -29,7 +29,7 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import ALONE, EVERYTHING, LoadedModel, Opening, Rows, Scores, Session, Want
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import Machine, dimensions, kinds_of
+from bild_lab.lab.analysis.cost import dimensions
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.hashing import code_hash, content_hash
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
@@ -37,7 +37,6 @@ from bild_lab.lab.measure.recorder import difference
 from bild_lab.lab.screening.candidates import Candidate
 
 FOLDER = "record"  # in the folder of a sweep
-SECONDS = "seconds of a declared machine"
 
 
 @dataclass
@@ -113,8 +112,8 @@ class Screened:
         return sum((Counter(one.features) for one in self.texts), Counter())
 
 
-def decoded(policy: str, decoder: Decoder, request: Request, machine: Machine | None = None) -> Text:
-    """One example over the record. machine: whose seconds the features hold too, under SECONDS."""
+def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
+    """One example over the record."""
     trace = Trace()
     try:
         tokens = decoder.method.decode(request, trace)[request.limits.prompt_length :]
@@ -123,10 +122,6 @@ def decoded(policy: str, decoder: Decoder, request: Request, machine: Machine | 
     names = {id(model.checkpoint.config): f"drafter {place}" for place, model in enumerate(decoder.models)}
     names[id(decoder.target.checkpoint.config)] = "target"
     features = features_of(policy, trace, names, decoder.target.depth)
-    if machine is not None:
-        kinds = kinds_of(trace.forwards, decoder.target.dtype.itemsize)
-        dtype = str(decoder.target.dtype).removeprefix("torch.")
-        features[SECONDS] = machine.seconds(kinds, len(trace.rounds), dtype)
     return Text(tuple(tokens), counts_of(trace, len(tokens)), features)
 
 

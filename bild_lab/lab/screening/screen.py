@@ -26,7 +26,6 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
 from bild_lab.lab.analysis.adaptivity import DraftedText
-from bild_lab.lab.analysis.cost import Machine
 from bild_lab.lab.cli import progress, stages
 from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.rows import canonical_split
@@ -103,15 +102,14 @@ class ScreenSpec:
 class Screening:
     """Points decoded over a record of their models.
 
-    split: that points are chosen on. config_name: of the command. machine: whose seconds the features hold too. batch:
-    examples that are recorded at once, where the models decode batches and so many fit.
+    split: that points are chosen on. config_name: of the command. batch: examples that are recorded at once, where the
+    models decode batches and so many fit.
     Raises UserError for sampled decoding, another baseline than the target, and policies that open no sessions.
     """
 
     grid: Grid
     split: str
     config_name: str
-    machine: Machine | None = None
     batch: int = QUIET_BATCH
     seconds: Counter[str] = field(default_factory=Counter)
 
@@ -221,7 +219,7 @@ class Screening:
                 def loop() -> None:
                     for index in indices:
                         texts[index] = [
-                            decoded(one.name, decoder, requests[index], self.machine)
+                            decoded(one.name, decoder, requests[index])
                             for one, decoder in zip(candidates, decoders, strict=True)
                         ]
                         self.records.save()

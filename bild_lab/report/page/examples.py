@@ -9,9 +9,8 @@ from statistics import median
 from typing import Any
 
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.formatting import point_label
-from bild_lab.lab.results.commits import examples_of
 from bild_lab.lab.results.groups import Group, setting_title
+from bild_lab.lab.results.inputs import examples_of
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 from bild_lab.report.page.tables import name_of
 
@@ -37,7 +36,7 @@ def text_browser(group: Group, stored: Stored) -> dict[str, Any] | None:
     }
     if not measured:
         return None
-    labels = {name_of(one): point_label(one, group.knobs(one)) for one in group.results if name_of(one) in measured}
+    labels = {name_of(one): group.label(one) for one in group.results if name_of(one) in measured}
     known, missing = examples_of([one for one in group.results if one.folder is not None])
     keys = list(dict.fromkeys(key for examples in measured.values() for key in examples))
     rows = [_row(place, key, measured, (known or {}).get(key)) for place, key in enumerate(keys)]
@@ -114,7 +113,7 @@ def traced_points(group: Group, stored: Stored) -> list[dict[str, Any]]:
         traced = [one for one in stored[name_of(result)] if one.pieces and one.rounds]
         if traced:
             texts = [_traced(one, result.knobs) for one in traced[:MOST_TRACED]]
-            label = point_label(result, group.knobs(result))
+            label = group.label(result)
             shown.append({"point": name_of(result), "label": label, "examples": texts})
     return shown
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, UNCLEAR, Compared
-from bild_lab.lab.formatting import interval, number, percent, point_label, signed, signed_interval
+from bild_lab.lab.formatting import interval, number, percent, signed, signed_interval
 from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.results.groups import BatchCurve, Group
 from bild_lab.lab.schema.examples import MeasuredExample
@@ -82,7 +82,7 @@ def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | Non
         mark = colours.get(result.policy, Mark(MUTED, "x", "x"))
         rates = [None if rate is None else 100 * rate for rate in result.counts.acceptance_by_position]
         traces.append(
-            _line(range(1, len(rates) + 1), rates, _label(group, result), mark)
+            _line(range(1, len(rates) + 1), rates, escape(group.label(result)), mark)
             | {"line": {"color": mark.colour, "dash": _DASHES[earlier % len(_DASHES)], "width": 1.8}}
             | {"hovertemplate": "%{fullData.name}<br>position %{x}: %{y:.1f} %<extra></extra>"}
         )
@@ -141,15 +141,15 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
     traces = []
     for curve in curves:
         mark, name = colours[curve.policy], escape(curve.label)
-        points = [one for one in curve.points if one.result.speedup.value is not None]
-        speedups = [one.result.speedup for one in points]
+        points = [one for one in curve.points if one.speedup.value is not None]
+        speedups = [one.speedup for one in points]
         traces.append(
-            _line([one.batch for one in points], [one.value for one in speedups], name, mark)
+            _line([one.setting.batch for one in points], [one.value for one in speedups], name, mark)
             | {"error_y": error_bars([(one.low, one.value, one.high) for one in speedups], mark.colour)}
-            | {"customdata": [f"{one.result.tokens_per_s:.0f} tokens/s" for one in points]}
+            | {"customdata": [f"{one.tokens_per_s:.0f} tokens/s" for one in points]}
             | {"hovertemplate": "batch %{x}: %{y:.2f}×, %{customdata}<extra></extra>"}
         )
-    batches = sorted({one.batch for curve in curves for one in curve.points})
+    batches = sorted({one.setting.batch for curve in curves for one in curve.points})
     ticks = {"tickvals": batches, "ticktext": [str(one) for one in batches]}
     layout = {
         "xaxis": {"title": "Texts at once", "type": "log", **ticks},
@@ -286,10 +286,6 @@ def _heights(above: Sequence[int]) -> list[float]:
     return places
 
 
-def _label(group: Group, result: Result) -> str:
-    return escape(point_label(result, group.knobs(result)))
-
-
 def _wrapped(label: str) -> str:
     return "<br>".join(map(escape, textwrap.wrap(label, _LABEL)))
 
@@ -298,6 +294,6 @@ def _unique_labels(group: Group, results: Sequence[Result]) -> list[str]:
     """Wrapped labels of results; a repeated label would merge two bars into one, so it gets its point's hash."""
     labels: list[str] = []
     for result in results:
-        label = _wrapped(point_label(result, group.knobs(result)))
+        label = _wrapped(group.label(result))
         labels.append(label if label not in labels else f"{label} {result.point}")
     return labels

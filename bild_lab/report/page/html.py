@@ -15,7 +15,6 @@ from bild_lab.lab.formatting import (
     knob_value,
     number,
     percent,
-    point_label,
     signed,
     signed_interval,
     times,
@@ -32,7 +31,6 @@ from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps, screened_points
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
 from bild_lab.report.page.tables import (
-    MARGIN,
     Table,
     TableCell,
     batch_table,
@@ -95,7 +93,6 @@ def write_html(
         traces=traces,
         terms=TERMS,
         few=FEW,
-        margin=MARGIN,
         plotly=plotly_js(),
     )
     write_atomically(path, text.encode())
@@ -115,7 +112,7 @@ def _stored(group: Group, lost: list[str]) -> Stored:
             stored[name] = read_examples(result.folder)
         except UserError as error:
             stored[name] = []
-            lost.append(f"The texts of {point_label(result, group.knobs(result))} are not shown: {error}")
+            lost.append(f"The texts of {group.label(result)} are not shown: {error}")
     return stored
 
 
@@ -128,7 +125,7 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
         "differing": [figures.divergence_figure(group, stored)],
-        "trees": [figures.tree_figure(point_label(one, group.knobs(one)), content) for one, content in trees],
+        "trees": [figures.tree_figure(group.label(one), content) for one, content in trees],
     }
     first = group.results[0]
     signatures = [
@@ -161,7 +158,7 @@ def front_points(group: Group) -> list[tuple[str, str, str]]:
             numbers += f", {signed(quality.difference)} {bounds}"
         if why := disturbance(result):
             numbers += f"; {why}"
-        found.append((name_of(result), point_label(result, group.knobs(result)), numbers))
+        found.append((name_of(result), group.label(result), numbers))
     return found
 
 
@@ -177,9 +174,6 @@ def time_shares(results: Sequence[Result]) -> list[tuple[str, float, str]]:
     total = sum(result.total_s for result in results)
     names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
     parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
-    rest = total - sum(parts.values())
-    if rest > 0.001 * total:
-        parts["other"] = rest
     ordered = sorted(parts.items(), key=lambda part: -part[1])
     return [(name, seconds, percent(seconds / total, 1)) for name, seconds in ordered] if total > 0 else []
 

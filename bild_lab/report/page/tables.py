@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from bild_lab.lab.analysis.statistics import hypervolume
 from bild_lab.lab.formatting import (
     MISSING,
     duration,
@@ -26,7 +25,6 @@ from bild_lab.lab.schema.numbers import Category, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.provenance import disturbance
 
-MARGIN = 1.0  # points of quality that a hypervolume's reference point is below the baseline
 OVERALL = "overall"
 # the columns of every point after those of its quality
 _POINT = (
@@ -132,7 +130,6 @@ def tables(group: Group) -> dict[str, Table]:
     return {
         "best": best_table(group),
         "change": table_of(group, change, changed),
-        "hypervolume": hypervolume_table(group),
         "categories": category_table(group),
         "predicted": table_of(group, [policy, *map(column_of, _PREDICTION)], predicted),
         "traffic": table_of(group, [policy, *map(column_of, _COST)], counted),
@@ -226,25 +223,6 @@ def best_table(group: Group) -> Table:
     return Table([TableColumn("allowed"), *columns, TableColumn("policy, knobs")], rows if known else [])
 
 
-def hypervolume_table(group: Group) -> Table:
-    """Each policy's hypervolume up to relative latency 1 and `MARGIN` below the baseline, largest first.
-
-    No rows without a baseline, as the reference point is relative to it.
-    """
-    if not group.relative or group.baseline_quality is None:
-        return plain_table([])
-    reference, found = (1.0, group.baseline_quality - MARGIN), []
-    for policy in group.policies:
-        positions = [group.position(result) for result in group.of_policy(policy)]
-        points = [(position.x, position.y) for position in positions if position is not None]
-        if points:
-            found.append((hypervolume(points, reference), policy, len(points)))
-    found.sort(key=lambda one: -one[0])
-    return plain_table(
-        [{"policy": policy, "points": str(count), "hypervolume": number(area, 3)} for area, policy, count in found]
-    )
-
-
 def categories_of(result: Result) -> dict[str, Category]:
     """What was measured in each category of the dataset, and over all examples (BiTA Table 7); else nothing."""
     overall = Category(
@@ -303,19 +281,18 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
     """What each policy did at every number of texts at once."""
     rows = []
     for curve in curves:
-        even = curve.break_even
-        for one in curve.points:
-            result, speedup = one.result, one.result.speedup
+        even, most = curve.break_even, curve.points[-1].setting.batch
+        for result in curve.points:
             rows.append(
                 {
                     "policy": curve.label,
-                    "batch": TableCell(str(one.batch), "", one.batch),
-                    "speedup": speedup_cell(speedup, result),
+                    "batch": TableCell(str(result.setting.batch), "", result.setting.batch),
+                    "speedup": speedup_cell(result.speedup, result),
                     "tokens/s": number(result.tokens_per_s, 0),
                     "baseline, tokens/s": number(result.baseline_tokens_per_s, 0),
                     "median latency, ms": number(1000 * result.latency_s.median, 0),
                     "p95, ms": number(1000 * result.latency_s.p95, 0),
-                    "break-even batch": f"none up to {curve.points[-1].batch}" if even is None else number(even, 1),
+                    "break-even batch": f"none up to {most}" if even is None else number(even, 1),
                 }
             )
     return plain_table(rows)

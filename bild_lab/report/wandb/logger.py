@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.results.commits import examples_of, stored_config
 from bild_lab.lab.results.groups import by_setting, pair_title
+from bild_lab.lab.results.inputs import examples_of, stored_config
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result

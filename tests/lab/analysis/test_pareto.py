@@ -5,7 +5,7 @@ import math
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.statistics import best_at_loss, hypervolume, pareto_front
+from bild_lab.lab.analysis.statistics import best_at_loss, pareto_front
 from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
 
 
@@ -56,10 +56,3 @@ def test_the_baseline_and_results_without_one_are_no_candidates():
 def test_rounding_in_the_last_bit_is_no_loss():
     result = sample_result("bild", {}, 1.5, -1e-12)
     assert best_at_loss([result], 0.0) is result
-
-
-def test_hypervolume_agrees_with_counting_cells() -> None:
-    points = [((7 * i) % 11 / 10, (5 * i) % 13) for i in range(1, 12)]
-    cells = [(x / 10, y) for x in range(12) for y in range(2, 14)]  # lower corners, above the reference's quality 2
-    dominated = sum(x < 1 and any(a <= x + 1e-9 and b >= y + 1 for a, b in points) for x, y in cells)
-    assert hypervolume(points, (1.0, 2.0)) == pytest.approx(dominated / 10)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +13,10 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.prediction import PROFILE, best_window, read_profile, speculation_profile
 from bild_lab.lab.schema.examples import MeasuredExample
+from scripts import sweeps as script
 from tests.checkpoints import tiny_checkpoints
 from tests.policies import load
-from tests.report.sample import sample_example, sample_result
+from tests.report.sample import sample_baseline, sample_example, sample_prediction, sample_result
 
 
 def text(*accepted: int, category: str | None = None, drafted: int = 3) -> MeasuredExample:
@@ -77,3 +80,21 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path) -> None:
             read_profile(tmp_path)
     (tmp_path / PROFILE).write_text(json.dumps({"measured": False}))
     assert read_profile(tmp_path) is None
+
+
+def test_a_finished_sweep_says_which_windows_would_have_been_best(command: Callable[..., tuple[int, str]]) -> None:
+    prediction = sample_prediction("bild", {"window": 5}, 1.4)
+    results = [sample_result("bild", {"window": 5}, 1.4, prediction=prediction), sample_result("hf_assisted", {}, 1.1)]
+    for number, one in enumerate([*results, sample_baseline()]):
+        folder = Path(f"outputs/field/points/{number}")
+        folder.mkdir(parents=True)
+        (folder / "result.json").write_text(json.dumps(one.to_json()))
+    known = {"measured": True, "accept_length_model": "chain_analytic", "marginal_accept_rates": [0.6, 0.1]}
+    (Path("outputs/field/points/0") / PROFILE).write_text(json.dumps(known))
+    code, out = command(script, *script.as_overrides(["predict", "outputs/field"]), config="sweeps")
+    assert code == 0 and "predicted, not measured" in out
+    with Path("outputs/field/predicted.csv").open() as stream:
+        rows = {row["policy"]: row for row in csv.DictReader(stream)}
+    assert {policy: row["best_window"] for policy, row in rows.items()} == {"bild": "1", "hf_assisted": ""}
+    for words in ([], ["outputs/nothing"]):
+        assert command(script, *script.as_overrides(["predict", *words]), config="sweeps")[0] == 2

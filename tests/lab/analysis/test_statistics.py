@@ -8,7 +8,6 @@ import pytest
 from bild_lab.lab.analysis.statistics import (
     acceptance_by_position,
     acceptance_rate,
-    accepted_by_depth,
     clock_noise,
     judged_by_position,
     latency_summary,
@@ -65,12 +64,6 @@ def test_acceptance_by_position_counts_rounds_that_got_there() -> None:
     assert acceptance_by_position([(3, 0)]) == [0.0]
     assert acceptance_by_position([(2, 2), (2, 0)]) == [1 / 2, 1.0]
     assert acceptance_by_position([(0, 0)]) == acceptance_by_position([]) == []
-
-
-def test_accepted_by_depth_is_the_share_of_all_rounds() -> None:
-    assert accepted_by_depth([0, 3, 1, 3]) == [3 / 4, 2 / 4, 2 / 4]
-    assert sum(accepted_by_depth([0, 3, 1, 3])) == 7 / 4  # tokens accepted a round
-    assert accepted_by_depth([0, 0]) == accepted_by_depth([]) == []
 
 
 def test_rounds_that_drafted_nothing_do_not_count_as_nothing_accepted() -> None:

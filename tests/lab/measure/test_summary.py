@@ -8,10 +8,10 @@ import pytest
 from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.lab.analysis.cost import kinds_of, total
+from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import Timed
-from bild_lab.lab.measure.summary import by_category, counts, decoding_costs, qualities, speed, summarize, work_of
+from bild_lab.lab.measure.summary import by_category, counts, decoding_costs, qualities, speed, summarize
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
 
@@ -58,15 +58,6 @@ def test_without_a_baseline_there_is_no_ratio() -> None:
     assert measured["speedup"] == Speedup()
 
 
-def test_work_is_that_of_method_and_baseline_and_without_a_baseline_its_own_alone() -> None:
-    one = Timed([1], [1.0], Trace(rounds=[Round()] * 3, forwards=[Forward(LlamaConfig(), 1)]))
-    both, alone = work_of({"method": [one], "baseline": [one, one]}, 2), work_of({"method": [one]}, 2)
-    assert (both.rounds, both.baseline_rounds, both.baseline[0].count) == (3, 6, 2)
-    assert (alone.rounds, alone.baseline, alone.baseline_rounds) == (3, [], 0)
-    assert both.method == alone.method == kinds_of(one.trace.forwards, 2)
-    assert work_of({"method": [Timed([1], [1.0], Trace(rounds=[Round()]))]}, 2) is None
-
-
 def test_each_category_has_the_numbers_of_its_own_examples() -> None:
     found = by_category(EXAMPLES, TIMED, seed=0)
     assert list(found) == ["math", "stem"]
@@ -90,7 +81,6 @@ def test_rounds_add_up_to_counts_with_the_mean_of_what_a_method_recorded() -> No
     found = counts([one, timed(2, 1.0)])
     assert (found.drafted, found.accepted, found.target_calls, found.rollbacks) == (4, 3, 4, 1)
     assert found.tokens_per_target_call == 10 / 4
-    assert found.accepted_by_depth == [0.25, 0.25, 0.25]
     assert found.exit_layer_mean == 3  # of the rounds that have one
 
 
@@ -121,15 +111,16 @@ def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
 
     own, base = Forward(config, 4, scored=4), Forward(config, 1, scored=1)
     several = {"method": of(own, own, tokens=3), "baseline": of(base, base, base, tokens=1)}
-    found = decoding_costs(work_of(several, 2), 6)
+    found = decoding_costs(several, 2)
     spent, alone = total([own, own], 2), total([base] * 3, 2)
     assert found.flops_per_token == spent.flops / 6 and found.bytes_per_token == spent.bytes_moved / 6
     assert found.flops_per_byte == spent.flops / spent.bytes_moved
     assert found.flops_ratio == spent.flops / alone.flops > 2
     assert found.bytes_ratio == spent.bytes_moved / alone.bytes_moved < 2
     assert found.intensity_ratio == pytest.approx((spent.flops / spent.bytes_moved) / (alone.flops / alone.bytes_moved))
-    assert decoding_costs(work_of({"method": several["method"]}, 2), 6).flops_ratio is None
-    assert work_of({"method": of(Forward(MambaConfig(), 1), tokens=1)}, 2) is None
+    assert decoding_costs({"method": several["method"]}, 2).flops_ratio is None
+    assert decoding_costs({"method": of(Forward(MambaConfig(), 1), tokens=1)}, 2) is None
+    assert decoding_costs({"method": of(tokens=1)}, 2) is None
 
 
 def test_in_a_batch_the_latency_is_with_the_waits_and_the_speed_without() -> None:

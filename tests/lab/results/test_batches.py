@@ -25,7 +25,7 @@ def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
     )
     assert (curve.policy, other.policy) == ("speculative", "bild")
     assert (curve.label, other.label) == ("speculative", "bild")
-    assert [(one.batch, one.result.speedup.value) for one in curve.points] == [(1, 2.0), (4, 1.6), (8, 1.2)]
+    assert [(one.setting.batch, one.speedup.value) for one in curve.points] == [(1, 2.0), (4, 1.6), (8, 1.2)]
     exact = sample_result("speculative", {"window": 5}, 1.4, setting={"batch": 2, "dtype": "float32"})
     assert batch_curves([at(1, 2.0), exact]) == []  # another precision is another curve
     knobs = [{"window": 5, "fallback": 0.5}, {"fallback": 0.5, "window": 5}]

@@ -32,7 +32,7 @@ def test_every_measured_number_has_a_column() -> None:
     kinds = {"counts": Counts, "pipeline": Pipeline, "prediction": Prediction, "change": Change}
     for prefix, kind in kinds.items():
         missing = {each.name for each in fields(kind) if f"{prefix}.{each.name}" not in paths}
-        positions = {"acceptance_by_position", "accepted_by_depth", "judged_by_position"}
+        positions = {"acceptance_by_position", "judged_by_position"}
         shapes = {Counts: positions, Pipeline: {"layers", "exit_layer"}}
         assert missing == shapes.get(kind, set())
     assert {each.name for each in fields(DecodingCosts) if f"cost.{each.name}" not in paths} == set()

@@ -21,7 +21,6 @@ from bild_lab.errors import UserError
 from bild_lab.lab.analysis.adaptivity import RoundCosts, _walked
 from bild_lab.lab.screening.candidates import grid_of, read_lists
 from bild_lab.lab.screening.found import FORWARDS, adaptivity, confirmation, to_confirm
-from bild_lab.lab.screening.replay import SECONDS
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 from scripts import screen as script
@@ -277,25 +276,3 @@ def test_the_lengths_of_drafts_are_priced_on_what_the_drafter_does_of_the_target
     assert prices.keys() >= {FORWARDS} <= screened[0].features.keys()
     lengths = adaptivity(screening, [alone, *screened], SimpleNamespace(prices_s=prices))
     assert lengths["hindsight"]["speedup"] >= lengths["fixed"]["speedup"] > 0
-
-
-def test_a_grid_is_predicted_for_a_declared_machine_without_a_clock(
-    screen: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Screening, "timed", lambda *_: pytest.fail("nothing is timed"))
-    lists = ["policy=bild", "policy.fallback=0.3,0.9", "screen.confirmations=0"]
-    code, out = screen("machine=h100_sxm", *lists)
-    assert code == 0, out
-    found = json.loads(Path("outputs/grid/screen.json").read_text())
-    assert found["cost_model"] == {SECONDS: 1.0}
-    rows = pd.read_csv("outputs/grid/screen.csv")
-    by_machine = rows.predicted_speedup.tolist()
-    assert len(set(by_machine)) == 2
-    # with a cost of every forward and nothing else, seconds are the number of forwards
-    screen("machine=h100_sxm", "machine.forward_s=1e6", *lists)
-    rows = pd.read_csv("outputs/grid/screen.csv")
-    for row in rows.itertuples():
-        forwards = row.target_calls + row.draft_calls
-        assert row.predicted_speedup == pytest.approx(found["vanilla_target_calls"] / forwards, rel=1e-3)
-    code, out = screen("machine=h100_sxm", "policy=bild", "policy.fallback=0.3,0.9")
-    assert code == 2 and "H100 SXM, where nothing can be measured from here; set screen.confirmations=0" in out

@@ -141,5 +141,5 @@ def test_the_legend_explains_every_column_and_stage(page):
     legend = page.text.split("What the words mean", 2)[2].split("The environment")[0].lower()
     knobs = {"lenience", "decoder_mask", "verify_tail"}  # of single policies, explained in conf/policy
     titles = {title for table in page.tables for title in table} - knobs
-    assert {"speedup", "tokens/call", "none accepted", "gflop/token", "+ prefill", "hypervolume"} <= titles
+    assert {"speedup", "tokens/call", "none accepted", "gflop/token", "+ prefill"} <= titles
     assert [title for title in sorted(titles) if title.strip("+ ") not in legend] == []

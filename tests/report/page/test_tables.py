@@ -51,7 +51,7 @@ def test_the_table_says_what_changed_beside_what_was_lost() -> None:
 
 def test_what_was_not_measured_has_no_table() -> None:
     found = shown(*(replace(result, prediction=None, cost=None) for result in sample_sweep()))
-    assert [name for name, table in found.items() if table] == ["points", "best", "hypervolume"]
+    assert [name for name, table in found.items() if table] == ["points", "best"]
 
 
 def test_a_baseline_that_is_no_point_has_a_row_of_what_was_timed_beside() -> None:
@@ -124,22 +124,6 @@ def test_every_category_has_a_row_for_each_point_and_all_examples_the_last() -> 
     coding = by_title(table, 2)
     assert coding["speedup"] == ("2.50×", "[2.30, 2.80]") and coding["tokens/s"] == ("50.0", "20.0")
     assert (coding["tokens/call"][0], coding["acceptance"][0]) == ("2.75", "50.0 %")
-
-
-def test_a_hypervolume_is_the_area_that_a_policys_points_dominate() -> None:
-    results = [
-        sample_baseline(),
-        sample_result("bild", {"rollback": 1}, 2.0, 0.0),
-        sample_result("bild", {"rollback": 5}, 4.0, -0.6),
-        sample_result("speculative", {"window": 5}, 1.25, 0.0),
-        sample_result("hf_generate", {}, 0.5, 0.0),
-    ]
-    assert texts(shown(*results)["hypervolume"]) == [  # 0.5 · 1 + 0.25 · 0.4; 0.2 · 1
-        ["bild", "2", "0.600"],
-        ["speculative", "1", "0.200"],
-        ["hf_generate", "1", "0.000"],
-    ]
-    assert not shown(sample_result("bild", {}, None, setting={"baseline": None}))["hypervolume"]
 
 
 def test_a_speedup_of_a_busy_machine_says_so_in_every_table() -> None:

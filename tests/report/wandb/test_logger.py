@@ -201,7 +201,7 @@ def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tm
 def test_metrics_are_flat_and_missing_ones_are_left_out():
     metrics = flat_metrics(sample_baseline())
     assert (metrics["quality/value"], metrics["speedup/value"], metrics["stages_s/draft"]) == (41.0, 1.0, 0.0)
-    assert not {"acceptance_rate", "quality/difference", "quality/extra", "policy", "setting/seed"} & set(metrics)
+    assert not {"acceptance_rate", "quality/difference", "policy", "setting/seed"} & set(metrics)
 
 
 def test_a_run_is_named_by_policy_and_knobs_of_paths_the_last_part_at_most_128_characters():

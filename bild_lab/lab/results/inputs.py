@@ -1,11 +1,10 @@
-"""Reads the results to compare: those in a sweep's folder, or of one commit in it."""
+"""What points were measured with, read again: their configuration, the dataset's examples, and which two share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -17,7 +16,7 @@ from bild_lab.lab.config import typed
 from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.hashing import data_hash
-from bild_lab.lab.results.records import CONFIG, Sweep
+from bild_lab.lab.results.records import CONFIG
 from bild_lab.lab.schema.result import Result
 
 Key = tuple[str, int]  # of an example: its id and turn
@@ -33,24 +32,6 @@ class SharedTexts:
     references: dict[Key, tuple[str, ...]] | None
     keys: frozenset[Key] | None = None
     why: str = ""
-
-
-def read_results(name: str) -> list[Result]:
-    """Read `FOLDER`, or `FOLDER@COMMIT` for the points whose commit or code hash starts with COMMIT; oldest first.
-
-    Raises UserError for a folder without finished points, and for a commit without points in it.
-    """
-    path, at, commit = (name, "", "") if Path(name).expanduser().is_dir() else name.rpartition("@")
-    results = Sweep(Path(path if at else name).expanduser()).all_results()
-    if not results:
-        raise UserError(f"{path or name} has no finished points; give the folder of a sweep, outputs/NAME")
-    if not at:
-        return results
-    chosen = [one for one in results if commit and any(version.startswith(commit) for version in _versions(one))]
-    if not chosen:
-        known = ", ".join(dict.fromkeys(versions[0] for one in results if (versions := _versions(one))))
-        raise UserError(f"{path} has no points of commit {commit!r}; its points are of {known or 'unknown commits'}")
-    return chosen
 
 
 def shared_texts(a: Result, b: Result) -> SharedTexts:
@@ -122,8 +103,3 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
 def _examples(spec: DatasetSpec) -> tuple[Example, ...]:
     """Read once for all points of a sweep."""
     return load_examples(spec, unanswered=True)
-
-
-def _versions(result: Result) -> list[str]:
-    """The commit and the code hash, as far as they are known."""
-    return [version for version in (result.environment.git, result.environment.code) if version]
