@@ -62,19 +62,6 @@ class BitaConfig:
                 f"bita.prompt=none has no prompt tokens, got bita.prompt_tokens={self.prompt_tokens}; set 0"
             )
 
-    @property
-    def prompt_parameters(self) -> int:
-        """P·2·L·(kv heads · head dim) for a deep prompt, P·dim for a shallow one."""
-        if self.prompt == "deep":
-            return self.prompt_tokens * 2 * self.layers * self.kv_heads * self.head_dim
-        return self.prompt_tokens * self.hidden_size
-
-    @property
-    def parameters(self) -> int:
-        """The number of trained parameters: those of the prompt, M·dim, and 2·vocabulary·rank of a Markov head."""
-        masks, markov = self.mask_tokens * self.hidden_size, 2 * self.vocabulary * self.markov_rank
-        return self.prompt_parameters + masks + markov
-
 
 class BitaAdapter(SavedModule):
     """The trained parameters only. The base model is frozen and not part of this module.

@@ -110,7 +110,6 @@ def test_an_adapters_head_comes_back_from_its_folder(rank: int, tmp_path: Path) 
     adapter = random_adapter(module.config, markov_rank=rank)
     adapter.save(tmp_path)
     assert BitaAdapter.load(tmp_path).config == adapter.config
-    assert sum(weight.numel() for weight in adapter.parameters()) == adapter.config.parameters
     markov = load_markov(in_memory(module, "native"), str(tmp_path))
     assert (markov is None) == (not rank)
     if markov is not None:
