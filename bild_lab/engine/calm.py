@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -56,6 +57,8 @@ class Calm(TokenLoop):
     Raises UserError for values out of range and for a target whose layers cannot be run one by one.
     """
 
+    feeds: ClassVar[Feed] = Feed.ROWS
+
     target: LoadedModel
     measure: str
     threshold: float
@@ -68,10 +71,6 @@ class Calm(TokenLoop):
         require_number("CALM's threshold", self.threshold, 0, 1, remedy=exits)
         require_finite("CALM's temperature", self.temperature, 0, remedy="0 keeps the threshold constant")
         self.target.require_layers("CALM")
-
-    @property
-    def feeds(self) -> Feed:
-        return Feed.ROWS
 
     def lossless(self, sampling: Sampling) -> bool:
         return False

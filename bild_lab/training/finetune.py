@@ -41,7 +41,7 @@ from bild_lab.training.batches import (
     tokenize,
 )
 from bild_lab.training.distillation import Distillation, Teaching
-from bild_lab.training.folder import METRICS, TrainingFolder, write_json
+from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
@@ -137,15 +137,8 @@ def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
     best = max(range(len(jobs)), key=lambda at: scores[at] if wanted is None else -abs(scores[at] - wanted))
     scored = {f"{rate:g}": score for rate, score in zip(rates, scores, strict=True)}
     metrics = {**found[best], "identity": identity, "learning_rates": scored}
-
-    def write(place: Path) -> None:
-        shutil.copytree(TrainingFolder(jobs[best].folder).result, place, dirs_exist_ok=True)
-        write_json(place / METRICS, metrics)
-
-    if launched().first:
-        folder.publish(write)
-    launched().wait()
-    return metrics
+    chosen = TrainingFolder(jobs[best].folder).result
+    return folder.publish(lambda place: shutil.copytree(chosen, place, dirs_exist_ok=True), metrics)
 
 
 def best_score(path: Path, metric: str, validation: Sequence[Example]) -> float:

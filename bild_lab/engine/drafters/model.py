@@ -81,11 +81,6 @@ class ModelDrafter(Drafter):
         inner = self._model.model if isinstance(self._model, NarrowModel) else self._model
         return None if isinstance(inner, TargetLayers) else self._model  # a view reads the target's own rows
 
-    @property
-    def session(self) -> Session:
-        """The draft model's session of the text that started last."""
-        return self._session
-
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))

@@ -120,7 +120,7 @@ def load_bita(target: LoadedModel, path: FilePath | None) -> BitaAdapter:
     """The adapter in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     base = base_of(target.checkpoint.config, KIND.noun)
     sizes = {name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")}
-    return BitaAdapter.load_for(target, path, **sizes).to(target.dtype)
+    return BitaAdapter.load_for(target, path, **sizes)
 
 
 def load_markov(target: LoadedModel, path: FilePath | None) -> MarkovHead | None:

@@ -108,7 +108,7 @@ class SavedModule(nn.Module):
 
     @classmethod
     def load_for(cls, target: LoadedModel, path: str | None, **sizes: int) -> Self:
-        """Read a module that drafts or judges for this target, on its device. It is not trained any further.
+        """Read a module that drafts for this target, on its device, in its precision. It is not trained any further.
 
         sizes: of the target, which the module's configuration must have. Raises UserError without a path, for another
         folder, and for a module of another model.
@@ -117,7 +117,7 @@ class SavedModule(nn.Module):
             raise UserError(f"this policy needs a {cls.kind.noun}; {cls.kind.remedy}")
         module = cls.load(path)
         require_made_for(target.checkpoint, module.config, sizes, f"the {cls.kind.noun} {path}")
-        return module.to(target.device).requires_grad_(False)
+        return module.to(target.device, target.dtype).requires_grad_(False)
 
 
 def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:

@@ -94,11 +94,11 @@ def test_rows_that_stand_are_not_fed_again() -> None:
     drafter = begun(request_of(), 3, model=model)
     assert model.started == (drafter._request.source, 20, SESSION.forwards)
     drafter.propose([0])
-    assert model.fed == [0, 1, 2] and drafter.session.length == 3
+    assert model.fed == [0, 1, 2] and drafter._session.length == 3
     assert drafter.propose([0, 1, 2, 2]).token_list == [3, END]
     assert model.fed == [0, 1, 2, 2, 3]
     drafter.rollback(2)
-    assert drafter.session.length == 2
+    assert drafter._session.length == 2
     drafter.propose([0, 1, 2, 2])
     assert model.fed == [0, 1, 2, 2, 3, 2, 2, 3]
 

@@ -234,8 +234,7 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
     rule = ExactMatch() if sampling.greedy else SpeculativeSampling()
 
     def decoded(target: NativeModel) -> tuple[list[int], Trace]:
-        stopping = None if stop is None else stop
-        drafter = ModelDrafter(VIEWS[view](target), 4, stopping, keeps_probs=not sampling.greedy)
+        drafter = ModelDrafter(VIEWS[view](target), 4, stop, keeps_probs=not sampling.greedy)
         limits = Limits(len(source.prompt), 30, frozenset([7]))
         request = Request(source, limits, sampling, torch.Generator().manual_seed(3))
         return DraftThenVerify(target, drafter, rule).decode(request, trace := Trace()), trace
