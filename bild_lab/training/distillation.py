@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.errors import UserError, require_number
+from bild_lab.errors import UserError, require_choice, require_number
 from bild_lab.training.batches import IGNORED, Collator, TokenizedExample
 
 Probs = Float[Tensor, "n vocab"]
@@ -112,10 +112,8 @@ class Teaching:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.data not in DATA:
-            raise UserError(f"align.data must be one of {', '.join(DATA)}, got {self.data!r}")
-        if self.loss is not None and self.loss not in DIVERGENCES:
-            raise UserError(f"align.loss must be null or one of {', '.join(DIVERGENCES)}, got {self.loss!r}")
+        require_choice("align.data", self.data, DATA)
+        require_choice("align.loss", self.loss, (None, *DIVERGENCES))
         require_number("align.temperature", self.temperature, 0, 100)
         require_number("align.decay", self.decay, 0, 1, above=True)
         if self.loss is None and (self.data != "answers" or self.decay != 1):

@@ -25,7 +25,7 @@ from bild_lab.engine.heads.eagle import (
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
-from bild_lab.errors import UserError, require_number, require_whole
+from bild_lab.errors import require_choice, require_number, require_whole
 from bild_lab.training.modules.layer_heads import own_head
 from bild_lab.training.modules.predictors import OwnLoss, Predictors
 from bild_lab.training.modules.states import (
@@ -57,8 +57,7 @@ class EagleSpec(ModuleSpec):
     skipped: ClassVar[int] = 1  # the first round of a text drafts nothing
 
     def __post_init__(self) -> None:
-        if self.variant not in VARIANTS:
-            raise UserError(f"module.variant must be one of {', '.join(VARIANTS)}, got {self.variant!r}")
+        require_choice("module.variant", self.variant, VARIANTS)
         require_whole("module.steps", self.steps, 1)
         require_number("module.noise", self.noise, 0, 1e6, remedy="0 adds none")
 

@@ -19,7 +19,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.engine.models.native.t5 import head_scale
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash
@@ -52,8 +52,7 @@ class LayerHeadsSpec(ModuleSpec):
     def __post_init__(self) -> None:
         known = LayerHeadsConfig(self.layers, 1, 1, 0.0, self.rank)  # checks layers and rank
         object.__setattr__(self, "layers", known.layers)
-        if self.labels not in (DATA, SELF):
-            raise UserError(f"heads.labels must be {DATA} or {SELF}, got {self.labels!r}")
+        require_choice("heads.labels", self.labels, (DATA, SELF))
 
     @property
     def predictors(self) -> Predictors:
