@@ -21,6 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.trace import until_end
 from bild_lab.errors import UserError, require_choice, require_number
 from bild_lab.training.batches import IGNORED, Collator, TokenizedExample
 
@@ -181,15 +182,11 @@ class Distillation:
             torch.manual_seed(self.seed + step)
             out = model.generate(**prompts)
         before = 1 if self.collate.start is not None else prompts["input_ids"].shape[1]
+        ends = frozenset(self.settings.eos_token_id)
         return [
-            replace(one, answer=np.array(self._until_end(row), np.int32))
+            replace(one, answer=np.array(row[: until_end(row, ends)], np.int32))
             for one, row in zip(examples, out[:, before:].tolist(), strict=True)
         ]
-
-    def _until_end(self, tokens: list[int]) -> list[int]:
-        ends = self.settings.eos_token_id
-        end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-        return tokens[: end + 1]
 
 
 def _disagreements(log_p: Probs, log_q: Probs, learned: Bool[Tensor, "batch n"]) -> Int[Tensor, " learned"]:

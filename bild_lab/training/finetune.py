@@ -15,13 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-)
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.hf import HuggingFaceModel
@@ -32,14 +26,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.results.records import require_writable
-from bild_lab.training.batches import (
-    IGNORED,
-    BatchOrder,
-    Collator,
-    TokenizedExample,
-    evaluation_batches,
-    tokenize,
-)
+from bild_lab.training.batches import IGNORED, BatchOrder, Collator, TokenizedExample, evaluation_batches, tokenize
 from bild_lab.training.distillation import Distillation, Teaching
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights

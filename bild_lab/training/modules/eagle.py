@@ -13,15 +13,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.heads.eagle import (
-    EAGLE,
-    EAGLE3,
-    VARIANTS,
-    Eagle,
-    EagleConfig,
-    joined_states,
-    spread_layers,
-)
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, VARIANTS, Eagle, EagleConfig, joined_states, spread_layers
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
