@@ -1,6 +1,7 @@
 """The one exception that means "the input was wrong", shown to the user as a single message."""
 
 import math
+from collections.abc import Iterable
 
 
 class UserError(ValueError):
@@ -44,6 +45,13 @@ def require_finite(key: str, value: object, least: float = -math.inf, above: boo
     if not number or value < least or (above and value == least):
         bound = "" if least == -math.inf else f" {'>' if above else '>='} {least:g}"
         raise UserError(f"{key} must be a finite number{bound}, got {value!r}{remedy and f'; {remedy}'}")
+
+
+def require_choice(key: str, value: object, known: Iterable[object]) -> None:
+    """Raise UserError unless the value is one of those known; None among them is the word null."""
+    if value not in (known := list(known)):
+        words = ", ".join("null" if one is None else str(one) for one in known)
+        raise UserError(f"{key} must be one of {words}, got {value!r}")
 
 
 def require_model_path(key: str, value: object) -> None:

@@ -1,1 +1,1 @@
-"""Everything that produces tokens: the loop, drafters, acceptance rules, models and adapters."""
+"""Everything that produces tokens: the loop, drafters, acceptance rules, models and heads."""

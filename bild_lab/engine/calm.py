@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from jaxtyping import Float
 from torch import Tensor
@@ -15,7 +16,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import Feed, LoadedModel, Opening, Rows, StagedSession, Want
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.errors import UserError, require_finite, require_number
+from bild_lab.errors import require_choice, require_finite, require_number
 
 State = Float[Tensor, "1 dim"]
 Logits = Float[Tensor, "1 vocab"]
@@ -56,22 +57,19 @@ class Calm(TokenLoop):
     Raises UserError for values out of range and for a target whose layers cannot be run one by one.
     """
 
+    feeds: ClassVar[Feed] = Feed.ROWS
+
     target: LoadedModel
     measure: str
     threshold: float
     temperature: float
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            raise UserError(f"CALM's measure must be one of {', '.join(MEASURES)}, got {self.measure!r}")
+        require_choice("CALM's measure", self.measure, MEASURES)
         exits = "smaller exits earlier, 1 with temperature 0 never"
         require_number("CALM's threshold", self.threshold, 0, 1, remedy=exits)
         require_finite("CALM's temperature", self.temperature, 0, remedy="0 keeps the threshold constant")
         self.target.require_layers("CALM")
-
-    @property
-    def feeds(self) -> Feed:
-        return Feed.ROWS
 
     def lossless(self, sampling: Sampling) -> bool:
         return False

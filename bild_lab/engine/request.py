@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.trace import until_end
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessorList
@@ -72,11 +73,8 @@ class Limits:
 
     def append(self, tokens: Sequence[int], new: Sequence[int]) -> list[int]:
         """The tokens followed by `new`, cut after the first end token and at the length limit."""
-        new = list(new[: self.room(tokens)])
-        for index, token in enumerate(new):
-            if token in self.end_tokens:
-                return [*tokens, *new[: index + 1]]
-        return [*tokens, *new]
+        new = new[: self.room(tokens)]
+        return [*tokens, *new[: until_end(new, self.end_tokens)]]
 
 
 @dataclass(frozen=True)

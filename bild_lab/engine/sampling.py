@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.errors import UserError
+from bild_lab.errors import require_finite, require_number, require_whole
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,11 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        for key, kind in (("temperature", int | float), ("top_k", int | None), ("top_p", int | float | None)):
-            value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, kind):
-                raise UserError(f"decoding.{key} must be a number, got {value!r}")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise UserError(f"decoding.temperature must be >= 0, got {self.temperature}; use 0 for greedy decoding")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"decoding.top_k must be >= 1, got {self.top_k}; use null to switch it off")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise UserError(f"decoding.top_p must lie in (0, 1], got {self.top_p}; use null to switch it off")
+        require_finite("decoding.temperature", self.temperature, 0, remedy="0 is greedy decoding")
+        if self.top_k is not None:
+            require_whole("decoding.top_k", self.top_k, 1, remedy="null switches it off")
+        if self.top_p is not None:
+            require_number("decoding.top_p", self.top_p, 0, 1, above=True, remedy="null switches it off")
 
     @property
     def greedy(self) -> bool:

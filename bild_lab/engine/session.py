@@ -16,8 +16,6 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.trace import Forward
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from bild_lab.engine.draft_vocabulary import DraftVocabulary
     from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 
@@ -314,7 +312,7 @@ class LoadedModel(Model, Protocol):
     compiled_steps: int  # so far
 
     @property
-    def transformers(self) -> LoadedModule:
+    def transformers(self) -> LoadedModel:
         """The same checkpoint as a module of Transformers."""
 
     def load(self) -> None:
@@ -359,12 +357,6 @@ class LoadedModel(Model, Protocol):
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""
-
-
-class LoadedModule(LoadedModel, Protocol):
-    """A checkpoint that runs as a module of Transformers."""
-
-    module: PreTrainedModel
 
 
 def as_rows(rows: Rows | Sequence[int] | Int[Tensor, " m"]) -> Rows:

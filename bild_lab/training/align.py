@@ -60,17 +60,13 @@ class Alignment:
                 f"{longest} tokens; set train.max_target_tokens={longest}"
             )
         if self.recipe.soft_targets or self.teaching.loss is not None or self.acceptance:
-            self._require_same_target()
-
-    def _require_same_target(self) -> None:
-        """Raise UserError unless the model that answered is where it was, with the same weights."""
-        target = self.calibration.target
-        target.check()
-        if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
-            raise UserError(
-                f"the checkpoint {target.path} has changed since it answered; "
-                "make the calibration data again, or set acceptance=false, train.soft_targets=0 and align.loss=null"
-            )
+            target = self.calibration.target
+            target.check()
+            if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
+                raise UserError(
+                    f"the checkpoint {target.path} has changed since it answered; "
+                    "make the calibration data again, or set acceptance=false, train.soft_targets=0 and align.loss=null"
+                )
 
 
 def require_fits(calibration: Calibration, small: Checkpoint) -> None:

@@ -21,7 +21,8 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.errors import UserError, require_number
+from bild_lab.engine.trace import until_end
+from bild_lab.errors import UserError, require_choice, require_number
 from bild_lab.training.batches import IGNORED, Collator, TokenizedExample
 
 Probs = Float[Tensor, "n vocab"]
@@ -112,10 +113,8 @@ class Teaching:
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.data not in DATA:
-            raise UserError(f"align.data must be one of {', '.join(DATA)}, got {self.data!r}")
-        if self.loss is not None and self.loss not in DIVERGENCES:
-            raise UserError(f"align.loss must be null or one of {', '.join(DIVERGENCES)}, got {self.loss!r}")
+        require_choice("align.data", self.data, DATA)
+        require_choice("align.loss", self.loss, (None, *DIVERGENCES))
         require_number("align.temperature", self.temperature, 0, 100)
         require_number("align.decay", self.decay, 0, 1, above=True)
         if self.loss is None and (self.data != "answers" or self.decay != 1):
@@ -183,15 +182,11 @@ class Distillation:
             torch.manual_seed(self.seed + step)
             out = model.generate(**prompts)
         before = 1 if self.collate.start is not None else prompts["input_ids"].shape[1]
+        ends = frozenset(self.settings.eos_token_id)
         return [
-            replace(one, answer=np.array(self._until_end(row), np.int32))
+            replace(one, answer=np.array(row[: until_end(row, ends)], np.int32))
             for one, row in zip(examples, out[:, before:].tolist(), strict=True)
         ]
-
-    def _until_end(self, tokens: list[int]) -> list[int]:
-        ends = self.settings.eos_token_id
-        end = next((place for place, token in enumerate(tokens) if token in ends), len(tokens) - 1)
-        return tokens[: end + 1]
 
 
 def _disagreements(log_p: Probs, log_q: Probs, learned: Bool[Tensor, "batch n"]) -> Int[Tensor, " learned"]:

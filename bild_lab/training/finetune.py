@@ -15,13 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    AutoTokenizer,
-    GenerationConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    TrainingArguments,
-)
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.hf import HuggingFaceModel
@@ -32,16 +26,9 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.results.records import require_writable
-from bild_lab.training.batches import (
-    IGNORED,
-    BatchOrder,
-    Collator,
-    TokenizedExample,
-    evaluation_batches,
-    tokenize,
-)
+from bild_lab.training.batches import IGNORED, BatchOrder, Collator, TokenizedExample, evaluation_batches, tokenize
 from bild_lab.training.distillation import Distillation, Teaching
-from bild_lab.training.folder import METRICS, TrainingFolder, write_json
+from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
@@ -137,15 +124,8 @@ def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
     best = max(range(len(jobs)), key=lambda at: scores[at] if wanted is None else -abs(scores[at] - wanted))
     scored = {f"{rate:g}": score for rate, score in zip(rates, scores, strict=True)}
     metrics = {**found[best], "identity": identity, "learning_rates": scored}
-
-    def write(place: Path) -> None:
-        shutil.copytree(TrainingFolder(jobs[best].folder).result, place, dirs_exist_ok=True)
-        write_json(place / METRICS, metrics)
-
-    if launched().first:
-        folder.publish(write)
-    launched().wait()
-    return metrics
+    chosen = TrainingFolder(jobs[best].folder).result
+    return folder.publish(lambda place: shutil.copytree(chosen, place, dirs_exist_ok=True), metrics)
 
 
 def best_score(path: Path, metric: str, validation: Sequence[Example]) -> float:

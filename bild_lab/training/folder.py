@@ -136,11 +136,18 @@ class TrainingFolder:
                 sizes = {file.name: file.stat().st_size for file in sorted(place.iterdir()) if file.is_file()}
                 write_json(place / _COMPLETE, sizes)
 
-    def publish(self, write: Callable[[Path], None]) -> None:
-        """Let `write` fill the result's folder, which appears whole; then remove the checkpoints."""
-        with self._published(self.result, "the trained model") as draft:
-            write(draft)
-        shutil.rmtree(self.work, ignore_errors=True)
+    def publish(self, write: Callable[[Path], Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Let `write` fill the result's folder, which appears whole, with its metrics; then remove the checkpoints.
+
+        The first process writes, the others wait for it. Returns the metrics as they were written.
+        """
+        if launched().first:
+            with self._published(self.result, "the trained model") as draft:
+                write(draft)
+                write_json(draft / METRICS, metrics)
+            shutil.rmtree(self.work, ignore_errors=True)
+        launched().wait()
+        return self.finished()
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json` beside the result. Raises UserError if it cannot be written."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
 import torch
 
+from bild_lab.engine.draft import common_prefix
 from bild_lab.engine.drafters.ngram import Counts, NGramTable, require_order, vocabulary_hash
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.pieces import begin_of_text
@@ -78,6 +78,4 @@ def reference_tokens(checkpoint: Checkpoint, examples: Iterable[Example]) -> Ite
                 prompt = begin_of_text(tokenizer)
                 whole = [*prompt, *whole]
             end = [] if tokenizer.eos_token_id in (None, whole[-1]) else [tokenizer.eos_token_id]
-            same = (one == other for one, other in zip(prompt, whole, strict=False))
-            shared = len(list(takewhile(bool, same)))
-            yield [*whole[max(shared - 1, 0) :], *end]
+            yield [*whole[max(common_prefix(prompt, whole) - 1, 0) :], *end]

@@ -9,7 +9,7 @@ import torch
 from accelerate.utils import parse_flag_from_env
 
 from bild_lab.engine.models.device import processor
-from bild_lab.errors import UserError, require_finite, require_flag, require_number, require_whole
+from bild_lab.errors import UserError, require_choice, require_finite, require_flag, require_number, require_whole
 
 OPTIMIZERS = ("adafactor", "adamw")
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
@@ -63,8 +63,7 @@ class Recipe:
         require_flag("train.scale_parameter", self.scale_parameter)
         choices = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "loss": LOSSES}
         for key, known in {**choices, "precision": PRECISIONS, "device": DEVICES}.items():
-            if getattr(self, key) not in known:
-                raise UserError(f"train.{key} must be one of {', '.join(known)}, got {getattr(self, key)!r}")
+            require_choice(f"train.{key}", getattr(self, key), known)
         require_number("train.learning_rate", self.learning_rate, 0, MOST_NUMBER, above=True)
         require_number("train.label_smoothing", self.label_smoothing, 0, MOST_SHARE)
         require_number("train.residual_dropout", self.residual_dropout, 0, MOST_SHARE)

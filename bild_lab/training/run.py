@@ -27,7 +27,7 @@ from bild_lab.lab.cli import progress, stages
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
 from bild_lab.report.wandb.logger import TRAINING
-from bild_lab.training.folder import METRICS, TrainingFolder, write_json
+from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import LogToRun, TerminalLog
 from bild_lab.training.trainer import Objective, ResumableTrainer, training_arguments
@@ -111,15 +111,7 @@ class TrainingRun:
             "environment": environment(arguments.device),
             **self.job.provenance,
         }
-
-        def write(place: Path) -> None:
-            objective.save(place)
-            write_json(place / METRICS, metrics)
-
-        if launched().first:
-            folder.publish(write)
-        launched().wait()
-        return folder.finished()
+        return folder.publish(objective.save, metrics)
 
     def _within_memory(self, arguments: TrainingArguments) -> AbstractContextManager[None]:
         """Names the keys that make a step smaller, where memory runs out."""

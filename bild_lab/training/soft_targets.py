@@ -18,7 +18,8 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.files import write_atomically
-from bild_lab.training.batches import IGNORED, Collator, SoftTargets, TokenizedExample
+from bild_lab.training.batches import Collator, SoftTargets, TokenizedExample
+from bild_lab.training.distillation import answer_log_probs, decoder_start, pieces_of
 from bild_lab.training.folder import writing
 from bild_lab.training.recipe import Recipe
 
@@ -57,22 +58,16 @@ def soft_targets(
 
     Shares are of these tokens alone: what the teacher gives to others is left out.
     """
-    pieces = max(teacher.checkpoint.vocabulary.values()) + 1  # a head may have more rows than the tokenizer has pieces
-    if teacher.checkpoint.encoder_decoder:
-        collate = replace(collate, start=teacher.checkpoint.decoder_start)
+    checkpoint = teacher.checkpoint
+    begins, pieces = decoder_start(checkpoint), pieces_of(checkpoint)
     found: list[SoftTargets] = [None] * len(examples)  # type: ignore[list-item]
     order = sorted(range(len(examples)), key=lambda index: -examples[index].length)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         batch = {name: rows.to(teacher.device) for name, rows in collate([examples[i] for i in chosen]).items()}
-        labels = batch.pop("labels")
-        logits = teacher.module(**batch, use_cache=False).logits[..., :pieces]
-        if not teacher.checkpoint.encoder_decoder:  # a decoder's row predicts the next token
-            labels = labels[:, 1:]
-        for index, row, learned in zip(chosen, logits, labels != IGNORED, strict=True):
-            likely = row[: len(learned)][learned].float().topk(min(count, pieces))
-            probs = likely.values.softmax(-1)
-            found[index] = SoftTargets(
-                likely.indices.to(torch.int32).numpy(force=True), probs.to(torch.float16).numpy(force=True)
-            )
+        likely = answer_log_probs(teacher.module, batch, begins, pieces).topk(min(count, pieces))
+        both = (likely.indices.to(torch.int32), likely.values.softmax(-1).to(torch.float16))
+        lengths = [len(examples[index].answer) for index in chosen]
+        for index, *soft in zip(chosen, *(each.split(lengths) for each in both), strict=True):
+            found[index] = SoftTargets(*(each.numpy(force=True) for each in soft))
     return found

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import content_hash
 
@@ -95,8 +95,7 @@ class FreshModel:
 
     def __post_init__(self) -> None:
         require_whole("model.vocabulary", self.vocabulary, 32)
-        if self.pieces not in PIECES:
-            raise UserError(f"model.pieces must be one of {', '.join(PIECES)}, got {self.pieces!r}")
+        require_choice("model.pieces", self.pieces, PIECES)
         kind = self.config.get("model_type")
         if kind not in CONFIG_MAPPING.keys():  # noqa: SIM118 (a lazy mapping)
             raise UserError(

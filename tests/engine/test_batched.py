@@ -298,7 +298,7 @@ def test_every_text_has_a_state_of_its_own_and_shares_models() -> None:
     request = Request(Source((5, 6)), Limits(2, 4))
     session = method.target.start(request.source, 4)
     one, other = (method.drafter.start(request, session) for _ in range(2))
-    assert one.session is not other.session and one._window is not other._window
+    assert one._session is not other._session and one._window is not other._window
     one._window.observe(4, 4)
     assert other._window.acceptance_rate == method.drafter._window.acceptance_rate < one._window.acceptance_rate
     assert one._model is other._model is method.drafter._model

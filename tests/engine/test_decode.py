@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.acceptance import ExactMatch, Overlap, RejectionSampling, ReleasedRollback, Rollback
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Tree, Verdict
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft, TargetFirstWindow
+from bild_lab.engine.drafters import ModelDrafter, NoDraft, TargetFirstWindow
 from bild_lab.engine.drafters.model import released_confidence
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
@@ -151,7 +151,7 @@ def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -
             window,
             verify_tail,
         )
-        drafter = ModelDrafter(draft, window, LowConfidence(fallback))
+        drafter = ModelDrafter(draft, window, fallback)
         actual, trace = decode(
             target, drafter, Rollback(rollback), source, max_new_tokens, end, verify_tail=verify_tail
         )
@@ -234,7 +234,7 @@ def test_vanilla_decodes_greedily_with_one_forward_a_token(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_model_computes_a_committed_token_twice(family: str) -> None:
     target, draft, source = random_pair(family, 5)
-    drafter = ModelDrafter(draft, 6, LowConfidence(0.3))
+    drafter = ModelDrafter(draft, 6, 0.3)
     tokens, trace = decode(target, drafter, Rollback(1.0), source, 30)
     rejected = sum(len(each.drafted) - each.accepted for each in trace.rounds)
     assert trace.rollbacks > 0
@@ -401,7 +401,7 @@ def test_an_unverified_tail_saves_the_last_target_call() -> None:
     calls = {}
     for verify_tail in (True, False):
         target = StubModel(copying(1))
-        drafter = ModelDrafter(StubModel(copying(1)), 4, LowConfidence(0.5))
+        drafter = ModelDrafter(StubModel(copying(1)), 4, 0.5)
         tokens, trace = decode(target, drafter, Rollback(1.0), Source((0,)), 8, verify_tail=verify_tail)
         assert tokens == [0, 1, 2, 3, 4, 5, 6, 7, 8]
         calls[verify_tail] = trace.target_calls

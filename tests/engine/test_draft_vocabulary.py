@@ -12,7 +12,7 @@ import torch
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter, ModelTreeDrafter, NoDraft
+from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter, NoDraft
 from bild_lab.engine.drafters.model import draft_chain
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.models.views import EarlyExit, NarrowModel, NarrowSession
@@ -156,7 +156,7 @@ def test_greedy_texts_are_the_targets_and_a_record_gives_the_same_rounds(family:
     request = Request(source, Limits(len(source.prompt), 12, frozenset([END])))
     expected = DraftThenVerify(live[0], NoDraft(live[0]), SpeculativeSampling()).decode(request, Trace())
     drafters = {
-        "chain": lambda large, small: ModelDrafter(small, 4, LowConfidence(0.2), vocabulary=DraftVocabulary(TOKENS)),
+        "chain": lambda large, small: ModelDrafter(small, 4, 0.2, vocabulary=DraftVocabulary(TOKENS)),
         "tree": lambda large, small: ModelTreeDrafter(small, 6, 3, 2, 2, vocabulary=DraftVocabulary(TOKENS)),
         "view": lambda large, small: ModelDrafter(EarlyExit(large, 1), 3, vocabulary=DraftVocabulary(TOKENS)),
     }

@@ -10,7 +10,8 @@ import torch
 from bild_lab.engine.acceptance import Rollback
 from bild_lab.engine.acceptance.speculative_sampling import residual
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter
+from bild_lab.engine.drafters import ModelDrafter
+from bild_lab.engine.drafters.model import require_confidence
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.errors import UserError
@@ -103,7 +104,7 @@ def test_rollback_judges_at_temperature_1_whatever_the_tokens_are_drawn_at() -> 
 
 def test_a_drafter_is_as_sure_as_at_temperature_1_whatever_the_tokens_are_drawn_at() -> None:
     model = StubModel(lambda _: P.log())
-    drafter = ModelDrafter(model, 3, LowConfidence(0.45))
+    drafter = ModelDrafter(model, 3, 0.45)
     request = Request(Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0))
     drafter = drafter.start(request, SESSION)
     draft = drafter.propose([0])
@@ -134,13 +135,13 @@ def test_an_infinite_threshold_never_rolls_back() -> None:
 
 
 def test_thresholds_of_certainty_and_of_nothing_are_allowed() -> None:
-    assert [LowConfidence(threshold).threshold for threshold in (0, 0.0, 1, 1.0)] == [0, 0, 1, 1]
+    assert [require_confidence(threshold) for threshold in (0, 0.0, 1, 1.0)] == [0, 0, 1, 1]
 
 
 def test_a_drafter_at_its_threshold_drafts() -> None:
     even = StubModel(lambda _: torch.zeros(2, dtype=torch.float64))
     for threshold, drafted in ((0.5, 1), (math.nextafter(0.5, 1), 0)):
-        assert len(ModelDrafter(even, 1, LowConfidence(threshold)).start(GREEDY, SESSION).propose([0])) == drafted
+        assert len(ModelDrafter(even, 1, threshold).start(GREEDY, SESSION).propose([0])) == drafted
 
 
 def test_the_residual_is_what_p_has_and_q_lacks() -> None:

@@ -12,7 +12,7 @@ import torch
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter, NoDraft
+from bild_lab.engine.drafters import ModelDrafter, NoDraft
 from bild_lab.engine.models.native import attention, layers
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.request import Limits, Request
@@ -40,7 +40,7 @@ class Desk:
         source = random_source("llama", random.Random(1)).to(DEVICE)
         self.request = Request(source, Limits(len(source.prompt), NEW_TOKENS, NEVER))
 
-    def decode(self, stop: LowConfidence | None = None, compiled: bool = False, **others: object) -> int:
+    def decode(self, stop: float | None = None, compiled: bool = False, **others: object) -> int:
         """How many waits a second text took, for each of its rounds."""
         draft = self.draft.as_compiled() if compiled else self.draft
         method = DraftThenVerify(self.target, ModelDrafter(draft, 4, stop), SpeculativeSampling())
@@ -61,7 +61,7 @@ def desk() -> Iterator[Desk]:
 
 def test_without_a_mistake_a_round_waits_once(desk: Desk) -> None:
     assert desk.decode() == 1
-    assert desk.decode(LowConfidence(0.4), compiled=True) <= 2
+    assert desk.decode(0.4, compiled=True) <= 2
 
 
 @pytest.mark.parametrize("looks", [True, False])
@@ -123,7 +123,7 @@ def test_a_tensor_that_grows_inside_a_capture(desk: Desk, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(KeyValueCache, "write", growing)
     with pytest.raises((CudaFault, RuntimeError)):
-        desk.decode(LowConfidence(0.4), compiled=True)
+        desk.decode(0.4, compiled=True)
 
 
 def test_a_generator_of_the_wrong_device(desk: Desk) -> None:

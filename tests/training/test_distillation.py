@@ -152,7 +152,7 @@ def test_distributions_learned_by_kl_come_nearer_to_the_targets(tmp_path: Path) 
 def test_what_cannot_be_learned_is_refused(tmp_path: Path, checkpoints: Path) -> None:
     refused = {
         "align.data must be one of": {"data": "target", "loss": "kl"},
-        "align.loss must be null or one of kl": {"loss": "l2"},
+        "align.loss must be one of null, kl": {"loss": "l2"},
         "align.data=drafter align.decay=1 need": {"data": "drafter"},
         "align.data=answers align.decay=0.5 need": {"decay": 0.5},
         r"align\.decay must lie in \(0, 1\]": {"loss": "kl", "decay": 0},

@@ -80,7 +80,7 @@ def test_order_1_leaves_bigrams_out(command: Command, base: list[str]) -> None:
 
 
 BAD_INPUT = {
-    "order out of range": (["module.order=3"], "the order of n-grams must be 1 (unigrams) or 2 (bigrams), got 3"),
+    "order out of range": (["module.order=3"], "the order of n-grams must be a whole number >= 1 and <= 2, got 3"),
     "no references": (["dataset=mt_bench"], "dataset mt_bench has no references to count"),
 }
 

@@ -14,7 +14,7 @@ from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, fir
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
-from bild_lab.errors import UserError, require_finite, require_number
+from bild_lab.errors import require_choice, require_finite, require_number
 
 
 def greatest(probs: PerNode) -> Float[Tensor, "n 1"]:
@@ -56,8 +56,7 @@ class SpeculativeCascade(SpeculativeRule):
     needs = frozenset({"own_probs"})
 
     def __init__(self, rule: str, alpha: float) -> None:
-        if rule not in DEFERRALS:
-            raise UserError(f"a cascade's rule must be one of {', '.join(DEFERRALS)}, got {rule!r}")
+        require_choice("a cascade's rule", rule, DEFERRALS)
         require_finite("a cascade's alpha", alpha, remedy="greater defers less")
         self._defers, self._alpha = DEFERRALS[rule], alpha
 

@@ -4,7 +4,7 @@ from bild_lab.engine.drafters.candidates import MaskTokenDrafter, MedusaDrafter
 from bild_lab.engine.drafters.combined import HybridDrafter, SpeculativeDrafter
 from bild_lab.engine.drafters.eagle import EagleDrafter
 from bild_lab.engine.drafters.lookahead import LookaheadDrafter
-from bild_lab.engine.drafters.model import AdaptiveWindow, LowConfidence, ModelDrafter, TargetFirstWindow
+from bild_lab.engine.drafters.model import AdaptiveWindow, ModelDrafter, TargetFirstWindow
 from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
 from bild_lab.engine.drafters.ngram import NGramDrafter, NGramTable
 from bild_lab.engine.drafters.none import NoDraft

@@ -22,7 +22,7 @@ from bild_lab.engine.drafters.trees import (
     read_trees,
     widths_of,
 )
-from bild_lab.engine.heads.bita import BitaConfig
+from bild_lab.engine.heads.bita import BitaAdapter
 from bild_lab.engine.heads.markov import MarkovHead, PackedMarkov, on_engine
 from bild_lab.engine.heads.medusa import MedusaHeads
 from bild_lab.engine.models.native.cpu import PackedHeads
@@ -163,7 +163,7 @@ class MaskTokenDrafter(CandidateDrafter):
     without seeing those tokens. A file that `auto` kept has a tree for each number of candidates, and says after which
     tokens masks run, and how many; auto: `run.py` fits one.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
-    adapter: its configuration; the weights are the target's, but for those of a Markov head.
+    adapter: of its weights the target runs all but those of a Markov head.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
     """
 
@@ -172,13 +172,12 @@ class MaskTokenDrafter(CandidateDrafter):
     def __init__(
         self,
         target: LoadedModel,
-        adapter: BitaConfig,
+        adapter: BitaAdapter,
         tree: TreeFile,
         top_k: int | Sequence[int],
         mask_tokens: int | None = None,
-        markov: MarkovHead | None = None,
     ) -> None:
-        most = adapter.mask_tokens
+        most = adapter.config.mask_tokens
         masks = most if mask_tokens is None else mask_tokens
         require_whole("mask_tokens", masks, 1, most, f"null uses all {most} of the adapter")
         self._straight = tree == STRAIGHTFORWARD
@@ -187,7 +186,7 @@ class MaskTokenDrafter(CandidateDrafter):
         else:
             trees = named_trees(tree, top_k, masks, masks, target.checkpoint.config.vocab_size)
         super().__init__(target, masks, masks, trees)
-        self.markov = on_engine(target, markov)
+        self.markov = on_engine(target, adapter.markov)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the next draft's candidates from the masks after the last accepted token."""

@@ -20,31 +20,19 @@ from bild_lab.engine.session import LAST, Chain, DraftedChain, Model, Scores, Se
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.errors import require_flag, require_number, require_whole
 
-
-@dataclass(frozen=True)
-class LowConfidence:
-    """Hand over to the target when the drafter's largest probability is below the threshold (BiLD §3.3).
-
-    The probability is the drafter's own, at temperature 1. At equality it drafts.
-    """
-
-    threshold: float
-
-    def __post_init__(self) -> None:
-        require_number("the fallback threshold", self.threshold, 0, 1, remedy="it is a probability; 0 never falls back")
-
-
-def low_confidence(threshold: float | None) -> LowConfidence | None:
-    """The stop rule with this threshold; None if only the window ends a draft."""
-    return None if threshold is None else LowConfidence(threshold)
-
-
 RELEASED_THRESHOLD = 0.6  # of BiLD's released loop
 
 
-def released_confidence(threshold: float) -> LowConfidence:
-    """The stop rule of BiLD's released loop, where a threshold of 0 stands for 0.6."""
-    return LowConfidence(RELEASED_THRESHOLD if threshold == 0 else threshold)
+def released_confidence(threshold: float) -> float:
+    """The threshold of BiLD's released loop, where 0 stands for 0.6."""
+    return RELEASED_THRESHOLD if threshold == 0 else threshold
+
+
+def require_confidence(stop: float | None) -> float | None:
+    """The threshold of a stop rule, or None without one. Raises UserError for a number that is no probability."""
+    if stop is not None:
+        require_number("the fallback threshold", stop, 0, 1, remedy="it is a probability; 0 never falls back")
+    return stop
 
 
 class ModelDrafter(Drafter):
@@ -55,6 +43,8 @@ class ModelDrafter(Drafter):
 
     window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`. Neither
     the window nor `stop` sees the token it decides about, so speculative sampling stays lossless with both.
+    stop: hand over to the target where the drafter's largest probability, at temperature 1, is below this (BiLD §3.3);
+    at equality it drafts. None: only the window ends a draft.
     stop_on_eos: whether each drafted token is read, and an end token ends the draft.
     keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need.
     vocabulary: the only tokens that it drafts; None: all.
@@ -69,13 +59,13 @@ class ModelDrafter(Drafter):
         self,
         draft: Model,
         window: int | Window,
-        stop: LowConfidence | None = None,
+        stop: float | None = None,
         keeps_probs: bool = False,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
         self._window = window if isinstance(window, Window) else FixedWindow(window)
-        self._stop = stop
+        self._stop = require_confidence(stop)
         require_flag("keeps_probs", keeps_probs)
         self._keeps_probs = keeps_probs
         # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
@@ -91,11 +81,6 @@ class ModelDrafter(Drafter):
         inner = self._model.model if isinstance(self._model, NarrowModel) else self._model
         return None if isinstance(inner, TargetLayers) else self._model  # a view reads the target's own rows
 
-    @property
-    def session(self) -> Session:
-        """The draft model's session of the text that started last."""
-        return self._session
-
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
@@ -110,7 +95,7 @@ class ModelDrafter(Drafter):
         chain = Chain(
             steps=window,
             end_tokens=limits.end_tokens,
-            threshold=None if self._stop is None else self._stop.threshold,
+            threshold=self._stop,
             temperature=sampling.temperature,
             uniforms=uniforms,
             keeps_probs=self._keeps_probs,

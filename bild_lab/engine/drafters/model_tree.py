@@ -8,7 +8,7 @@ import torch
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.drafters.model import LowConfidence
+from bild_lab.engine.drafters.model import require_confidence
 from bild_lab.engine.models.views import NarrowModel
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -25,9 +25,10 @@ class ModelTreeDrafter(Drafter):
     (EAGLE-2 §4). The tree depends on the drafter's distributions alone, never on a random number. So every drafted
     token counts as certain (q is one-hot), and speculative sampling is lossless.
 
-    stop: a leaf of which the drafter is sure has one child; an unsure one branches instead of handing over to the
-    target (BiLD's fallback, §3.3, as branching). None: every leaf branches. min_prob: growing ends when no leaf has
-    this chance. Sampled text multiplies the probabilities that it samples from, greedy text those at temperature 1.
+    stop: a leaf where the drafter's largest probability is not below this has one child; an unsure one branches instead
+    of handing over to the target (BiLD's fallback, §3.3, as branching). None: every leaf branches. min_prob: growing
+    ends when no leaf has this chance. Sampled text multiplies the probabilities that it samples from, greedy text those
+    at temperature 1.
     vocabulary: the only tokens that it drafts; None: all.
     """
 
@@ -41,11 +42,11 @@ class ModelTreeDrafter(Drafter):
         width: int,
         children: int,
         min_prob: float = 0.0,
-        stop: LowConfidence | None = None,
+        stop: float | None = None,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
-        self._growth = growth_by(nodes, window, width, children, min_prob, None if stop is None else stop.threshold)
+        self._growth = growth_by(nodes, window, width, children, min_prob, require_confidence(stop))
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request

@@ -223,5 +223,5 @@ def vocabulary_hash(vocabulary: dict[str, int]) -> str:
 
 
 def require_order(order: object) -> None:
-    if not isinstance(order, int) or isinstance(order, bool) or order not in (1, 2):
-        raise UserError(f"the order of n-grams must be 1 (unigrams) or 2 (bigrams), got {order!r}")
+    """Raise UserError unless it is the order of unigrams or bigrams."""
+    require_whole("the order of n-grams", order, 1, 2, "1 counts unigrams, 2 bigrams")

@@ -11,7 +11,7 @@ from bild_lab.engine.draft import Draft, Verdict, empty_draft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel, Scores, Session, on_device
-from bild_lab.errors import UserError, require_flag, require_number, require_whole
+from bild_lab.errors import UserError, require_finite, require_flag, require_number, require_whole
 from bild_lab.files import FilePath
 
 
@@ -41,8 +41,7 @@ class SuffixDrafter(Drafter):
         keep: bool = False,
     ) -> None:
         require_whole("the draft window", window, 1)
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
-            raise UserError(f"factor must be a number > 0, got {factor!r}; 1 drafts as many tokens as were matched")
+        require_finite("factor", factor, 0, above=True, remedy="1 drafts as many tokens as were matched")
         require_number("least", min_prob, 0, 1, remedy="0 follows any match")
         require_flag("keep", keep)
         self._target, self._device = target, target.device

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, read_config
+from bild_lab.engine.heads.folder import Kind, SavedModule, base_of
 from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, LoadedModel, Opening, Prefix, Session
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.files import FilePath
 
 PROMPTS = ("deep", "shallow", "none")
@@ -52,8 +51,7 @@ class BitaConfig:
     markov_rank: int = 0
 
     def __post_init__(self) -> None:
-        if self.prompt not in PROMPTS:
-            raise UserError(f"bita.prompt must be one of {', '.join(PROMPTS)}, got {self.prompt!r}")
+        require_choice("bita.prompt", self.prompt, PROMPTS)
         require_whole("bita.mask_tokens", self.mask_tokens, 1)
         require_whole("bita.markov_rank", self.markov_rank, 0)
         require_whole("bita.prompt_tokens", self.prompt_tokens, 0 if self.prompt == "none" else 1)
@@ -61,19 +59,6 @@ class BitaConfig:
             raise UserError(
                 f"bita.prompt=none has no prompt tokens, got bita.prompt_tokens={self.prompt_tokens}; set 0"
             )
-
-    @property
-    def prompt_parameters(self) -> int:
-        """P·2·L·(kv heads · head dim) for a deep prompt, P·dim for a shallow one."""
-        if self.prompt == "deep":
-            return self.prompt_tokens * 2 * self.layers * self.kv_heads * self.head_dim
-        return self.prompt_tokens * self.hidden_size
-
-    @property
-    def parameters(self) -> int:
-        """The number of trained parameters: those of the prompt, M·dim, and 2·vocabulary·rank of a Markov head."""
-        masks, markov = self.mask_tokens * self.hidden_size, 2 * self.vocabulary * self.markov_rank
-        return self.prompt_parameters + masks + markov
 
 
 class BitaAdapter(SavedModule):
@@ -124,21 +109,11 @@ class BitaAdapter(SavedModule):
         return cls(BitaConfig(prompt, count, mask_tokens, *sizes, dict(base), shape.vocabulary, markov_rank), seed)
 
 
-def bita_config(path: Path | FilePath) -> BitaConfig:
-    """The configuration of an adapter that was saved, without its weights. Raises UserError for any other folder."""
-    return read_config(Path(path).expanduser(), KIND, BitaConfig)
-
-
 def load_bita(target: LoadedModel, path: FilePath | None) -> BitaAdapter:
     """The adapter in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     base = base_of(target.checkpoint.config, KIND.noun)
     sizes = {name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")}
-    return BitaAdapter.load_for(target, path, **sizes).to(target.dtype)
-
-
-def load_markov(target: LoadedModel, path: FilePath | None) -> MarkovHead | None:
-    """The adapter's Markov head, if it has one. Raises UserError as `load_bita` does."""
-    return load_bita(target, path).markov
+    return BitaAdapter.load_for(target, path, **sizes)
 
 
 class BitaTarget:

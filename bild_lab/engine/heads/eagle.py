@@ -20,15 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 
-from bild_lab.engine.heads.folder import Kind, described, released_folder, require_made_for, shapes, tensors_of
+from bild_lab.engine.heads.folder import Kind, fill, released_folder, require_made_for, tensors_of, write_module
 from bild_lab.engine.models.native.stack import rotate
 from bild_lab.errors import UserError
-from bild_lab.files import FilePath, write_atomically
+from bild_lab.files import FilePath
 
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
@@ -79,10 +78,6 @@ class EagleConfig:
     base: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def hidden_size(self) -> int:
-        return self.layer.hidden_size
-
-    @property
     def vocabulary(self) -> int:
         """Of the target."""
         return self.layer.vocab_size
@@ -127,6 +122,24 @@ class Eagle(nn.Module):
         """Use the target's embedding and head. They may have rows for padding after the vocabulary."""
         self._target = (embedding, head)
         return self
+
+    def save(self, folder: Path) -> None:
+        """Write weights and configuration as SafeAILab's code and vLLM read them."""
+        config = self.config
+        written = {
+            **config.layer.to_dict(),
+            "architectures": ["LlamaForCausalLM" if config.variant == EAGLE else "LlamaForCausalLMEagle3"],
+            "rope_theta": config.layer.rope_parameters["rope_theta"],
+            "bias": config.bias[0],
+            "target_hidden_size": config.target_size,
+            "base": dict(config.base),
+        }
+        if config.variant == EAGLE3:
+            written["draft_vocab_size"] = config.draft_vocabulary
+            written["eagle_config"] = {"use_aux_hidden_state": True, AUX_LAYERS: list(config.target_layers)}
+        prefix = LAYERS[config.variant]
+        weights = {_released_name(name, prefix): weight for name, weight in self.state_dict().items()}
+        write_module(folder, KIND, weights, written)
 
     def embed(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows dim"]:
         """Tokens as the layer reads them: without the scale that some models give their embeddings."""
@@ -227,12 +240,6 @@ def spread_layers(depth: int) -> tuple[int, int, int]:
     return low, middle, high
 
 
-def require_variant(variant: Any, noun: str) -> None:
-    """Raise UserError unless it is a known variant."""
-    if variant not in VARIANTS:
-        raise UserError(f"{noun} must be one of {', '.join(VARIANTS)}, got {variant!r}")
-
-
 def joined_states(
     variant: str, head_input: Float[Tensor, "*rows dim"], hidden: Sequence[Float[Tensor, "*rows dim"]]
 ) -> Float[Tensor, "*rows states"]:
@@ -267,34 +274,8 @@ def read_eagle(folder: Path, depth: int) -> Eagle:
     weights = _named(tensors_of(folder, KIND, WEIGHTS))
     config = _config(folder, weights, depth)
     eagle = Eagle(config)
-    wanted, came = shapes(eagle.state_dict()), shapes(weights)
-    if wanted != came:
-        differing = {name for name in {*wanted, *came} if wanted.get(name) != came.get(name)}
-        held = [described({name: one[name] for name in differing & set(one)}) for one in (wanted, came)]
-        raise UserError(f"the EAGLE {folder} must hold {held[0]}, got {held[1]}; {KIND.remedy}")
-    eagle.load_state_dict(weights)
+    fill(eagle, weights, folder, KIND)
     return eagle
-
-
-def save_eagle(eagle: Eagle, folder: Path) -> None:
-    """Write weights and configuration as SafeAILab's releases have them."""
-    config = eagle.config
-    prefix, tensors = LAYERS[config.variant], {}
-    for name, value in eagle.state_dict().items():
-        tensors[_released_name(name, prefix)] = value.detach().cpu().contiguous()
-    written = {
-        **config.layer.to_dict(),
-        "architectures": ["LlamaForCausalLM" if config.variant == EAGLE else "LlamaForCausalLMEagle3"],
-        "rope_theta": config.layer.rope_parameters["rope_theta"],
-        "bias": config.bias[0],
-        "target_hidden_size": config.target_size,
-        "base": dict(config.base),
-    }
-    if config.variant == EAGLE3:
-        written["draft_vocab_size"] = config.draft_vocabulary
-        written["eagle_config"] = {"use_aux_hidden_state": True, AUX_LAYERS: list(config.target_layers)}
-    write_atomically(folder / KIND.weights, to_bytes(tensors, metadata={"format": "pt"}))
-    write_atomically(folder / KIND.config, (json.dumps(written, indent=2) + "\n").encode())
 
 
 def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

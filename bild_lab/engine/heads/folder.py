@@ -96,23 +96,19 @@ class SavedModule(nn.Module):
 
     def save(self, folder: Path | str) -> None:
         """Write the weights, then the configuration, each file atomically."""
-        folder = Path(folder)
-        tensors = {name: value.detach().cpu().contiguous() for name, value in self.state_dict().items()}
-        write_atomically(folder / self.kind.weights, to_bytes(tensors, metadata={"format": "pt"}))
-        written = json.dumps(dataclasses.asdict(self.config), indent=2) + "\n"
-        write_atomically(folder / self.kind.config, written.encode())
+        write_module(Path(folder), self.kind, self.state_dict(), dataclasses.asdict(self.config))
 
     @classmethod
     def load(cls, folder: Path | str) -> Self:
         """Read a module that `save` wrote, on the CPU. Raises UserError for any other folder."""
         folder = Path(folder).expanduser()
         module = cls(read_config(folder, cls.kind, cls.config_class))
-        read_weights(folder, cls.kind, module)
+        fill(module, tensors_of(folder, cls.kind, [cls.kind.weights]), folder / cls.kind.weights, cls.kind)
         return module
 
     @classmethod
     def load_for(cls, target: LoadedModel, path: str | None, **sizes: int) -> Self:
-        """Read a module that drafts or judges for this target, on its device. It is not trained any further.
+        """Read a module that drafts for this target, on its device, in its precision. It is not trained any further.
 
         sizes: of the target, which the module's configuration must have. Raises UserError without a path, for another
         folder, and for a module of another model.
@@ -121,7 +117,7 @@ class SavedModule(nn.Module):
             raise UserError(f"this policy needs a {cls.kind.noun}; {cls.kind.remedy}")
         module = cls.load(path)
         require_made_for(target.checkpoint, module.config, sizes, f"the {cls.kind.noun} {path}")
-        return module.to(target.device).requires_grad_(False)
+        return module.to(target.device, target.dtype).requires_grad_(False)
 
 
 def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
@@ -141,17 +137,21 @@ def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
     return cls(**values)
 
 
-def read_weights(folder: Path, kind: Kind, module: nn.Module) -> None:
-    """Load the weights into the module. Raises UserError if the file is damaged or does not fit its configuration."""
-    path = folder / kind.weights
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read {path}: {error}; {kind.remedy}") from error
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], place: Path, kind: Kind) -> None:
+    """Load these weights of a place into the module. Raises UserError, with those that differ, if they do not fit."""
     wanted, came = shapes(module.state_dict()), shapes(tensors)
     if wanted != came:
-        raise UserError(f"{path} must hold {described(wanted)}, got {described(came)}; {kind.remedy}")
+        differing = {name for name in {*wanted, *came} if wanted.get(name) != came.get(name)}
+        held = [described({name: one[name] for name in differing & set(one)}) for one in (wanted, came)]
+        raise UserError(f"{place} must hold {held[0]}, got {held[1]}; {kind.remedy}")
     module.load_state_dict(tensors)
+
+
+def write_module(folder: Path, kind: Kind, weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write the weights, then the configuration, each file atomically."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    write_atomically(folder / kind.weights, to_bytes(tensors, metadata={"format": "pt"}))
+    write_atomically(folder / kind.config, (json.dumps(config, indent=2) + "\n").encode())
 
 
 def released_folder(path: str, kind: Kind, files: Sequence[str]) -> Path:

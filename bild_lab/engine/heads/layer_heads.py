@@ -93,11 +93,10 @@ class LayerHeads(SavedModule):
     ) -> LayerHeads:
         """Untrained heads: each predicts what the decoder's own norm and head give after its layer.
 
-        seed: for the low-rank factors. Raises UserError for layers that the decoder does not have.
+        seed: for the low-rank factors.
         """
         vocabulary, dim = decoder.head.shape
         heads = cls(LayerHeadsConfig(layers, dim, vocabulary, decoder.epsilon, rank, dict(base)))
-        require_layers(heads.config.layers, len(decoder.layers))
         heads.norms.copy_(decoder.final_norm.float() * decoder.final_scale)  # the same for every layer
         if rank is None:
             heads.matrices.copy_(decoder.head)

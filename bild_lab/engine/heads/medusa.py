@@ -183,5 +183,4 @@ def read_released(folder: Path) -> MedusaHeads:
 def load_medusa(target: LoadedModel, path: FilePath | None) -> MedusaHeads:
     """The heads in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     base = base_of(target.checkpoint.config, "Medusa")
-    heads = MedusaHeads.load_for(target, path, hidden_size=base.hidden_size, vocabulary=base.vocabulary)
-    return heads.to(target.dtype)
+    return MedusaHeads.load_for(target, path, hidden_size=base.hidden_size, vocabulary=base.vocabulary)

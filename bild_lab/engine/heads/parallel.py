@@ -113,7 +113,6 @@ class ParallelHeads(SavedModule):
         cls, base: PreTrainedModel, origin: Mapping[str, Any], layers: int, block: int, rank: int, seed: int
     ) -> ParallelHeads:
         """An untrained drafter: its layers, norm and distances are those of the target's last layers."""
-        require_t5(base.config)
         config, depth = base.config, decoder_depth(base.config)
         made = cls(ParallelConfig.beside(config, layers, block, rank, origin))
         weights = module_weights(base, torch.float32, made.masks.device)
@@ -191,5 +190,4 @@ def load_parallel(target: LoadedModel, path: FilePath | None) -> ParallelHeads:
     """The drafter in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     config = target.checkpoint.config
     require_t5(config)
-    heads = ParallelHeads.load_for(target, path, hidden_size=config.d_model, vocabulary=config.vocab_size)
-    return heads.to(target.dtype)
+    return ParallelHeads.load_for(target, path, hidden_size=config.d_model, vocabulary=config.vocab_size)

@@ -59,10 +59,9 @@ Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 class Checkpoint:
     """A model's files.
 
-    path: a folder, a hub id, toy:large or toy:small, or only a name if `folder` is given.
+    path: a folder, a hub id, toy:large or toy:small.
     revision: a branch, tag or commit on the hub; one that `pins.yaml` pins is read at its commit.
     trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint is refused.
-    folder: where the files are, if `path` is only a name.
     allow_pickles: where there are no safetensors, read tensors, and nothing else, from pickles (PyTorch's
     `weights_only`); without it such a checkpoint is refused.
     """
@@ -70,13 +69,12 @@ class Checkpoint:
     path: str
     revision: str | None = None
     trust_remote_code: bool = False
-    folder: Path | None = None
     allow_pickles: bool = False
 
     @property
     def location(self) -> str:
         """The folder or hub id to read from."""
-        return str(Path(shipped(self.path)).expanduser() if self.folder is None else self.folder)
+        return str(Path(shipped(self.path)).expanduser())
 
     @property
     def in_folder(self) -> bool:
@@ -86,7 +84,7 @@ class Checkpoint:
     def on_hub(self) -> bool:
         """Whether the path can only be a hub id."""
         named_as_folder = self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1
-        return not self.in_folder and not named_as_folder and self.folder is None
+        return not self.in_folder and not named_as_folder
 
     @property
     def pin(self) -> Mapping[str, str] | None:
@@ -299,6 +297,8 @@ class Checkpoint:
         """Raise UserError for a path that holds nothing that can be read."""
         folder = Path(self.location)
         has_config = (folder / "config.json").is_file()
+        if (folder / "adapter_config.json").is_file():
+            raise UserError(f"{self.path} is an adapter; merge it into its base with peft's merge_and_unload first")
         if not has_config and (files := sorted(folder.glob("*.gguf"))):
             raise UserError(f"{self.path} is a folder with a GGUF file; give the file: {self.path}/{files[0].name}")
         if folder.is_file():

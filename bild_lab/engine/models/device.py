@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -29,8 +29,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str) -> torch.dtype:
-    if name not in DTYPES:
-        raise UserError(f"runtime.dtype must be one of {', '.join(DTYPES)}, got {name!r}")
+    require_choice("runtime.dtype", name, DTYPES)
     return DTYPES[name]
 
 

@@ -321,6 +321,12 @@ def configuration(values: Mapping[str, Any], tensors: Mapping[str, PackedTensor]
     return config
 
 
+def recognized(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint as what its path names: a GGUF file, or a model as it is."""
+    is_file = checkpoint.path.endswith(SUFFIX) and not checkpoint.in_folder
+    return GgufCheckpoint(checkpoint.path) if is_file else checkpoint
+
+
 def special_tokens(values: Mapping[str, Any]) -> dict[str, int | None]:
     """The special tokens that a file's settings name, by the names of Transformers' configurations."""
     names = {"eos": "eos", "bos": "bos", "pad": "padding"}

@@ -34,7 +34,7 @@ from bild_lab.engine.models.slot_cache import SlotCache
 from bild_lab.engine.models.weights import Weights
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Rows, Session, Skipped, Want
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 
 
 @dataclass
@@ -262,8 +262,7 @@ def require_device_map(device_map: str | None, device: torch.device) -> None:
     """Raise UserError for an unknown map, and for a chosen device of tokens and drafters beside a map."""
     if device_map is None:
         return
-    if device_map not in DEVICE_MAPS:
-        raise UserError(f"runtime.device_map must be null or one of {', '.join(DEVICE_MAPS)}, got {device_map!r}")
+    require_choice("runtime.device_map", device_map, (None, *DEVICE_MAPS))
     if device != resolve_device("auto"):
         raise UserError(
             "a target that is spread takes all devices that CUDA_VISIBLE_DEVICES names; "

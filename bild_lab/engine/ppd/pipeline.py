@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -52,6 +52,8 @@ class PredictivePipeline(TokenLoop):
     target or heads that do not fit.
     """
 
+    feeds: ClassVar[Feed] = Feed.TREES
+
     target: LoadedModel
     exit_layer: int | None = None
     top_k: int = 3
@@ -70,10 +72,6 @@ class PredictivePipeline(TokenLoop):
             raise UserError(f"heads must be {SHARED} or a folder of heads trained for each layer, got {self.heads!r}")
         if self.heads != SHARED:
             require_heads_of(self.target, LayerHeadsConfig.read(self.heads), self.heads, self._exit)
-
-    @property
-    def feeds(self) -> Feed:
-        return Feed.TREES
 
     def lossless(self, sampling: Sampling) -> bool:
         return True

@@ -79,9 +79,6 @@ class Store:
         self._map: Tensor | None = None
         self._read_index()
 
-    def __contains__(self, text: str) -> bool:
-        return text in self._blocks
-
     @property
     def bytes(self) -> int:
         """The size of all rows."""

@@ -10,7 +10,6 @@ from functools import cached_property, lru_cache
 import torch
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.pieces import Pieces
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 
@@ -24,14 +23,6 @@ class Overlap:
     target: Checkpoint
     draft: Checkpoint
 
-    @property
-    def pieces(self) -> Pieces:
-        return self.target.pieces
-
-    @property
-    def draft_pieces(self) -> Pieces:
-        return self.draft.pieces
-
     @cached_property
     def width(self) -> int:
         """Of the target's logits."""
@@ -43,7 +34,7 @@ class Overlap:
 
         Special tokens of one name or role are shared too. No token has two partners.
         """
-        ours, theirs = self.pieces.tokens_of, self.draft_pieces.tokens_of
+        ours, theirs = self.target.pieces.tokens_of, self.draft.pieces.tokens_of
         ordinary = {token: theirs[text] for text, token in ours.items() if text in theirs}
         widths = (self.width, self.draft.config.get_text_config(decoder=True).vocab_size)
         partners = {**ordinary, **self._special}
@@ -52,14 +43,14 @@ class Overlap:
     @property
     def count(self) -> int:
         """How many ordinary tokens are shared."""
-        return sum(token in self.pieces.written for token in self.shared)
+        return sum(token in self.target.pieces.written for token in self.shared)
 
     @cached_property
     def _special(self) -> dict[int, int]:
         ours, theirs = self.target, self.draft
         unknown = {ours.tokenizer.unk_token_id}
         pairs = [(ours.tokenizer.eos_token_id, theirs.tokenizer.eos_token_id)]
-        pairs += [(token, self.draft_pieces.special.get(name)) for name, token in self.pieces.special.items()]
+        pairs += [(token, self.draft.pieces.special.get(name)) for name, token in self.target.pieces.special.items()]
         roles = ("bos_token_id", "pad_token_id")
         pairs += [(getattr(ours.tokenizer, role), getattr(theirs.tokenizer, role)) for role in roles]
         pairs += [(token, min(theirs.end_tokens, default=None)) for token in sorted(ours.end_tokens)]
@@ -73,7 +64,7 @@ class Overlap:
         """Tokens of the draft model that write what this target token writes: one or more, whatever it is."""
         if token in self.shared:
             return [self.shared[token]]
-        return self.draft_pieces.tokens(self.pieces.written.get(token, b""), behind=True) or [self._placeholder]
+        return self.draft.pieces.tokens(self.target.pieces.written.get(token, b""), behind=True) or [self._placeholder]
 
     @cached_property
     def _placeholder(self) -> int:
@@ -86,7 +77,7 @@ class Overlap:
 
         most_encoded: how many tokens its encoder reads; a longer source is cut.
         """
-        start, end = self.draft_pieces.template
+        start, end = self.draft.pieces.template
         if source.encoder_ids is None:
             return Source((*start, *self._body(source.prompt)) or (self._placeholder,), device=source.device)
         encoded = [*start, *self._body(source.encoder_ids[0].tolist()), *end][:most_encoded]
@@ -95,19 +86,19 @@ class Overlap:
 
     def _body(self, tokens: Sequence[int]) -> list[int]:
         """A text's tokens without those that the target's tokenizer adds, run by run between special ones."""
-        start, end = self.pieces.template
+        start, end = self.target.pieces.template
         tokens = list(tokens)
         if start and tokens[: len(start)] == start:
             tokens = tokens[len(start) :]
         if end and tokens[-len(end) :] == end:
             tokens = tokens[: -len(end)]
         found: list[int] = []
-        for ordinary, run in itertools.groupby(tokens, lambda token: token in self.pieces.written):
+        for ordinary, run in itertools.groupby(tokens, lambda token: token in self.target.pieces.written):
             if ordinary:
-                text = self.pieces.text(run)
-                if not found and self.pieces.adds_space:  # to the first word
+                text = self.target.pieces.text(run)
+                if not found and self.target.pieces.adds_space:  # to the first word
                     text = text.removeprefix(b" ")
-                found += self.draft_pieces.tokens(text, behind=bool(found))
+                found += self.draft.pieces.tokens(text, behind=bool(found))
             else:
                 found += [self._special[token] for token in run if token in self._special]
         return found
@@ -121,7 +112,7 @@ def overlap_of(target: Checkpoint, draft: Checkpoint) -> Overlap:
 
 def require_shared(overlap: Overlap) -> None:
     """Raise UserError for vocabularies that share too little to draft by what both have."""
-    ours, theirs = len(overlap.pieces.written), len(overlap.draft_pieces.written)
+    ours, theirs = len(overlap.target.pieces.written), len(overlap.draft.pieces.written)
     if overlap.count < max(1, LEAST * ours):
         raise UserError(
             f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have different "

@@ -37,7 +37,7 @@ class TranslatedModel:
     def facts(self) -> dict[str, Any]:
         """For a result: the draft model, and what the vocabularies share."""
         own = self.overlap
-        pieces = {"target_pieces": len(own.pieces.written), "draft_pieces": len(own.draft_pieces.written)}
+        pieces = {"target_pieces": len(own.target.pieces.written), "draft_pieces": len(own.draft.pieces.written)}
         return {"draft": own.draft.path, "shared": own.count, **pieces}
 
     @property

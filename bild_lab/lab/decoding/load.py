@@ -17,9 +17,8 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
-from bild_lab.engine.models.gguf_file import GgufCheckpoint
+from bild_lab.engine.models.gguf_file import GgufCheckpoint, recognized
 from bild_lab.engine.models.hf import HuggingFaceModel, SpreadModel, require_device_map
-from bild_lab.engine.models.lora import recognized
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method

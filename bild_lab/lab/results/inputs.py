@@ -79,7 +79,7 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
     fails, returns None and the reason.
     """
     from bild_lab.engine.models.checkpoint import Checkpoint  # late: torch takes seconds to load
-    from bild_lab.engine.models.lora import recognized
+    from bild_lab.engine.models.gguf_file import recognized
 
     why = ""
     for result in results:

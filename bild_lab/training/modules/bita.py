@@ -19,14 +19,14 @@ from bild_lab.engine.heads import BitaAdapter
 from bild_lab.engine.models.admission import input_device
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.training.modules.predictors import Predictors
-from bild_lab.training.modules.states import SmallModule
+from bild_lab.training.modules.states import ModuleSpec, SmallModule
 
 ATTENTION = "bild_lab_bita"  # in Transformers' register of attention functions
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitaSpec:
-    """An adapter to train: the fields of `bita` in `conf/train_bita.yaml` (a `ModuleSpec`).
+class BitaSpec(ModuleSpec):
+    """An adapter to train: the fields of `bita` in `conf/train_bita.yaml`.
 
     prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each epoch, all beside one
     another. consecutive: they follow one another from a random start, and each has the labels of all masks, as in the
@@ -71,7 +71,7 @@ class BitaSpec:
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> BitaModule:
         """Raises UserError if the model's attention cannot be given a prompt."""
-        return BitaModule(base, self._fresh(base.config, origin, seed).to(input_device(base)))
+        return BitaModule(base, self._fresh(base.config, origin, seed))
 
     def words(self, folder: Path) -> list[str]:
         return ["-m", "policy=bita", f"policy.adapter={folder}", "policy.top_k=1,3,5"]

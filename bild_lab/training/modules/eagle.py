@@ -13,24 +13,15 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.heads.eagle import (
-    EAGLE,
-    EAGLE3,
-    Eagle,
-    EagleConfig,
-    joined_states,
-    require_variant,
-    save_eagle,
-    spread_layers,
-)
-from bild_lab.engine.models.admission import input_device
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, VARIANTS, Eagle, EagleConfig, joined_states, spread_layers
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
-from bild_lab.errors import require_number, require_whole
+from bild_lab.errors import require_choice, require_number, require_whole
 from bild_lab.training.modules.layer_heads import own_head
 from bild_lab.training.modules.predictors import OwnLoss, Predictors
 from bild_lab.training.modules.states import (
+    ModuleSpec,
     SmallModule,
     decoder_states,
     own_logits,
@@ -44,8 +35,8 @@ SPREAD = 0.02  # of the weights at first
 
 
 @dataclass(frozen=True, kw_only=True)
-class EagleSpec:
-    """An EAGLE to train: the fields of `conf/module/eagle.yaml` and `eagle3.yaml` (a `ModuleSpec`).
+class EagleSpec(ModuleSpec):
+    """An EAGLE to train: the fields of `conf/module/eagle.yaml` and `eagle3.yaml`.
 
     steps: of the training-time test (EAGLE-3 §3.2); EAGLE-1 learns the first alone, and is scored on all. noise: added
     to the model's states, uniform within ± this, for EAGLE-1.
@@ -55,12 +46,10 @@ class EagleSpec:
     steps: int
     noise: float = 0.0
 
-    group: ClassVar[str] = "module"
-    result_name: ClassVar[str] = "heads"
     skipped: ClassVar[int] = 1  # the first round of a text drafts nothing
 
     def __post_init__(self) -> None:
-        require_variant(self.variant, "module.variant")
+        require_choice("module.variant", self.variant, VARIANTS)
         require_whole("module.steps", self.steps, 1)
         require_number("module.noise", self.noise, 0, 1e6, remedy="0 adds none")
 
@@ -78,9 +67,6 @@ class EagleSpec:
         if self.variant == EAGLE:
             weights = [float(self.steps), *[0.0] * (self.steps - 1)]
         return Predictors.in_turn("step", 0, weights, skipped=self.skipped, ahead=self.steps - 1)
-
-    def check(self, config: PreTrainedConfig) -> None:
-        """Nothing to check: any decoder has states."""
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> EagleModule:
         """A layer with random weights. EAGLE-3's norm and head start as the model's own."""
@@ -104,7 +90,7 @@ class EagleSpec:
                 eagle.lm_head.weight.copy_(head[: text.vocab_size])
                 if why_not_native(base.config, torch.float32) is None:
                     eagle.norm.copy_(own_head(base).final_norm * head_scale(base.config))
-        return EagleModule(base, eagle.to(input_device(base)), self.steps, self.noise, seed)
+        return EagleModule(base, eagle, self.steps, self.noise, seed)
 
     def words(self, folder: Path) -> list[str]:
         return [f"policy={self.variant}", f"policy.heads={folder}"]
@@ -172,10 +158,6 @@ class EagleModule(SmallModule):
             wanted = final[every, (places + step).clamp(max=last)]
             losses.append(self._losses(outputs, logits[-1], wanted))
         return OwnLoss(torch.stack(logits, 2), torch.stack(losses, 2))
-
-    def save(self, folder: Path) -> None:
-        """Write the weights and the configuration as SafeAILab's code and vLLM read them."""
-        save_eagle(self.weights, folder)
 
     def _losses(self, outputs: Tensor, logits: Tensor, wanted: Tensor) -> Float[Tensor, "batch contexts"]:
         """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself."""

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import DictConfig
-from transformers import PreTrainedConfig, PreTrainedModel, TrainingArguments
+from transformers import TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_dtype
@@ -35,42 +34,15 @@ from bild_lab.training.modules.predictors import (
     EpochOrder,
     PredictionEvaluator,
     PredictionLoss,
-    Predictors,
     RandomContexts,
     collate,
 )
-from bild_lab.training.modules.states import BasePlacement, OneRowCheckpoint, SmallModule
+from bild_lab.training.modules.states import BasePlacement, ModuleSpec, OneRowCheckpoint
 from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import answers_bar, dataset_words, print_closing, training_logger
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
 from bild_lab.training.trainer import Objective
-
-
-class ModuleSpec(Protocol):
-    """The settings of a small module to train, before any weights are read: a dataclass of values.
-
-    group: of the configuration, that holds them. result_name: the folder that holds the result in outputs/NAME. noun:
-    what the module is called.
-    """
-
-    group: ClassVar[str]
-    result_name: ClassVar[str]
-
-    @property
-    def noun(self) -> str: ...
-
-    @property
-    def predictors(self) -> Predictors: ...
-
-    def check(self, config: PreTrainedConfig) -> None:
-        """Raise UserError for a model that the module cannot be trained for."""
-
-    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> SmallModule:
-        """A fresh module for this frozen model. origin: the path of its weights and their fingerprint."""
-
-    def words(self, folder: Path) -> list[str]:
-        """The words after `python run.py` that choose the policy with the module."""
 
 
 @dataclass(frozen=True, kw_only=True)

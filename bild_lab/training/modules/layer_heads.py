@@ -15,19 +15,18 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig
-from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.engine.models.native.t5 import head_scale
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash
 from bild_lab.training.batches import IGNORED, tokenize
 from bild_lab.training.modules.conversations import tokenize_conversations
 from bild_lab.training.modules.predictors import MATCH_RATE, OwnLoss, Predictors, first_choices
-from bild_lab.training.modules.states import SmallModule, decoder_states, own_matrices
+from bild_lab.training.modules.states import ModuleSpec, SmallModule, decoder_states, own_matrices
 from bild_lab.training.start import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"
@@ -35,8 +34,8 @@ ROWS = 2048  # rows of logits at a time: 0.25 GB in float32 for 32,000 tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerHeadsSpec:
-    """Heads to train: `layers` and the fields of `heads` in `conf/train_lm_heads.yaml` (a `ModuleSpec`).
+class LayerHeadsSpec(ModuleSpec):
+    """Heads to train: `layers` and the fields of `heads` in `conf/train_lm_heads.yaml`.
 
     layers: after how many layers there is a head. rank: None for whole matrices, or the rank of the change to the
     model's own head. labels: "data", the dataset's references as in the paper, or "self", the tokens that the model's
@@ -48,14 +47,12 @@ class LayerHeadsSpec:
     labels: str
 
     group: ClassVar[str] = "heads"
-    result_name: ClassVar[str] = "heads"
     noun: ClassVar[str] = "set of per-layer heads"
 
     def __post_init__(self) -> None:
         known = LayerHeadsConfig(self.layers, 1, 1, 0.0, self.rank)  # checks layers and rank
         object.__setattr__(self, "layers", known.layers)
-        if self.labels not in (DATA, SELF):
-            raise UserError(f"heads.labels must be {DATA} or {SELF}, got {self.labels!r}")
+        require_choice("heads.labels", self.labels, (DATA, SELF))
 
     @property
     def predictors(self) -> Predictors:
@@ -82,7 +79,7 @@ class LayerHeadsSpec:
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> LayerHeadsModule:
         """Heads start as the model's own head."""
         heads = LayerHeads.fresh(own_head(base), origin, self.layers, self.rank, seed)
-        return LayerHeadsModule(base, heads.to(input_device(base)))
+        return LayerHeadsModule(base, heads)
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=ppd", f"policy.exit_layer={self.layers[-1]}", f"policy.heads={folder}"]
@@ -95,7 +92,6 @@ class OwnHead:
     final_scale: the factor on the head's input, which T5 v1.0 has.
     """
 
-    layers: range
     head: Float[Tensor, "vocab dim"]
     final_norm: Float[Tensor, " dim"]
     epsilon: float
@@ -105,10 +101,10 @@ class OwnHead:
 def own_head(base: PreTrainedModel) -> OwnHead:
     """The head and norm of a T5, an mT5, or a decoder shaped like Llama's."""
     config, decoder = base.config, base.get_decoder()
-    layers, (_, head) = range(decoder_depth(config)), own_matrices(base)
+    _, head = own_matrices(base)
     if not config.is_encoder_decoder:
-        return OwnHead(layers, head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps)
-    return OwnHead(layers, head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config))
+        return OwnHead(head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps)
+    return OwnHead(head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config))
 
 
 class LayerHeadsModule(SmallModule):

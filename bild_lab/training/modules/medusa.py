@@ -14,16 +14,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads import MedusaConfig, MedusaHeads
 from bild_lab.engine.heads.folder import base_of
-from bild_lab.engine.models.admission import input_device
 from bild_lab.training.modules.predictors import Predictors
-from bild_lab.training.modules.states import SmallModule, own_matrices
+from bild_lab.training.modules.states import ModuleSpec, SmallModule, own_matrices
 
 DECAY = 0.8  # λ: each head's weight relative to the head before it
 
 
 @dataclass(frozen=True, kw_only=True)
-class MedusaSpec:
-    """Medusa heads to train: the fields of `conf/module/medusa.yaml` (a `ModuleSpec`).
+class MedusaSpec(ModuleSpec):
+    """Medusa heads to train: the fields of `conf/module/medusa.yaml`.
 
     layers: residual blocks of each head. shared: they end in the model's own matrix to the vocabulary. markov_rank: of
     a `MarkovHead` beside them; 0: none.
@@ -34,8 +33,6 @@ class MedusaSpec:
     shared: bool = False
     markov_rank: int = 0
 
-    group: ClassVar[str] = "module"
-    result_name: ClassVar[str] = "heads"
     noun: ClassVar[str] = "set of Medusa heads"
 
     def __post_init__(self) -> None:
@@ -56,7 +53,7 @@ class MedusaSpec:
         _, own = own_matrices(base)
         sizes = (self.heads, self.layers, self.shared, self.markov_rank)
         heads = MedusaHeads.fresh(base.config, own, origin, *sizes, seed)
-        return MedusaModule(base, heads.to(input_device(base)))
+        return MedusaModule(base, heads)
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=medusa", f"policy.heads={folder}"]

@@ -14,11 +14,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads.parallel import ParallelConfig, ParallelDecoder, ParallelHeads, require_t5
-from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_number, require_whole
 from bild_lab.training.modules.predictors import OwnLoss, Predictors
 from bild_lab.training.modules.states import (
+    ModuleSpec,
     SmallModule,
     decoder_states,
     own_logits,
@@ -28,8 +28,8 @@ from bild_lab.training.modules.states import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelSpec:
-    """A parallel drafter to train: the fields of `conf/module/parallel.yaml` (a `ModuleSpec`).
+class ParallelSpec(ModuleSpec):
+    """A parallel drafter to train: the fields of `conf/module/parallel.yaml`.
 
     layers: of the drafter. block: tokens of a draft. rank: of the Markov bias, 0 for none. contexts: how many places of
     an answer a step learns, each with a block of its own. decay: each token's weight relative to the one before it.
@@ -41,8 +41,6 @@ class ParallelSpec:
     contexts: int
     decay: float
 
-    group: ClassVar[str] = "module"
-    result_name: ClassVar[str] = "heads"
     noun: ClassVar[str] = "parallel drafter"
     skipped: ClassVar[int] = 1  # the first round of a text drafts nothing
 
@@ -65,7 +63,7 @@ class ParallelSpec:
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> ParallelModule:
         """The layers start as the target's last ones."""
         heads = ParallelHeads.fresh(base, origin, self.layers, self.block, self.rank, seed)
-        return ParallelModule(base, heads.to(input_device(base)))
+        return ParallelModule(base, heads)
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=parallel", f"policy.heads={folder}"]

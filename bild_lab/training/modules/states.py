@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from bild_lab.engine.models.admission import input_device
@@ -23,6 +23,7 @@ from bild_lab.engine.models.layer_control import decoder_layers
 from bild_lab.engine.models.ranks import launched
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError, require_flag
+from bild_lab.training.modules.predictors import Predictors
 
 
 class SmallModule(nn.Module):
@@ -38,7 +39,7 @@ class SmallModule(nn.Module):
 
     def __init__(self, base: PreTrainedModel, weights: nn.Module) -> None:
         super().__init__()
-        self.weights = weights
+        self.weights = weights.to(input_device(base))
         self._base = (base,)  # a module in a tuple is no submodule
 
     @property
@@ -48,6 +49,32 @@ class SmallModule(nn.Module):
     def save(self, folder: Path) -> None:
         """Write the weights as decoding reads them."""
         self.weights.save(folder)
+
+
+class ModuleSpec(Protocol):
+    """The settings of a small module to train, before any weights are read: a dataclass of values.
+
+    group: of the configuration, that holds them. result_name: the folder that holds the result in outputs/NAME. noun:
+    what the module is called.
+    """
+
+    group: ClassVar[str] = "module"
+    result_name: ClassVar[str] = "heads"
+
+    @property
+    def noun(self) -> str: ...
+
+    @property
+    def predictors(self) -> Predictors: ...
+
+    def check(self, config: PreTrainedConfig) -> None:
+        """Raise UserError for a model that the module cannot be trained for."""
+
+    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> SmallModule:
+        """A fresh module for this frozen model. origin: the path of its weights and their fingerprint."""
+
+    def words(self, folder: Path) -> list[str]:
+        """The words after `python run.py` that choose the policy with the module."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def test_every_round_is_that_of_algorithm_1(decoding: str, prompt: str) -> None:
         module = tiny_llama(seed).double()
         adapter = random_adapter(module.config, prompt).double().requires_grad_(False)
         target = in_memory(module, "native" if seed else "hf")
-        drafter = MaskTokenDrafter(target, adapter.config, decoding, WIDTHS)
+        drafter = MaskTokenDrafter(target, adapter, decoding, WIDTHS)
         trace, request = Trace(), Request(source, Limits(len(source.prompt), length, NEVER))
         tokens = DraftThenVerify(BitaTarget(target, adapter), drafter, ExactMatch()).decode(request, trace)
         steps = expected_steps(decoding, seed, prompt, source, length)
@@ -86,7 +86,8 @@ def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
     model = copying()
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
-    drafter = MaskTokenDrafter(target, SimpleNamespace(mask_tokens=3), "efficient_tree", 2)
+    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=3), markov=None)
+    drafter = MaskTokenDrafter(target, adapter, "efficient_tree", 2)
     request = Request(Source((0,)), Limits(1, 4, NEVER))
     DraftThenVerify(model, drafter, SpeculativeSampling()).decode(request, Trace())
     # the first token and 3 masks, for the 3 tokens that may follow; then it, 6 candidates, and 2 masks for each of 7
@@ -146,12 +147,12 @@ def test_sampled_texts_have_exactly_the_targets_law(
         head.after.normal_(generator=torch.Generator().manual_seed(1))
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"), engine="native")
-    adapter = SimpleNamespace(mask_tokens=2)
+    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=2), markov=head)
     length, depths = 3, set()
     law: dict[tuple[int, ...], float] = defaultdict(float)
 
     def walk(script: list[Verdict], chance: float) -> None:
-        drafter = MaskTokenDrafter(target, adapter, decoding, 2, markov=head)
+        drafter = MaskTokenDrafter(target, adapter, decoding, 2)
         request = Request(Source((0,)), Limits(1, length), Sampling(temperature=1.0), sampled().generator)
         try:
             tokens = DraftThenVerify(StubModel(masked_table), drafter, Scripted(script)).decode(request, Trace())

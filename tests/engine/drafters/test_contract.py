@@ -10,7 +10,6 @@ import torch
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.drafters import (
     HybridDrafter,
-    LowConfidence,
     ModelDrafter,
     ModelTreeDrafter,
     NGramDrafter,
@@ -52,7 +51,7 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
         PromptLookup(model(0), 4, longest_match=2), ModelDrafter(model(1), 3), 2
     ),
     "hybrid of a model and copies": lambda: HybridDrafter(
-        ModelDrafter(model(1), 3, LowConfidence(0.4)), SuffixDrafter(model(0), 4, factor=2, min_prob=0.1), 3
+        ModelDrafter(model(1), 3, 0.4), SuffixDrafter(model(0), 4, factor=2, min_prob=0.1), 3
     ),
     "hybrid of models": lambda: HybridDrafter(
         SpeculativeDrafter(model(1), PromptLookup(model(0), 2, longest_match=2), 2), ModelDrafter(model(2), 4), 2

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters import AdaptiveWindow, LowConfidence, ModelDrafter
-from bild_lab.engine.drafters.model import PRIOR_TOKENS, PROBE_ROUNDS, low_confidence
+from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter
+from bild_lab.engine.drafters.model import PRIOR_TOKENS, PROBE_ROUNDS
 from bild_lab.engine.models.views import EarlyExit
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
@@ -94,11 +94,11 @@ def test_rows_that_stand_are_not_fed_again() -> None:
     drafter = begun(request_of(), 3, model=model)
     assert model.started == (drafter._request.source, 20, SESSION.forwards)
     drafter.propose([0])
-    assert model.fed == [0, 1, 2] and drafter.session.length == 3
+    assert model.fed == [0, 1, 2] and drafter._session.length == 3
     assert drafter.propose([0, 1, 2, 2]).token_list == [3, END]
     assert model.fed == [0, 1, 2, 2, 3]
     drafter.rollback(2)
-    assert drafter.session.length == 2
+    assert drafter._session.length == 2
     drafter.propose([0, 1, 2, 2])
     assert model.fed == [0, 1, 2, 2, 3, 2, 2, 3]
 
@@ -119,16 +119,16 @@ def test_a_sampled_chain_has_what_each_token_was_drawn_from_and_by() -> None:
 
 
 def test_a_chain_ends_before_a_token_that_the_model_is_not_sure_of() -> None:
-    draft = begun(request_of(), 9, LowConfidence(0.45)).propose([0])
+    draft = begun(request_of(), 9, 0.45).propose([0])
     assert draft.token_list == [1, 2] and draft.calls == 3
     assert draft.stats == {"fallback": True, "confidence": pytest.approx((0.6, 0.5, 0.4))}
-    drafter = begun(request_of(sampling=WARM), 9, LowConfidence(0.95), keeps_probs=True)
+    drafter = begun(request_of(sampling=WARM), 9, 0.95, keeps_probs=True)
     nothing = drafter.propose([0])
     assert (nothing.token_list, nothing.calls, nothing.probs, nothing.own_probs) == ([], 1, None, None)
     assert nothing.tokens.dtype == torch.long and len(nothing.uniforms) == 0
-    sure = begun(request_of(sampling=WARM), 3, LowConfidence(0.0)).propose([0])
+    sure = begun(request_of(sampling=WARM), 3, 0.0).propose([0])
     assert (len(sure.probs), sure.stats["fallback"], len(sure.stats["confidence"])) == (len(sure), False, sure.calls)
-    cut = begun(request_of(sampling=Sampling(0.01)), 9, LowConfidence(0.45), keeps_probs=True).propose([0])
+    cut = begun(request_of(sampling=Sampling(0.01)), 9, 0.45, keeps_probs=True).propose([0])
     assert (len(cut), cut.probs.shape, cut.own_probs.shape) == (2, (2, 5), (2, 5))
 
 
@@ -137,7 +137,7 @@ DRAFTED = DraftedChain([1, 2], 3, True, [0.6, 0.5, 0.4], TABLE[:2], TABLE[1:3])
 
 def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
     model = Programmed(DRAFTED)
-    drafter = begun(request_of(sampling=WARM, seed=5), 9, LowConfidence(0.5), keeps_probs=True, model=model)
+    drafter = begun(request_of(sampling=WARM, seed=5), 9, 0.5, keeps_probs=True, model=model)
     draft = drafter.propose([0, 3])
     ((rows, chain),) = model.given
     uniforms = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
@@ -166,7 +166,7 @@ def test_a_window_of_nothing_asks_for_no_program() -> None:
     window = AdaptiveWindow(cost_ratio=0.9, largest=4, prior=0.5, memory=1.0)
     idle = begun(request_of(), window, model=model).propose([0])
     assert (idle.token_list, idle.calls, idle.probs) == ([], 0, None) and model.given == []
-    unasked = begun(request_of(), window, LowConfidence(0.5), model=model).propose([0])
+    unasked = begun(request_of(), window, 0.5, model=model).propose([0])
     assert unasked.stats == {"fallback": False, "confidence": ()}  # it handed nothing over
 
 
@@ -187,14 +187,13 @@ def test_what_a_drafter_gives_and_draws_from() -> None:
     model = Programmed()
     assert (ModelDrafter(model, 1).gives, ModelDrafter(model, 1, keeps_probs=True).gives) == (set(), {"own_probs"})
     assert ModelDrafter(model, 1).draws_from is model and not ModelDrafter(model, 1).drafts_trees
-    assert low_confidence(None) is None and low_confidence(0.3) == LowConfidence(0.3)
     for wrong in (-0.1, 1.1, "much"):
         with pytest.raises(UserError, match=r"fallback threshold must lie in"):
-            LowConfidence(wrong)
+            ModelDrafter(model, 1, wrong)
     with pytest.raises(UserError, match="keeps_probs must be true or false, got 1"):
         ModelDrafter(model, 1, keeps_probs=1)
     meta = replace(StubModel(lambda _: TABLE[0]), device=torch.device("meta"))
-    assert not ModelDrafter(meta, 1).stop_on_eos and ModelDrafter(meta, 1, LowConfidence(0.3)).stop_on_eos
+    assert not ModelDrafter(meta, 1).stop_on_eos and ModelDrafter(meta, 1, 0.3).stop_on_eos
 
 
 def test_a_view_of_the_target_drafts_beside_it_and_offers_no_states_of_its_own() -> None:

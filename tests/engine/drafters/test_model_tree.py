@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bild_lab.engine.draft import ROOT, Verdict, empty_draft
-from bild_lab.engine.drafters import LowConfidence, ModelTreeDrafter
+from bild_lab.engine.drafters import ModelTreeDrafter
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.models.views import EarlyExit
 from bild_lab.engine.request import Limits, Request, Source
@@ -119,7 +119,7 @@ def test_a_tree_in_one_program_is_that_of_the_loop(
         found: list[tuple[object, ...]] = []
         for seed in range(8):
             request = Request(source, Limits(len(source.prompt), 40, frozenset([3 + 3 * seed, 4 + seed])), sampling)
-            stop = None if seed % 2 else LowConfidence(0.3)
+            stop = None if seed % 2 else 0.3
             drafter = ModelTreeDrafter(model, 4 + seed, 1 + seed % 5, 1 + seed % 4, 1 + seed % 3, 0.01 * seed, stop)
             session = in_memory(TINY[family](1), "kernels").start(source, 40)
             drafter = drafter.start(request, session)
@@ -213,7 +213,7 @@ def test_a_draft_model_starts_beside_the_target_and_forgets_what_the_text_lost()
 
 
 def test_a_leaf_is_sure_as_the_fallback_threshold_says() -> None:
-    drafters = [ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, LowConfidence(0.4))]
+    drafters = [ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, 0.4)]
     assert [one._growth for one in drafters] == [
         Growth(9, 4, 2, 2, frozenset(), None, 0.1),
         Growth(9, 4, 2, 2, frozenset(), 0.4, 0.1),

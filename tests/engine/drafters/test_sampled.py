@@ -9,7 +9,7 @@ import pytest
 
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import AdaptiveWindow, LowConfidence, ModelDrafter, SpeculativeDrafter
+from bild_lab.engine.drafters import AdaptiveWindow, ModelDrafter, SpeculativeDrafter
 from bild_lab.engine.protocols import Drafter
 from tests.engine.drafters.chances import by_context, require_targets_distribution
 from tests.stubs import StubModel
@@ -25,7 +25,7 @@ NEW_TOKENS = 3
 DRAFTERS: dict[str, Callable[[StubModel, StubModel], Drafter]] = {
     "fixed": lambda middle, small: ModelDrafter(middle, 2),
     "adaptive": lambda middle, small: ModelDrafter(middle, AdaptiveWindow(0.05, 3, prior=0.6, memory=0.5)),
-    "confidence": lambda middle, small: ModelDrafter(middle, 3, LowConfidence(0.6)),
+    "confidence": lambda middle, small: ModelDrafter(middle, 3, 0.6),
     "hierarchy": lambda middle, small: SpeculativeDrafter(middle, ModelDrafter(small, 1), 2),
 }
 

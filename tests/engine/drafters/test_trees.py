@@ -186,7 +186,7 @@ def test_texts_with_a_fitted_tree_are_the_targets(policy: str, engine: str, tmp_
         model, drafter = target, MedusaDrafter(target, heads, path, 1)
     else:
         adapter = random_adapter(module.config).double().requires_grad_(False)
-        drafter = MaskTokenDrafter(target, adapter.config, written(tmp_path / "tree.json", *trees), 1)
+        drafter = MaskTokenDrafter(target, adapter, written(tmp_path / "tree.json", *trees), 1)
         model = BitaTarget(target, adapter)
     accepted, shapes = 0, set()
     for words, length in (((5, 9, 12), 30), ((30, 12), 3), ((8,), 12)):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, Eagle, read_eagle, save_eagle, spread_layers
+from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, Eagle, read_eagle, spread_layers
 from bild_lab.errors import UserError
 from tests.engine.heads.tiny import random_eagle
 from tests.loopback_hub import REPOSITORY, loopback_hub
@@ -57,7 +57,7 @@ def scores(eagle: Eagle) -> torch.Tensor:
 @pytest.mark.parametrize("variant", [EAGLE, EAGLE3])
 def test_own_folders_have_the_names_of_the_releases(variant: str, tmp_path: Path) -> None:
     saved = random_eagle(variant, MODEL.config, known=20 if variant == EAGLE3 else None)
-    save_eagle(saved, tmp_path)
+    saved.save(tmp_path)
     assert set(load_file(tmp_path / "model.safetensors")) == NAMES[variant]
     again = read_eagle(tmp_path, 3)
     assert torch.equal(scores(again), scores(saved))
@@ -100,7 +100,7 @@ def written(folder: Path, config: dict[str, object], tensors: dict[str, torch.Te
 @pytest.mark.parametrize("pickled", [True, False], ids=["bin", "safetensors"])
 def test_safeailabs_layouts(pickled: bool, tmp_path: Path) -> None:
     first = random_eagle(EAGLE, MODEL.config, bias=(True, True), embeds=True)
-    save_eagle(first, tmp_path / "own")
+    first.save(tmp_path / "own")
     tensors = load_file(tmp_path / "own" / "model.safetensors")
     assert {"embed_tokens.weight", "fc.bias", "layers.0.self_attn.q_proj.bias"} <= set(tensors)
     tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)  # of older releases
@@ -108,7 +108,7 @@ def test_safeailabs_layouts(pickled: bool, tmp_path: Path) -> None:
     assert eagle.config.variant == EAGLE and torch.equal(scores(eagle), scores(first))
 
     third = random_eagle(EAGLE3, MODEL.config, known=20)
-    save_eagle(third, tmp_path / "own3")
+    third.save(tmp_path / "own3")
     tensors = {**load_file(tmp_path / "own3" / "model.safetensors"), "t2d": torch.zeros(40, dtype=torch.bool)}
     config = released_config(draft_vocab_size=20, rope_theta=10000.0)
     eagle = read_eagle(written(tmp_path / "eagle3", config, tensors, pickled), 3)
@@ -118,7 +118,7 @@ def test_safeailabs_layouts(pickled: bool, tmp_path: Path) -> None:
 
 def test_speculators_layouts(tmp_path: Path) -> None:
     first = random_eagle(EAGLE, MODEL.config, bias=(True, False))
-    save_eagle(first, tmp_path / "own")
+    first.save(tmp_path / "own")
     tensors = load_file(tmp_path / "own" / "model.safetensors")
     renamed = {
         name.replace("layers.0.", "transformer.").replace("fc.", "fusion_fc."): tensors[name] for name in tensors
@@ -135,7 +135,7 @@ def test_speculators_layouts(tmp_path: Path) -> None:
     assert eagle.config.variant == EAGLE and torch.equal(scores(eagle), scores(first))
 
     third = random_eagle(EAGLE3, MODEL.config, known=20, embeds=True, normed_residual=True)
-    save_eagle(third, tmp_path / "own3")
+    third.save(tmp_path / "own3")
     tensors = load_file(tmp_path / "own3" / "model.safetensors")
     renamed = {name.replace("midlayer.", "layers.0."): tensors[name] for name in tensors}
     config = {
@@ -173,13 +173,13 @@ def test_what_is_no_eagle_or_does_not_fit_is_refused(tmp_path: Path, checkpoints
     with pytest.raises(UserError, match="is no EAGLE: it needs config.json and model.safetensors"):
         load(checkpoints, "llama", "eagle", heads=str(tmp_path / "nothing"))
     config = tiny_llama(0).config
-    save_eagle(random_eagle(EAGLE, config), tmp_path / "eagle")
+    random_eagle(EAGLE, config).save(tmp_path / "eagle")
     with pytest.raises(UserError, match="is of the variant eagle, got policy=eagle3; use policy=eagle"):
         load(checkpoints, "llama", "eagle3", heads=str(tmp_path / "eagle"))
-    save_eagle(random_eagle(EAGLE, config, base={"fingerprint": "other weights"}), tmp_path / "other")
+    random_eagle(EAGLE, config, base={"fingerprint": "other weights"}).save(tmp_path / "other")
     with pytest.raises(UserError, match="trained for another model, whose weights are not those of .*llama"):
         load(checkpoints, "llama", "eagle", heads=str(tmp_path / "other"))
-    save_eagle(random_eagle(EAGLE3, tiny_llama(0, layers=9).config), tmp_path / "deep")
+    random_eagle(EAGLE3, tiny_llama(0, layers=9).config).save(tmp_path / "deep")
     with pytest.raises(
         UserError, match=r"after the layers \[2, 4, 6\] of its target, but these must lie before the last"
     ):
@@ -211,7 +211,7 @@ def test_a_pickle_that_is_more_than_tensors_is_refused_and_does_nothing(
 
 @pytest.mark.slow
 def test_an_eagle_comes_from_the_hub(tmp_path: Path) -> None:
-    save_eagle(random_eagle(EAGLE, MODEL.config), tmp_path / "eagle")
+    random_eagle(EAGLE, MODEL.config).save(tmp_path / "eagle")
     files = {file.name: file.read_bytes() for file in (tmp_path / "eagle").iterdir()}
     code = (
         "from bild_lab.engine.heads.eagle import KIND, WEIGHTS, read_eagle\n"

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedConfig
 
 from bild_lab.engine.heads import BitaAdapter, Eagle, EagleConfig, MedusaHeads
-from bild_lab.engine.heads.eagle import EAGLE3, save_eagle, spread_layers
+from bild_lab.engine.heads.eagle import EAGLE3, spread_layers
 from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.heads.parallel import ParallelConfig, ParallelHeads
 from bild_lab.engine.models.checkpoint import decoder_depth
@@ -116,7 +116,7 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
     if policy in ("eagle", "eagle3"):  # made for both families
         path = folder / f"{policy}-{config.model_type}-{decoder_depth(config)}"
         if not path.is_dir():
-            save_eagle(random_eagle(policy, config), path)
+            random_eagle(policy, config).save(path)
         return {knob: str(path)}
     if policy in ("parallel", "bild_parallel"):
         random_parallel(config).save(path)

@@ -12,7 +12,7 @@ import torch
 
 from bild_lab.engine.acceptance import Rollback
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter
+from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.views import EarlyExit
 from bild_lab.engine.request import Limits, Request
@@ -42,7 +42,7 @@ def vanilla(target: NativeModel, requests: Sequence[Request]) -> list[list[int]]
 
 
 def early_exit(target: NativeModel, exit_layer: int, window: int, fallback: float) -> DraftThenVerify:
-    drafter = ModelDrafter(EarlyExit(target, exit_layer), window, LowConfidence(fallback))
+    drafter = ModelDrafter(EarlyExit(target, exit_layer), window, fallback)
     return DraftThenVerify(target, drafter, Rollback(ROLLBACK))
 
 

@@ -40,6 +40,12 @@ def test_a_folder_without_tokenizer_files_is_refused(folder: Path, tmp_path: Pat
         load(folder, tmp_path, policy="speculative")
 
 
+def test_an_adapter_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(UserError, match="is an adapter; merge it into its base with peft's merge_and_unload first"):
+        Checkpoint(str(tmp_path)).check()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

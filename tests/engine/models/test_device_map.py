@@ -102,7 +102,7 @@ def test_a_prefix_goes_to_the_device_of_its_layer() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device_map": "spread"}, "must be null or one of auto, balanced, balanced_low_0, sequential, got 'spread'"),
+        ({"device_map": "spread"}, "must be one of null, auto, balanced, balanced_low_0, sequential, got 'spread'"),
         ({"device_map": "cuda:1"}, "got 'cuda:1'"),
         ({"device_map": "auto", "engine": "native"}, "spread over devices runs on hf; set runtime.engine=hf or auto"),
         ({"device_map": "auto", "compile": True}, "only the native engine compiles"),

@@ -18,8 +18,7 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.gguf_file import LLAMA_3, MODEL_TYPES, GgufCheckpoint, PackedTensor
-from bild_lab.engine.models.lora import recognized
+from bild_lab.engine.models.gguf_file import LLAMA_3, MODEL_TYPES, GgufCheckpoint, PackedTensor, recognized
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import load
 from tests.policies import shipped

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter
+from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.heads import MedusaConfig, MedusaHeads
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
@@ -182,7 +182,7 @@ def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampl
             generator = torch.Generator().manual_seed(seed)
             ends = frozenset([3 + 3 * seed, 4 + seed])
             request = Request(source, Limits(len(source.prompt), 40, ends), sampling, generator)
-            drafter = ModelDrafter(model, 1 + seed % 7, None if stop is None else LowConfidence(stop), keeps_probs=True)
+            drafter = ModelDrafter(model, 1 + seed % 7, stop, keeps_probs=True)
             session = in_memory(TINY[family](1), "kernels").start(source, 40)
             drafter = drafter.start(request, session)
             text = list(source.prompt)
@@ -234,8 +234,7 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
     rule = ExactMatch() if sampling.greedy else SpeculativeSampling()
 
     def decoded(target: NativeModel) -> tuple[list[int], Trace]:
-        stopping = None if stop is None else LowConfidence(stop)
-        drafter = ModelDrafter(VIEWS[view](target), 4, stopping, keeps_probs=not sampling.greedy)
+        drafter = ModelDrafter(VIEWS[view](target), 4, stop, keeps_probs=not sampling.greedy)
         limits = Limits(len(source.prompt), 30, frozenset([7]))
         request = Request(source, limits, sampling, torch.Generator().manual_seed(3))
         return DraftThenVerify(target, drafter, rule).decode(request, trace := Trace()), trace

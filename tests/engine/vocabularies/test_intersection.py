@@ -14,7 +14,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.drafters import LowConfidence, ModelDrafter, ModelTreeDrafter, SpeculativeDrafter
+from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter, SpeculativeDrafter
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -132,7 +132,7 @@ def small_model() -> TranslatedModel:
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
     "fixed": lambda: ModelDrafter(small_model(), 2),
-    "confidence": lambda: ModelDrafter(small_model(), 3, LowConfidence(0.55)),
+    "confidence": lambda: ModelDrafter(small_model(), 3, 0.55),
     "hierarchy": lambda: SpeculativeDrafter(small_model(), ModelDrafter(small_model(), 1), 2),
 }
 

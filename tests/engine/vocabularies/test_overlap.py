@@ -20,7 +20,7 @@ def named(kind: str, piece: str) -> int:
 @pytest.mark.parametrize(("target", "draft"), PAIRS)
 def test_shared_tokens_write_the_same_and_have_one_partner(target: str, draft: str) -> None:
     both = overlap(target, draft)
-    ours, theirs = both.pieces.written, both.draft_pieces.written
+    ours, theirs = both.target.pieces.written, both.draft.pieces.written
     for one, other in both.shared.items():
         assert ours.get(one) == theirs.get(other)
     assert len(set(both.shared.values())) == len(both.shared)
@@ -53,11 +53,11 @@ def test_ends_are_shared_whatever_their_names_and_unknown_tokens_never() -> None
 def test_every_target_token_stands_for_draft_tokens_that_write_it(target: str, draft: str) -> None:
     both = overlap(target, draft)
     whole = 0
-    for token, text in both.pieces.written.items():
+    for token, text in both.target.pieces.written.items():
         standing = both.draft_tokens(token)
         assert standing
-        whole += both.draft_pieces.text(standing) == text
-    assert whole >= (len(both.pieces.written) if draft in ("byte_level", "byte_fallback") else 1)
+        whole += both.draft.pieces.text(standing) == text
+    assert whole >= (len(both.target.pieces.written) if draft in ("byte_level", "byte_fallback") else 1)
 
 
 def test_a_prompt_has_the_special_tokens_of_the_draft_models_tokenizer() -> None:
@@ -92,7 +92,7 @@ def test_a_pair_that_shares_hardly_a_piece_is_refused(monkeypatch: pytest.Monkey
     """As where the draft model's folder has lost its tokenizer's vocabulary."""
     both = overlap("words", "byte_level")
     assert require_shared(both) is None
-    monkeypatch.setitem(both.pieces.__dict__, "tokens_of", {})
+    monkeypatch.setitem(both.target.pieces.__dict__, "tokens_of", {})
     apart = Overlap(both.target, both.draft)
     with pytest.raises(UserError, match="words .*byte_level .* share 0 pieces; .*choose another draft model"):
         require_shared(apart)

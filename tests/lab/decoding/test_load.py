@@ -132,7 +132,7 @@ def test_processors_see_the_targets_tokens(foreign_pair: tuple[str, str]) -> Non
 def test_a_composition_is_described_and_changes_are_marked() -> None:
     policy = compose_policy("bild", {"fallback": 0.5})
     node = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
-    assert describe_decoder(node) == ("ModelDrafter(window=10, LowConfidence(threshold=0.5)) + Rollback(threshold=2.0)")
+    assert describe_decoder(node) == "ModelDrafter(window=10, stop=0.5) + Rollback(threshold=2.0)"
     assert policy_label(policy) == "bild"
     policy.decoder.drafter.window = 3
     assert policy_label(policy) == "bild (changed: drafter.window)"

@@ -192,7 +192,7 @@ REFUSED = {
     "the last": ({"layers": [3, 4]}, "layers must lie before the last of the model's 4, which has the model's own"),
     "nought": ({"layers": [0]}, "each of layers must be a whole number >= 1, got 0"),
     "no rank": ({"rank": 0}, "rank must be a whole number >= 1, got 0"),
-    "labels": ({"labels": "teacher"}, "heads.labels must be data or self, got 'teacher'"),
+    "labels": ({"labels": "teacher"}, "heads.labels must be one of data, self, got 'teacher'"),
 }
 
 

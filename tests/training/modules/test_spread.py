@@ -115,7 +115,7 @@ def test_answers_of_a_spread_model_are_its_own(checkpoints: Path, tmp_path: Path
 
 
 REFUSED = {
-    "an unknown map": ([], ["runtime.device_map=wide"], "runtime.device_map must be null or one of auto, balanced"),
+    "an unknown map": ([], ["runtime.device_map=wide"], "runtime.device_map must be one of null, auto, balanced"),
     "a map for several": (["2"], ["runtime.device_map=auto"], "the devices of one process, got 2 processes; start one"),
     "shards for one": ([], ["model.sharded=true"], "start several: accelerate launch --multi_gpu"),
     "no flag": ([], ["model.sharded=often"], "model.sharded must be true or false, got 'often'"),
