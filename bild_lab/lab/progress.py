@@ -1,14 +1,13 @@
-"""How far a sweep is: on the terminal (`PointProgress`), in `.progress.json`, and its commands in `commands.jsonl`."""
+"""How far a sweep is (`Progress`), on the terminal too (`PointProgress`), and its commands in `commands.jsonl`."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +18,6 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from bild_lab.files import write_atomically
 from bild_lab.lab.cli import console, escape, stages, this_script
 
 DECODING = "decoding"  # the stage whose examples are counted; those of further repeats begin with it
@@ -106,68 +104,38 @@ def roughly(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-PROGRESS = ".progress.json"
-
-
-@dataclass(frozen=True)
+@dataclass
 class Progress:
-    """What a command wants to measure in a folder, and how much of it is done.
+    """What this process's command wants to measure, and how much of it is done.
 
-    total: points; None if it is not known, as in a search. done: points that were measured, found finished or failed;
-    None where other processes measure them. measured, measured_s: of these, those that this command measured, and the
-    seconds that it took. ended: whether the command came to its end. One that was stopped or killed did not. process:
-    of the command.
+    total: points; None if it is not known, as in a search, and in the processes of a launcher. done: points that were
+    measured, found finished or failed. measured, measured_s: of these, those that this command measured, and the
+    seconds that it took.
     """
 
-    total: int | None
-    done: int | None = 0
+    total: int | None = None
+    done: int = 0
     measured: int = 0
     measured_s: float = 0.0
-    ended: bool = False
-    process: int = 0
 
     def __str__(self) -> str:
-        """`3 of 9 points`; `3 points so far` where the total is not known."""
-        count = self.done if self.total is None else self.total
-        points = f"{count} point{'' if count == 1 else 's'}"
-        if self.total is None:
-            return f"{points} so far"
-        return points if self.done is None else f"{self.done} of {points}"
+        return f"{self.done} of {self.total} points"
 
     @property
     def typical_s(self) -> float | None:
         """Seconds that a point takes, None if none was measured yet."""
         return self.measured_s / self.measured if self.measured else None
 
-    def write(self, folder: Path) -> None:
-        with suppress(OSError):  # a full disk shows with the point that cannot be stored
-            write_atomically(folder / PROGRESS, json.dumps(asdict(self)).encode())
+    def begin(self, total: int | None) -> None:
+        """A command of so many points begins."""
+        self.total, self.done, self.measured, self.measured_s = total, 0, 0, 0.0
 
-
-def begin(folder: Path, total: int | None, counts: bool = True) -> None:
-    """This process's command begins. counts: whether the process measures the points itself."""
-    Progress(total, 0 if counts else None, process=os.getpid()).write(folder)
-
-
-def advance(folder: Path, measured_s: float | None) -> None:
-    """One point more of this process's command is done.
-
-    measured_s: the seconds that it took; None if it was finished before, or failed.
-    """
-    if (one := read_progress(folder)) is None or one.done is None or one.process != os.getpid():
-        return
-    one = replace(one, done=one.done + 1)
-    if measured_s is not None:
-        one = replace(one, measured=one.measured + 1, measured_s=one.measured_s + measured_s)
-    one.write(folder)
-
-
-def read_progress(folder: Path) -> Progress | None:
-    """The progress of the last command; None if it is not known."""
-    try:
-        return Progress(**json.loads((folder / PROGRESS).read_bytes()))
-    except (OSError, ValueError, TypeError):
-        return None
+    def advance(self, measured_s: float | None) -> None:
+        """One point more is done. measured_s: seconds that it took; None if it was finished before, or failed."""
+        self.done += 1
+        if measured_s is not None:
+            self.measured += 1
+            self.measured_s += measured_s
 
 
 COMMANDS = "commands.jsonl"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +42,7 @@ from bild_lab.lab.decoding.load import build, load_model
 from bild_lab.lab.formatting import knob_label, percent, short_name, times
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import Point, prepare, sweep_folder
-from bild_lab.lab.progress import PointProgress, Progress, advance, begin, read_progress, record_command, roughly
+from bild_lab.lab.progress import PointProgress, Progress, record_command, roughly
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Result
@@ -53,6 +50,8 @@ from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Resul
 FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LIVE_S = 30.0  # between two reports of a sweep that runs
+progress = Progress()  # of this process's command
 
 
 def measure_point(cfg: DictConfig) -> float:
@@ -65,28 +64,27 @@ def measure_point(cfg: DictConfig) -> float:
     try:
         point = prepare(cfg)
         result = sweep.newest(point.id) if cfg.resume else None
-        if HydraConfig.get().mode == RunMode.RUN and not _own_progress(sweep.folder).process:
-            record_command(sweep.folder)  # a single point, or the first one of a search
-            begin(sweep.folder, None)
+        if HydraConfig.get().mode == RunMode.RUN:
+            record_command(sweep.folder)
         if result is None:
             measured = True
             first = _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)  # which has the imports
             result = _measure(point, sweep, time.perf_counter() - (stages.began_s if first else begun_s))
         else:
-            console.print(f"[dim]{escape(_title(point, sweep))}: finished before[/dim]")
+            console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         sweep.forget_failure(failure_hash(cfg))
         _log(cfg, sweep, result)
     except Exception as error:  # any error of one point: the others still run, and the exit code shows it
         _record_failure(cfg, sweep, error)
         if not isinstance(error, UserError):
             _release_models()
-    advance(sweep.folder, time.perf_counter() - begun_s if measured and result is not None else None)
+    progress.advance(time.perf_counter() - begun_s if measured and result is not None else None)
     return math.nan if result is None or result.speedup.value is None else result.speedup.value
 
 
 def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     """Measure a point, showing how far it is."""
-    progress, place, title = _own_progress(sweep.folder), _place(), _title(point, sweep)
+    place, title = _place(), _title(point)
     bars = PointProgress(title, len(point.examples), place, progress.total or place, progress.typical_s)
     with bars as shown:
         result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
@@ -114,20 +112,13 @@ def took(result: Result, precision: float | None) -> str:
     return f" ± {percent(noise, 1)} by the clock, {result.speedup.repeats} repeats{wide}{waited}"
 
 
-def _own_progress(folder: Path) -> Progress:
-    """The progress of this process's command; an empty one in the processes of a launcher."""
-    progress = read_progress(folder)
-    return progress if progress is not None and progress.process == os.getpid() else Progress(None)
-
-
 def _place() -> int:
     """The point's place in the sweep, from 1."""
     return (HydraConfig.get().job.get("num") or 0) + 1
 
 
-def _title(point: Point, sweep: Sweep) -> str:
-    points = _own_progress(sweep.folder).total or _place()
-    return title_of(point, _place(), points, HydraConfig.get().overrides.task)
+def _title(point: Point) -> str:
+    return title_of(point, _place(), progress.total or _place(), HydraConfig.get().overrides.task)
 
 
 def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) -> str:
@@ -193,21 +184,23 @@ class SweepCallback(Callback):
 
     It refuses a command whose first point cannot be measured, before any file is written, and reports at the end,
     however the command ends. report: writes the sweep's table, figure and report. live: writes the report between
-    points.
+    points, never while one is timed.
     """
 
     def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, str], None]) -> None:
         self._report, self._live = report, live
         self._failed_before: set[tuple[str, str]] = set()
         self._handlers: dict[int, Any] = {}
+        self._reported_s = -math.inf
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         _check(config)
         self._start(config)
+        progress.begin(None)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Check the first point, so that others may fail and be recorded."""
-        here, jobs = config.hydra.launcher._target_.endswith(BASIC), values_of(config)
+        jobs = values_of(config)
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:
             refuse(UserError("the sweep has no points: one of its lists of values is empty"))
@@ -215,14 +208,15 @@ class SweepCallback(Callback):
             _check_first(jobs, config.hydra.job.config_name)
         self._start(config)
         record_command(sweep_folder(config))
-        begin(sweep_folder(config), total, counts=here)
+        progress.begin(total)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Report between points; drop the finished job's configurations, which Hydra would keep until the end."""
         job_return.cfg = job_return.hydra_cfg = None
-        progress = _own_progress(sweep_folder(config))
-        if progress.total is not None and progress.done != progress.total:
+        due = time.perf_counter() - self._reported_s > LIVE_S
+        if due and progress.total is not None and progress.done != progress.total:
             self._live(Sweep(sweep_folder(config)), str(progress))
+            self._reported_s = time.perf_counter()
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal, too."""
@@ -255,8 +249,6 @@ class SweepCallback(Callback):
         """Write the table, the figure and the report. Exits non-zero if a point failed or the command was stopped."""
         self._restore()
         sweep = Sweep(sweep_folder(config))
-        if (progress := _own_progress(sweep.folder)).process:
-            replace(progress, ended=code == 0).write(sweep.folder)
         if code:
             console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
         try:

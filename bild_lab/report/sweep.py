@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,8 +10,6 @@ from hydra.experimental.callback import Callback
 from bild_lab.lab.cli import console, escape, output, stages
 from bild_lab.lab.config import PICTURE_KINDS
 from bild_lab.lab.results.records import Sweep
-
-SHARE = 0.02  # of the time since the page was last written, at most, that writing it may take
 
 
 def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
@@ -55,34 +51,19 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     update_index(sweep.folder.parent)
 
 
-class LiveReport:
-    """Rewrites `report.html` when called, unless that would take too much of the sweep's time.
+def live_report(sweep: Sweep, progress: str) -> None:
+    """Write the page, with how far the sweep is.
 
-    It runs between points, never while one is timed. A sweep of short points gets its page less often.
+    A fault is printed and does not end the sweep: the last report is still to come.
     """
+    from bild_lab.report.page.html import write_html  # late: drawing libraries take seconds to import
 
-    def __init__(self) -> None:
-        self._cost_s = 0.0
-        self._written_s = -math.inf
-
-    def __call__(self, sweep: Sweep, progress: str) -> None:
-        """Write the page, with how far the sweep is, if it is due.
-
-        A fault is printed and does not end the sweep: the last report is still to come.
-        """
-        if self._cost_s > SHARE * (time.perf_counter() - self._written_s):
-            return
-        from bild_lab.report.page import html  # imported once, which says nothing of what writing costs
-
-        begin = time.perf_counter()
-        try:
-            with sweep.report_lock():
-                results, path = sweep.results(), sweep.folder / "report.html"
-                html.write_html(sweep.name, results, sweep.failures(), path, sweep.older(), progress=progress)
-        except Exception as error:  # whatever a damaged result or a full disk raises
-            console.print(f"the report between points could not be written: {escape(str(error))}")
-        self._written_s = time.perf_counter()
-        self._cost_s = self._written_s - begin
+    try:
+        with sweep.report_lock():
+            results, path = sweep.results(), sweep.folder / "report.html"
+            write_html(sweep.name, results, sweep.failures(), path, sweep.older(), progress=progress)
+    except Exception as error:  # whatever a damaged result or a full disk raises
+        console.print(f"the report between points could not be written: {escape(str(error))}")
 
 
 def reported_sweep(figures: Sequence[str]) -> Callback:
@@ -90,4 +71,4 @@ def reported_sweep(figures: Sequence[str]) -> Callback:
     stages.enter("loading PyTorch")
     from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
 
-    return SweepCallback(partial(report_sweep, figures=figures), LiveReport())
+    return SweepCallback(partial(report_sweep, figures=figures), live_report)

@@ -30,7 +30,6 @@ from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.records import Sweep
 from bild_lab.report.index import read_runs
-from bild_lab.report.sweep import LiveReport
 from tests.checkpoints import POINT_FILES
 from tests.thinned import thinned
 
@@ -118,13 +117,17 @@ def test_the_report_is_written_between_points_and_never_while_one_is_timed(
         finally:
             timing.pop()
 
-    def live(_: LiveReport, sweep: Sweep, progress: str) -> None:
+    def live(sweep: Sweep, progress: str) -> None:
         assert not timing
         seen.append((progress, len(sweep.results())))
 
     monkeypatch.setattr(runner, "time_methods", timed)
-    monkeypatch.setattr(LiveReport, "__call__", live)
+    monkeypatch.setattr("bild_lab.report.sweep.live_report", live)
     words = ["-m", *base, "policy=bild", "policy.fallback=0.2,0.6,0.8", "dataset.limit=2"]
+    assert command(*words, "name=soon")[0] == 0
+    assert seen == [("1 of 3 points", 1)]  # the others follow at once
+    seen.clear()
+    monkeypatch.setattr("bild_lab.lab.sweep.LIVE_S", 0.0)
     assert command(*words)[0] == 0
     assert seen == [("1 of 3 points", 1), ("2 of 3 points", 2)]  # the last report follows the third
     assert command(*words)[0] == 0

@@ -1,4 +1,4 @@
-"""How far a sweep is: on the screen and as another process sees it; and the commands that added to it."""
+"""How far a sweep is, on the screen too; and the commands that added to it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,9 @@ from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
 from bild_lab.lab.progress import (
     COMMANDS,
-    PROGRESS,
     PointProgress,
     Progress,
-    advance,
-    begin,
     read_commands,
-    read_progress,
     record_command,
 )
 from bild_lab.lab.sweep import title_of
@@ -173,26 +169,15 @@ def test_a_title_names_place_drafter_and_the_knobs_that_were_given(checkpoints: 
     assert title_of(alone, 1, 1, []) == "vanilla"
 
 
-def test_a_running_command_says_how_far_it_is(tmp_path: Path) -> None:
-    begin(tmp_path, 9)
-    advance(tmp_path, 2.0)
-    advance(tmp_path, None)  # finished before
-    advance(tmp_path, 4.0)
-    found = read_progress(tmp_path)
-    assert (str(found), found.typical_s) == ("3 of 9 points", 3.0)
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"nine": 9}', None])
-def test_without_a_readable_file_nothing_is_known(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / PROGRESS).write_text(content)
-    assert read_progress(tmp_path) is None
-    advance(tmp_path / "file", 1.0)  # stops no sweep
-
-
-def test_a_folder_that_cannot_be_written_stops_no_sweep(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    Progress(9).write(tmp_path / "file")
+def test_a_running_command_says_how_far_it_is() -> None:
+    found = Progress()
+    assert found.typical_s is None
+    for _ in range(2):
+        found.begin(9)
+        found.advance(2.0)
+        found.advance(None)  # finished before
+        found.advance(4.0)
+        assert (str(found), found.typical_s) == ("3 of 9 points", 3.0)
 
 
 def given(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> None:

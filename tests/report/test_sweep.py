@@ -1,4 +1,4 @@
-"""The report of a sweep: its files at the end, and between points where that costs little."""
+"""The report of a sweep: its files at the end, and its page between points."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.config import ReportSpec, compose_config, typed
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report import sweep as module
-from bild_lab.report.page import html
-from bild_lab.report.sweep import SHARE, LiveReport, report_sweep
+from bild_lab.report.sweep import live_report, report_sweep
 from tests.report.sample import sample_example, sample_failure, sample_result
 
 
@@ -24,18 +22,8 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path / "first")
 
 
-class Clock:
-    """Stands in for the module `time`."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-
 def test_the_page_says_how_far_the_sweep_is_until_it_ends(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
-    LiveReport()(sweep, "3 of 9 points")
+    live_report(sweep, "3 of 9 points")
     page = (sweep.folder / "report.html").read_text()
     assert "Still running: 3 of 9 points" in page and '<body class="live">' in page
     begin = time.time()
@@ -85,23 +73,7 @@ def test_other_kinds_of_figures_are_refused() -> None:
             typed(ReportSpec, compose_config([f"report.figures={figures}"]).report, "report")
 
 
-def test_writing_takes_a_small_share_of_the_time_at_most(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, written = Clock(), []
-    monkeypatch.setattr(module, "time", clock)
-
-    def write(*_: object, progress: str) -> None:
-        written.append(progress)
-        clock.now_s += 0.5
-
-    monkeypatch.setattr(html, "write_html", write)
-    report = LiveReport()
-    for done in range(100):  # a point a second
-        report(sweep, f"{done} of 100 points")
-        clock.now_s += 1.0
-    assert written[0] == "0 of 100 points" and 3 <= len(written) <= 1 + 100 * SHARE / 0.5
-
-
 def test_a_fault_is_printed_and_the_sweep_goes_on(sweep: Sweep, capfd: pytest.CaptureFixture[str]) -> None:
     (sweep.folder / "report.html").mkdir()
-    LiveReport()(sweep, "1 of 2 points")
+    live_report(sweep, "1 of 2 points")
     assert "the report between points could not be written" in capfd.readouterr().err

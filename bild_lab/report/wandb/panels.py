@@ -117,11 +117,6 @@ def front_key(panel: str) -> str:
     return "front_" + re.sub(r"\W+", "_", panel)
 
 
-def standing(result: Result, group: Group) -> dict[str, Any]:
-    """A point's `policy`, `panel`, and whether it is `on_front` among the points of its setting."""
-    return {"policy": result.policy, "panel": panel_of(group), "on_front": on_front(result, group)}
-
-
 def on_front(result: Result, group: Group) -> bool:
     """Whether no other point of the setting, nor the baseline, is as fast and as good, and better in one of the two."""
     from bild_lab.report.style import front_corners  # late: matplotlib takes a second
