@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
-from bild_lab.lab.data.examples import Example, load_examples
+from bild_lab.lab.data.examples import Example, cached_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decoder_of
 from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, modules_of, named_files
@@ -220,12 +219,6 @@ def sweep_folder(cfg: DictConfig) -> Path:
     if not name.isprintable() or name in ("", ".", "..") or set(name) & set("/\\") or len(name.encode()) > LONGEST_NAME:
         raise UserError(f"name must be a plain folder name, got {cfg.name!r}; results go to outputs/NAME")
     return Path("outputs") / name
-
-
-@lru_cache(maxsize=4)
-def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
-    """The dataset's examples, read once per process. Later turns may still lack the earlier answers."""
-    return load_examples(spec, unanswered=True)
 
 
 def _setting(

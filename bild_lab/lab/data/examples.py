@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import islice, takewhile
 from pathlib import Path
 
@@ -77,6 +78,12 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
             "for first turns only, or dataset.history=DIR, such as calibration data made with dataset.turns=1"
         )
     return examples
+
+
+@lru_cache(maxsize=4)
+def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
+    """The dataset's examples, read once per process. Later turns may still lack the earlier answers."""
+    return load_examples(spec, unanswered=True)
 
 
 def _history(path: str, split: str) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -14,7 +13,7 @@ from yaml import YAMLError
 from bild_lab.errors import UserError
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
-from bild_lab.lab.data.examples import Example, load_examples
+from bild_lab.lab.data.examples import Example, cached_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import CONFIG
 from bild_lab.lab.schema.result import Result
@@ -89,7 +88,7 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
             if dataset.chat_template == (CHECKPOINT,):
                 target = recognized(Checkpoint(config.pair.target, config.pair.target_revision))
                 dataset = for_model(dataset, target)
-            examples = _examples(dataset)
+            examples = cached_examples(dataset)
         except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
             why = why or str(error)
             continue
@@ -97,9 +96,3 @@ def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Exampl
             return {(str(one.id), one.turn): one for one in examples}, ""
         why = why or f"dataset {config.dataset.name} has changed since"
     return None, why
-
-
-@lru_cache(maxsize=4)
-def _examples(spec: DatasetSpec) -> tuple[Example, ...]:
-    """Read once for all points of a sweep."""
-    return load_examples(spec, unanswered=True)
