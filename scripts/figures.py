@@ -118,7 +118,9 @@ def main() -> None:
     for message in failed:
         console.print(f"[dim]{escape(message)}[/dim]")
     if failed:
-        console.print("[dim]A figure alone lists its commands; `scale=small run=true` runs the small ones.[/dim]")
+        console.print(
+            "[dim]A figure alone says what makes it; `scale=small run=true` runs the small experiments.[/dim]"
+        )
     if failed and len(failed) == len(wanted.figures) > 1:
         raise UserError("no figure was drawn; the messages above say what each one needs")
 

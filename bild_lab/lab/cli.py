@@ -335,7 +335,6 @@ def this_script() -> str:
 
 def known_keys(config_name: str) -> list[str]:
     """Every dotted key of the configuration, with the chosen policy, dataset and so on."""
-
     config = compose_config([], config_name)
     # of several policies to sweep over, take the first
     chosen = [match for word in sys.argv[1:] if (match := re.match(r"(\w+)=\w+", word))]

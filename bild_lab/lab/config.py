@@ -39,7 +39,6 @@ EXACT_PREFIX = "bild_lab.engine.acceptance.ExactPrefix"  # the rule around that 
 EXACT_RULE = "bild_lab.engine.acceptance.SpeculativeSampling"
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
 
-
 NEWER = "execution_whitelist" in inspect.signature(hydra.main).parameters  # Hydra 1.4 and its OmegaConf
 BASE = {} if NEWER else {"version_base": "1.3"}  # which Hydra 1.4 deprecates, and 1.3 wants
 BUILT_BY_HYDRA = ["bild_lab.report.sweep.reported_sweep"]  # the callback; all other parts are built by ourselves

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 TIMES = "\u00d7"
 MINUS = "\u2212"
 MISSING = "\u2013"
 INFINITY = "\u221e"
-
-
-class Configured(Protocol):
-    """Anything with a policy and its knobs, such as a result or a failure."""
-
-    @property
-    def policy(self) -> str: ...
-
-    @property
-    def knobs(self) -> Mapping[str, Any]: ...
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -89,17 +79,18 @@ def knob_value(value: object) -> str:
     return str(value)
 
 
-def knob_label(result: Configured, knobs: Sequence[str], separator: str = ", ") -> str:
+def knob_label(result: Any, knobs: Sequence[str], separator: str = ", ") -> str:
     """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs it lacks are left out.
 
-    A peer with weights of its own is no faster way to decode the target's, so their precision is always named.
+    result: anything with a policy and its knobs, such as a result or a failure. A peer with weights of its own is no
+    faster way to decode the target's, so their precision is always named.
     """
     words = [f"{knob} {knob_value(result.knobs[knob])}" for knob in knobs if knob in result.knobs]
     own = getattr(result, "own_weights", None)  # which results have, and points and failures do not
     return separator.join(words if own is None else [*words, f"weights in {own}"])
 
 
-def point_label(result: Configured, knobs: Sequence[str]) -> str:
+def point_label(result: Any, knobs: Sequence[str]) -> str:
     """Write a result's policy with the named knobs: `bild (fallback 0.5, rollback 1)`."""
     label = knob_label(result, knobs)
     return f"{result.policy} ({label})" if label else result.policy

@@ -77,7 +77,10 @@ def measure_point(cfg: DictConfig) -> float:
     except Exception as error:  # any error of one point: the others still run, and the exit code shows it
         _record_failure(cfg, sweep, error)
         if not isinstance(error, UserError):
-            _release_models()
+            load_model.cache_clear()  # memory may have run out; the next point loads its models again
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
     progress.advance(time.perf_counter() - begun_s if measured and result is not None else None)
     return math.nan if result is None or result.speedup.value is None else result.speedup.value
 
@@ -169,14 +172,6 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
         sys.exit(FAILED_POINTS)
     if not isinstance(error, UserError):
         console.print(f"[dim]traceback in {escape(str(folder / 'failed.json'))}[/dim]")
-
-
-def _release_models() -> None:
-    """Free the process's models, as memory may have run out. The next point loads them again."""
-    load_model.cache_clear()
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 class SweepCallback(Callback):

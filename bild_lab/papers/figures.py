@@ -192,12 +192,8 @@ def _where(points: Sequence[Any]) -> str:
 
 
 def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[str]) -> str:
-    """What the figure needs, and the commands that make it, one a line."""
+    """What the figure needs, and the commands that make it, one a line. scales: those that were asked for."""
     folders = dict.fromkeys(str(outputs / each) for one in scales for each in published.folders[one])
-    lines = [f"{name} wants finished points in {' or '.join(folders)}, got none"]
-    for one in scales:
-        lines.append("at the paper's scale run" if one == "paper" else "at small scale run")
-        lines += [f"  {command}" for command in published.commands[one]]
-        lines.append("or let this command run them, with all that they need")
-        lines.append(f"  python scripts/paper_run.py {name} scale={one} run=true")
-    return "\n".join(lines)
+    commands = [f"  python scripts/paper_run.py {name} scale={one} run=true" for one in scales]
+    wants = f"{name} wants finished points in {' or '.join(folders)}, got none"
+    return "\n".join([f"{wants}; run, or without run=true list, all that they need:", *commands])

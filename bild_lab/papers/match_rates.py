@@ -288,7 +288,14 @@ def match_rates(cfg: DictConfig) -> None:
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},
         "data": data_hash(examples),
     }
-    require_same_rates(folder, settings)
+    if (file := folder / METRICS).is_file():
+        try:
+            held = dict(json.loads(file.read_text())["settings"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{file} does not describe match rates; choose another name=NAME, or remove the folder"
+            ) from error
+        require_same_settings(folder, "match rates", held, settings, MOVED)
     prompts, cut = [one.prompt for one in examples], dataset.max_source_tokens
     requests = Decoder(target, alone(target), (target,)).requests(prompts, longest, None, 0, cut)
     with progress() as bar:
@@ -310,20 +317,6 @@ def target_of(cfg: DictConfig) -> LoadedModel:
     target.checkpoint.check()
     target.require_layers("measuring match rates")
     return target
-
-
-def require_same_rates(folder: Path, settings: dict[str, Any]) -> None:
-    """Raise UserError if the folder contains anything else than match rates of these settings."""
-    file = folder / METRICS
-    if not file.is_file():
-        return
-    try:
-        held = dict(json.loads(file.read_text())["settings"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{file} does not describe match rates; choose another name=NAME, or remove the folder"
-        ) from error
-    require_same_settings(folder, "match rates", held, settings, MOVED)
 
 
 def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: LoadedModel) -> None:

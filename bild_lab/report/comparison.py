@@ -120,26 +120,22 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
             "speed": one.speed_verdict,
             "why_not_compared": one.unfit,
             "quality_metric": one.pair.a.quality.metric,
-            "quality_a": one.quality.values[0],
-            "quality_b": one.quality.values[1],
-            **_estimate("quality_difference", one.quality.difference),
-            "p_value": None if one.quality.difference is None else one.quality.difference.p_value,
-            "quality": one.quality.verdict,
-            **{name: value for further in one.judged[1:] for name, value in _columns(further).items()},
+            **_columns("quality", one.quality, "p_value", "quality"),
+            **{name: value for each in one.judged[1:] for name, value in _columns(each.metric, each).items()},
         }
         for one in compared
     ]
     return pd.DataFrame(rows)
 
 
-def _columns(one: ComparedQuality) -> dict[str, Any]:
-    """The columns of a metric after the leading one."""
+def _columns(name: str, one: ComparedQuality, p_value: str = "", verdict: str = "") -> dict[str, Any]:
+    """The columns of a metric. p_value, verdict: names of two of them, if they do not begin with the metric's."""
     return {
-        f"{one.metric}_a": one.values[0],
-        f"{one.metric}_b": one.values[1],
-        **_estimate(f"{one.metric}_difference", one.difference),
-        f"{one.metric}_p_value": None if one.difference is None else one.difference.p_value,
-        f"{one.metric}_verdict": one.verdict,
+        f"{name}_a": one.values[0],
+        f"{name}_b": one.values[1],
+        **_estimate(f"{name}_difference", one.difference),
+        p_value or f"{name}_p_value": None if one.difference is None else one.difference.p_value,
+        verdict or f"{name}_verdict": one.verdict,
     }
 
 

@@ -238,7 +238,13 @@ def reason_lines(group: Group) -> list[tuple[str, str]]:
 
 def explanation(result: Result, why: Reasons) -> str:
     """What the speedup is made of."""
-    return f"{'; '.join([*_gained(result), *_spent(why)])}."
+    costs = []
+    if why.drafter_cost is not None and why.verification is not None:
+        step = percent(why.drafter_cost, 0 if why.drafter_cost >= 0.095 else 1)
+        check = number(why.verification)
+        costs = [f"a drafter step costs {step} of a target token (c), checking a draft {check} tokens"]
+    stages = [f"{stage} {percent(share)}" for stage, share in why.shares.items() if share >= 0.005]
+    return "; ".join([*_gained(result), *costs, f"time: {', '.join(stages)}"]) + "."
 
 
 def _gained(result: Result) -> list[str]:
@@ -253,20 +259,6 @@ def _gained(result: Result) -> list[str]:
     if not counts.drafted or counts.tokens_per_target_call is None:
         return []
     return [f"{number(counts.tokens_per_target_call)} tokens a call (α {percent(counts.acceptance_rate)})"]
-
-
-def _spent(why: Reasons) -> list[str]:
-    costs = []
-    if why.drafter_cost is not None and why.verification is not None:
-        step, check = _share(why.drafter_cost), number(why.verification)
-        costs = [f"a drafter step costs {step} of a target token (c), checking a draft {check} tokens"]
-    stages = [f"{stage} {percent(share)}" for stage, share in why.shares.items() if share >= 0.005]
-    return [*costs, f"time: {', '.join(stages)}"]
-
-
-def _share(value: float | None) -> str:
-    """A cost in percent, with a decimal if it is small."""
-    return percent(value, 0 if value is None or value >= 0.095 else 1)
 
 
 def answers(group: Group, screened: Sequence[Screened]) -> list[tuple[str, str]]:

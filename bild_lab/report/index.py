@@ -76,15 +76,14 @@ def write_index(outputs: Path) -> list[Run]:
 def read_runs(outputs: Path) -> list[Run]:
     """Every folder of outputs that has points or a report, the newest first."""
     folders = [one for one in outputs.iterdir() if (one / "points").is_dir() or (one / "report.html").is_file()]
-    return sorted(map(_read_run, folders), key=lambda run: run.date, reverse=True)
-
-
-def _read_run(folder: Path) -> Run:
-    """A folder's line. One whose files cannot be read says so."""
-    try:
-        return _run(folder)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return Run(folder.name, f"{folder.name}/", free=f"cannot be read: {type(error).__name__}: {error}")
+    runs = []
+    for folder in folders:
+        try:
+            runs.append(_run(folder))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            said = f"cannot be read: {type(error).__name__}: {error}"
+            runs.append(Run(folder.name, f"{folder.name}/", free=said))
+    return sorted(runs, key=lambda run: run.date, reverse=True)
 
 
 def _run(folder: Path) -> Run:

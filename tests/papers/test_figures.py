@@ -19,7 +19,7 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.papers import steps
 from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, draw_figure
-from bild_lab.papers.published import AGREES, load_published, published_names
+from bild_lab.papers.published import AGREES, SCALES, load_published, published_names
 from tests.papers.samples import bild, outputs_of, store
 from tests.thinned import thinned
 
@@ -64,10 +64,8 @@ def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
 def test_without_outputs_the_message_names_what_to_run(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"{name} wants finished points in {tmp_path}/") as refused:
         draw_figure(name, tmp_path, tmp_path / "figures")
-    commands = load_published(name).commands
     lines = str(refused.value).splitlines()
-    assert {f"  {command}" for command in [*commands["paper"], *commands["small"]]} <= set(lines)
-    assert all(f"  python scripts/paper_run.py {name} scale={scale} run=true" in lines for scale in commands)
+    assert all(f"  python scripts/paper_run.py {name} scale={scale} run=true" in lines for scale in SCALES)
     assert not (tmp_path / "figures").exists()
 
 

@@ -168,7 +168,8 @@ def pipeline_summary(
 
 def pipeline_units(logs: Sequence[PipelineLog]) -> Pipeline:
     """The units of texts that were decoded with the same knobs, without speedups."""
-    tokens, rate = sum(log.tokens for log in logs), match_rate(logs)
+    tokens, matches = sum(log.tokens for log in logs), [matched for log in logs for matched in log.matches]
+    rate = sum(matches) / len(matches) if matches else None  # p̂, over the tokens that have a successor
     shape = (logs[0].layers, logs[0].exit_layer, rate or 0.0)  # no rate if all texts have one token; it has no effect
     return Pipeline(
         layers=logs[0].layers,
@@ -179,12 +180,6 @@ def pipeline_units(logs: Sequence[PipelineLog]) -> Pipeline:
         predicted_latency_units=sum(expected_latency(log.tokens, *shape) for log in logs) / tokens,
         predicted_compute_units=sum(expected_compute(log.tokens, *shape, logs[0].top_k) for log in logs) / tokens,
     )
-
-
-def match_rate(logs: Sequence[PipelineLog]) -> float | None:
-    """p̂: the share of correct predictions, over the tokens that have a successor."""
-    matches = [matched for log in logs for matched in log.matches]
-    return sum(matches) / len(matches) if matches else None
 
 
 @dataclass(frozen=True)

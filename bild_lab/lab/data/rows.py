@@ -65,7 +65,9 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
     root, files = path.parent, [path]
     if path.is_dir():
         root = next((path / name for name in subfolders if (path / name).is_dir()), path)
-        files = sorted(file for file in root.rglob("*") if _holds_data(file, root))
+        named = (one for one in root.rglob("*") if one.suffix.lower() in SUFFIXES and one.name not in METADATA_FILES)
+        visible = (one for one in named if not any(part.startswith(".") for part in one.relative_to(root).parts))
+        files = sorted(one for one in visible if one.is_file())
     if not files or files[0].suffix.lower() not in SUFFIXES:
         raise UserError(f"no data files at {path}: wanted {' '.join(SUFFIXES)}; point dataset.path at them")
     split = canonical_split(split)
@@ -85,11 +87,6 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         f"cannot tell which file under {path} is split {split!r}, got {names}; "
         f"name it {split}.jsonl or point dataset.path at one file"
     )
-
-
-def _holds_data(file: Path, folder: Path) -> bool:
-    hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
-    return file.suffix.lower() in SUFFIXES and file.is_file() and file.name not in METADATA_FILES and not hidden
 
 
 def split_of(relative: PurePath, wanted: str) -> str | None:

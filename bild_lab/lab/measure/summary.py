@@ -209,32 +209,21 @@ def change_of(
             changed = [length for length in shared if length is not None]
             found |= {"changed": len(changed) / len(shared), "first_difference": median(changed) if changed else None}
         lengths = np.array([[len(own), len(base)] for own, base in pairs], dtype=float)
-        found |= _estimate("length_ratio", _ratio(lengths.sum(axis=0)), _ratio(resampled_sums(lengths, seed)))
+        ratio, *ratios = (sums[..., 0] / sums[..., 1] for sums in (lengths.sum(axis=0), resampled_sums(lengths, seed)))
+        low, high = interval(*ratios)
+        found |= {"length_ratio": float(ratio), "length_ratio_low": low, "length_ratio_high": high}
     if log_probabilities is not None:
-        found |= _likelihood(tokens, log_probabilities, seed)
+        ours, theirs = (
+            [*zip(log_probabilities[name], map(len, tokens[name]), strict=True)] if name in tokens else None
+            for name in (METHOD, BASELINE)
+        )
+        score = judge(LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed).score
+        others = ("low", "high", "baseline", "difference", "difference_low", "difference_high")
+        found |= {
+            LOG_PROBABILITY: score.value,
+            **{f"{LOG_PROBABILITY}_{name}": getattr(score, name) for name in others},
+        }
     return Change(**found)
-
-
-def _likelihood(
-    tokens: Mapping[str, Sequence[Sequence[int]]], log_probabilities: Mapping[str, Sequence[float]], seed: int
-) -> dict[str, float]:
-    """The metric `log_probability` of the texts."""
-    ours, theirs = (
-        [*zip(log_probabilities[name], map(len, tokens[name]), strict=True)] if name in tokens else None
-        for name in (METHOD, BASELINE)
-    )
-    found = judge(LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed).score
-    others = ("low", "high", "baseline", "difference", "difference_low", "difference_high")
-    return {LOG_PROBABILITY: found.value, **{f"{LOG_PROBABILITY}_{name}": getattr(found, name) for name in others}}
-
-
-def _ratio(sums: np.ndarray) -> np.ndarray:
-    return sums[..., 0] / sums[..., 1]
-
-
-def _estimate(name: str, value: float, resampled: np.ndarray) -> dict[str, float]:
-    low, high = interval(resampled)
-    return {name: float(value), f"{name}_low": low, f"{name}_high": high}
 
 
 ROWS = 256  # of which the log-softmax is taken at once

@@ -170,9 +170,8 @@ def _judged(ours: Measure, theirs: Measure | None, seed: int) -> Judged:
 
 def _difference(metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float, np.ndarray]) -> Difference:
     """ours, theirs: a value, and those of resamples."""
-    count = min(
-        len(ours[1]), len(theirs[1])
-    )  # one may be a mean where the other is not; their first draws are the same
+    # one may be a mean where the other is not; their first draws are the same
+    count = min(len(ours[1]), len(theirs[1]))
     value, differences = ours[0] - theirs[0], ours[1][:count] - theirs[1][:count]
     return Difference(metric, value, *interval(differences), p_value(differences, value))
 

@@ -91,10 +91,8 @@ class Group:
         """
         placed = self.placed
         xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
-        chosen = {
-            id(result) for result in self.selected() if not result.is_baseline
-        }  # those drawn with their intervals
-        barred = [at for result, at in placed if id(result) in chosen]
+        chosen = set(map(id, self.selected()))  # those drawn with their intervals
+        barred = [at for result, at in placed if id(result) in chosen and not result.is_baseline]
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:

@@ -16,7 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config, compose_policy, knob_values
+from bild_lab.lab.config import compose_config, compose_policy, knob_values, policy_label
 
 Values = tuple[str, ...]  # overrides such as policy.window=3
 KNOB = "policy."
@@ -44,8 +44,6 @@ class Space:
 
     def candidate(self, chosen: Sequence[str] = ()) -> Candidate:
         """With these overrides of knobs."""
-        from bild_lab.lab.config import policy_label  # late: torch takes seconds to load
-
         policy = copy.deepcopy(self.base)
         for word in chosen:
             OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))

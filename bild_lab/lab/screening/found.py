@@ -202,7 +202,9 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
     with Sweep(screening.folder).search_lock():
         require_same_setting(screening.folder, screening.point.setting)
         timed: list[TimedText] = []
-        differing: list[Judged] = []  # verdicts on texts that were decoded live too, with another outcome
+        # verdicts on texts that were decoded live too, with another outcome; largest: of the differences between rows
+        # in these texts, relative to the largest score
+        differing: list[Judged] = []
         screened, model = screening.decode(screening.grid.candidates), None
         if spec.timed_s:
             with screening.stage("cost model", "timing a few points live"):
@@ -211,7 +213,14 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
         with screening.stage("quality", "scoring"):
             rows = screening.rows(screened, model)
         summary = summary_of(screening, screened, model)
-        summary |= replayed(len(timed) + len(differing), differing)
+        verdicts = [one.verdict for one in differing]
+        summary |= {
+            "replayed_live": len(timed) + len(differing),
+            "replayed_differently": len(differing),
+            "replayed_ties": verdicts.count(TIE),
+            "replayed_defects": verdicts.count(DEFECT),
+            "replayed_largest": max((one.largest for one in differing), default=None),
+        }
         summary["adaptivity"] = adaptivity(screening, screened, model)
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()
@@ -263,18 +272,3 @@ def adaptivity(screening: Screening, screened: Sequence[Screened], model: CostMo
     windows = range(2, max(one.knobs["window"] for one in own) + 2)
     verify_s = [round_s + one_s, *(round_s + prices.get("target forwards", 0.0) + rows * row_s for rows in windows)]
     return audit(screening.drafted(screened[0], own[0].policy), RoundCosts(prices[FORWARDS], verify_s))
-
-
-def replayed(live: int, differing: Sequence[Judged]) -> dict[str, Any]:
-    """How the record compares with the models themselves. live: texts that were decoded by both.
-
-    replayed_largest: of the differences between rows in the texts that differ, relative to the largest score.
-    """
-    verdicts = [one.verdict for one in differing]
-    return {
-        "replayed_live": live,
-        "replayed_differently": len(differing),
-        "replayed_ties": verdicts.count(TIE),
-        "replayed_defects": verdicts.count(DEFECT),
-        "replayed_largest": max((one.largest for one in differing), default=None),
-    }

@@ -122,21 +122,17 @@ def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
     names = {id(model.checkpoint.config): f"drafter {place}" for place, model in enumerate(decoder.models)}
     names[id(decoder.target.checkpoint.config)] = "target"
     features = features_of(policy, trace, names, decoder.target.depth)
-    return Text(tuple(tokens), counts_of(trace, len(tokens)), features)
-
-
-def counts_of(trace: Trace, tokens: int) -> Counter[str]:
-    rounds = trace.rounds
-    return Counter(
-        tokens=tokens,
+    counts = Counter(
+        tokens=len(tokens),
         target_calls=trace.target_calls,
         draft_calls=trace.draft_calls,
         drafted=trace.drafted,
         accepted=trace.accepted,
-        judged=trace.accepted + sum(one.accepted < one.depth for one in rounds),
+        judged=trace.accepted + sum(one.accepted < one.depth for one in trace.rounds),
         fallbacks=trace.fallbacks,
         rollbacks=trace.rollbacks,
     )
+    return Text(tuple(tokens), counts, features)
 
 
 Wrap = Callable[[LoadedModel], LoadedModel]
@@ -304,19 +300,13 @@ def fit(texts: Sequence[TimedText], baseline: str) -> CostModel:
         seen = {name for one in known for name in one.features}
         if any(name not in seen for one in held[left_out] for name in one.features):
             continue  # the only point of its policy: its rounds would have no price
-        predicted, measured = (
-            speedup(held[baseline], held[left_out], seconds)
-            for seconds in (lambda one, model=model: model.seconds(one.features), lambda one: one.seconds)
-        )
-        errors.append(abs(predicted / measured - 1))
+        measured = {name: np.mean([one.seconds for one in several]) for name, several in held.items()}
+        predicted = {name: np.mean([model.seconds(one.features) for one in several]) for name, several in held.items()}
+        speedups = [seconds[baseline] / seconds[left_out] for seconds in (predicted, measured)]
+        errors.append(abs(float(speedups[0] / speedups[1]) - 1))
     if not errors:
         return CostModel(_prices(texts))
     return CostModel(_prices(texts), float(np.median(errors)), max(errors))
-
-
-def speedup(slow: Sequence[TimedText], fast: Sequence[TimedText], seconds: Callable[[TimedText], float]) -> float:
-    """Mean seconds of one system's texts over the other's."""
-    return float(np.mean([seconds(one) for one in slow]) / np.mean([seconds(one) for one in fast]))
 
 
 def _prices(texts: Sequence[TimedText]) -> dict[str, float]:

@@ -228,16 +228,13 @@ class Screening:
                 return loop
 
             rows = self.point.decoding.max_new_tokens * (ROWS_A_TOKEN + ROWS_A_POINT * len(candidates))
-            waiting = max(1, int(MEMORY_BYTES / (rows * self._row_bytes)))
+            target = self.point.decoders[METHOD].target.checkpoint
+            row_bytes = 4 * target.config.get_text_config(decoder=True).vocab_size  # of scores in float32
+            waiting = max(1, int(MEMORY_BYTES / (rows * row_bytes)))
             most = min(self.batch, waiting)
             size = min(quiet_batch(one.method, one.models, requests, most) for one in decoders)
             Batch(size).run([loop_over(indices) for indices in alike.values()])
         return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]
-
-    @property
-    def _row_bytes(self) -> int:
-        """Of the target's scores of a row in float32."""
-        return 4 * self.point.decoders[METHOD].target.checkpoint.config.get_text_config(decoder=True).vocab_size
 
     def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], list[Judged]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.

@@ -80,15 +80,14 @@ def knob_maps(group: Group) -> list[Figure]:
     for policy in group.policies:
         results = [result for result in group.of_policy(policy) if group.position(result) is not None]
         knobs = [knob for knob in varying_knobs(results) if all(knob in result.knobs for result in results)]
-        cells = [Cell({knob: one.knobs[knob] for knob in knobs}, _numbers(group, one), name_of(one)) for one in results]
+        cells = []
+        for one in results:
+            numbers = (1000 * one.latency_s.mean, one.quality.value)
+            if group.relative:
+                numbers = (one.speedup.value, one.quality.difference)
+            cells.append(Cell({knob: one.knobs[knob] for knob in knobs}, numbers, name_of(one)))
         found += _maps(policy, cells, titles, group.relative)
     return found
-
-
-def _numbers(group: Group, result: Result) -> tuple[float | None, float | None]:
-    if group.relative:
-        return result.speedup.value, result.quality.difference
-    return 1000 * result.latency_s.mean, result.quality.value
 
 
 def _maps(policy: str, cells: Sequence[Cell], titles: tuple[str, str], relative: bool) -> list[Figure]:

@@ -171,10 +171,7 @@ def _example(one: MeasuredExample, known: Example | None) -> list[Any]:
         prompt = prompt or known.prompt
         reference = "\n".join(known.references) or None
     same = None if one.baseline_token_ids is None else one.token_ids == one.baseline_token_ids
-    latencies = (_median(one.latency_s), _median(one.baseline_latency_s))
+    timed = (one.latency_s, one.baseline_latency_s)
+    latencies = [None if repeats is None else statistics.median(repeats) for repeats in timed]
     texts = (prompt, reference, one.prediction, one.baseline_prediction)
     return [one.id, *texts, same, len(one.token_ids), *latencies]
-
-
-def _median(repeats: Sequence[float] | None) -> float | None:
-    return None if repeats is None else statistics.median(repeats)
