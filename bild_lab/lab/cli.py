@@ -170,21 +170,18 @@ def usage(text: str, config_name: str | None) -> str:
     if config_name is not None:
         file = config_dir() / f"{config_name}.yaml"
         keys = file.read_text(encoding="utf-8").partition("\n")[2].partition("\nhydra:")[0]
-        listed = [_files_of(group) for group in sorted(config_dir().iterdir()) if group.is_dir()]
+        wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
+        listed = []
+        for group in sorted(one for one in config_dir().iterdir() if one.is_dir()):
+            files = sorted(one.stem for one in group.glob("*.yaml"))
+            folders = sorted(f"{one.name}/…" for one in group.iterdir() if one.is_dir())
+            listed.append(wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}"))
         parts.append(f"Keys (KEY=VALUE), from conf/{file.name}\n\n{keys.strip()}")
         parts.append("Groups (GROUP=FILE)\n\n" + "\n".join(listed))
         parts.append(f"Every key with its value, without running anything: python {command.split()[0]} --cfg job")
     if config_name == "config":  # of run.py, whose reports use the terms
         parts.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
     return "\n\n".join(parts)
-
-
-def _files_of(group: Path) -> str:
-    """A group's files, and its folders with a slash, in a paragraph."""
-    files = sorted(file.stem for file in group.glob("*.yaml"))
-    folders = sorted(f"{one.name}/…" for one in group.iterdir() if one.is_dir())
-    wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
-    return wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}")
 
 
 def show(text: str) -> NoReturn:

@@ -364,19 +364,15 @@ def describe_decoder(node: Any) -> str:
     if not isinstance(node, dict):
         return str(node)
     name = node["_target_"].rsplit(".", 1)[-1] if "_target_" in node else ""
-    parts = [
-        describe_decoder(value) for value in node.values() if isinstance(value, dict) and not is_switched_off(value)
-    ]
+    parts = []
+    for value in (one for one in node.values() if isinstance(one, dict)):
+        given = [value[key] for key in value if key != "_target_"]
+        if not given or any(one is not None for one in given):
+            parts.append(describe_decoder(value))
     values = [f"{key}={value}" for key, value in node.items() if key != "_target_" and not isinstance(value, dict)]
     if name == "DraftThenVerify":
         return " + ".join(parts) + "".join(f", {value}" for value in values if value != "verify_tail=True")
     return f"{name}({', '.join([*values, *parts])})"
-
-
-def is_switched_off(node: dict[str, Any]) -> bool:
-    """Whether a part has values, and all of them are null."""
-    values = [value for key, value in node.items() if key != "_target_"]
-    return bool(values) and all(value is None for value in values)
 
 
 def policy_label(policy: DictConfig) -> str:

@@ -187,7 +187,7 @@ def _speedup(value: float | None) -> dict:
 def _seconds(mean: float) -> dict:
     parts = {"load": 0.4, "warmup": 0.6, "decode": 300 * (mean + BASELINE_MEAN_S), "trace": 100 * mean}
     parts = {**parts, "metrics": 0.9, "write": 0.01}
-    return {**parts, "total": sum(parts.values()) + 0.2}
+    return {**parts, "total": sum(parts.values())}
 
 
 def _cost(flops_ratio: float, bytes_ratio: float) -> dict:

@@ -116,8 +116,11 @@ def _maps(policy: str, cells: Sequence[Cell], titles: tuple[str, str], relative:
             "title": {"text": f"{escape(policy)}: {escape(title)}", "x": 0.01, "y": 0.98, "font": {"size": 14}},
             "showlegend": False,
             "updatemenus": [menu] if len(choices) > 1 else [],
-            **{f"{axis}axis": _axis(knob, axes[knob]) for axis, knob in zip("xy", axes, strict=True)},
         }
+        for axis, (knob, several) in zip("xy", axes.items(), strict=True):
+            ticks = {"tickvals": list(range(len(several))), "ticktext": [escape(one) for one in several]}
+            place = {"range": [-0.6, len(several) - 0.4], "showgrid": False}
+            layout[f"{axis}axis"] = {"title": escape(knob), **place, **ticks}
         figures.append(figure_of(traces, layout, height=150 + 44 * len(axes[knobs[1]])))
     return figures
 
@@ -139,11 +142,6 @@ def _squares(
         hoverinfo="text",
         marker={"symbol": "square", "size": 40, "color": colours, "opacity": strength},
     )
-
-
-def _axis(knob: str, values: Sequence[str]) -> dict[str, Any]:
-    ticks = {"tickvals": list(range(len(values))), "ticktext": [escape(one) for one in values]}
-    return {"title": escape(knob), "range": [-0.6, len(values) - 0.4], "showgrid": False, **ticks}
 
 
 def _in_order(values: Sequence[Any]) -> list[str]:

@@ -61,7 +61,7 @@ def page(tmp_path_factory):
     "words",
     [
         "No loss of BLEU measured: bild (fallback 0.3, rollback 1) decodes 1.55\u00d7 [1.50, 1.60]",
-        "20 points measured in 23.6 min, 1 failed",
+        "20 points measured in 23.5 min, 1 failed",
         "UserError: rollback threshold must be > 0 nats, got -1; use .inf to switch it off",
         "Quality against latency",
         "Fastest where no loss was measured, and within one point of loss",
