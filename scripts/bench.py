@@ -202,6 +202,7 @@ def main() -> None:
     from bild_lab.engine.models.device import resolve_device, resolve_dtype
     from bild_lab.lab.bench import (
         SHAPES,
+        forward_costs,
         long_texts,
         read_gb_per_s,
         run,
@@ -227,7 +228,7 @@ def main() -> None:
     if (busy := psutil.cpu_percent(interval=2.0)) > BUSY_PERCENT:
         console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: {BUSY_REMEDY}")
     bandwidth = read_gb_per_s(device, synchronize)
-    rows = []
+    rows, costs = [], []
     for name in shapes:
         shape = SHAPES.get(name)
         if shape is not None:
@@ -242,9 +243,11 @@ def main() -> None:
                 rows += long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)
                 continue
             rows += run(bench, ROUNDS_OF_A_PAIR if shape is None else shape.rounds, synchronize)
+            costs += forward_costs(bench, synchronize)
     machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": bandwidth}
     path = Path("outputs", cfg.name, "long.json" if long else "bench.json")
-    write_atomically(path, json.dumps({"environment": machine, "rows": rows}, indent=2).encode())
+    content = {"environment": machine, "rows": rows} | ({} if long else {"forwards": costs})
+    write_atomically(path, json.dumps(content, indent=2).encode())
     output.print(long_table(rows) if long else table(rows))
     output.print(f"the machine reads {bandwidth:.1f} GB/s")
     if long:
@@ -253,7 +256,8 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(path.with_suffix(".csv"), lines.getvalue().encode())
-    output.print(f"{path} contains these rows{', long.csv too' if long else ''}")
+    what = "long.csv too" if long else "and the cost of a forward by query and context length"
+    output.print(f"{path} contains these rows, {what}")
 
 
 if __name__ == "__main__":

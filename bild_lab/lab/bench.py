@@ -44,6 +44,7 @@ from bild_lab.engine.peers.methods import Peer
 from bild_lab.engine.peers.process import why_no_peers
 from bild_lab.engine.protocols import Method, Streams
 from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import LAST, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.summary import log_probabilities
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 
 WINDOW = 5
 BUFFER_BYTES = 2**29  # larger than caches
+QUERY_LENGTHS = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (64, 256, 1024, 2048)
 PROMPTS = (100, 500, 1000, 2000, 4000)  # tokens
 HIGHEST_MADE_UP = 1000  # of token ids
 SPANS = ((0, 100), (900, 1000))  # new tokens of one long text
@@ -257,6 +260,25 @@ def read_gb_per_s(device: torch.device, synchronize: Callable[[], None]) -> floa
     """The bandwidth at which this device reads its memory with as many threads as PyTorch has."""
     buffer = torch.ones(BUFFER_BYTES // 4, device=device)
     return BUFFER_BYTES / median_s(buffer.sum, synchronize) / 1e9
+
+
+@torch.inference_mode()
+def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
+    """Median milliseconds of our fastest forward by query length, and of a one-row forward by context length."""
+    model, rows = bench.kernels or bench.native, []
+    lengths = [("query", length, 64, length) for length in QUERY_LENGTHS]
+    lengths += [("context", length, length, 1) for length in CONTEXTS]
+    for kind, length, context, query in lengths:
+        session = model.start(bench.requests[0].source, context + query)
+        while session.length < context:
+            session.extend([5] * min(256, context - session.length), LAST)
+
+        def forward(session: Session = session, context: int = session.length, query: int = query) -> None:
+            session.rollback(context)
+            session.extend([5] * query)
+
+        rows.append({"shape": bench.shape, "by": kind, "length": length, "ms": 1000 * median_s(forward, synchronize)})
+    return rows
 
 
 def long_texts(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:

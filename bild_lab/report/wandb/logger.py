@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.errors import UserError
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.results.groups import by_setting, pair_title
-from bild_lab.lab.results.inputs import examples_of
+from bild_lab.lab.results.inputs import examples_of, stored_config
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.wandb.panels import front_lines, panel_of, panels, sweep_panels, title
+from bild_lab.report.wandb.panels import front_lines, panels, standing, sweep_panels, title
 
 if TYPE_CHECKING:
     import wandb
@@ -47,13 +47,17 @@ _NOT_METRICS = (
 
 @dataclass(frozen=True)
 class Logged:
-    """One run. measured: when its point was measured, None for a run that is no point. mode: "online" or "offline"."""
+    """One run. measured: when its point was measured, None for a run that is no point. mode: "online" or "offline".
+
+    on_front: whether the point was on the front of its sweep's points then.
+    """
 
     run: str
     measured: str | None
     mode: str
     project: str
     entity: str | None
+    on_front: bool | None = None
 
 
 class NoLogger:
@@ -97,10 +101,16 @@ class WandbLogger:
         """Write one result as a finished run: `config` as its configuration, the numbers as its summary.
 
         Its row, its curves and its examples become tables and charts, its files an artifact. A measurement that is in
-        the project already is left out unless `again` is set.
+        the project already is left out unless `again` is set, or it joined or left its sweep's front since.
         """
-        if not again and self._logged(result.point, result.environment.started) in noted(self._directory):
-            return
+        others = Sweep(result.folder.parents[1]).results() if result.folder else []
+        groups = by_setting([*(other for other in others if other.point != result.point), result])
+        place = standing(result, next(group for group in groups if any(one is result for one in group.results)))
+        logged = self._logged(result.point, result.environment.started, place["on_front"])
+        if again or logged not in noted(self._directory):
+            self._write_point(result, config, place)
+
+    def _write_point(self, result: Result, config: dict, place: Mapping[str, Any]) -> None:
         examples = read_examples(result.folder)
         dataset, why = examples_of([result]) if examples else (None, "")
         if why and not self._warned:
@@ -111,17 +121,17 @@ class WandbLogger:
         tags = [pair_title(result.setting)[:_LONGEST_TAG], str(result.setting.dataset)[:_LONGEST_TAG]]
         run = self.begin(result.point, title(result), about, POINT, tags=tags)
         run.log(shown)
-        (group,) = by_setting([result])
-        run.summary.update({**flat_metrics(result), "policy": result.policy, "panel": panel_of(group)})
+        run.summary.update({**flat_metrics(result), **place})
         if result.folder:
             run.log_artifact(self._files(result), aliases=[result.point])
-        self._end(run, self._logged(result.point, result.environment.started))  # perhaps offline by now
+        self._end(run, self._logged(result.point, result.environment.started, place["on_front"]))
 
     def log_sweep(self, sweep: Sweep) -> None:
         """Write a run for the sweep as a whole: its points with the Pareto fronts, the picture, the headline.
 
-        Report, picture and table are attached as an artifact, and the artifact of the best point gets an alias. A sweep
-        without a finished point is left out.
+        Report, picture and table are attached as an artifact, and the artifact of the best point gets an alias. Points
+        that joined or left the front since they were logged are logged again. A sweep without a finished point is left
+        out.
         """
         import wandb
 
@@ -130,6 +140,12 @@ class WandbLogger:
         results = sweep.results()
         if not results:
             return
+        groups = by_setting(results)
+        last = {one.run: one for one in noted(self._directory)}
+        for result, place in ((result, standing(result, group)) for group in groups for result in group.results):
+            before = last.get(self._id(result.point))
+            if before is not None and before.on_front != place["on_front"]:
+                self._write_point(result, stored_config(result), place)
         found = headline(results)
         first, *others = (dict(result.setting) for result in results)
         shared = {key: value for key, value in first.items() if all(one.get(key) == value for one in others)}
@@ -143,7 +159,7 @@ class WandbLogger:
             if (sweep.folder / name).is_file():
                 artifact.add_file(str(sweep.folder / name))
         run.log_artifact(artifact)
-        leader = leading(by_setting(results))
+        leader = leading(groups)
         for alias, loss in _BEST.items() if leader.enough else ():  # of the setting that the headline is about
             if (best := leader.best(loss)) is not None and best.folder:
                 run.log_artifact(self._files(best), aliases=[alias])  # the same files: one more alias for that version
@@ -208,8 +224,8 @@ class WandbLogger:
             artifact.add_file(str(file))
         return artifact
 
-    def _logged(self, identity: str, measured: str | None = None) -> Logged:
-        return Logged(self._id(identity), measured, self._mode, self._project, self._entity)
+    def _logged(self, identity: str, measured: str | None = None, on_front: bool | None = None) -> Logged:
+        return Logged(self._id(identity), measured, self._mode, self._project, self._entity, on_front)
 
     def _end(self, run: wandb.Run, logged: Logged) -> None:
         run.finish()

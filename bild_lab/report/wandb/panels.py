@@ -117,6 +117,11 @@ def front_key(panel: str) -> str:
     return "front_" + re.sub(r"\W+", "_", panel)
 
 
+def standing(result: Result, group: Group) -> dict[str, Any]:
+    """A point's `policy`, `panel`, and whether it is `on_front` among the points of its setting."""
+    return {"policy": result.policy, "panel": panel_of(group), "on_front": on_front(result, group)}
+
+
 def on_front(result: Result, group: Group) -> bool:
     """Whether no other point of the setting, nor the baseline, is as fast and as good, and better in one of the two."""
     from bild_lab.report.style import front_corners  # late: matplotlib takes a second
@@ -171,7 +176,10 @@ def _example(one: MeasuredExample, known: Example | None) -> list[Any]:
         prompt = prompt or known.prompt
         reference = "\n".join(known.references) or None
     same = None if one.baseline_token_ids is None else one.token_ids == one.baseline_token_ids
-    timed = (one.latency_s, one.baseline_latency_s)
-    latencies = [None if repeats is None else statistics.median(repeats) for repeats in timed]
+    latencies = (_median(one.latency_s), _median(one.baseline_latency_s))
     texts = (prompt, reference, one.prediction, one.baseline_prediction)
     return [one.id, *texts, same, len(one.token_ids), *latencies]
+
+
+def _median(repeats: Sequence[float] | None) -> float | None:
+    return None if repeats is None else statistics.median(repeats)

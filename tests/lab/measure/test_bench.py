@@ -51,6 +51,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SHAPES", SMALL)
     monkeypatch.setattr(compiled, "BACKEND", "eager")
     monkeypatch.setattr(bench, "BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(bench, "CONTEXTS", (64, 300))
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.wandb.logger import TRAINING, NoLogger, WandbLogger, flat_metrics
+from bild_lab.report.wandb.logger import TRAINING, NoLogger, WandbLogger, flat_metrics, noted
 from bild_lab.report.wandb.panels import front_key, front_lines, panels, title
 from bild_lab.training.reports import LogToRun
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
@@ -106,7 +106,7 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     assert given["composition"] == point.composition and given["dataset"]["name"] == "multi30k"
     assert (run.summary["relative_latency"], run.summary["speedup/value"]) == (1 / 1.6, 1.6)
     panel = "multi30k test, BLEU"
-    assert [run.summary[key] for key in ("policy", "panel")] == ["bild", panel]
+    assert [run.summary[key] for key in ("policy", "panel", "on_front")] == ["bild", panel, True]
     table = run.logged["examples"]
     (first, *others) = [dict(zip(table.columns, row, strict=True)) for row in table.data]
     assert first["reference"] == first["prediction"] and first["prompt"] and len(others) == 5
@@ -156,6 +156,21 @@ def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_pane
         "bild, s, draft small",
         "bild, s, draft tiny",
     ]
+
+
+def test_a_point_that_left_the_front_is_logged_again(runs: list[GivenRun], tmp_path: Path) -> None:
+    sweep, config = Sweep(tmp_path / "first"), OmegaConf.to_yaml(compose_config(["policy=bild"]))
+    online = WandbLogger("ours", None, group="first", mode="online", tags=[], directory=str(sweep.folder))
+    for speedup in (1.5, 2.0):
+        result = sample_result("bild", {"window": int(4 * speedup)}, speedup)
+        folder = sweep.write_point(result.point, config, result, [])
+        online.log_point(replace(result, folder=folder), {})
+    online.log_sweep(sweep)
+    online.log_sweep(sweep)
+    points = [(run.about["name"], run.summary["on_front"]) for run in runs if run.about["job_type"] == "point"]
+    slow, fast = "bild (window 6)", "bild (window 8)"
+    assert points == [(slow, True), (fast, True), (slow, False)]
+    assert [one.on_front for one in noted(sweep.folder)] == [True, True, False, None, None]
 
 
 def test_a_trainings_curves_have_its_steps_also_after_resuming_and_the_machine_is_sampled(

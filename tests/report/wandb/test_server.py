@@ -61,7 +61,7 @@ def test_a_sweeps_runs_and_its_report_arrive(server: LoopbackWandb, sweep: Sweep
     assert [run["about"]["displayName"] for run in (bild, vanilla)] == ["bild (fallback 0.5)", "vanilla"]
     assert {run["about"]["groupName"] for run in server.runs.values()} == {"first"}
     summary = bild["summary"]
-    assert [summary[key] for key in ("policy", "panel")] == ["bild", PANEL]
+    assert [summary[key] for key in ("policy", "panel", "on_front")] == ["bild", PANEL, True]
     assert summary["speedup/value"] == 1.6 and {"points", "examples"} <= set(summary)
     (whole,) = sent(server, "sweep")
     assert whole["summary"]["panels"] == [PANEL] and "1.60×" in whole["summary"]["headline"]
