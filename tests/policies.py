@@ -28,11 +28,7 @@ FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters, tests/drafters
 T5_ONLY = {("parallel", "llama"), ("bild_parallel", "llama")}  # tests/engine/drafters/test_parallel.py
-REFUSED = {
-    ("hf_early_exit", "t5"),
-    *DECODER_ONLY,
-    *T5_ONLY,
-}  # the first is what Transformers cannot do (tests/engine/test_hf_generation.py)
+REFUSED = DECODER_ONLY | T5_ONLY
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)  # need `make peers` (tests/engine/peers)
 # they refuse to sample

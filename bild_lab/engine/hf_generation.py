@@ -10,9 +10,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
-from bild_lab.engine.models.checkpoint import Checkpoint, same_vocabulary
+from bild_lab.engine.models.checkpoint import same_vocabulary
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
-from bild_lab.engine.models.layer_control import decoder_layers
 from bild_lab.engine.processors import asked_for
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
@@ -120,38 +119,6 @@ class HuggingFacePromptLookup(Generation):
         return super().decode(request, trace)
 
 
-class HuggingFaceEarlyExit(Generation):
-    """Early exit of Transformers: the target's first layers draft with their own KV cache, `generate` verifies.
-
-    As shipped it drafts up to 20 tokens, fewer if the exit's probability falls below 0.4.
-
-    exit_layer: how many layers draft. Raises UserError for an architecture that cannot exit early. In
-    transformers 5.23 these are all encoder–decoders (T5 fails, BART drafts with its whole decoder) and
-    decoders such as GPT-2 that run every layer whatever `num_hidden_layers` says.
-    """
-
-    def __init__(self, target: LoadedModel, exit_layer: int) -> None:
-        super().__init__(target, assistant_early_exit=exit_layer)
-        require_cache("early exit", target)
-        if target.checkpoint.encoder_decoder or not exits_early(target.checkpoint):
-            ours = decoder_layers(weightless(target.checkpoint)) is not None
-            remedy = "policy=early_exit_speculative or hf_prompt_lookup" if ours else "policy=hf_prompt_lookup"
-            raise UserError(
-                f"transformers cannot exit early from {kind(target)}, but from models such as Llama; use {remedy}"
-            )
-        depth = target.checkpoint.config.num_hidden_layers
-        require_whole("exit_layer", exit_layer, 1, depth, f"the target has {depth} layers")
-
-    @torch.inference_mode()
-    def decode(self, request: Request, trace: Trace) -> list[int]:
-        config = self._target.module.base_model.config
-        depth = config.num_hidden_layers
-        try:
-            return super().decode(request, trace)
-        finally:
-            config.num_hidden_layers = depth  # an interrupt during a draft would leave the shared model truncated
-
-
 def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list[int]:
     """Call `generate` for one prompt. Returns prompt and continuation, cut by the request's limits."""
     module, source, limits = target.module, request.source, request.limits
@@ -227,18 +194,6 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
         use_cache=True,
         **chosen,
     )
-
-
-def exits_early(checkpoint: Checkpoint) -> bool:
-    """Whether a forward runs only as many layers as `num_hidden_layers` says at that time."""
-    module = weightless(checkpoint)
-    module.base_model.config.num_hidden_layers = 1
-    try:
-        with torch.device("meta"):
-            out = module(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
-    except (IndexError, RuntimeError):  # more layers ran than the cache was made for
-        return False
-    return len(out.past_key_values) == 1
 
 
 def require_cache(what: str, model: LoadedModel) -> None:

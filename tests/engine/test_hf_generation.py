@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import bild_lab
-from bild_lab.engine.hf_generation import HuggingFaceEarlyExit, HuggingFaceGenerate, HuggingFacePromptLookup
+from bild_lab.engine.hf_generation import HuggingFaceGenerate, HuggingFacePromptLookup
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from tests.engine.vocabularies.foreign import foreign_module
-from tests.policies import DECODER_ONLY, FAMILIES, REFUSED, T5_ONLY, in_memory, load, shipped
+from tests.policies import FAMILIES, in_memory, shipped
 from tests.tiny import END, PAD, START, relative_of, save, tiny_llama, tiny_t5
 from tests.tiny_architectures import build, word_tokenizer
 
@@ -75,40 +75,7 @@ def test_prompt_lookup_gives_the_text_of_generate_in_fewer_forwards(
     assert ran[0] < 30
 
 
-def test_early_exit_drafts_with_the_first_layers_and_gives_the_text_of_generate() -> None:
-    target = in_memory(tiny_llama(4, layers=3))
-    request = Request(Source((START, 5, 9, 30)), Limits(4, 30))
-    expected = HuggingFaceGenerate(target).decode(request, Trace())
-    ran = counting(target)
-    for exit_layer in (1, 2):
-        ran.clear()
-        assert HuggingFaceEarlyExit(target, exit_layer).decode(request, Trace()) == expected
-        assert [ran[layer] > ran[2] for layer in range(2)] == [True, exit_layer == 2]
-
-
-def test_an_interrupted_draft_leaves_the_model_whole() -> None:
-    target = in_memory(tiny_llama(4, layers=3))
-    request = Request(Source((START, 5, 9, 30)), Limits(4, 30))
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    hook = target.module.get_decoder().layers[0].register_forward_hook(interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        HuggingFaceEarlyExit(target, 1).decode(request, Trace())
-    hook.remove()
-    ran = counting(target)
-    HuggingFaceGenerate(target).decode(request, Trace())
-    assert ran[2] == ran[0] > 0
-
-
-@pytest.mark.parametrize(("policy", "family"), sorted(REFUSED - DECODER_ONLY - T5_ONLY))
-def test_what_transformers_cannot_do_is_refused_at_construction(checkpoints: Path, policy: str, family: str) -> None:
-    with pytest.raises(UserError, match=r"cannot exit early from .* \(t5\).*use policy=early_exit_speculative"):
-        load(checkpoints, family, policy)
-
-
-@pytest.mark.parametrize("policy", ["hf_assisted", "hf_early_exit", "hf_prompt_lookup"])
+@pytest.mark.parametrize("policy", ["hf_assisted", "hf_prompt_lookup"])
 def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
     stateful = (build("mamba"), word_tokenizer())
     with pytest.raises(
