@@ -2,14 +2,13 @@
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from bild_lab.engine.models import admission
 from bild_lab.engine.models.native import why_no_kernels
 from bild_lab.lab.cli import run_application
 from tests.checkpoints import tiny_checkpoints, write_data
@@ -54,15 +53,6 @@ def pytest_collection_finish() -> None:
     """Objects that exist by now, mostly modules and tests, are not looked at again by the garbage collector."""
     gc.freeze()
     gc.enable()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def admitted_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tiny models were admitted for is kept for these tests only."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setattr(admission, "cache_folder", lambda: folder)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,22 +1,16 @@
-"""Whether a session gives a module's own scores: checked once for each kind of model that runs on Transformers.
+"""Whether a session gives a module's own scores: checked when a model that runs on Transformers loads.
 
 Any checkpoint can be loaded, but not every module keeps its cache as sessions need it. So before the first text a
 session runs a short one in all the ways that a method may feed rows, and its logits are compared with those of one
-forward over the whole text without a cache. The outcome is kept in the cache folder.
+forward over the whole text without a cache.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from functools import lru_cache
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
-import transformers
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -26,7 +20,6 @@ from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Feed, Rows
 from bild_lab.errors import UserError
-from bild_lab.files import cache_folder, write_atomically
 
 WHOLE = "in one forward without a cache"
 ROW_BY_ROW = "row by row"
@@ -96,43 +89,6 @@ class Outcome:
             f"a session of {name} ({model_type}) must give the model's own logits, but {self.failed} {self.problem}; "
             f"{REMEDIES.get(self.failed, ELSE)}"
         )
-
-
-def remembered(module: PreTrainedModel, feed: Feed, run_checks: Callable[[], Outcome | None]) -> Outcome | None:
-    """The outcome of earlier checks of this kind of model, else of these, which is then kept.
-
-    A kind of model is its configuration, precision and kind of device, and the code that runs it.
-    """
-    path = cache_folder() / "admitted" / f"{fingerprint(module, feed)}.json"
-    with suppress(OSError, ValueError, TypeError):
-        return Outcome(**json.loads(path.read_text(encoding="utf-8")))
-    outcome = run_checks()
-    if outcome is not None:
-        with suppress(OSError):  # it is checked again where the cache cannot be written
-            write_atomically(path, json.dumps(asdict(outcome), indent=1).encode())
-    return outcome
-
-
-def fingerprint(module: PreTrainedModel, feed: Feed) -> str:
-    """Identifies everything that the checks depend on, except the values of the weights."""
-    parts = (
-        json.dumps({**module.config.to_dict(), "_name_or_path": None}, sort_keys=True, default=str),
-        str(module.dtype),
-        module.device.type,
-        str(module.config._attn_implementation),
-        torch.__version__,
-        transformers.__version__,
-        feed.name,
-        _code(),
-    )
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=1)
-def _code() -> str:
-    """A hash of the modules that feed a module of Transformers."""
-    names = ("admission", "cached_session", "hf", "layer_control", "module_layers", "slot_cache")
-    return hashlib.sha256(b"\0".join(Path(__file__).with_name(f"{name}.py").read_bytes() for name in names)).hexdigest()
 
 
 @torch.inference_mode()

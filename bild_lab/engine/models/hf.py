@@ -15,12 +15,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from bild_lab.engine.models.admission import (
-    Outcome,
     check,
     input_device,
     learned_positions,
     most_positions,
-    remembered,
     whole_logits,
 )
 from bild_lab.engine.models.cached_session import CachedSession
@@ -104,11 +102,7 @@ class HuggingFaceModel:
         if self._admitted is not None and self._admitted >= feed:
             return
         module = self.module
-
-        def run_checks() -> Outcome | None:
-            return check(module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one))
-
-        outcome = remembered(module, feed, run_checks)
+        outcome = check(module, feed, lambda source, alone: open_session(module, source, one_by_one=alone))
         if outcome is None:  # scores of NaN are looked for before a point is timed
             return
         if outcome.failed is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import Feed
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import load
-from tests.models_tried import in_memory, try_architecture
+from tests.models_tried import try_architecture
 from tests.policies import shipped
 from tests.stubs import uncached
 from tests.tiny_architectures import ALL, build, word_tokenizer
@@ -113,28 +112,6 @@ def test_logits_that_are_no_numbers_are_no_verdict() -> None:
     module = build("llama")
     module.lm_head.weight.data[5] = torch.nan
     assert checked(module, Feed.ROWS) is None
-
-
-def test_an_outcome_is_remembered_for_its_kind_of_model_until_the_code_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(admission, "cache_folder", lambda: tmp_path)
-    runs: list[str] = []
-    run = admission.check
-    monkeypatch.setattr(hf, "check", lambda *args: runs.append("run") or run(*args))
-    for seed, more in ((0, 1), (1, 0)):  # other weights are the same kind of model
-        in_memory(build("llama", seed), "llama").admit(Feed.CHAINS)
-        assert len(runs) == more + (seed > 0)
-    (file,) = (tmp_path / "admitted").iterdir()
-    assert json.loads(file.read_text())["differences"].keys() == {ROW_BY_ROW, TOGETHER, ROLLED_BACK, KEPT}
-    in_memory(build("llama"), "llama").admit(Feed.TREES)  # more is asked of it
-    in_memory(build("llama/gelu"), "llama").admit(Feed.CHAINS)
-    monkeypatch.setattr(admission, "_code", lambda: "changed")
-    in_memory(build("llama"), "llama").admit(Feed.CHAINS)
-    assert len(runs) == 4
-    file.write_text("damaged")
-    monkeypatch.undo()
-    in_memory(build("llama"), "llama").admit(Feed.CHAINS)
 
 
 def test_a_refusal_comes_before_any_text_and_names_what_would_be_exact() -> None:
