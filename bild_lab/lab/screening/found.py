@@ -105,7 +105,6 @@ class Found:
                 }
                 for place, (row, mean) in enumerate(zip(tested, found.mean, strict=True))
             ],
-            "splits": found.splits,
         }
         return in_words(self.summary["guarantee"], tested[shown], found.mean[shown])
 
@@ -151,12 +150,6 @@ def in_words(found: Mapping[str, Any], row: Row, mean: float) -> str:
         words = f"nothing certified on {texts} ({bound}): the surest setting, {point}, lost {mean:.4f} there; "
         more = "no number of texts would be enough, so add stricter knobs"
         words += more if found["enough"] is None else f"about {found['enough']:,} texts would be enough"
-    if (tried := found["splits"]) is not None:
-        words += (
-            f"; on {tried['count']} random halves {tried['violations']:.1%} of choices lost more "
-            f"(of those by the mean alone {tried['naive_violations']:.1%}), "
-            f"at {tried['of_oracle']:.0%} of an oracle's speed"
-        )
     return words
 
 

@@ -16,12 +16,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from bild_lab.errors import UserError, require_number, require_whole
+from bild_lab.errors import UserError, require_number
 from bild_lab.lab.analysis.statistics import pareto_front
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LENGTH, LOG_PROBABILITY, PASS_AT_1, ROUGE, Measure
 
@@ -36,20 +35,16 @@ class GuaranteeSpec:
     """What to certify: `screen.guarantee`.
 
     loss: the most that a text may lose on average, a share of the metric's scale; None: certify nothing. probability:
-    of a draw of texts with which what is certified is true. splits: random halves of the texts that try it.
+    of a draw of texts with which what is certified is true.
     """
 
     loss: float | None = None
     probability: float = 0.95
-    splits: int = 0
 
     def __post_init__(self) -> None:
         require_number("screen.guarantee.probability", self.probability, 0.5, 0.9999)
-        require_whole("screen.guarantee.splits", self.splits, 0)
         if self.loss is not None:
             require_number("screen.guarantee.loss", self.loss, 0, 0.99, above=True, remedy="0.02 is 2 points of 100")
-        elif self.splits:
-            raise UserError("screen.guarantee.splits try a guarantee; give screen.guarantee.loss")
 
     @property
     def error(self) -> float:
@@ -149,22 +144,21 @@ def enough(losses: Float[np.ndarray, " texts"], asked: GuaranteeSpec) -> int | N
     return math.ceil(needed / gap**2) if gap > 0 else None
 
 
-def bootstrapped(
-    asked: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], losses: Losses, times: np.ndarray, seed: int
-) -> list[int]:
+def bootstrapped(asked: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], losses: Losses, seed: int) -> list[int]:
     """The settings within a stricter loss, by a bootstrap over the whole choice: no certificate.
 
-    times: 1 for each text that may be used, else 0. Of texts that are drawn anew, the fastest setting within the
-    stricter loss is chosen. It is as strict as keeps the asked loss on the texts left out in the asked share of draws.
+    Of texts that are drawn anew, the fastest setting within the stricter loss is chosen. It is as strict as keeps the
+    asked loss on the texts left out in the asked share of draws.
     """
-    drawn = np.random.default_rng(seed).multinomial(int(times.sum()), times / times.sum(), size=DRAWS)
-    seen, left_out = losses.of(drawn.astype(float)), losses.of(np.where(drawn, 0.0, times))
+    count = losses.count
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), size=DRAWS)
+    seen, left_out = losses.of(drawn.astype(float)), losses.of((drawn == 0).astype(float))
     fastest_first = np.argsort(-speeds, kind="stable")
     for stricter in np.linspace(asked.loss, -asked.loss, STRICTER + 1):
         within = seen[:, fastest_first] <= stricter
         chosen = fastest_first[within.argmax(axis=1)]
         if (within.any(axis=1) & (left_out[np.arange(DRAWS), chosen] > asked.loss)).mean() <= asked.error:
-            return np.flatnonzero(losses.of(times[None])[0] <= stricter).tolist()
+            return np.flatnonzero(losses.mean <= stricter).tolist()
     return []
 
 
@@ -181,7 +175,6 @@ class Guarantee:
     mean: list[float]
     p_values: list[float] | None
     enough: int | None
-    splits: dict[str, Any] | None
 
 
 def guarantee(
@@ -192,49 +185,16 @@ def guarantee(
     seed: int,
 ) -> Guarantee:
     """Of settings in the order of their tests. others: their losses on other texts, from which the order is."""
-    shuffled, certifies = np.random.default_rng(seed).permutation(losses.count), losses.each is not None
-
-    def kept(times: np.ndarray) -> list[int]:
-        if not certifies:
-            return bootstrapped(asked, speeds, losses, times, seed)
-        return passing(p_values(asked, others, losses.each[:, shuffled[times[shuffled] > 0]]), asked.error)
-
-    every = kept(np.ones(losses.count))
+    if losses.each is None:
+        kept, surprises = bootstrapped(asked, speeds, losses, seed), None
+    else:
+        shuffled = np.random.default_rng(seed).permutation(losses.count)
+        surprises = p_values(asked, others, losses.each[:, shuffled])
+        kept = passing(surprises, asked.error)
     return Guarantee(
-        kept=every,
-        chosen=max(every, key=lambda at: speeds[at], default=None),
+        kept=kept,
+        chosen=max(kept, key=lambda at: speeds[at], default=None),
         mean=losses.mean.tolist(),
-        p_values=p_values(asked, others, losses.each[:, shuffled]) if certifies else None,
-        enough=enough(losses.each[0], asked) if certifies else None,
-        splits=tried(asked, speeds, losses, kept, seed) if asked.splits else None,
+        p_values=surprises,
+        enough=None if losses.each is None else enough(losses.each[0], asked),
     )
-
-
-def tried(
-    asked: GuaranteeSpec,
-    speeds: Float[np.ndarray, " settings"],
-    losses: Losses,
-    kept: Callable[[np.ndarray], list[int]],
-    seed: int,
-) -> dict[str, Any]:
-    """How often a choice on a random half of the texts loses more than was asked, on all texts and on the other half.
-
-    naive_: of the fastest setting whose mean on that half is within the loss. oracle_speedup: of the fastest whose mean
-    on all texts is. A choice of nothing is the target alone.
-    """
-    generator, own = np.random.default_rng([seed, 1]), losses.mean  # not those of the tests' order
-    oracle = max(speeds[own <= asked.loss], default=1.0)
-    found: dict[str, list[tuple[bool, bool, float]]] = {"": [], "naive_": []}
-    for _ in range(asked.splits):
-        times = np.zeros(losses.count)
-        times[generator.permutation(losses.count)[: losses.count // 2]] = 1
-        here, elsewhere = losses.of(np.stack([times, 1 - times]))
-        for name, places in (("", kept(times)), ("naive_", np.flatnonzero(here <= asked.loss).tolist())):
-            at = max(places, key=lambda place: speeds[place], default=None)
-            broken = (False, False) if at is None else (own[at] > asked.loss, elsewhere[at] > asked.loss)
-            found[name].append((*broken, (1.0 if at is None else speeds[at]) / oracle))
-    summary: dict[str, Any] = {"count": asked.splits, "texts": losses.count // 2, "oracle_speedup": float(oracle)}
-    for name, several in found.items():
-        means = np.mean(several, axis=0).tolist()
-        summary |= zip([f"{name}violations", f"{name}violations_elsewhere", f"{name}of_oracle"], means, strict=True)
-    return summary
