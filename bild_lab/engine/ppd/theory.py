@@ -9,9 +9,8 @@ process.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from bild_lab.errors import UserError, require_number, require_whole
+from bild_lab.errors import require_number, require_whole
 
 
 def expected_latency(tokens: int, layers: int, exit_layer: int, match_rate: float) -> float:
@@ -32,26 +31,6 @@ def expected_compute(tokens: int, layers: int, exit_layer: int, match_rate: floa
     """
     require_whole("top_k", top_k, 1)
     return expected_latency(tokens, layers, exit_layer, match_rate) + top_k * (layers - exit_layer) * tokens
-
-
-def latency_of_runs(runs: Sequence[int], layers: int, exit_layer: int) -> int:
-    """Layer-time units of a text whose runs have these lengths: d̄ℓ + (d − d̄)N (Appendix D; Eq. 1 at d̄ = d/2).
-
-    A run is a sequence of tokens of which all but the first were predicted; N is the number of runs. Raises
-    UserError for values out of range.
-    """
-    _require_runs(runs)
-    require_exit(layers, exit_layer)
-    return exit_layer * sum(runs) + (layers - exit_layer) * len(runs)
-
-
-def compute_of_runs(runs: Sequence[int], layers: int, exit_layer: int, top_k: int) -> int:
-    """Layers that all processes run for such a text: (d̄ + k(d − d̄))ℓ + (d − d̄)N (Eq. 5; Eq. 3 at d̄ = d/2).
-
-    Raises UserError for values out of range.
-    """
-    require_whole("top_k", top_k, 1)
-    return latency_of_runs(runs, layers, exit_layer) + top_k * (layers - exit_layer) * sum(runs)
 
 
 def latency_per_token(layers: int, exit_layer: int, match_rate: float) -> float:
@@ -87,10 +66,3 @@ def require_exit(layers: int, exit_layer: int) -> None:
     require_whole("layers", layers, 1)
     remedy = f"half of the {layers} layers or more: candidates run the others while the current token finishes"
     require_whole("exit_layer", exit_layer, math.ceil(layers / 2), layers, remedy)
-
-
-def _require_runs(runs: Sequence[int]) -> None:
-    if not runs:
-        raise UserError("a text has at least one run, got none; give the length of each")
-    for length in runs:
-        require_whole("the length of a run", length, 1)

@@ -251,7 +251,7 @@ def adaptivity(screening: Screening, screened: Sequence[Screened], model: CostMo
     """What other lengths of policy=speculative's drafts would give at the prices found here (`analysis.adaptivity`).
 
     No longer drafts are priced than were screened. None without speculative decoding by a model of the
-    target's own vocabulary, or without prices.
+    target's own vocabulary, without prices, and where noise left a price of zero for a round.
     """
     own = [one.candidate for one in screened[1:] if one.candidate.name == SPECULATIVE]
     prices = {} if model is None else model.prices_s
@@ -264,4 +264,6 @@ def adaptivity(screening: Screening, screened: Sequence[Screened], model: CostMo
     one_s = prices["target forwards of one row"] + context * prices.get("target rows x context", 0.0)
     windows = range(2, max(one.knobs["window"] for one in own) + 2)
     verify_s = [round_s + one_s, *(round_s + prices.get("target forwards", 0.0) + rows * row_s for rows in windows)]
+    if min(verify_s) <= 0:
+        return None
     return audit(screening.drafted(screened[0], own[0].policy), RoundCosts(prices[FORWARDS], verify_s))

@@ -17,7 +17,6 @@ from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.ppd.pipeline import PredictivePipeline
-from bild_lab.engine.ppd.theory import compute_of_runs, latency_of_runs
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -25,6 +24,7 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.analysis.prediction import pipeline_log
+from tests.engine.ppd.runs import compute_of_runs, latency_of_runs
 from tests.policies import FAMILIES, in_memory
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, VOCABULARY, tiny_llama, tiny_t5

@@ -7,16 +7,15 @@ from math import comb
 import pytest
 
 from bild_lab.engine.ppd.theory import (
-    compute_of_runs,
     compute_per_time_unit,
     compute_per_token,
     expected_compute,
     expected_latency,
-    latency_of_runs,
     latency_per_token,
 )
 from bild_lab.errors import UserError
 from bild_lab.papers.theory import DATASETS, LAYERS, TOP_KS, match_rate
+from tests.engine.ppd.runs import compute_of_runs, latency_of_runs
 
 RATES = (0.0, 0.2163, 0.5, 0.7415, 1.0)
 

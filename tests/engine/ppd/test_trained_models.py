@@ -15,7 +15,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.analysis.prediction import match_rate, pipeline_log
+from bild_lab.lab.analysis.prediction import PipelineLog, pipeline_log
 from bild_lab.lab.decoding.load import load_model
 from tests.checkpoints import SHARED, needs_shared
 
@@ -25,6 +25,11 @@ EXITS = {"t5": (3, 4, 5), "llama": (5, 6, 7, 8, 9)}  # of 6 and of 10 layers
 TOP_KS = (1, 2, 3, 5)
 
 pytestmark = [needs_shared, pytest.mark.slow]
+
+
+def match_rate(logs: list[PipelineLog]) -> float:
+    matches = [matched for log in logs for matched in log.matches]
+    return sum(matches) / len(matches)
 
 
 @cache
