@@ -308,18 +308,24 @@ def _outlook(step: Step, machine: Machine, told: Mapping[str, str]) -> str:
 def run_steps(steps: Sequence[Step], machine: Machine, say: Callable[[str], None]) -> bool:
     """Run what is to do, in order. Returns whether everything was done."""
     told: dict[str, str] = {}
-    left, clock = _Clock(steps, machine), time.monotonic
+    hours = [hours_of([needs(each, machine.gpu) for each in step.settings]) for step in steps]
+    estimates = [each for each in hours if each]
+    shares = [each or (sum(estimates) / len(estimates) if estimates else 1.0) for each in hours]
+    spent_s = covered = 0.0
     for place, step in enumerate(steps, 1):
         state = _outlook(step, machine, told)
         if state == TO_DO:
-            say(f"step {place} of {len(steps)}, {left.told(steps[place - 1 :])}: {step.command}")
-            began = clock()
+            rest = range(place - 1, len(steps))
+            known = all(hours[at] for at in rest if steps[at].figure is None)
+            left = _time_left(sum(shares[at] for at in rest), known, spent_s, covered)
+            say(f"step {place} of {len(steps)}, {left}: {step.command}")
+            began = time.monotonic()
             try:
                 perform(step)
                 state = DONE
             except UserError as error:
                 state = str(error)
-            left.note(step, clock() - began)
+            spent_s, covered = spent_s + time.monotonic() - began, covered + shares[place - 1]
         if state != DONE:
             say(f"step {place} of {len(steps)} was not done: {step.command}\n  {state}")
         told[step.command] = state
@@ -363,27 +369,9 @@ def submit_steps(
     return all(state in (DONE, TO_DO) for state in told.values())
 
 
-class _Clock:
-    """The time left: by the estimates of paper_runs, and by how long the steps that ran took in their measure."""
-
-    def __init__(self, steps: Sequence[Step], machine: Machine) -> None:
-        self._hours = {step.command: hours_of([needs(each, machine.gpu) for each in step.settings]) for step in steps}
-        known = [hours for hours in self._hours.values() if hours]
-        self._usual = sum(known) / len(known) if known else 1.0
-        self._spent_s = self._covered = 0.0
-
-    def _share(self, step: Step) -> float:
-        return self._hours[step.command] or self._usual
-
-    def note(self, step: Step, seconds: float) -> None:
-        self._spent_s += seconds
-        self._covered += self._share(step)
-
-    def told(self, steps: Sequence[Step]) -> str:
-        """Of steps that are left."""
-        share = sum(map(self._share, steps))
-        estimated = all(self._hours[step.command] for step in steps if step.figure is None)
-        if not self._covered and not estimated:
-            return "time left unknown yet"
-        seconds = share * (self._spent_s / self._covered if self._covered else 3600)
-        return f"about {seconds / 3600:.1f} h left" if seconds >= 3600 else f"about {seconds / 60:.0f} min left"
+def _time_left(share: float, known: bool, spent_s: float, covered: float) -> str:
+    """Of steps with this share of the estimated hours, where steps with `covered` hours took `spent_s`."""
+    if not covered and not known:
+        return "time left unknown yet"
+    seconds = share * (spent_s / covered if covered else 3600)
+    return f"about {seconds / 3600:.1f} h left" if seconds >= 3600 else f"about {seconds / 60:.0f} min left"

@@ -142,14 +142,7 @@ def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -
         free = autoregressive(large, source.prompt, finished(source, 24, NEVER))
         end = NEVER if seed % 2 else an_end_token(free, len(source.prompt), seed % 11)
         expected = algorithm_1(
-            small,
-            large,
-            source.prompt,
-            finished(source, max_new_tokens, end),
-            fallback,
-            rollback,
-            window,
-            verify_tail,
+            small, large, source.prompt, finished(source, max_new_tokens, end), fallback, rollback, window, verify_tail
         )
         drafter = ModelDrafter(draft, window, fallback)
         actual, trace = decode(

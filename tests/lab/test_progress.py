@@ -14,13 +14,7 @@ from rich.console import Console
 from bild_lab.lab import cli, progress
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
-from bild_lab.lab.progress import (
-    COMMANDS,
-    PointProgress,
-    Progress,
-    read_commands,
-    record_command,
-)
+from bild_lab.lab.progress import COMMANDS, PointProgress, Progress, read_commands, record_command
 from bild_lab.lab.sweep import title_of
 
 

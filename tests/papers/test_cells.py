@@ -46,12 +46,7 @@ def same(row: str, value: float = 1.5) -> list[Cell]:
     return curve(row, (value, 41.0), (value, 41.0))
 
 
-RULES = [
-    "cascade chow",
-    "typical acceptance",
-    "lenience",
-    "static ensemble",
-]
+RULES = ["cascade chow", "typical acceptance", "lenience", "static ensemble"]
 CELLS = {
     "bild_fig4": [*curve("unaligned", (1.5, 41.0), (1.7, 40.0)), *same("aligned", 1.6), VANILLA],
     "bild_fig5": [*same("bild", 1.6), *curve("bild_no_rollback", None, (1.4, 40.0), 40.0), VANILLA],

@@ -35,10 +35,7 @@ NEW_TOKENS, WINDOW, SEED = 10, 4, 5
 SAMPLED = Sampling(temperature=1.0)
 TRIES = 30  # sources, until one of them has a text that does not repeat itself
 ON_FIRST_USE = 8  # waits of a first round beyond those of others: a prompt, shapes of trees
-FAST = {
-    ("bild", "llama", "compiled", False),
-    ("medusa", "llama", "hf", True),
-}
+FAST = {("bild", "llama", "compiled", False), ("medusa", "llama", "hf", True)}
 CASES = [
     (policy, family, engine, sampled)
     for policy, family in RUNNABLE

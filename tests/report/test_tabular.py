@@ -16,7 +16,7 @@ def test_a_results_table_has_the_reports_columns_and_order_and_keeps_the_caution
     head, _, *rows = points_text(group, latex=False).splitlines()
     assert head.startswith("| policy | speedup | BLEU | difference | latency | tokens/s | tokens/call |")
     assert [row.split(" | ")[0] for row in rows] == [
-        *("| bild fallback 0.5", "| bild fallback 0.9", "| vanilla baseline", "| hf_generate"),
+        *("| bild fallback 0.5", "| bild fallback 0.9", "| vanilla baseline", "| hf_generate")
     ]
     assert "1.50× [1.45, 1.55] | 41.25" in rows[0] and "0.90× [0.85, 0.95], machine 74 % busy" in rows[3]
     latex = points_text(group, latex=True)

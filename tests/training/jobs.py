@@ -90,13 +90,7 @@ def job(folder: Path, **changes: Any) -> FinetuningJob:
     """A T5 from random weights; keywords change the model, the job, or the recipe where it has that field."""
     recipe = replace(MICRO, **{key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__})
     model = FreshModel(**changes.pop("model", T5))
-    values = {
-        "train": sentences(22),
-        "validation": sentences(5, seed=1),
-        "metric": "bleu",
-        "folder": folder,
-        **changes,
-    }
+    values = {"train": sentences(22), "validation": sentences(5, seed=1), "metric": "bleu", "folder": folder, **changes}
     values.setdefault("start", FromScratch(model, recipe.max_target_tokens))
     return FinetuningJob(recipe=recipe, **values)
 

@@ -351,8 +351,7 @@ def test_a_training_leaves_global_state_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory")],
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory")]
 )
 def test_memory_that_runs_out_is_one_message_with_the_keys_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError

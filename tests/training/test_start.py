@@ -122,9 +122,7 @@ TEXTS = [*WORDS, *TURNED.values(), "Hund, Katze und Maus!"]
 
 
 @pytest.mark.parametrize("encoder_decoder", [True, False])
-def test_texts_end_with_the_end_token_or_start_with_the_start_token(
-    encoder_decoder: bool,
-) -> None:
+def test_texts_end_with_the_end_token_or_start_with_the_start_token(encoder_decoder: bool) -> None:
     tokenizer, again = (train_tokenizer(TEXTS, 80, encoder_decoder) for _ in range(2))
     assert tokenizer.get_vocab() == again.get_vocab() and len(tokenizer) <= 80
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2)

@@ -14,13 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from bild_lab.engine.models.admission import (
-    check,
-    input_device,
-    learned_positions,
-    most_positions,
-    whole_logits,
-)
+from bild_lab.engine.models.admission import check, input_device, learned_positions, most_positions, whole_logits
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.device import resolve_device

@@ -36,13 +36,7 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.decoding.decoder import Decoder
-from bild_lab.lab.decoding.languages import (
-    CHECKPOINT,
-    NONE,
-    Languages,
-    warn_of_precision,
-    warn_of_what_is_left_out,
-)
+from bild_lab.lab.decoding.languages import CHECKPOINT, NONE, Languages, warn_of_precision, warn_of_what_is_left_out
 
 ENGINES = ("auto", "kernels", "native", "hf")
 _OF_PAIR = ("_revision", "_language", "_weights")

@@ -9,16 +9,7 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.formatting import (
-    duration,
-    knob_label,
-    knob_value,
-    number,
-    percent,
-    signed,
-    signed_interval,
-    times,
-)
+from bild_lab.lab.formatting import duration, knob_label, knob_value, number, percent, signed, signed_interval, times
 from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.groups import FEW, Group, batch_curves, by_setting, differing_keys, setting_title
@@ -30,15 +21,7 @@ from bild_lab.report.page.base import Figure, page_environment, plotly_js
 from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps, screened_points
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
-from bild_lab.report.page.tables import (
-    Table,
-    TableCell,
-    batch_table,
-    name_of,
-    plain_table,
-    points_table,
-    tables,
-)
+from bild_lab.report.page.tables import Table, TableCell, batch_table, name_of, plain_table, points_table, tables
 from bild_lab.report.provenance import disturbance, notes, sources
 from bild_lab.report.style import Mark, marks
 

@@ -106,10 +106,7 @@ def siblings(last: int, before: tuple[int, ...]) -> Tensor:
     return q / q.sum()
 
 
-@pytest.mark.parametrize(
-    ("lenience", "parents"),
-    thinned([(LENIENCE, TREE[:2]), (LENIENCE, TREE), (1.0, TREE)], 3),
-)
+@pytest.mark.parametrize(("lenience", "parents"), thinned([(LENIENCE, TREE[:2]), (LENIENCE, TREE), (1.0, TREE)], 3))
 def test_the_distribution_of_a_tree_is_what_the_rule_does_given_its_first_sibling(
     lenience: float, parents: list[int]
 ) -> None:

@@ -111,11 +111,7 @@ def test_only_what_is_asked_for_covers_the_prompt() -> None:
     assert told(session.extend([5, 6], Want(logits=1, head_input=True))) == ([6123.5], [6123.5], [])
     session, _ = opened([4, 5])
     of_prompt = Want(head_input=True, hidden=(1,), prompt=True)
-    assert told(session.extend([5, 6], of_prompt)) == (
-        [5123.5, 6123.5],
-        [4123.5, 5123.5, 6123.5],
-        [[41, 51, 61]],
-    )
+    assert told(session.extend([5, 6], of_prompt)) == ([5123.5, 6123.5], [4123.5, 5123.5, 6123.5], [[41, 51, 61]])
     assert told(session.extend([7], Want(logits=0))) == (None, None, [])
 
 

@@ -44,9 +44,7 @@ def test_a_listening_endpoint_is_reachable(monkeypatch: pytest.MonkeyPatch) -> N
         require_hub("model 't5-small'", "give a local folder")
 
 
-def test_a_name_server_that_never_answers_costs_no_more_than_the_timeout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_server_that_never_answers_costs_no_more_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_connection", silent_name_server)
     began = time.perf_counter()
     assert hub_problem(timeout_s=0.1) == "huggingface.co:443 cannot be reached (no answer in 0.1 s)"

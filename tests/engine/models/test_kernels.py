@@ -324,11 +324,7 @@ def compiler_that(fails: str, folder: Path) -> Path:
     ids=["none", "old", "broken"],
 )
 def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
-    script: str | None,
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    script: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = "no-such-compiler" if script is None else str(compiler_that(script, tmp_path))
     monkeypatch.setenv("CXX", compiler)

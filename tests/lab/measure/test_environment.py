@@ -42,8 +42,7 @@ def test_other_load_is_what_neither_we_nor_our_helpers_used(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("most_s", "loads", "waited_s"),
-    [(120, [8], 0), (120, [60, 11, 10], 4), (6, [60, 60, 60, 60], 6), (0, [], 0)],
+    ("most_s", "loads", "waited_s"), [(120, [8], 0), (120, [60, 11, 10], 4), (6, [60, 60, 60, 60], 6), (0, [], 0)]
 )
 def test_a_busy_machine_is_waited_for_but_not_for_ever(
     most_s: float, loads: list[float], waited_s: float, monkeypatch: pytest.MonkeyPatch

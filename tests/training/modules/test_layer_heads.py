@@ -28,11 +28,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.papers.match_rates import greedy_states
 from bild_lab.training.batches import IGNORED
 from bild_lab.training.modules import layer_heads
-from bild_lab.training.modules.layer_heads import (
-    LayerHeadsModule,
-    LayerHeadsSpec,
-    reference_answers,
-)
+from bild_lab.training.modules.layer_heads import LayerHeadsModule, LayerHeadsSpec, reference_answers
 from bild_lab.training.modules.predictors import AnsweredPrompt, PredictionLoss, choose_contexts, collate
 from bild_lab.training.modules.states import OneRowCheckpoint, decoder_states
 from scripts import match_rates, train_lm_heads
