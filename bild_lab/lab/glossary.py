@@ -1,7 +1,4 @@
-"""Explanations of the terms used in the report, the terminal and the command line.
-
-The texts are in `glossary.yaml`; a term that names a number of a result is explained at its field.
-"""
+"""Explanations of terms, from `glossary.yaml`; a term that names a number of a result is explained at its field."""
 
 from __future__ import annotations
 

@@ -70,12 +70,10 @@ class CheckFailed(Exception):
 class Outcome:
     """What the checks found.
 
-    differences: for each check that ran, how far the logits are off, relative to their
-    spread. one_by_one: the session had to run each row in a forward of its own. failed: the check that failed, None
-    if none did. problem: what was wrong then. refused: the session refused the check in words of its own.
+    one_by_one: the session had to run each row in a forward of its own. failed: the check that failed, None if none
+    did. problem: what was wrong then. refused: the session refused the check in words of its own.
     """
 
-    differences: dict[str, float]
     one_by_one: bool = False
     failed: str | None = None
     problem: str | None = None
@@ -107,14 +105,12 @@ def check(module: PreTrainedModel, feed: Feed, open_session: Open) -> Outcome | 
 
 def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: bool) -> Outcome | None:
     trial = Trial(module, lambda source: open_session(source, one_by_one))
-    differences: dict[str, float] = {}
     failed = problem = None
     refused = False
     try:
         if bool(trial.score().isnan().any()):
             return None
         for difference in trial.run(feed):
-            differences[trial.at] = max(difference, differences.get(trial.at, 0.0))
             if not difference <= (most := tolerance(module.dtype)):
                 raise CheckFailed(f"they are off by {difference:.2g} of their spread, and {most:.2g} is the most")
     except UserError as error:
@@ -123,7 +119,7 @@ def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: 
         failed, problem = trial.at, (str(error).strip().splitlines() or [""])[0][:200]
         if not isinstance(error, CheckFailed):
             problem = f"it raises {type(error).__name__}: {problem}"
-    return Outcome(differences, one_by_one, failed, problem, refused)
+    return Outcome(one_by_one, failed, problem, refused)
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-import torch
 from transformers import M2M100Tokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerBase
 
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
@@ -84,14 +83,6 @@ def warn_of_what_is_left_out(wanted: Any, languages: Languages, checkpoint: Chec
         warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
     if wanted == NONE and (settings := asked_for(checkpoint.generation)):
         warn(f"{checkpoint.path} asks for {', '.join(settings)}; decoding.processors={CHECKPOINT} follows it")
-
-
-def warn_of_precision(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    """Log, once for each checkpoint, that its weights are stored in fewer bits than they are asked for in."""
-    stored = getattr(checkpoint.config, "dtype", None)
-    if isinstance(stored, torch.dtype) and stored.is_floating_point and stored.itemsize < dtype.itemsize:
-        names = [str(each).removeprefix("torch.") for each in (stored, dtype)]
-        warn(f"{checkpoint.path} is stored in {names[0]} and takes more memory in {names[1]}: runtime.dtype={names[0]}")
 
 
 @lru_cache

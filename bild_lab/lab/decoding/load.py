@@ -36,7 +36,7 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.decoding.decoder import Decoder
-from bild_lab.lab.decoding.languages import CHECKPOINT, NONE, Languages, warn_of_precision, warn_of_what_is_left_out
+from bild_lab.lab.decoding.languages import CHECKPOINT, NONE, Languages, warn_of_what_is_left_out
 
 ENGINES = ("auto", "kernels", "native", "hf")
 _OF_PAIR = ("_revision", "_language", "_weights")
@@ -110,7 +110,6 @@ def decoder_of(
     method = build_method(policy, {"target": lambda: target, **parts})
     for model in (target, *drafts):
         model.checkpoint.check()
-        warn_of_precision(model.checkpoint, models.dtype)
     own = method.engine == "llama_cpp" and runtime.weights == "gguf"  # the blocks of a file, too
     if (isinstance(method, External) or method.engine == "hf") and (runtime.weights or pair.draft_weights) and not own:
         raise UserError(

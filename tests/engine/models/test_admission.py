@@ -60,7 +60,6 @@ def checked(module: PreTrainedModel, feed: Feed) -> Outcome:
 def test_a_module_that_scores_alike_however_it_is_fed_is_admitted(name: str) -> None:
     outcome = checked(build(name), FEEDS[name])
     assert (outcome.failed, outcome.problem) == (None, None)
-    assert len(outcome.differences) == 1 + 3 * (FEEDS[name] > Feed.ROWS) + (FEEDS[name] > Feed.CHAINS)
     assert outcome.one_by_one == (name == "mamba")  # which begins several rows from an empty state
 
 

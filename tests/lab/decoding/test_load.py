@@ -106,15 +106,6 @@ def test_a_draft_model_may_have_another_vocabulary(foreign_pair: tuple[str, str]
         assert result.trace.accepted > 0
 
 
-@pytest.mark.parametrize(("stored", "told"), [(torch.bfloat16, 1), (torch.float32, 0)])
-def test_a_checkpoint_in_fewer_bits_than_asked_for_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, stored: torch.dtype, told: int
-) -> None:
-    folder = str(save(tiny_llama(1).to(stored), tmp_path / "stored"))
-    bild_lab.load(folder, policy="vanilla", dtype="float32")
-    assert sum("takes more memory in float32: runtime.dtype=bfloat16" in one for one in caplog.messages) == told
-
-
 def test_a_draft_model_of_another_kind_is_refused(checkpoints: Path) -> None:
     with pytest.raises(UserError, match="must be of one kind, got .*t5 .an encoder–decoder. and .*llama .decoder-only"):
         bild_lab.load(str(checkpoints / "t5"), str(checkpoints / "llama"), "speculative")
