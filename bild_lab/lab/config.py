@@ -359,7 +359,7 @@ def find_part(path: Any) -> Callable[..., Any]:
 def describe_decoder(node: Any) -> str:
     """A decoder's parts and values in one line, such as `ModelDrafter(window=10) + Rollback(threshold=2.0)`.
 
-    A part is left out if all its values are null, which switches it off.
+    A value that is null is left out, and a part with no other.
     """
     if not isinstance(node, dict):
         return str(node)
@@ -369,7 +369,8 @@ def describe_decoder(node: Any) -> str:
         given = [value[key] for key in value if key != "_target_"]
         if not given or any(one is not None for one in given):
             parts.append(describe_decoder(value))
-    values = [f"{key}={value}" for key, value in node.items() if key != "_target_" and not isinstance(value, dict)]
+    own = {key: one for key, one in node.items() if key != "_target_" and not isinstance(one, dict | None)}
+    values = [f"{key}={value}" for key, value in own.items()]
     if name == "DraftThenVerify":
         return " + ".join(parts) + "".join(f", {value}" for value in values if value != "verify_tail=True")
     return f"{name}({', '.join([*values, *parts])})"

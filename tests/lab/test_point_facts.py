@@ -47,7 +47,7 @@ def test_what_two_vocabularies_share_is_a_fact(checkpoints: Path, data: Path, tm
     folder = save(module, tmp_path / "foreign", words)
     (told,) = point(checkpoints, data, f"pair.draft={folder}").facts["vocabularies"]
     shared = {"shared": 32, "target_pieces": 36, "draft_pieces": 34}
-    assert told == {"draft": str(folder), "chosen": "intersection", **shared}
+    assert told == {"draft": str(folder), **shared}
     assert "vocabularies" not in point(checkpoints, data, "policy=vanilla", f"pair.draft={folder}").facts
 
 
