@@ -74,18 +74,18 @@ def pair_bench(
     from bild_lab.engine.request import Request
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.bench import Limits, bench_of, peer_methods
-    from bild_lab.lab.data.dataset_spec import DatasetSpec
+    from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.decoding.load import build_method, load_model
     from bild_lab.lab.metrics.quality import Scoring
     from bild_lab.lab.metrics.text_metrics import PASS_AT_1, needs_references
 
     pair, decoding = typed(PairSpec, cfg.pair, "pair"), typed(DecodingSpec, cfg.decoding, "decoding")
-    dataset = typed(DatasetSpec, cfg.dataset, "dataset")
-    examples = load_examples(dataset)
     target = loaded(pair.target, pair.target_revision, device, dtype)
     checkpoint = target[0].checkpoint
     checkpoint.check()
+    dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), checkpoint)
+    examples = load_examples(dataset)
     draft = None if pair.draft is None else loaded(pair.draft, pair.draft_revision, device, dtype)
     if draft is not None:
         draft[0].checkpoint.check()
