@@ -24,7 +24,6 @@ LONG, STEP = 4, 3
 SAMPLED = (
     "tests/engine/",
     "tests/training/",
-    "tests/papers/",
     "tests/lab/analysis/",
     "tests/lab/test_code.py::test_code_that_measures",
     "tests/lab/decoding/test_load.py::test_every_policy",

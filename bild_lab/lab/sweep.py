@@ -50,7 +50,7 @@ from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Resul
 FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LIVE_S = 30.0  # between two reports of a sweep that runs
+LIVE_S, LIVE_SHARE = 30.0, 0.02  # a report between points comes so seldom, and takes so much of the time at most
 progress = Progress()  # of this process's command
 
 
@@ -186,7 +186,7 @@ class SweepCallback(Callback):
         self._report, self._live = report, live
         self._failed_before: set[tuple[str, str]] = set()
         self._handlers: dict[int, Any] = {}
-        self._reported_s = -math.inf
+        self._due_s = -math.inf
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         _check(config)
@@ -208,10 +208,11 @@ class SweepCallback(Callback):
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Report between points; drop the finished job's configurations, which Hydra would keep until the end."""
         job_return.cfg = job_return.hydra_cfg = None
-        due = time.perf_counter() - self._reported_s > LIVE_S
-        if due and progress.total is not None and progress.done != progress.total:
+        began_s = time.perf_counter()
+        if began_s >= self._due_s and progress.total is not None and progress.done != progress.total:
             self._live(Sweep(sweep_folder(config)), str(progress))
-            self._reported_s = time.perf_counter()
+            ended_s = time.perf_counter()
+            self._due_s = ended_s + max(LIVE_S, (ended_s - began_s) / LIVE_SHARE)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal, too."""

@@ -7,14 +7,19 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from hydra.core.utils import JobReturn
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from bild_lab.lab import cli, progress
+from bild_lab.lab import sweep as sweeps
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import prepare
 from bild_lab.lab.progress import COMMANDS, PointProgress, Progress, read_commands, record_command
+from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.sweep import title_of
 
 
@@ -198,3 +203,20 @@ def test_a_line_that_was_cut_short_hides_no_other(tmp_path: Path, monkeypatch: p
         file.write('{"started": "2026-\n')
     given(monkeypatch, tmp_path, "run.py", "policy=bild")
     assert len(read_commands(tmp_path)) == 2
+
+
+def test_reports_between_points_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, written, config = [100.0], [], OmegaConf.create({"name": "tested"})
+    monkeypatch.setattr(sweeps, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
+    monkeypatch.setattr(sweeps, "progress", Progress(total=200))
+
+    def live(sweep: Sweep, how_far: str) -> None:
+        written.append(how_far)
+        now_s[0] += 2.0
+
+    callback = sweeps.SweepCallback(lambda sweep: None, live)
+    for _ in range(200):  # a point in two seconds
+        now_s[0] += 2.0
+        sweeps.progress.advance(2.0)
+        callback.on_job_end(config, JobReturn())
+    assert written[0] == "1 of 200 points" and 3 <= len(written) <= 1 + 400 * sweeps.LIVE_SHARE / 2

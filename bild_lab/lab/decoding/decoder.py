@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +26,11 @@ from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.examples import Example, with_answers, with_earlier_turns
-from bild_lab.lab.decoding.languages import Languages
+from bild_lab.lab.decoding.languages import Languages, warn
 from bild_lab.lab.formatting import number, short_name
 from bild_lab.lab.hashing import content_hash
 
 METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
-log = logging.getLogger(__name__)
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
 
 
@@ -122,7 +120,7 @@ class Decoder:
         for model in self.running:
             trained = trained_positions(model.checkpoint.config)
             if beyond := sum(trained is not None and length > trained for length in lengths):
-                log.warning(
+                warn(
                     f"{model.checkpoint.path} was trained for texts of {trained:,} tokens, and {beyond} of "
                     f"{len(lengths)} here may be longer; lower dataset.max_source_tokens or decoding.max_new_tokens"
                 )

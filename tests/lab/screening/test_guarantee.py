@@ -164,6 +164,23 @@ def test_a_bootstrap_over_the_choice_is_stricter_than_the_choice() -> None:
     assert (found.p_values, found.enough) == (None, None) and found.chosen in (0, 1)
 
 
+def test_random_halves_break_a_choice_by_the_mean_and_not_a_guarantee() -> None:
+    generator, speeds = np.random.default_rng(2), np.linspace(1, 2, 21)
+    true = np.linspace(0, 0.2, 21)[:, None]
+    others, each = (np.clip(generator.normal(true, 0.3, (21, 400)), -1, 1) for _ in range(2))
+    asked, own, broken, taken = GuaranteeSpec(loss=0.1, probability=0.9), each.mean(axis=1), [], []
+    for _ in range(100):
+        half = each[:, generator.permutation(400)[:200]]
+        (naive,) = np.flatnonzero(half.mean(axis=1) <= asked.loss)[-1:]  # the fastest whose mean is within the loss
+        certified = guarantee(asked, speeds, others, means(half), 0).chosen
+        broken.append((own[naive] > asked.loss, certified is not None and own[certified] > asked.loss))
+        taken.append((speeds[naive], 1.0 if certified is None else speeds[certified]))
+    naive, certified = np.mean(broken, axis=0)
+    assert certified <= 0.1 and naive > 0.2
+    fast, sure = np.mean(taken, axis=0) / speeds[own <= asked.loss].max()
+    assert fast > sure > 0.7
+
+
 @pytest.mark.parametrize("given", [{"loss": 0}, {"loss": 2}, {"loss": 0.1, "probability": 1}])
 def test_a_guarantee_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=rf"screen\.guarantee\.({'|'.join(given)}) "):
