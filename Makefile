@@ -20,6 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# g++ takes the stores of llama.cpp's tile configuration for dead, and it ends by an illegal instruction (llama.cpp's #26954)
 peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2, OpenVINO and llama.cpp, which g++ compiles once, in up to 15 minutes
 
 .venv-peers/.installed: constraints-peers.txt
@@ -27,7 +28,7 @@ peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2, OpenVINO and lla
 	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt $$(PYTHON=.venv-peers/bin/python TORCH_BUILD=cpu sh torch_index.sh) torch
 	grep -v '^llama_cpp_python' constraints-peers.txt | .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r /dev/stdin
 	@echo "Compiling llama.cpp for this processor, up to 15 minutes"
-	@.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -c constraints-peers.txt llama_cpp_python || \
+	@CMAKE_ARGS="-DCMAKE_CXX_FLAGS='-fno-tree-dse -fno-dse' $$CMAKE_ARGS" .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-cache-dir --force-reinstall -c constraints-peers.txt llama_cpp_python || \
 	  echo "llama.cpp was not built, so policy=llama_cpp cannot run; install g++, then rm .venv-peers/.installed && make peers"
 	@touch $@
 

@@ -58,6 +58,7 @@ class Calm(TokenLoop):
     """
 
     feeds: ClassVar[Feed] = Feed.ROWS
+    in_graphs: ClassVar[bool] = False
 
     target: LoadedModel
     measure: str

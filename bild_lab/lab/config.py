@@ -26,7 +26,7 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from bild_lab.errors import UserError, require_finite, require_model_path, require_number, require_whole
+from bild_lab.errors import UserError, require_choice, require_finite, require_model_path, require_number, require_whole
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class RuntimeSpec:
 
     device: str = "auto"  # cpu, cuda, cuda:1 …; auto: the GPU if there is one
     engine: str = "auto"  # kernels, native, hf, or the first of these that can run the model
-    compile: bool = False  # native steps through torch.compile, on a GPU with CUDA graphs
+    compile: str = "auto"  # native steps: graphs, CUDA graphs of PyTorch's kernels; true, through torch.compile; false
     compile_drafter: str = "auto"  # draft a window as one program: auto (where there is one), true (or refuse), false
     dtype: str = "float32"
     batch: int = whole(1, MOST_BATCH, default=1)  # texts that decode at once
@@ -124,9 +124,9 @@ class RuntimeSpec:
 
     def __post_init__(self) -> None:
         require_bits("runtime.weights", self.weights)
-        self.compile_drafter = str(self.compile_drafter).lower()
-        if self.compile_drafter not in ("auto", "true", "false"):
-            raise UserError(f"runtime.compile_drafter must be auto, true or false, got {self.compile_drafter!r}")
+        self.compile, self.compile_drafter = str(self.compile).lower(), str(self.compile_drafter).lower()
+        require_choice("runtime.compile", self.compile, ("auto", "graphs", "true", "false"))
+        require_choice("runtime.compile_drafter", self.compile_drafter, ("auto", "true", "false"))
 
 
 @dataclass

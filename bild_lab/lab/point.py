@@ -39,7 +39,7 @@ from bild_lab.lab.config import (
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, cached_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
-from bild_lab.lab.decoding.load import decoder_of
+from bild_lab.lab.decoding.load import decided, decoder_of
 from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, modules_of, named_files
 from bild_lab.lab.measure.environment import hardware
 from bild_lab.lab.metrics.programs import require_permission
@@ -156,6 +156,7 @@ def prepare(cfg: DictConfig) -> Point:
     _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
+    specs = replace(specs, runtime=decided(specs.runtime, cfg.policy))
     if specs.measure.baseline is not None:
         policies[BASELINE] = compose_policy(specs.measure.baseline)
     values = {name: resolved(policy) for name, policy in policies.items()}

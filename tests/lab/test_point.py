@@ -87,7 +87,7 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     assert point.setting["compile_drafter"] == "false"
     assert point.setting["code"].split(" ")[1::2] == list(module.PACKAGES)
     told = {key: point.setting[key] for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")}
-    assert list(told.values()) == ["multi30k", 2, 4, 3, 40, False]
+    assert list(told.values()) == ["multi30k", 2, 4, 3, 40, "false"]
     assert point.setting["n_examples"] == len(point.examples) > 0
     assert (point.name, point.policy, point.batch, point.seed) == ("held", "speculative", 2, 4)
     assert point.knobs["window"] == 3 and point.knobs["stop_confidence"] is None

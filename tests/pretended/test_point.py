@@ -23,7 +23,7 @@ NEW_TOKENS = 6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "compiles"), [("llama", "true"), ("t5", "false")])
+@pytest.mark.parametrize(("family", "compiles"), [("llama", "auto"), ("t5", "false")])
 def test_a_point_is_measured_as_on_a_cpu(checkpoints: Path, tmp_path: Path, family: str, compiles: str) -> None:
     pair = str(checkpoints / family), str(checkpoints / f"{family}-draft")
     here = bild_lab.load(*pair, policy="bild", fallback=0.3, rollback=0.5, device="cpu", dtype="float64")
@@ -45,3 +45,25 @@ def test_a_point_is_measured_as_on_a_cpu(checkpoints: Path, tmp_path: Path, fami
     assert result.setting.hardware.startswith("Pretended GPU, ")
     assert result.certificate.equal == len(PROMPTS)
     assert [list(one.token_ids) for one in read_examples(result.folder)] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        (["policy=bild"], "graphs"),
+        (["policy=bild", "runtime.compile=false"], "false"),
+        (["policy=bild", "runtime.batch=2"], "false"),
+        (["policy=bild", "runtime.device=cpu"], "false"),
+        # layer by layer, launch by launch: their baseline runs so, too
+        (["policy=calm"], "false"),
+        (["policy=ppd"], "false"),
+        (["policy=early_exit_speculative", "policy.exit_layer=1"], "false"),
+    ],
+)
+def test_a_gpu_runs_whole_passes_as_graphs(words: list[str], steps: str) -> None:
+    with pretended_gpu():
+        point = prepare(compose_config(["pair=toy", "dataset=toy", "dataset.limit=2", "runtime.device=cuda", *words]))
+        models = [model for each in point.decoders.values() for model in each.models]
+    load_model.cache_clear()
+    assert point.setting["compile"] == steps
+    assert {model.graphs for model in models} == {steps == "graphs"}

@@ -35,11 +35,11 @@ NEW_TOKENS, WINDOW, SEED = 10, 4, 5
 SAMPLED = Sampling(temperature=1.0)
 TRIES = 30  # sources, until one of them has a text that does not repeat itself
 ON_FIRST_USE = 8  # waits of a first round beyond those of others: a prompt, shapes of trees
-FAST = {("bild", "llama", "compiled", False), ("medusa", "llama", "hf", True)}
+FAST = {("bild", "llama", "graphs", False), ("medusa", "llama", "hf", True)}
 CASES = [
     (policy, family, engine, sampled)
     for policy, family in RUNNABLE
-    for engine in (*engines(policy), *(["compiled"] if not is_peer(policy) and policy != "ppd" else []))
+    for engine in (*engines(policy), *(["graphs"] if not is_peer(policy) and policy != "ppd" else []))
     for sampled in (False, True)
     if not (sampled and policy in GREEDY_ONLY)
 ]
@@ -96,8 +96,8 @@ def pairs(machine: Machine | None, tmp_path_factory: pytest.TempPathFactory) -> 
         target = random_target(family, 0)
         relatives = (relative_of(target, 100, noise) for noise in (0.1, 0.4))
         loaded = [in_memory(each.to(device), "hf" if engine == "hf" else "native") for each in (target, *relatives)]
-        if engine == "compiled":
-            loaded = [each.as_compiled() for each in loaded]
+        if engine == "graphs":
+            loaded = [each.as_graphs() for each in loaded]
         return Models(*loaded, folder / f"{family}.safetensors")
 
     @lru_cache

@@ -30,9 +30,9 @@ EAGER: dict[str, Waits] = {  # every other policy waits once
     "speculative_tree": once_and_each_draft_call,
     "token_recycling": lambda one: 2,
 }
-COMPILED = EAGER | dict.fromkeys(["bild", "bild_no_rollback"], lambda one: 2)  # runtime.compile=true
+GRAPHS = EAGER | dict.fromkeys(["bild", "bild_no_rollback"], lambda one: 2)
 
 
 def most_waits(policy: str, engine: str) -> Waits:
-    """How often a round of this policy may wait. engine: native, hf or compiled."""
-    return (COMPILED if engine == "compiled" else EAGER).get(policy, lambda one: 1)
+    """How often a round of this policy may wait. engine: native, hf or graphs."""
+    return (GRAPHS if engine == "graphs" else EAGER).get(policy, lambda one: 1)

@@ -126,6 +126,8 @@ class BitaTarget:
     prompt_tokens: use only this many of the adapter's prompt tokens, from the first; None: all.
     """
 
+    in_graphs = False
+
     def __init__(self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None) -> None:
         most = adapter.config.prompt_tokens
         count = most if prompt_tokens is None else prompt_tokens

@@ -41,6 +41,8 @@ class TargetLayers:
     skipped: blocks that are left out of these layers. depth: how many layers the whole target has.
     """
 
+    in_graphs = False  # see `load.decided`
+
     def __init__(self, target: LoadedModel, layers: Sequence[int], skipped: Skipped = NOTHING) -> None:
         self.layers, self.skipped = tuple(layers), skipped
         self.depth, self.device, self.engine = target.depth, target.device, target.engine

@@ -53,6 +53,7 @@ class PredictivePipeline(TokenLoop):
     """
 
     feeds: ClassVar[Feed] = Feed.TREES
+    in_graphs: ClassVar[bool] = False
 
     target: LoadedModel
     exit_layer: int | None = None

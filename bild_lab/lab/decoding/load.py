@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +37,7 @@ from bild_lab.lab.config import (
 )
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.decoding.languages import CHECKPOINT, NONE, Languages, warn_of_what_is_left_out
+from bild_lab.lab.hashing import parts_of
 
 ENGINES = ("auto", "kernels", "native", "hf")
 _OF_PAIR = ("_revision", "_language", "_weights")
@@ -95,6 +96,7 @@ def decoder_of(
     by their keys in `pair`. Raises UserError if the parts do not fit together.
     """
     require_engine(runtime.engine)
+    runtime = decided(runtime, policy)
     models = _Models(pair, runtime, in_memory)
     target = wrap(models.load("target", runtime.device_map))
     drafts: list[LoadedModel] = []
@@ -149,7 +151,7 @@ class _Models:
                 bits = self._pair.draft_weights or bits
             return load_model(path, revision, self.device, self.dtype, *options, pickles, bits)
         own_weights = self._runtime.weights or self._pair.draft_weights
-        if self.engine != "hf" or self._runtime.compile or device_map is not None or own_weights:
+        if self.engine != "hf" or self._runtime.compile == "true" or device_map is not None or own_weights:
             raise UserError(
                 "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
             )
@@ -162,13 +164,26 @@ class _Models:
 
     def drafting(self, model: LoadedModel) -> LoadedModel:
         """The model as `runtime.compile_drafter` wants it to draft."""
-        wanted, graphs = self._runtime.compile_drafter, model.compiled and model.device.type == "cuda"
+        wanted, native = self._runtime.compile_drafter, isinstance(model, NativeModel)
+        graphs = native and (model.compiled or model.graphs) and model.device.type == "cuda"
         if wanted == "true" and not graphs and model.engine != "kernels":
             raise UserError(
-                "only the CPU kernels, and a GPU with runtime.compile=true, draft in one program, and "
+                "only the CPU kernels, and a GPU with CUDA graphs, draft in one program, and "
                 f"{model.checkpoint.path} runs on {model.engine}; set runtime.compile_drafter=auto"
             )
-        return model.step_by_step() if wanted == "false" and isinstance(model, NativeModel) else model
+        return model.step_by_step() if wanted == "false" and native else model
+
+
+def decided(runtime: RuntimeSpec, policy: DictConfig) -> RuntimeSpec:
+    """With `compile: auto` decided: CUDA graphs on a GPU, for one text at a time and a policy whose passes they hold.
+
+    The others, such as layers one by one, would pay for launches that the baseline is spared; all of it runs without.
+    """
+    if runtime.compile != "auto":
+        return runtime
+    graphs = resolve_device(runtime.device).type == "cuda" and runtime.batch == 1 and runtime.device_map is None
+    graphs = graphs and all(getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"]))
+    return replace(runtime, compile="graphs" if graphs else "false")
 
 
 def require_engine(engine: str) -> None:
@@ -184,7 +199,7 @@ def load_model(
     device: str,
     dtype: torch.dtype,
     engine: str,
-    compile: bool = False,
+    compile: str = "false",
     trust_remote_code: bool = False,
     device_map: str | None = None,
     allow_pickles: bool = False,
@@ -208,20 +223,22 @@ def load_model(
         raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
     where = torch.device(device)
     if engine != "hf" and reason is None:
-        if engine == "kernels" and compile:
+        if engine == "kernels" and compile == "true":
             raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
-        lacking = "native was asked for" if engine == "native" or compile else why_no_kernels(where, dtype)
+        asked = engine == "native" or compile != "false"
+        lacking = "native was asked for" if asked else why_no_kernels(where, dtype)
         if engine == "kernels" and lacking is not None:
             raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
         if bits is None or lacking is None:
-            return NativeModel(HuggingFaceModel(checkpoint, where, dtype), compile, lacking is None, bits)
+            module = HuggingFaceModel(checkpoint, where, dtype)
+            return NativeModel(module, compile == "true", lacking is None, bits, compile == "graphs")
         reason = lacking
     if bits is not None:
         raise UserError(
             f"only the CPU kernels run weights={bits}, and they cannot run {path}"
             f"{f', as {reason}' if reason else ''}; set runtime.weights=null pair.draft_weights=null"
         )
-    if compile:
+    if compile == "true":
         raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
     if device_map is not None:
         return SpreadModel(checkpoint, where, dtype, device_map)

@@ -27,13 +27,12 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
 from bild_lab.lab.analysis.adaptivity import DraftedText
 from bild_lab.lab.cli import progress, stages
-from bild_lab.lab.config import PairSpec, RuntimeSpec, typed
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder, with_history
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
-from bild_lab.lab.point import Point, decoder_of, prepare, sweep_folder
+from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
@@ -188,8 +187,7 @@ class Screening:
 
     def decoder(self, policy: DictConfig, wrap: Callable[[LoadedModel], LoadedModel]) -> Decoder:
         """A policy's decoder over wrapped models, such as recorded ones."""
-        pair, runtime = typed(PairSpec, self.cfg.pair, "pair"), typed(RuntimeSpec, self.cfg.runtime, "runtime")
-        decoder = decoder_of(policy, pair, self.point.decoding, runtime, wrap)
+        decoder = self.point.specs.decoder(policy, wrap=wrap)
         if isinstance(decoder.method, External) or decoder.method.feeds is None:
             raise UserError(
                 f"policy {policy.name} runs a loop of its own, which asks no record; "

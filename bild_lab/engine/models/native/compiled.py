@@ -55,8 +55,10 @@ class Workspace:
         capacity: int,
         source: int,
         on_compiled: Callable[[], None] = lambda: None,
+        compiles: bool = True,
     ) -> None:
-        self._decoder = decoder
+        """compiles: by torch.compile; else a CUDA graph holds PyTorch's own kernels."""
+        self._decoder, self._compiles = decoder, compiles
         self._on_compiled = on_compiled
         layers, heads, dim = decoder.cache_shape
         weight = decoder.embedding
@@ -137,7 +139,7 @@ class Workspace:
 
     @cached_property
     def _compiled(self) -> Callable[..., Outputs]:
-        return torch.compile(forward, dynamic=False, fullgraph=True, backend=BACKEND)
+        return torch.compile(forward, dynamic=False, fullgraph=True, backend=BACKEND) if self._compiles else forward
 
     def _captured(self, run: Callable[[], Result]) -> Callable[[], Result]:
         """One CUDA graph. The decoder replaces its tables when another text reaches further, so they are kept here."""

@@ -32,7 +32,8 @@ class NativeModel:
     """Our decoder for a checkpoint. The weights load at the first use of `decoder`.
 
     transformers: the same checkpoint as a module of Transformers, for methods that run that. compiled: run steps of
-    fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled at its first use.
+    fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled at its first use. graphs: on
+    a GPU the same graphs of PyTorch's own kernels, which take no compiler; texts of a batch run without.
     kernels: run by our C++ on the CPU, which also drafts a chain or a tree as one program. bits: of their weights, 8 or
     4; gguf: a GGUF file's own blocks; None: those of the precision.
     """
@@ -45,8 +46,10 @@ class NativeModel:
         compiled: bool = False,
         kernels: bool = False,
         bits: int | str | None = None,
+        graphs: bool = False,
     ) -> None:
         self.transformers, self.compiled, self.kernels, self.bits = transformers, compiled, kernels, bits
+        self.graphs = graphs
         self.checkpoint, self.device, self.dtype = transformers.checkpoint, transformers.device, transformers.dtype
         self.engine = "kernels" if kernels else "native"
         self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
@@ -131,6 +134,10 @@ class NativeModel:
         """The same weights, run in compiled steps."""
         return self._again(compiled=True)
 
+    def as_graphs(self) -> NativeModel:
+        """The same weights, on a GPU run as CUDA graphs of PyTorch's own kernels."""
+        return self._again(graphs=True)
+
     def by_kernels(self, bits: int | None = None) -> NativeModel:
         """The same weights, run by the CPU kernels."""
         return self._again(kernels=True, bits=bits)
@@ -149,7 +156,7 @@ class NativeModel:
     @torch.inference_mode()
     def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
         batch, workspace, pool, prefix = current_batch(), None, None, opening.prefix
-        if self.compiled and prefix is None:
+        if (self.compiled or (self.graphs and batch is None)) and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
         if batch is not None and not self.kernels:
             pool = self._pool
@@ -184,7 +191,8 @@ class NativeModel:
                 self._free.remove(workspace)
                 return workspace
         self._free.clear()  # all too small
-        return Workspace(self.decoder, roomy(capacity), roomy(length) if length else 0, self._count_step)
+        shape = roomy(capacity), roomy(length) if length else 0
+        return Workspace(self.decoder, *shape, self._count_step, self.compiled)
 
     def _count_step(self) -> None:
         self.compiled_steps += 1
