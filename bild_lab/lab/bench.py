@@ -105,6 +105,8 @@ def bench_of(
         "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
     }
     ours = {"native": native, "native_compiled": compiled, **({"kernels": kernels} if kernels is not None else {})}
+    if native.device.type == "cuda":
+        ours["native_graphs"] = native.as_graphs()
     for name, model in (ours | quantized | files).items():
         methods[name] = DraftThenVerify(model, NoDraft(model), ExactMatch())
     if drafts is not None:
@@ -117,7 +119,7 @@ def bench_of(
             log.warning("hf_assisted is left out: %s", error)
         drafters = {"native": lambda: native_draft, "kernels": native_draft.by_kernels}
         if native.device.type == "cuda":  # a window is one CUDA graph
-            drafters["native_compiled"] = native_draft.as_compiled
+            drafters |= {"native_compiled": native_draft.as_compiled, "native_graphs": native_draft.as_graphs}
         for name in drafters.keys() & ours.keys():
             drafter = ModelDrafter(drafters[name](), WINDOW)
             methods[f"{name}_speculative"] = DraftThenVerify(ours[name], drafter, SpeculativeSampling())
