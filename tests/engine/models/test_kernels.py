@@ -274,7 +274,12 @@ def test_hidden_states_and_layers_are_those_of_pytorch() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    [["-mno-amx-bf16"], ["-mno-amx-bf16", "-mno-avx512bf16"], ["-mno-amx-bf16", "-DQUICK_PAIRS"], ["-mno-avx512f"]],
+    [
+        ["-mno-amx-bf16"],
+        ["-mno-amx-bf16", "-mno-avx512bf16"],
+        ["-mno-amx-bf16", "-DQUICK_PAIRS"],
+        ["-mno-amx-bf16", "-mno-avx512f"],
+    ],
     ids=" ".join,
 )
 def test_other_processors_give_rows_that_do_not_depend_on_each_other(
