@@ -120,7 +120,7 @@ class RuntimeSpec:
     trust_remote_code: bool = False  # run Python code that comes with a checkpoint
     allow_pickles: bool = False  # read tensors from pickles where a checkpoint has no safetensors
     device_map: str | None = None  # how the target is spread over devices
-    weights: int | str | None = None  # on the CPU kernels: 8 or 4 bits, gguf: a GGUF file's blocks; null: as dtype
+    weights: int | str | None = None  # 8 or 4 bits; gguf: a GGUF file's blocks, on the CPU kernels; null: as dtype
 
     def __post_init__(self) -> None:
         require_bits("runtime.weights", self.weights)

@@ -229,13 +229,13 @@ def load_model(
         lacking = "native was asked for" if asked else why_no_kernels(where, dtype)
         if engine == "kernels" and lacking is not None:
             raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
-        if bits is None or lacking is None:
+        if bits != "gguf" or lacking is None:
             module = HuggingFaceModel(checkpoint, where, dtype)
             return NativeModel(module, compile == "true", lacking is None, bits, compile == "graphs")
         reason = lacking
     if bits is not None:
         raise UserError(
-            f"only the CPU kernels run weights={bits}, and they cannot run {path}"
+            f"only our own decoders run weights={bits}, gguf the CPU kernels alone, and they cannot run {path}"
             f"{f', as {reason}' if reason else ''}; set runtime.weights=null pair.draft_weights=null"
         )
     if compile == "true":

@@ -10,12 +10,12 @@ from typing import TypeVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import linear
 
 from bild_lab.engine.models.cached_session import Pass
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.drafting import Window
 from bild_lab.engine.models.native.llama import LlamaDecoder
+from bild_lab.engine.models.native.stack import product
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
 from bild_lab.engine.session import Chain, DraftedChain
 
@@ -201,7 +201,7 @@ def forward(
     )
     x = decoder.run(decoder.embed(tokens), rows, cache, *memory, layers=range(len(decoder.layers)))
     final = decoder.final(x)
-    return linear(final, decoder.head), final
+    return product(final, decoder.head), final
 
 
 def captured(run: Callable[[], Result]) -> Callable[[], Result]:

@@ -21,7 +21,9 @@ from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers
+from bild_lab.engine.models.native.rounded import round_weights
 from bild_lab.engine.models.native.side_by_side import Pool
+from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.models.weights import Weights, file_weights, module_weights
 from bild_lab.engine.request import Source
@@ -62,9 +64,13 @@ class NativeModel:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """For the kernels it holds no layers: what they pack is read layer by layer."""
+        """For the kernels it holds no layers: what they pack is read layer by layer, and so is what is rounded."""
         module, weights = self._weights()
-        return self.family(module, weights, held=not self.kernels)
+        decoder = self.family(module, weights, held=not self.kernels and self.bits is None)
+        if not self.kernels and self.bits is not None:
+            for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
+                round_weights(stack, self.bits)
+        return decoder
 
     def _weights(self) -> tuple[PreTrainedModel, Weights]:
         """The module of Transformers, on the meta device where weights are read from files, and its weights."""
@@ -120,7 +126,7 @@ class NativeModel:
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         head = self.decoder.head
-        return self.decoder.embedding[:], head[0].numbers(self.dtype) if isinstance(head, tuple) else head
+        return self.decoder.embedding[:], numbers_of(head, self.dtype)
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, cat
 from torch.nn.functional import gelu, linear, relu, silu
@@ -32,7 +33,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `cpu/v
 class Weight:
     """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other half.
 
-    matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`), for the kernels.
+    matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`), for the kernels; or
+    a rounded one (`RoundedMatrix`).
     """
 
     matrix: Float[Tensor, "out in"] | tuple[Any, ...]
@@ -40,9 +42,7 @@ class Weight:
     gated: bool = False
 
     def __call__(self, x: Float[Tensor, "m in"]) -> Float[Tensor, "m out"]:
-        parts = self.matrix if isinstance(self.matrix, tuple) else (self.matrix,)
-        numbers = [part if isinstance(part, Tensor) else part.numbers(x.dtype) for part in parts]
-        return linear(x, numbers[0] if len(numbers) == 1 else cat(numbers), self.bias)
+        return product(x, self.matrix, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +114,9 @@ class Stack:
     ) -> Float[Tensor, "m vocab"]:
         """The head's scores of its input. vocabulary: the other tokens get −inf; None: of all."""
         if vocabulary is None:
-            return linear(states, self.head)
-        part = linear(states, vocabulary.made_for(self, lambda: self.head[vocabulary.tokens]))
-        return vocabulary.widened(part, self.head.shape[0], float("-inf"))
+            return product(states, self.head)
+        part = linear(states, vocabulary.made_for(self, lambda: numbers_of(self.head, states.dtype)[vocabulary.tokens]))
+        return vocabulary.widened(part, self.embedding.shape[0], float("-inf"))
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -166,8 +166,11 @@ class Stack:
         views, width = self.views(rows, layers, masked=False), self.heads * self.head_dim
         for index in layers:
             layer = self.layers[index]
-            bias = None if layer.qkv.bias is None else layer.qkv.bias[width:]
-            both = linear(normalize(x, layer.norm, self.epsilon), layer.qkv.matrix[width:], bias)
+            normed, (matrix, bias) = normalize(x, layer.norm, self.epsilon), (layer.qkv.matrix, layer.qkv.bias)
+            if isinstance(matrix, Tensor):
+                both = linear(normed, matrix[width:], None if bias is None else bias[width:])
+            else:
+                both = layer.qkv(normed)[:, width:]
             keys, values = both.view(rows.count, 2, self.kv_heads, self.head_dim).unbind(1)
             cache.write(index, rows, self._turned(keys, layer, views[layer.kind], self.heads), values)
 
@@ -218,6 +221,23 @@ class Stack:
     ) -> Float[Tensor, "m dim"]:
         """The residual sum."""
         return x + (block if norm is None else normalize(block, norm, self.epsilon))
+
+
+def numbers_of(matrix: Tensor | tuple[Any, ...], dtype: torch.dtype) -> Float[Tensor, "out in"]:
+    """A matrix as in `Weight`, unpacked."""
+    parts = matrix if isinstance(matrix, tuple) else (matrix,)
+    numbers = [part if isinstance(part, Tensor) else part.numbers(dtype) for part in parts]
+    return numbers[0] if len(numbers) == 1 else cat(numbers)
+
+
+def product(
+    x: Float[Tensor, "m in"], matrix: Tensor | tuple[Any, ...], bias: Float[Tensor, " out"] | None = None
+) -> Float[Tensor, "m out"]:
+    """A linear layer's outputs. matrix: as in `Weight`."""
+    if isinstance(matrix, tuple) and hasattr(matrix[0], "product"):
+        out = matrix[0].product(x)
+        return out if bias is None else out + bias
+    return linear(x, numbers_of(matrix, x.dtype), bias)
 
 
 def layers_of(count: int, make: Callable[[int], Layer], held: bool) -> Sequence[Layer]:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import linear
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
-from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
+from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, product, reader
 from bild_lab.engine.models.weights import Weights, module_weights
 
 MODEL_TYPES = ("t5", "mt5")
@@ -87,7 +86,7 @@ class T5Decoder(Stack):
             queries, keys, values = encoder.project(x, layer, View())
             mixed = attend(queries, keys.transpose(0, 1), values.transpose(0, 1), bias, scale=1.0)
             x = encoder.feed_forward(x + layer.out(mixed), layer)
-        return self.memory(linear(normalize(x, encoder.final_norm, self.epsilon), encoder.head))
+        return self.memory(product(normalize(x, encoder.final_norm, self.epsilon), encoder.head))
 
     def memory(self, keys_values: Float[Tensor, "s features"]) -> Memory:
         """The cross-attention keys and values of all layers, in order, as a memory."""
