@@ -183,6 +183,7 @@ def time_methods(
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods} if before is None else before
     names, done = list(methods), 0 if before is None else repeats_of(before)
+    one_done = lambda _: advance(1 / (repeats * len(names)))  # noqa: E731
     with no_garbage_collection():
         for turn, block in enumerate(blocks(len(requests), BLOCK * batch if batch > 1 else 1)):
             for repeat in range(done, done + repeats):
@@ -193,7 +194,7 @@ def time_methods(
                         own = [seeded(requests[index], seed, index) for index in block]
                         trace = first_trace if repeat == 0 else Trace
                         joules()
-                        texts = _decode(methods[name], own, batch, synchronize, block[0], trace)
+                        texts = _decode(methods[name], own, batch, synchronize, block[0], trace, one_done)
                         spent = joules()
                     if repeat == 0:
                         results[name] += [Timed(one.token_ids, [], one.trace) for one in texts]
@@ -203,7 +204,8 @@ def time_methods(
                             results[name][index].waited_s.append(one.latency_s)
                         if spent is not None:
                             results[name][index].joules.append(spent / len(block))
-                    advance(len(block) / (repeats * len(names)))
+                    if batch == 1:
+                        one_done(block[0])
     return results
 
 
@@ -245,11 +247,12 @@ def _decode(
     synchronize: Callable[[], None],
     first: int = 0,
     new_trace: Callable[[], Trace] = Trace,
+    ended: Callable[[int], None] = lambda index: None,
 ) -> list[BatchedText]:
-    """Decode one text, or several in batches. first: the place of the first among all examples."""
+    """Decode one text, or several in batches. first: the place of the first among all. ended: with each of a batch."""
     if batch > 1:
         prepare_method(method, requests, synchronize)
-        return decode_batch(method, requests, Batch(batch, synchronize))
+        return decode_batch(method, requests, Batch(batch, synchronize), ended)
     (request,) = requests
     try:
         prepare_method(method, requests, synchronize)
