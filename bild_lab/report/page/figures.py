@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, UNCLEAR, Compared
-from bild_lab.lab.formatting import interval, number, percent, signed, signed_interval
+from bild_lab.lab.formatting import interval, number, percent, signed
 from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.results.groups import BatchCurve, Group
 from bild_lab.lab.schema.examples import MeasuredExample
@@ -236,7 +236,7 @@ def _intervals(
         colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
         words = f"{number(one.value, 3)} {interval(one.low, one.high, 3)}"
         if not middle:
-            words = f"{signed(one.value)} {signed_interval(one.low, one.high)}"
+            words = f"{signed(one.value)} {interval(one.low, one.high, write=signed)}"
         traces.append(
             scatter(
                 [(one.value, row)],
