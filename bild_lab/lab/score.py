@@ -42,8 +42,6 @@ PARTS = {  # of a measurement: their names in a result's `seconds`, and on the s
     "likelihood": "scoring by the target",
     "metrics": "scoring",
 }
-
-
 TRACED_TOKENS = 2048  # that a pass with clocks of its own decodes
 
 

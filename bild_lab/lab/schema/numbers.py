@@ -192,8 +192,7 @@ class CertificateCounts:
 
     output: the largest total variation between what the rule emits and the target's distribution. rounding: by the
     number of rows in a forward, the largest total variation between the target's distribution in it and one row after
-    another.
-    The last three are None for greedy texts.
+    another. The last three are None for greedy texts.
     """
 
     equal: int = required(
