@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console, ConsoleRenderable
 from rich.live import Live
 from rich.logging import RichHandler
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
 
@@ -348,11 +349,6 @@ def known_keys(config_name: str) -> list[str]:
         return keys
 
     return walk(config, "")
-
-
-def escape(text: str) -> str:
-    """Make rich print square brackets as text, not as markup."""
-    return text.replace("[", r"\[")
 
 
 def require_one_process() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 TIMES = "\u00d7"
@@ -33,14 +33,9 @@ def times(value: float | None) -> str:
     return number(value) + TIMES if value is not None else MISSING
 
 
-def interval(low: float | None, high: float | None, digits: int = 2) -> str:
-    """Write an interval as `[1.48, 1.58]`, or nothing if there is none."""
-    return f"[{number(low, digits)}, {number(high, digits)}]" if low is not None and high is not None else ""
-
-
-def signed_interval(low: float | None, high: float | None, digits: int = 2) -> str:
-    """Write an interval of a difference as `[-0.30, +0.70]`, or nothing if there is none."""
-    return f"[{signed(low, digits)}, {signed(high, digits)}]" if low is not None and high is not None else ""
+def interval(low: float | None, high: float | None, digits: int = 2, write: Callable[..., str] = number) -> str:
+    """Write an interval as `[1.48, 1.58]`, of a difference with `signed` as `[-0.30, +0.70]`; nothing without one."""
+    return f"[{write(low, digits)}, {write(high, digits)}]" if low is not None and high is not None else ""
 
 
 def percent(share: float | None, digits: int = 0) -> str:

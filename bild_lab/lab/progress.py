@@ -29,8 +29,7 @@ class PointProgress:
     """Two or three lines on a terminal, which go when the block ends: the point, its stage, the sweep.
 
     In a file or a pipe it is a line for each point when it begins, one for each stage that lasts some seconds, and then
-    one a minute. Both get an estimate of the
-    whole sweep when the first text of its first point is decoded.
+    one a minute. Both get an estimate of the whole sweep when the first text of its first point is decoded.
 
     place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes; None if none was
     measured yet.

@@ -23,15 +23,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
 from bild_lab.lab.measure.certificate import Certificate, certify, certify_sampled, count_verdicts
 from bild_lab.lab.measure.environment import peak_memory_mb
-from bild_lab.lab.measure.summary import (
-    agreement,
-    change_of,
-    counts,
-    decoding_costs,
-    log_probabilities,
-    qualities,
-    summarize,
-)
+from bild_lab.lab.measure.summary import agreement, change_of, decoding_costs, log_probabilities, qualities, summarize
 from bild_lab.lab.point import Point
 from bild_lab.lab.progress import DECODING
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
@@ -50,8 +42,6 @@ PARTS = {  # of a measurement: their names in a result's `seconds`, and on the s
     "likelihood": "scoring by the target",
     "metrics": "scoring",
 }
-
-
 TRACED_TOKENS = 2048  # that a pass with clocks of its own decodes
 
 
@@ -92,6 +82,7 @@ def result_of(
         # what a program begins with counts; a space at its end does not
         texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
         ours, theirs = (tokens_of(timed.get(name), (likelihoods or {}).get(name)) for name in (METHOD, BASELINE))
+        summary = summarize(examples, timed, point.seed)
         judged, scores = qualities(point.scoring, examples, texts, point.seed, (ours, theirs))
         result = Result(
             point=point.id,
@@ -107,12 +98,12 @@ def result_of(
             quality=judged.pop(point.scoring.lead),
             further_qualities=judged,
             change=change_of(timed, likelihoods, point.sampling.greedy, point.seed),
-            **summarize(examples, timed, point.seed),
+            **summary,
             agreement_with_target=agreement(timed) if point.baseline_is_target else None,
             certificate=None if certificates is None else count_verdicts(certificates),
             **(ends_of(timed[BASELINE], texts[BASELINE], requests) if BASELINE in timed else {}),
             peak_memory_mb=peak_memory_mb(decoder.target.device),
-            **_stages_and_costs(point, timed, stages),
+            **_stages_and_costs(point, timed, stages, summary["counts"].acceptance_rate),
             environment=Environment({**surroundings, "code": point.code}),
             seconds={},
         )
@@ -227,13 +218,14 @@ def _certified(point: Point, requests: list[Request], timed: dict[str, list[Time
     return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
-def _stages_and_costs(point: Point, timed: dict[str, list[Timed]], stages: Stages) -> dict[str, Any]:
+def _stages_and_costs(
+    point: Point, timed: dict[str, list[Timed]], stages: Stages, alpha: float | None
+) -> dict[str, Any]:
     """Fields of a Result: seconds by stage, the cost of all forwards, and the predictions of theory."""
     (stages_s, spans), prediction = stages, None
     if stages_s is not None and BASELINE in timed:
         traced = {name: several[: len(spans)] for name, several in timed.items()}
         end_tokens = point.decoders[METHOD].target.checkpoint.end_tokens
-        alpha = counts(timed[METHOD]).acceptance_rate
         prediction = predict(**traced, stages_s=stages_s, alpha=alpha, end_tokens=end_tokens)
     first_s = [next((end for stage, _, end in text if stage == "verify"), None) for text in spans]
     return {

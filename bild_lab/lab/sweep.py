@@ -259,13 +259,11 @@ class SweepCallback(Callback):
                 "finished points are kept, and the same command reports them"
             )
             sys.exit(code or FAILED_POINTS)
-        if not _log_sweep(config, sweep, stopped=bool(code)):
-            sys.exit(code or FAILED_POINTS)
+        logged = _log_sweep(config, sweep, stopped=bool(code))
         if failed := _failures(sweep) - self._failed_before:
             console.print(f"[bold red]{len(failed)} point(s) failed[/bold red]")
+        if code or failed or not logged:
             sys.exit(code or FAILED_POINTS)
-        if code:
-            sys.exit(code)
 
 
 def _failures(sweep: Sweep) -> set[tuple[str, str]]:

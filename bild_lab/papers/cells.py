@@ -27,7 +27,7 @@ LOSSY_RULES = {  # by policy
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
 
 Number = float | Speedup | Quality | None
-Cells = Callable[[Sequence[Result]], list[Cell]]
+Cells = Callable[[Sequence[Any]], list[Cell]]  # of points, or of match rates with their data sets
 
 
 def read_points(folders: Iterable[Path]) -> list[Result]:

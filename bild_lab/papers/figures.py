@@ -15,17 +15,7 @@ from bild_lab.lab.results.groups import setting_title
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import cells, match_rates
 from bild_lab.papers import drawings as draw
-from bild_lab.papers.published import (
-    AGREES,
-    SCALES,
-    UNKNOWN,
-    Cell,
-    Comparison,
-    Published,
-    compare,
-    load_published,
-    markdown,
-)
+from bild_lab.papers.published import AGREES, SCALES, UNKNOWN, Comparison, Published, compare, load_published, markdown
 from bild_lab.report.provenance import caption, notes
 from bild_lab.report.style import VECTOR
 
@@ -38,7 +28,7 @@ class PaperFigure:
     figure's folder; a data set with only these gets no panel. read: reads the points of folders.
     """
 
-    numbers: Callable[[Sequence[Any]], list[Cell]]
+    numbers: cells.Cells
     drawing: draw.Drawing = draw.draw_dots
     row: cells.RowOf = cells.policy
     borrowed: frozenset[str] = frozenset()

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.errors import UserError
+from bild_lab.errors import require_choice
 from bild_lab.lab.config import BASE, config_dir
 from bild_lab.lab.screening.candidates import read_lists
 from bild_lab.papers.published import load_published, published_names
@@ -44,7 +44,6 @@ MEASURES = ("config", "match_rates")  # configurations whose points are decoded 
 COPIES = {"adafactor": 2, "adamw": 4}  # of trained weights: with gradients, and moments, which Adafactor factors
 DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
 NO_DATA = {"hub_id": None, "limit": None, "max_source_tokens": None, "name": "answers"}  # of alignment
-
 
 Words = tuple[str, ...]  # of a command line
 
@@ -203,8 +202,7 @@ def unverified() -> list[str]:
 
 def needs(setting: Setting, gpu: str) -> Needs:
     """What the setting takes, on this GPU. Raises UserError for an unknown one."""
-    if gpu not in GPUS:
-        raise UserError(f"gpu must be one of {', '.join(GPUS)}, got {gpu!r}")
+    require_choice("gpu", gpu, GPUS)
     sizes = {one: size_of(one) for one in (setting.target, *setting.drafts) if one in hub()["models"]}
     stored = {one: hub()["models"][one]["stored"] for one in sizes}
     download = {one: sizes[one].weights * width / 1e9 for one, width in stored.items() if width}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from bild_lab.errors import UserError
+from bild_lab.errors import require_choice
 from bild_lab.lab.formatting import MISSING, interval, number
 
 FOLDER = Path(__file__).parent / "published"
@@ -134,8 +134,7 @@ def published_names() -> list[str]:
 @cache
 def load_published(name: str) -> Published:
     """The printed numbers of a figure. Raises UserError for an unknown figure."""
-    if name not in published_names():
-        raise UserError(f"figure must be one of {', '.join(published_names())}, got {name!r}")
+    require_choice("figure", name, published_names())
     content = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     stands_for, values, orders = (content.pop(key) for key in ("stands_for", "values", "orders"))
     blocks = [Block(**one) for one in values]

@@ -20,7 +20,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config import plain_values
 from bild_lab.papers.paper_runs import (
@@ -191,8 +191,7 @@ def machine_of(gpu: str | None, tries: bool) -> Machine:
 
     gated = get_token() is not None
     if gpu is not None:
-        if gpu not in GPUS:
-            raise UserError(f"gpu must be one of {', '.join(GPUS)}, got {gpu!r}")
+        require_choice("gpu", gpu, GPUS)
         return Machine(gpu, GPUS[gpu][0], gated, tries)
     if not torch.cuda.is_available():
         return Machine("a100", None, gated, tries)

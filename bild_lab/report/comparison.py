@@ -14,7 +14,7 @@ from rich.text import Text
 
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared, ComparedQuality
-from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, signed_interval, times
+from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, times
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
@@ -210,7 +210,7 @@ def _quality(one: ComparedQuality | None) -> list[TableCell]:
         return [TableCell(MISSING)] * 4
     found, change = one.difference, TableCell(MISSING)
     if found is not None:
-        change = TableCell(signed(found.value), signed_interval(found.low, found.high), found.value)
+        change = TableCell(signed(found.value), interval(found.low, found.high, write=signed), found.value)
     p_value = "" if found is None else f"p {number(found.p_value, 3)}"
     return [*(TableCell(number(value)) for value in one.values), change, _verdict(one.verdict, p_value)]
 

@@ -7,17 +7,7 @@ from math import exp, log
 
 from bild_lab.lab.analysis.prediction import Reasons, reasons
 from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES, best_at_loss, for_choice, mean_of_few
-from bild_lab.lab.formatting import (
-    duration,
-    interval,
-    number,
-    percent,
-    point_label,
-    short_name,
-    signed,
-    signed_interval,
-    times,
-)
+from bild_lab.lab.formatting import duration, interval, number, percent, point_label, short_name, signed, times
 from bild_lab.lab.results.groups import Group, by_setting, differing_in, differing_keys, varying_knobs
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.grid import Screened
@@ -63,7 +53,7 @@ def _over_seeds(results: Sequence[Result]) -> list[str]:
         (speed, *ends), (loss, *around) = mean_of_few(speeds), mean_of_few(losses)
         label = point_label(first, varying_knobs(peers) if len(peers) > 1 else list(first.knobs))
         seeds = ", ".join(str(one.setting.seed) for one in several)
-        change = f"{first.quality.metric} {signed(loss)} {signed_interval(*around)}"
+        change = f"{first.quality.metric} {signed(loss)} {interval(*around, write=signed)}"
         lines.append((speed, f"{label} {times(speed)} {interval(*ends)}, {change} (seeds {seeds})"))
     fastest = [line for _, line in sorted(lines, reverse=True)[:3]]
     return [f"Mean and 95 % interval over sampling seeds: {'; '.join(fastest)}."] if fastest else []
@@ -85,7 +75,12 @@ def _verdict(group: Group) -> list[str]:
         return [_without_comparison(group)]
     possible = [result for result in candidates if not result.impossible]
     if not possible:
-        return [_impossible(group, candidates[0])]
+        first = candidates[0]
+        return [
+            f"{group.label(first)} emits {number(first.counts.tokens_per_target_call)} tokens per call of the target. "
+            f"Its measured speedup of {_speedup(first)} is more than that allows, so there is no speedup to report: "
+            "time it again with resume=false on an idle machine, or with runtime.threads=1."
+        ]
     if not group.enough:
         return [_too_few(group, possible)]
     claims = _claims(group, possible)
@@ -181,7 +176,7 @@ def _selection(group: Group, count: int) -> str:
     speed, quality, changed = best.speedup, best.quality, ""
     if quality.difference_low is not None:
         ends = for_choice(quality.difference, quality.difference_low, quality.difference_high, count)
-        changed = f", {group.metric} {signed_interval(*ends)}"
+        changed = f", {group.metric} {interval(*ends, write=signed)}"
     ends = for_choice(*map(log, (speed.value, speed.low or speed.value, speed.high or speed.value)), count)
     label = group.label(best)
     corrected = f"Corrected for that choice (Bonferroni), {label} has {interval(*map(exp, ends))}{changed}"
@@ -199,15 +194,6 @@ def _too_few(group: Group, candidates: list[Result]) -> str:
         f"{examples} too few to say which point is faster or better, as intervals are too narrow below "
         f"{ENOUGH_EXAMPLES}. Measured: {group.label(first)} {_speedup(first)}, "
         f"{_change(group, first)}{_caution(first)}{more}."
-    )
-
-
-def _impossible(group: Group, first: Result) -> str:
-    """The counts of a point whose timing cannot be right, and what to do."""
-    return (
-        f"{group.label(first)} emits {number(first.counts.tokens_per_target_call)} tokens per call "
-        f"of the target. Its measured speedup of {_speedup(first)} is more than that allows, so there is no speedup to "
-        "report: time it again with resume=false on an idle machine, or with runtime.threads=1."
     )
 
 
@@ -324,5 +310,5 @@ def _controlled(group: Group) -> str:
 
 def _scored(group: Group, result: Result) -> str:
     quality = result.quality
-    bounds = signed_interval(quality.difference_low, quality.difference_high)
+    bounds = interval(quality.difference_low, quality.difference_high, write=signed)
     return f"{group.label(result)} {group.metric} {signed(quality.difference)} {bounds}".strip()

@@ -28,7 +28,6 @@ from bild_lab.lab.hashing import content_hash
 
 MANIFEST = "manifest.json"
 END, LENGTH = "end", "length"
-DATASET_UNSAID = ("dataset=NAME",)  # where a caller gave no words
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ class Calibration:
 
     @property
     def dataset_words(self) -> Sequence[str]:
-        """The words that chose the dataset, for a command that decodes on it."""
-        return self.manifest.get("dataset_words", DATASET_UNSAID)
+        """The words that chose the dataset, for a command that decodes on it; a stand-in where they are not known."""
+        return self.manifest.get("dataset_words") or ("dataset=NAME",)
 
 
 def read_calibration(folder: Path) -> Calibration:

@@ -25,17 +25,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.training.answers import (
-    DATASET_UNSAID,
-    END,
-    LENGTH,
-    MANIFEST,
-    SCHEMA,
-    Answer,
-    contents_hash,
-    greedy_answers,
-    read_part,
-)
+from bild_lab.training.answers import END, LENGTH, MANIFEST, SCHEMA, Answer, contents_hash, greedy_answers, read_part
 from bild_lab.training.folder import keep_plan, write_json, writing
 
 _WHAT, _REMEDY = "the calibration data", "finished parts are kept; make room and run the same command again"
@@ -57,7 +47,7 @@ class CalibrationJob:
     batch_size: int
     part_size: int
     folder: Path
-    dataset_words: Sequence[str] = DATASET_UNSAID
+    dataset_words: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         require_whole("decoding.max_new_tokens", self.max_new_tokens, 1)

@@ -33,7 +33,7 @@ class TerminalLog(TrainerCallback):
         if state.best_metric is not None:
             self._best = state.best_metric
         if state.global_step:
-            self._print(f"resuming from step {state.global_step}")
+            self._bar.console.print(f"resuming from step {state.global_step}")
 
     def on_step_end(self, args, state, control, **kwargs):
         """One step more."""
@@ -46,21 +46,17 @@ class TerminalLog(TrainerCallback):
             self._logged = f"{loss}, learning rate {logs['learning_rate']:.1e}, {throughput}"
             self._bar.update(self._task, loss=f"{loss}, {throughput}")  # more would leave no room for the bar
             if not self._bar.console.is_terminal:
-                self._print(f"step {state.global_step}: {self._logged}")
+                self._bar.console.print(f"step {state.global_step}: {self._logged}")
 
     def on_evaluate(self, args, state, control, metrics: dict[str, Any] | None = None, **kwargs):
         """The metric, whether it is the best so far, and losses."""
         value = metrics[f"eval_{self._metric}"]
         best = ", the best so far" if value > self._best else ""
         self._best = max(self._best, value)
-        self._print(
+        self._bar.console.print(
             f"step {state.global_step}: {self._metric} {value:.2f}{best}; "
             f"validation loss {metrics['eval_loss']:.3f}; {self._logged}"
         )
-
-    def _print(self, line: str) -> None:
-        """Print a line above the bar."""
-        self._bar.console.print(line)
 
 
 @contextmanager

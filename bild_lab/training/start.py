@@ -126,8 +126,15 @@ class FromScratch:
         self.name, self.config = f"random weights ({fresh.name})", fresh.configuration()
         self._shared = None if fresh.tokenizer is None else Checkpoint(fresh.tokenizer)
         self.trains_tokenizer = self._shared is None
-        if self._shared is not None:
-            self._require_same_kind(self._shared)
+        if (shared := self._shared) is not None:
+            shared.check()
+            if shared.encoder_decoder != self.config.is_encoder_decoder:
+                kinds = {True: "an encoder–decoder", False: "a decoder"}
+                raise UserError(
+                    f"model.tokenizer={shared.path} belongs to {kinds[shared.encoder_decoder]}, but {fresh.name} is "
+                    f"{kinds[self.config.is_encoder_decoder]}: prompts of the two are tokenized differently; "
+                    "choose a checkpoint of the same kind, or null"
+                )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -161,16 +168,6 @@ class FromScratch:
         model.config.architectures = [type(model).__name__]
         model.generation_config.max_new_tokens = self._longest
         return model
-
-    def _require_same_kind(self, shared: Checkpoint) -> None:
-        shared.check()
-        if shared.encoder_decoder != self.config.is_encoder_decoder:
-            kinds = {True: "an encoder–decoder", False: "a decoder"}
-            raise UserError(
-                f"model.tokenizer={shared.path} belongs to {kinds[shared.encoder_decoder]}, but {self._fresh.name} is "
-                f"{kinds[self.config.is_encoder_decoder]}: prompts of the two are tokenized differently; "
-                "choose a checkpoint of the same kind, or null"
-            )
 
 
 StartingPoint = FromCheckpoint | FromScratch

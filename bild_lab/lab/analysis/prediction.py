@@ -273,11 +273,9 @@ def speculation_profile(result: Result, examples: Sequence[MeasuredExample], dec
         or None,
         "measurement_conditions": {
             **{key: setting.get(key) for key in ("dataset", "split", "dtype", "hardware")},
-            **{
-                "num_samples": len(examples),
-                "concurrency": setting.batch,
-                "osl": setting["decoding"]["max_new_tokens"],
-            },
+            "num_samples": len(examples),
+            "concurrency": setting.batch,
+            "osl": setting["decoding"]["max_new_tokens"],
             **{key: setting["decoding"][key] for key in ("temperature", "top_k", "top_p")},
             **{"engine": result.engine, "knobs": dict(result.knobs), "acceptance_rule": rule, "lossless": lossless},
             "certificate": None if result.certificate is None else asdict(result.certificate),

@@ -167,11 +167,9 @@ def _csv(file: Path) -> Iterator[tuple[str, Any]]:
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet
 
-    index = 0
-    for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1024):
-        for row in batch.to_pylist():
-            yield f"row {index}", row
-            index += 1
+    batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1024)
+    for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+        yield f"row {index}", row
 
 
 _READERS = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}

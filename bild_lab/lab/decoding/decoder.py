@@ -173,16 +173,13 @@ class Decoder:
         """
         if hasattr(prompt, "tolist"):  # a tensor or an array
             prompt = prompt.tolist()
+        options = (max_new_tokens, Sampling(temperature, top_k, top_p), seed, max_source_tokens)
         if several(prompt):
-            options = (max_new_tokens, temperature, top_k, top_p, seed, max_source_tokens)
             if batch == 1:
-                return [self.generate(one, *options) for one in prompt]
-            sampling = Sampling(temperature, top_k, top_p)
-            return self._generate_together(
-                self.requests(prompt, max_new_tokens, sampling, seed, max_source_tokens), batch
-            )
-        sampling = Sampling(temperature, top_k, top_p)
-        (request,) = self.requests([prompt], max_new_tokens, sampling, seed, max_source_tokens)
+                own = (max_new_tokens, temperature, top_k, top_p, seed, max_source_tokens)
+                return [self.generate(one, *own) for one in prompt]
+            return self._generate_together(self.requests(prompt, *options), batch)
+        (request,) = self.requests([prompt], *options)
         self.load_weights()
         if isinstance(self.method, Prepares):
             self.method.prepare(request)
@@ -233,9 +230,8 @@ class Decoder:
             if text.startswith(shown) and len(text) > len(shown):
                 yield text[len(shown) :]
                 shown = text
-        text = self.text(emitted)
-        if len(text) > len(shown):
-            yield text[len(shown) :]
+        if rest := self.text(emitted)[len(shown) :]:
+            yield rest
 
     def text(self, token_ids: list[int]) -> str:
         """Without special tokens. Behind the prompt it gives the whole text: leading spaces are kept."""

@@ -206,7 +206,12 @@ class DeviceUse:
         with path.with_suffix(".gate").open("w") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)  # one process starts at a time
             self._stream = path.open("ab")
-            self._was_alone = self._try_alone()
+            try:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(self._stream.fileno(), 0)  # no other process needs the count
+                self._was_alone = True
+            except BlockingIOError:
+                self._was_alone = False
             fcntl.flock(self._stream, fcntl.LOCK_SH)
             self._stream.write(b".")
             self._stream.flush()
@@ -219,14 +224,6 @@ class DeviceUse:
     def close(self) -> None:
         """Release the device. Deleting the object also releases it."""
         self._stream.close()
-
-    def _try_alone(self) -> bool:
-        try:
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        os.ftruncate(self._stream.fileno(), 0)  # no other process needs the count
-        return True
 
 
 @contextmanager

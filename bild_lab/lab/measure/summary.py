@@ -227,8 +227,6 @@ def change_of(
 
 
 ROWS = 256  # of which the log-softmax is taken at once
-
-
 _without_nan: set[tuple[str, ...]] = set()  # models of this process that have scored a prompt
 
 

@@ -15,7 +15,6 @@ from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.result import Result, Setting
 
 FEW = 12
-
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
 SLOW = 3.0  # a latency over the baseline's, from which on a point would squeeze the others
 

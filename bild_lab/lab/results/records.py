@@ -9,7 +9,7 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -128,20 +128,16 @@ class Sweep:
         causes = {file.parent.name: FailureCause("Damaged", message.format(file)) for file in lost}
         return failed + [Failure(point, "unknown", {}, cause) for point, cause in causes.items()]
 
-    @contextmanager
-    def report_lock(self) -> Iterator[None]:
+    def report_lock(self) -> AbstractContextManager[None]:
         """Let only one process at a time read the points and write the report.
 
         If several processes finish together, the last one to write has then seen every point.
         """
-        with self._locked(".report.lock", blocking=True):
-            yield
+        return self._locked(".report.lock", blocking=True)
 
-    @contextmanager
-    def search_lock(self) -> Iterator[None]:
+    def search_lock(self) -> AbstractContextManager[None]:
         """Let only one screening write its record here at a time. Raises UserError if another process does."""
-        with self._locked(".search.lock", blocking=False):
-            yield
+        return self._locked(".search.lock", blocking=False)
 
     @contextmanager
     def _locked(self, name: str, blocking: bool) -> Iterator[None]:

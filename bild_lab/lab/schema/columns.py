@@ -100,14 +100,9 @@ def ratio(explanation: str, **shown: Any) -> Any:
     return column(explanation, unit=TIMES, **shown)
 
 
-def low_end(of_what: str, unit: str) -> Any:
-    """A field for the lower end of a number's interval."""
-    return column(f"The lower end of the 95 % interval of {of_what}.", unit=unit)
-
-
-def high_end(of_what: str, unit: str) -> Any:
-    """A field for the upper end of a number's interval."""
-    return column(f"The upper end of the 95 % interval of {of_what}.", unit=unit)
+def end(which: str, of_what: str, unit: str) -> Any:
+    """A field for the lower or upper end of a number's interval."""
+    return column(f"The {which} end of the 95 % interval of {of_what}.", unit=unit)
 
 
 def group(prefix: str, default: Any = dataclasses.MISSING) -> Any:
@@ -135,7 +130,6 @@ def columns_of(kind: type, prefix: str = "", path: str = "") -> Iterator[Column]
 T = TypeVar("T")
 
 _INFINITIES = {"inf": math.inf, "-inf": -math.inf}  # JSON has no infinities
-NOT_STORED = {"stored": False}  # the metadata of a field that is left out of the file
 
 
 def to_json(value: Any) -> Any:
@@ -179,13 +173,11 @@ def from_json(kind: type[T], value: Any, where: str = "") -> T:
 
 @lru_cache(maxsize=64)
 def stored_fields(kind: type) -> tuple[Field, ...]:
-    """The fields that are stored in the file."""
+    """The fields that are stored in the file: all without `"stored": False` in their metadata."""
     return tuple(each for each in fields(kind) if each.metadata.get("stored", True))
 
 
-@lru_cache(maxsize=64)
-def _types(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+_types = lru_cache(maxsize=64)(get_type_hints)
 
 
 def _dataclass(kind: type[T], value: Mapping[str, Any], where: str) -> T:

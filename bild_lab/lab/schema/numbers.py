@@ -5,19 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bild_lab.lab.schema.columns import (
-    NATS,
-    POINTS,
-    SHARE,
-    TIMES,
-    column,
-    count,
-    high_end,
-    low_end,
-    ratio,
-    required,
-    share,
-)
+from bild_lab.lab.schema.columns import NATS, POINTS, SHARE, TIMES, column, count, end, ratio, required, share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +19,8 @@ class Quality:
     value: float | None = required(
         "The metric of the point’s outputs, with its 95 % interval.", name="quality", unit=POINTS
     )
-    low: float | None = low_end("the quality", POINTS)
-    high: float | None = high_end("the quality", POINTS)
+    low: float | None = end("lower", "the quality", POINTS)
+    high: float | None = end("upper", "the quality", POINTS)
     signature: str | None = None
     baseline: float | None = column("The baseline’s quality on the same examples.", unit=POINTS)
     difference: float | None = column(
@@ -42,8 +30,8 @@ class Quality:
         short="diff.",
         unit=POINTS,
     )
-    difference_low: float | None = low_end("the difference", POINTS)
-    difference_high: float | None = high_end("the difference", POINTS)
+    difference_low: float | None = end("lower", "the difference", POINTS)
+    difference_high: float | None = end("upper", "the difference", POINTS)
     p_value: float | None = column(
         "How often a quality difference at least this large would come by chance if the two systems were equally good.",
         name="p_value",
@@ -83,8 +71,8 @@ class Speedup:
         name="speedup",
         unit=TIMES,
     )
-    low: float | None = low_end("the speedup", TIMES)
-    high: float | None = high_end("the speedup", TIMES)
+    low: float | None = end("lower", "the speedup", TIMES)
+    high: float | None = end("upper", "the speedup", TIMES)
     median: float | None = ratio("The median of the speedups of single examples.")
     noise: float | None = share(
         "How far the speedup may be off, on these texts, by the clock alone: half its 95 % interval over the repeats. "
@@ -174,8 +162,8 @@ class Change:
         label="length, relative",
         heading="length",
     )
-    length_ratio_low: float | None = low_end("the relative length", TIMES)
-    length_ratio_high: float | None = high_end("the relative length", TIMES)
+    length_ratio_low: float | None = end("lower", "the relative length", TIMES)
+    length_ratio_high: float | None = end("upper", "the relative length", TIMES)
     log_probability: float | None = column(
         "The log-probability that the target itself gives to the emitted tokens at temperature 1, in nats per token, "
         "with its 95 % interval: a quality that needs no reference. Greedy texts are not the most likely.",
@@ -184,8 +172,8 @@ class Change:
         unit=NATS,
         digits=3,
     )
-    log_probability_low: float | None = low_end("the log-probability", NATS)
-    log_probability_high: float | None = high_end("the log-probability", NATS)
+    log_probability_low: float | None = end("lower", "the log-probability", NATS)
+    log_probability_high: float | None = end("upper", "the log-probability", NATS)
     log_probability_baseline: float | None = column("The same of the baseline’s texts.", unit=NATS, digits=3)
     log_probability_difference: float | None = column(
         "The point’s log-probability minus the baseline’s on the same examples, with its paired 95 % interval.",
@@ -194,8 +182,8 @@ class Change:
         unit=NATS,
         digits=3,
     )
-    log_probability_difference_low: float | None = low_end("the difference", NATS)
-    log_probability_difference_high: float | None = high_end("the difference", NATS)
+    log_probability_difference_low: float | None = end("lower", "the difference", NATS)
+    log_probability_difference_high: float | None = end("upper", "the difference", NATS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +192,7 @@ class CertificateCounts:
 
     output: the largest total variation between what the rule emits and the target's distribution. rounding: by the
     number of rows in a forward, the largest total variation between the target's distribution in it and one row after
-    another.
-    The last three are None for greedy texts.
+    another. The last three are None for greedy texts.
     """
 
     equal: int = required(

@@ -8,18 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.columns import (
-    NOT_STORED,
-    Column,
-    column,
-    columns_of,
-    from_json,
-    group,
-    ratio,
-    required,
-    share,
-    to_json,
-)
+from bild_lab.lab.schema.columns import Column, column, columns_of, from_json, group, ratio, required, share, to_json
 from bild_lab.lab.schema.numbers import (
     Category,
     CertificateCounts,
@@ -201,7 +190,7 @@ class Result:
     stages_s: Mapping[str, float] | None = None
     seconds: Mapping[str, float]
     stored_at: str | None = None
-    folder: Path | None = field(default=None, compare=False, metadata=NOT_STORED)
+    folder: Path | None = field(default=None, compare=False, metadata={"stored": False})
 
     @property
     def own_weights(self) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from jaxtyping import Float, Int
 from scipy.optimize import nnls
 from torch import Tensor
@@ -39,6 +40,11 @@ from bild_lab.lab.screening.candidates import Candidate
 FOLDER = "record"  # in the folder of a sweep
 
 
+def versions() -> dict[str, str]:
+    """Of the code that scores."""
+    return {"code": code_hash(), "torch": torch.__version__, "transformers": transformers.__version__}
+
+
 @dataclass
 class Records:
     """The records of all models of a pair, by what their rows depend on.
@@ -48,7 +54,7 @@ class Records:
 
     folder: Path
     memory_bytes: float
-    versions: Mapping[str, str]
+    versions: Mapping[str, str] = field(default_factory=versions)
     models: dict[int, RecordedModel] = field(default_factory=dict)
 
     def __call__(self, model: LoadedModel) -> RecordedModel:
@@ -77,13 +83,6 @@ class Records:
             **self.versions,
         }
         return Store(self.folder / f"{Path(model.checkpoint.path).name}-{content_hash(key)}", key)
-
-
-def versions() -> dict[str, str]:
-    """Of the code that scores."""
-    import transformers
-
-    return {"code": code_hash(), "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 @dataclass(frozen=True)

@@ -36,18 +36,7 @@ from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
-from bild_lab.lab.screening.replay import (
-    FOLDER,
-    CostModel,
-    Judged,
-    Records,
-    Screened,
-    Text,
-    TimedText,
-    decoded,
-    judge,
-    versions,
-)
+from bild_lab.lab.screening.replay import FOLDER, CostModel, Judged, Records, Screened, Text, TimedText, decoded, judge
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
@@ -150,7 +139,7 @@ class Screening:
 
     @cached_property
     def records(self) -> Records:
-        return Records(self.folder / FOLDER, MEMORY_BYTES, versions())
+        return Records(self.folder / FOLDER, MEMORY_BYTES)
 
     @cached_property
     def requests(self) -> list[Request]:

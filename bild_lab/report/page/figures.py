@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, UNCLEAR, Compared
-from bild_lab.lab.formatting import interval, number, percent, signed, signed_interval
+from bild_lab.lab.formatting import interval, number, percent, signed
 from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.results.groups import BatchCurve, Group
 from bild_lab.lab.schema.examples import MeasuredExample
@@ -104,13 +104,14 @@ def divergence_figure(group: Group, stored: Mapping[str, Sequence[MeasuredExampl
     differing = [(_kind(one), one["margin"]) for one in found]
     if not differing:
         return None
-    traces = []
+    between = [f"{one:g} to {other:g}" for one, other in pairwise(GAPS[1:-1])]
+    labels, traces = [f"below {GAPS[1]:g}", *between, f"{GAPS[-2]:g} and more"], []
     for kind, colour in KINDS.items():
         counts, _ = np.histogram([gap for name, gap in differing if name == kind], GAPS)
         hover = f"%{{x}} nats<br>{kind}: %{{y}} texts<extra></extra>"
         look = {"marker": {"color": colour}, "hovertemplate": hover}
         if counts.any():
-            traces.append({"type": "bar", "name": kind, "x": _gap_labels(), "y": counts.tolist(), **look})
+            traces.append({"type": "bar", "name": kind, "x": labels, "y": counts.tolist(), **look})
     layout = {
         "barmode": "stack",
         "xaxis": {"title": "Gap between the target’s two most likely tokens, nats", "type": "category"},
@@ -126,12 +127,6 @@ def _kind(certificate: Mapping[str, Any]) -> str:
         wide = certificate.get("wide_gap")
         return by_rows if wide is not None and wide <= 0 < certificate["gap"] else tie
     return defect if certificate["verdict"] == "defect" else session
-
-
-def _gap_labels() -> list[str]:
-    low, *decades, high = GAPS[1:-1]
-    between = [f"{one:g} to {other:g}" for one, other in pairwise([low, *decades, high])]
-    return [f"below {low:g}", *between, f"{high:g} and more"]
 
 
 def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> Figure | None:
@@ -236,7 +231,7 @@ def _intervals(
         colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
         words = f"{number(one.value, 3)} {interval(one.low, one.high, 3)}"
         if not middle:
-            words = f"{signed(one.value)} {signed_interval(one.low, one.high)}"
+            words = f"{signed(one.value)} {interval(one.low, one.high, write=signed)}"
         traces.append(
             scatter(
                 [(one.value, row)],

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from bild_lab.lab.formatting import knob_value, number, point_label, signed, signed_interval, times
+from bild_lab.lab.formatting import interval, knob_value, number, point_label, signed, times
 from bild_lab.lab.results.groups import Group, varying_knobs
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
@@ -226,7 +226,7 @@ def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
 
 def _hover(one: Screened) -> str:
     row = one.row
-    bounds = signed_interval(row["quality_difference_low"], row["quality_difference_high"])
+    bounds = interval(row["quality_difference_low"], row["quality_difference_high"], write=signed)
     lines = [
         f"<b>{escape(point_label(one, list(one.knobs)))}</b>",
         f"predicted {times(one.speedup)}",

@@ -9,7 +9,7 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.formatting import duration, knob_label, knob_value, number, percent, signed, signed_interval, times
+from bild_lab.lab.formatting import duration, interval, knob_label, knob_value, number, percent, signed, times
 from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.groups import FEW, Group, batch_curves, by_setting, differing_keys, setting_title
@@ -137,7 +137,7 @@ def front_points(group: Group) -> list[tuple[str, str, str]]:
         numbers = f"{speed if group.relative else duration(result.latency_s.mean)}, {group.metric} "
         numbers += number(quality.value)
         if quality.difference is not None:
-            bounds = signed_interval(quality.difference_low, quality.difference_high)
+            bounds = interval(quality.difference_low, quality.difference_high, write=signed)
             numbers += f", {signed(quality.difference)} {bounds}"
         if why := disturbance(result):
             numbers += f"; {why}"

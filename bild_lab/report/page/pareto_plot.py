@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from itertools import cycle
 from statistics import median
 from typing import Any
 
@@ -17,17 +16,7 @@ from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import cell_of, name_of
-from bild_lab.report.style import (
-    COLOURS,
-    MUTED,
-    Mark,
-    beyond_axis,
-    front_corners,
-    log_ticks,
-    marks,
-    speedups_on_axis,
-    with_bars,
-)
+from bild_lab.report.style import MUTED, Mark, beyond_axis, front_corners, log_ticks, marks, speedups_on_axis, with_bars
 
 # what settings must share to be in one picture
 _SHARED = (
@@ -124,9 +113,10 @@ def overlay_figure(overlay: Overlay) -> Figure:
     whole = overlay.whole
     policies = sorted({policy for part in overlay.parts for policy in part.group.policies})
     symbols = {policy: look.plotly_symbol for policy, look in marks(policies).items()}
+    colours = {label: look.colour for label, look in marks([part.label for part in overlay.parts]).items()}
     traces = []
-    for part, colour in zip(overlay.parts, cycle(COLOURS), strict=False):
-        label, group = escape(part.label), part.group
+    for part in overlay.parts:
+        label, group, colour = escape(part.label), part.group, colours[part.label]
         front = set(map(id, group.front()))
         names = {policy: f"{escape(policy)}, {label}" if len(policies) > 1 else label for policy in group.policies}
         traces.append(_front_line(group, colour, None))

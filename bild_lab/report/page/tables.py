@@ -17,7 +17,6 @@ from bild_lab.lab.formatting import (
     percent,
     point_label,
     signed,
-    signed_interval,
     times,
 )
 from bild_lab.lab.results.groups import BatchCurve, Group
@@ -28,16 +27,9 @@ from bild_lab.report.provenance import disturbance
 OVERALL = "overall"
 # the columns of every point after those of its quality
 _POINT = (
-    *(
-        "latency_s_median",
-        "first_token_s",
-        "tokens_per_s",
-        "tokens_per_target_call",
-        "acceptance_rate",
-        "nothing_accepted",
-    ),
-    *("agreement_with_target", "p_value", "fallbacks", "rollbacks", "drafted", "accepted", "target_calls"),
-    *("draft_calls", "tokens", "peak_memory_mb", "joules_per_token"),
+    *("latency_s_median", "first_token_s", "tokens_per_s", "tokens_per_target_call", "acceptance_rate"),
+    *("nothing_accepted", "agreement_with_target", "p_value", "fallbacks", "rollbacks", "drafted", "accepted"),
+    *("target_calls", "draft_calls", "tokens", "peak_memory_mb", "joules_per_token"),
 )
 _CHANGE = ("changed", "first_difference", "length_ratio", "log_probability", "log_probability_difference")
 _PREDICTION = (
@@ -171,7 +163,7 @@ def cell_of(result: Result, name: str) -> TableCell:
         return TableCell(duration(value), f"p95 {duration(result.latency_s.p95)}", value)
     low, high = (COLUMNS[end].of(result) if end in COLUMNS else None for end in (f"{name}_low", f"{name}_high"))
     if name in _SIGNED:
-        return TableCell(signed(value, column.digits), signed_interval(low, high, column.digits), value)
+        return TableCell(signed(value, column.digits), interval(low, high, column.digits, signed), value)
     return TableCell(column.text(result), interval(low, high, column.digits), value)
 
 
@@ -334,7 +326,7 @@ def _further_cell(name: str) -> Callable[[Result], TableCell]:
         quality = result.further_qualities.get(name)
         if quality is None:
             return TableCell(MISSING)
-        bounds = signed_interval(quality.difference_low, quality.difference_high)
+        bounds = interval(quality.difference_low, quality.difference_high, write=signed)
         change = "" if quality.difference is None else f"{signed(quality.difference)} {bounds}"
         return TableCell(number(quality.value), change, quality.value)
 

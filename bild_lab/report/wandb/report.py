@@ -50,7 +50,13 @@ def group_report(
             f"names of different groups are wanted, got {', '.join(groups) or 'none'}; a group is a sweep's name=NAME, "
             "as in python scripts/wandb_report.py first second"
         )
-    wr, expr = _libraries()
+    try:
+        from wandb_workspaces import expr
+        from wandb_workspaces.reports import v2 as wr
+    except ImportError as error:
+        raise UserError(
+            "reports need wandb-workspaces, which is not installed; pip install 'bild_lab[reports]'"
+        ) from error
 
     def runs(named: Sequence[str], *filters: Any, groupby: Sequence[str] = ()) -> list[Any]:
         # no entity: the report's own project, which need not be looked up
@@ -152,17 +158,6 @@ def publish(report: Report, api: wandb.Api) -> tuple[str | None, str]:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
-
-
-def _libraries() -> tuple[Any, Any]:
-    try:
-        from wandb_workspaces import expr
-        from wandb_workspaces.reports import v2
-    except ImportError as error:
-        raise UserError(
-            "reports need wandb-workspaces, which is not installed; pip install 'bild_lab[reports]'"
-        ) from error
-    return v2, expr
 
 
 def _fronts(wr: Any, panels: Sequence[str]) -> list[Any]:
