@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import bild_lab
+from bild_lab.errors import UserError
 from bild_lab.lab import point as points
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.load import load_model
@@ -67,3 +68,8 @@ def test_a_gpu_runs_whole_passes_as_graphs(words: list[str], steps: str) -> None
     load_model.cache_clear()
     assert point.setting["compile"] == steps
     assert {model.graphs for model in models} == {steps == "graphs"}
+
+
+def test_graphs_need_a_gpu(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match=r"CUDA graphs need a GPU, got runtime\.device=cpu; set runtime\.compile=auto"):
+        bild_lab.load(str(checkpoints / "llama"), policy="vanilla", device="cpu", compile="graphs")

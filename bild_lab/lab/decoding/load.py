@@ -179,9 +179,12 @@ def decided(runtime: RuntimeSpec, policy: DictConfig) -> RuntimeSpec:
 
     The others, such as layers one by one, would pay for launches that the baseline is spared; all of it runs without.
     """
+    on_gpu = resolve_device(runtime.device).type == "cuda"
+    if runtime.compile == "graphs" and not on_gpu:
+        raise UserError(f"CUDA graphs need a GPU, got runtime.device={runtime.device}; set runtime.compile=auto")
     if runtime.compile != "auto":
         return runtime
-    graphs = resolve_device(runtime.device).type == "cuda" and runtime.batch == 1 and runtime.device_map is None
+    graphs = on_gpu and runtime.batch == 1 and runtime.device_map is None
     graphs = graphs and all(getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"]))
     return replace(runtime, compile="graphs" if graphs else "false")
 
@@ -225,7 +228,7 @@ def load_model(
     if engine != "hf" and reason is None:
         if engine == "kernels" and compile == "true":
             raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
-        asked = engine == "native" or compile != "false"
+        asked = engine == "native" or (engine == "auto" and compile != "false")
         lacking = "native was asked for" if asked else why_no_kernels(where, dtype)
         if engine == "kernels" and lacking is not None:
             raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
