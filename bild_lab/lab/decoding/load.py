@@ -178,13 +178,15 @@ def decided(runtime: RuntimeSpec, policy: DictConfig) -> RuntimeSpec:
     """With `compile: auto` decided: CUDA graphs on a GPU, for one text at a time and a policy whose passes they hold.
 
     The others, such as layers one by one, would pay for launches that the baseline is spared; all of it runs without.
+    Their parts say `in_graphs = False`. Raises UserError for graphs without a GPU.
     """
     on_gpu = resolve_device(runtime.device).type == "cuda"
     if runtime.compile == "graphs" and not on_gpu:
         raise UserError(f"CUDA graphs need a GPU, got runtime.device={runtime.device}; set runtime.compile=auto")
     if runtime.compile != "auto":
         return runtime
-    graphs = on_gpu and runtime.batch == 1 and runtime.device_map is None
+    ours = runtime.engine in ("auto", "native") and runtime.device_map is None
+    graphs = on_gpu and ours and runtime.batch == 1
     graphs = graphs and all(getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"]))
     return replace(runtime, compile="graphs" if graphs else "false")
 
@@ -226,9 +228,9 @@ def load_model(
         raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
     where = torch.device(device)
     if engine != "hf" and reason is None:
-        if engine == "kernels" and compile == "true":
+        if engine == "kernels" and compile != "false":
             raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
-        asked = engine == "native" or (engine == "auto" and compile != "false")
+        asked = engine == "native" or compile != "false"
         lacking = "native was asked for" if asked else why_no_kernels(where, dtype)
         if engine == "kernels" and lacking is not None:
             raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")

@@ -101,20 +101,14 @@ def attend(
     scale: float,
 ) -> Float[Tensor, "m features"]:
     """Attention of each row over n slots. mask: broadcastable to [heads, m, n], boolean or additive."""
-    m, heads, dim = queries.shape
-    groups = heads // keys.shape[0]
-    if groups > 1 and queries.is_cuda and (mask is None or mask.ndim == 2):
-        # PyTorch's fused kernels on CUDA take no groups beside a mask: the heads of a group become rows of one head
-        rows = queries.reshape(m, -1, groups, dim).permute(1, 2, 0, 3).reshape(-1, groups * m, dim)
-        rows = attend(rows.transpose(0, 1), keys, values, None if mask is None else mask.repeat(groups, 1), scale)
-        return rows.view(groups, m, -1, dim).permute(1, 2, 0, 3).reshape(m, -1)
+    m, heads, _ = queries.shape
     out = scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
         keys[None],
         values[None],
         attn_mask=None if mask is None else mask[None],
         scale=scale,
-        enable_gqa=groups > 1,
+        enable_gqa=keys.shape[0] != heads,
     )
     return out[0].transpose(0, 1).reshape(m, -1)
 
