@@ -22,7 +22,10 @@ LONGEST = 40
 NAMES = {"t5": ("t5-large", "t5-tiny", "t5-tiny"), "llama": ("llama-large", "llama-small", "llama-small")}
 TEMPLATES = {"t5": "{}", "llama": "German: {} English:"}
 RARE = {  # also of parts with random weights
-    "prompt_lookup": {"ended_in_draft", "cut_in_draft"},  # what little a translation copies need not be its end
+    # what little a translation copies need not be its end; a Llama of random weights ends in such drafts
+    "prompt_lookup": {"ended_in_draft", "cut_in_draft"},
+    "suffix": {"ended_in_draft", "cut_in_draft"},
+    "hybrid": {"ended_in_draft"},
     **{
         name: {"accepted", "ended_in_draft", "cut_in_draft"}
         for name in ("bita", "medusa", "eagle", "eagle3", "parallel")
