@@ -89,7 +89,7 @@ def test_the_loss_is_the_divergence_at_each_token_whatever_the_padding(
             total += weight * (p.exp() * (p - q)).sum().item()
             count += weight
             weight *= decay if p.argmax() != q.argmax() else 1.0  # the first disagreement counts whole
-    assert float(found(model, EXAMPLES, 0)) == pytest.approx(total / count, rel=1e-4)
+    assert found(model, EXAMPLES, 0).item() == pytest.approx(total / count, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["t5", "llama"])
