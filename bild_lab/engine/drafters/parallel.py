@@ -73,23 +73,27 @@ class ParallelDrafter(StateTreeDrafter):
     def propose(self, tokens: list[int]) -> Draft:
         markov, trees, session = self._made.markov, self._made.trees, self._session
         depth = growth_of_round(self._growth, self._request, tokens).depth
+        session.depth = max(1, depth)
         if trees is None or depth < 1 or not session.ready:
             draft = super().propose(tokens)
             return replace(draft, calls=min(1, draft.calls))  # all levels are of one forward
-        scores = session.score(tokens[session.length :])[:depth]
+        scores = session.score(tokens[session.length :])
         candidates = scores.topk(trees.widest).indices if markov is None else scores
         draft = trees.draft(candidates, trees.layout(depth), markov, tokens[-1])
         return Draft(draft.tokens, calls=1) if self._chain else replace(draft, calls=1)
 
 
 class ParallelSession(StateSession):
-    """One text in a parallel drafter: the scores of a block, and how deep the tree over it has grown."""
+    """One text in a parallel drafter: the scores of a block, and how deep the tree over it has grown.
+
+    depth: how many tokens of a block are scored: no mask sees a later one.
+    """
 
     def __init__(self, heads: ParallelHeads, made: Made, target: Session, room: int) -> None:
         self._heads, self._decoder, self._target, self._level = heads, made.decoder, target, 0
         self._layers = NativeLayers(made.decoder, Source((0,)), room + heads.config.block, packed=made.packed)
         self._session = CachedSession(self._layers, (0,), target.forwards)
-        self._received = []
+        self._received, self.depth = [], heads.config.block
 
     @property
     def length(self) -> int:
@@ -108,16 +112,16 @@ class ParallelSession(StateSession):
         return Scores(self._heads.biased(self._block[self._level].expand(tokens.shape[0], -1), tokens))
 
     @torch.inference_mode()
-    def score(self, fed: Sequence[int] | Int[Tensor, " m"]) -> Float[Tensor, "block vocab"]:
-        """The scores of a block after these tokens of the text, without the Markov head's bias."""
+    def score(self, fed: Sequence[int] | Int[Tensor, " m"]) -> Float[Tensor, "depth vocab"]:
+        """The scores of a block's first places after these tokens of the text, without the Markov head's bias."""
         tokens = on_device(fed, self._layers.device)
-        heads, session, block = self._heads, self._session, self._heads.config.block
+        heads, session = self._heads, self._session
         if not self._layers.source:
             memory = Memory(*self._target.memory(heads.config.layers))
             self._layers.memory, self._layers.source = (memory,), memory.keys.shape[2]
         kept, states = session.length + tokens.shape[0], torch.cat(self._received)
-        inputs = torch.cat([heads.rows(states, self._decoder.embed(tokens)), heads.masks])
-        want = Want(logits=block, layers=range(heads.config.layers))
+        inputs = torch.cat([heads.rows(states, self._decoder.embed(tokens)), heads.masks[: self.depth - 1]])
+        want = Want(logits=self.depth, layers=range(heads.config.layers))
         self._block = session.extend(Rows([0] * inputs.shape[0], states=inputs), want).logits
         session.rollback(kept)
         self._received, self._level = [], 0

@@ -47,6 +47,7 @@ def test_proposals_are_those_of_the_layers_without_a_cache(tree: str, layers: in
     ours = [one for one in trace.forwards if one.config.num_decoder_layers == layers and not one.encoder]
     assert sum(each.draft_calls for each in trace.rounds) == len(ours) > 1
     assert [(one.rows, one.cached, one.scored, one.source) for one in ours[:1]] == [(BLOCK, 0, BLOCK, 5)]
+    assert ours[-1].scored == depth < BLOCK  # near the limit no place is filled that cannot be kept
 
 
 def test_a_drafter_starts_as_the_targets_last_layers_and_comes_back_from_its_folder(tmp_path: Path) -> None:
