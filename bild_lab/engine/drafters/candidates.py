@@ -11,6 +11,7 @@ from typing import Self
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters.trees import (
     GROWTHS,
     Layout,
@@ -23,7 +24,7 @@ from bild_lab.engine.drafters.trees import (
     widths_of,
 )
 from bild_lab.engine.heads.bita import BitaAdapter
-from bild_lab.engine.heads.markov import MarkovHead, PackedMarkov, on_engine
+from bild_lab.engine.heads.markov import AnyMarkov, on_engine
 from bild_lab.engine.heads.medusa import MedusaHeads
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.protocols import Drafter
@@ -41,13 +42,13 @@ class CandidateDrafter(Drafter):
     token before them alone.
 
     candidates: [depth, widest], the most likely tokens of the positions after the text so far; with a Markov head their
-    logits without its bias, [depth, vocab]; None: not known yet.
+    logits without its bias, [depth, vocab], of a draft vocabulary's tokens where there is one; None: not known yet.
     most_depth: for how many positions there can be candidates. most_probes: how many probes can follow a row, 0 for
     drafters without probes.
     """
 
     drafts_trees = True
-    markov: MarkovHead | PackedMarkov | None = None
+    markov: AnyMarkov | None = None
 
     def __init__(
         self, target: LoadedModel, most_depth: int, most_probes: int, trees: Sequence[ProbedTree] | None
@@ -106,7 +107,7 @@ class MedusaDrafter(CandidateDrafter):
 
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
     matrix as one. The residual blocks and a Markov head are smaller and not recorded. Heads beyond the tree's depth do
-    not run.
+    not run. vocabulary: the only tokens that they score; None: all.
 
     tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), a file that `auto` kept,
     or auto: `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a
@@ -115,12 +116,20 @@ class MedusaDrafter(CandidateDrafter):
 
     wants = Want(head_input=True)
 
-    def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]) -> None:
-        most = heads.config.heads
-        super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, heads.config.vocabulary))
-        self.markov = on_engine(target, heads.markov)
+    def __init__(
+        self,
+        target: LoadedModel,
+        heads: MedusaHeads,
+        tree: TreeFile,
+        top_k: int | Sequence[int],
+        vocabulary: DraftVocabulary | None = None,
+    ) -> None:
+        most, self._part = heads.config.heads, vocabulary
+        size = heads.config.vocabulary if vocabulary is None else len(vocabulary)
+        super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, size))
+        self.markov = on_engine(target, heads.markov, vocabulary)
         self._shared, self._config = heads.config.shared, target.checkpoint.config
-        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))  # one for all copies of this drafter
+        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads, vocabulary))  # one for all copies of this
         if not self._shared:  # a shared matrix needs the target's weights
             self._heads()
 
@@ -134,18 +143,26 @@ class MedusaDrafter(CandidateDrafter):
             return
         row = verdict.path[-1] + 1 if verdict.path else 0
         depth, heads, state = self._trees.depth, self._heads(), scores.head_input[row]
-        alone = self.markov is None
-        self.candidates = heads.most_likely(state, depth, self._trees.widest) if alone else heads.scores(state, depth)
-        together = depth if self._shared else 1
-        self._forwards += [Forward(self._config, rows=0, scored=together, layers=0)] * (depth // together)
+        if self.markov is not None:
+            self.candidates = heads.scores(state, depth)
+        else:
+            found = heads.most_likely(state, depth, self._trees.widest)
+            self.candidates = found if self._part is None else self._part.tokens[found]
+        together, size = depth if self._shared else 1, None if self._part is None else len(self._part)
+        one = Forward(self._config, rows=0, scored=together, layers=0, vocabulary=size)
+        self._forwards += [one] * (depth // together)
 
 
-def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
-    """What finds the candidates on the target's engine."""
-    if target.engine == "kernels":
-        outputs = target.packed if heads.config.shared else heads.outputs
-        return PackedHeads(heads.blocks, heads.biases, outputs)
-    return heads.attach(target.vocabulary_weights()[1]) if heads.config.shared else heads
+def finder(target: LoadedModel, heads: MedusaHeads, part: DraftVocabulary | None) -> MedusaHeads | PackedHeads:
+    """What finds the candidates on the target's engine. part: the tokens that are scored, by their own places."""
+    outputs, packed = None if heads.config.shared else heads.outputs, target.engine == "kernels"
+    if outputs is None and (part is not None or not packed):
+        outputs = target.vocabulary_weights()[1][None]
+    if part is not None:
+        outputs = outputs[:, part.tokens]
+    if packed:
+        return PackedHeads(heads.blocks, heads.biases, target.packed if outputs is None else outputs)
+    return copy.copy(heads).attach(outputs)
 
 
 class MaskTokenDrafter(CandidateDrafter):
@@ -165,6 +182,7 @@ class MaskTokenDrafter(CandidateDrafter):
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: of its weights the target runs all but those of a Markov head.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
+    vocabulary: the only tokens that are drafted; None: all. The masks' rows still end in the target's whole head.
     """
 
     hybrid_places = ()
@@ -176,17 +194,19 @@ class MaskTokenDrafter(CandidateDrafter):
         tree: TreeFile,
         top_k: int | Sequence[int],
         mask_tokens: int | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        most = adapter.config.mask_tokens
+        most, self._part = adapter.config.mask_tokens, vocabulary
         masks = most if mask_tokens is None else mask_tokens
         require_whole("mask_tokens", masks, 1, most, f"null uses all {most} of the adapter")
         self._straight = tree == STRAIGHTFORWARD
         if self._straight:
             trees = grown(efficient_tree, [1] * masks, masks, everywhere=False)
         else:
-            trees = named_trees(tree, top_k, masks, masks, target.checkpoint.config.vocab_size)
+            size = target.checkpoint.config.vocab_size if vocabulary is None else len(vocabulary)
+            trees = named_trees(tree, top_k, masks, masks, size)
         super().__init__(target, masks, masks, trees)
-        self.markov = on_engine(target, adapter.markov)
+        self.markov = on_engine(target, adapter.markov, vocabulary)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the next draft's candidates from the masks after the last accepted token."""
@@ -194,7 +214,9 @@ class MaskTokenDrafter(CandidateDrafter):
         row = 0 if self._straight or not accepted else verdict.path[-1] + 1
         first, count = self._layout.groups[row]
         logits = scores.logits[first + (accepted if self._straight else 0) : first + count]
-        if self._trees.widest:
-            self.candidates = logits if self.markov else precise(logits).topk(self._trees.widest).indices
-        else:
-            self.candidates = None
+        if self._part is not None:
+            logits = logits[:, self._part.tokens]
+        self.candidates = logits if self._trees.widest else None
+        if self._trees.widest and self.markov is None:
+            found = precise(logits).topk(self._trees.widest).indices
+            self.candidates = found if self._part is None else self._part.tokens[found]

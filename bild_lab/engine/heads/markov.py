@@ -20,6 +20,7 @@ from bild_lab.engine.models.native.stack import Weight
 from bild_lab.engine.sampling import precise
 
 if TYPE_CHECKING:
+    from bild_lab.engine.draft_vocabulary import DraftVocabulary
     from bild_lab.engine.drafters.trees import Layout
     from bild_lab.engine.session import LoadedModel
 
@@ -60,10 +61,10 @@ class PackedMarkov:
     """A Markov head by the kernels: a tree is one call."""
 
     def __init__(self, markov: MarkovHead) -> None:
-        (vocabulary, rank), self._library = markov.before.shape, library()
+        (vocabulary, rank), self._library = markov.after.shape, library()
         before, after = (pad(each, (0, -rank % PANEL)) for each in (markov.before.float() * markov.scale, markov.after))
         matrix, *held = packed_matrix(Weight(after))
-        self._held, half = (before, matrix, held), markov.after.dtype == torch.bfloat16
+        self.before, self._held, half = before[:, :rank], (before, matrix, held), markov.after.dtype == torch.bfloat16
         places = {"before": before.data_ptr(), "after": addressof(matrix)}
         self._markov = c.Markov(vocab=vocabulary, half=half, stride=before.shape[1], **places)
 
@@ -75,6 +76,29 @@ class PackedMarkov:
         return tokens
 
 
-def on_engine(target: LoadedModel, markov: MarkovHead | None) -> MarkovHead | PackedMarkov | None:
-    """What drafts with it on the target's engine."""
+class NarrowMarkov:
+    """A Markov head over a part of the vocabulary: a small one, whose last row is that of the token committed last."""
+
+    def __init__(self, target: LoadedModel, markov: MarkovHead, vocabulary: DraftVocabulary) -> None:
+        self._whole, self._tokens, small = markov, vocabulary.tokens, MarkovHead(0, 0, scale=markov.scale)
+        small.before = nn.Parameter(pad(markov.before[self._tokens], (0, 0, 0, 1)), requires_grad=False)
+        small.after = nn.Parameter(markov.after[self._tokens], requires_grad=False)
+        self._small = on_engine(target, small)
+        self._factor = 1.0 if isinstance(self._small, MarkovHead) else markov.scale  # the kernels' rows have it
+
+    def draft(self, scores: Float[Tensor, "depth part"], last: int, layout: Layout) -> Int[Tensor, " n"]:
+        """As `MarkovHead.draft`, of the part's scores."""
+        self._small.before[-1] = self._whole.before[last] * self._factor
+        return self._tokens[self._small.draft(scores, len(self._tokens), layout)]
+
+
+AnyMarkov = MarkovHead | PackedMarkov | NarrowMarkov
+
+
+def on_engine(
+    target: LoadedModel, markov: MarkovHead | None, vocabulary: DraftVocabulary | None = None
+) -> AnyMarkov | None:
+    """What drafts with it on the target's engine. vocabulary: the only tokens that it drafts; None: all."""
+    if markov is not None and vocabulary is not None:
+        return NarrowMarkov(target, markov, vocabulary)
     return PackedMarkov(markov) if markov is not None and target.engine == "kernels" else markov

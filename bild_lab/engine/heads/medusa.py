@@ -72,6 +72,7 @@ class MedusaHeads(SavedModule):
     at zero, so that the blocks are the identity at first. The heads are stacked: blocks
     [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim]. With a shared matrix (Stern et
     al., 2018, §6) `attach` gives them the target's own, which is neither trained nor saved; there are no outputs then.
+    Other matrices can be attached too, such as a part of their rows.
     """
 
     kind, config_class = KIND, MedusaConfig
@@ -84,7 +85,7 @@ class MedusaHeads(SavedModule):
         if not config.shared:
             self.outputs = nn.Parameter(torch.zeros(config.heads, config.vocabulary, dim))
         self.markov = MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
-        self._shared: tuple[Tensor, ...] = ()
+        self._attached: tuple[Tensor, ...] = ()
 
     @classmethod
     def fresh(
@@ -103,7 +104,7 @@ class MedusaHeads(SavedModule):
         sizes = (heads, layers, shape.hidden_size, lm_head.shape[0])
         made = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
         if shared:
-            return made.attach(lm_head)
+            return made.attach(lm_head[None])
         with torch.no_grad():
             made.outputs.copy_(lm_head.detach())  # the same for every head
         return made
@@ -115,15 +116,15 @@ class MedusaHeads(SavedModule):
         released = any((place / name).is_file() for name in RELEASED_WEIGHTS)
         return read_released(place) if released else super().load(place)
 
-    def attach(self, lm_head: Float[Tensor, "vocab dim"]) -> MedusaHeads:
-        """End in this matrix of the target, if the heads share one."""
-        self._shared = (lm_head.detach(),)
+    def attach(self, matrices: Float[Tensor, "ends part dim"]) -> MedusaHeads:
+        """End in these matrices: one that all heads share, or one for each."""
+        self._attached = (matrices.detach(),)
         return self
 
     def forward(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "heads *rows vocab"]:
         rows = hidden.reshape(-1, hidden.shape[-1])  # [n, dim]
         logits = self._logits(rows, self.config.heads)
-        return logits.view(self.config.heads, *hidden.shape[:-1], self.config.vocabulary)
+        return logits.view(self.config.heads, *hidden.shape[:-1], -1)
 
     def most_likely(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
         """The first heads' most likely tokens."""
@@ -138,7 +139,7 @@ class MedusaHeads(SavedModule):
         x = rows.expand(depth, *rows.shape)
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
-        return x @ (self._shared[0] if self.config.shared else self.outputs[:depth]).mT
+        return x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT
 
 
 def read_released(folder: Path) -> MedusaHeads:

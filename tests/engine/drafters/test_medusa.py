@@ -9,6 +9,7 @@ from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters import MedusaDrafter, candidates
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
@@ -21,17 +22,21 @@ from tests.stubs import uncached
 from tests.tiny import START, VOCABULARY, tiny_llama
 
 WIDTHS = [8, 4, 2]
+PART = DraftVocabulary(range(0, VOCABULARY, 2))
 
 
+@pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tree", ["full_tree", "efficient_tree"])
 @pytest.mark.parametrize("engine", ["native", "hf"])
-def test_proposals_are_those_of_the_heads_without_a_cache(engine: str, tree: str, shared: bool) -> None:
+def test_proposals_are_those_of_the_heads_without_a_cache(
+    engine: str, tree: str, shared: bool, part: DraftVocabulary | None
+) -> None:
     module = tiny_llama(4).double()
     heads = random_heads(module.config, module.lm_head.weight, shared=shared).double().requires_grad_(False)
     source, target = Source((START, 5, 9, 12)), in_memory(module, engine)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), 22, NEVER))
-    drafter = MedusaDrafter(target, heads, tree, WIDTHS)
+    drafter = MedusaDrafter(target, heads, tree, WIDTHS, part)
     actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
     assert actual == autoregressive(uncached(module, source), source.prompt, finished(source, 22, NEVER))
     tokens = list(source.prompt)
@@ -40,7 +45,8 @@ def test_proposals_are_those_of_the_heads_without_a_cache(engine: str, tree: str
         tokens += [*path_of(actual, tokens, before.accepted), before.next_token]
         with torch.inference_mode():
             hidden = module.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
-            levels = [row.topk(width).indices.tolist() for row, width in zip(heads(hidden), WIDTHS, strict=True)]
+            scores = heads(hidden) if part is None else part.masked(heads(hidden))
+            levels = [row.topk(width).indices.tolist() for row, width in zip(scores, WIDTHS, strict=True)]
         depth = min(3, len(source.prompt) + 22 - len(tokens))
         times, expected = 1, []
         for level in levels[:depth]:
@@ -79,9 +85,10 @@ def test_every_round_counts_one_product_with_each_heads_matrix(shared: bool) -> 
 
 
 @needs_kernels
+@pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts(
-    shared: bool, monkeypatch: pytest.MonkeyPatch
+    shared: bool, part: DraftVocabulary | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, packed = tiny_llama(4), []
     made = candidates.PackedHeads
@@ -90,7 +97,7 @@ def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts
     for engine in ("native", "kernels"):
         heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(False)
         target = in_memory(module, engine)
-        method = DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", WIDTHS), ExactMatch())
+        method = DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", WIDTHS, part), ExactMatch())
         requests = [Request(Source((START, first)), Limits(2, 12, NEVER)) for first in (5, 9, 12, 7)]
         texts = [text for _ in range(2) for text in decode_batch(method, requests, Batch(2))]
         drafted[engine] = [[each.drafted for each in text.trace.rounds] for text in texts]

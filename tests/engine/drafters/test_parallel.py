@@ -6,40 +6,49 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters import ParallelDrafter
 from bild_lab.engine.heads.parallel import ParallelHeads
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Growth
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from tests.engine.drafters.naive import drafted, grown, parallel_behind, texts_before
+from tests.engine.drafters.naive import Behind, drafted, grown, parallel_behind, texts_before
 from tests.engine.heads.tiny import random_parallel
 from tests.engine.models.test_states import ENCODED, ENGINES
 from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory, load
 from tests.stubs import uncached
-from tests.tiny import PAD, tiny_t5
+from tests.tiny import PAD, VOCABULARY, tiny_t5
 
 LENGTH, BLOCK = 12, 4
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("part", [None, DraftVocabulary(range(0, VOCABULARY, 2))], ids=["all", "part"])
 @pytest.mark.parametrize(("tree", "layers", "rank"), [("chain", 2, 5), ("dynamic", 1, 5), ("full_tree", 2, 0)])
-def test_proposals_are_those_of_the_layers_without_a_cache(tree: str, layers: int, rank: int, engine: str) -> None:
+def test_proposals_are_those_of_the_layers_without_a_cache(
+    tree: str, layers: int, rank: int, part: DraftVocabulary | None, engine: str
+) -> None:
     module = tiny_t5(4, layers=3)
     heads = random_parallel(module.config, layers, BLOCK, rank).requires_grad_(False)
     source, target = Source((PAD,), ENCODED), in_memory(module, engine)
     trace, request = Trace(), Request(source, Limits(1, LENGTH, NEVER))
-    drafter = ParallelDrafter(target, heads, tree, 9, top_k=2, nodes=6, width=2, children=3)
+    drafter = ParallelDrafter(target, heads, tree, 9, top_k=2, nodes=6, width=2, children=3, vocabulary=part)
     actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
     assert actual == autoregressive(uncached(module, source), (PAD,), finished(source, LENGTH, NEVER))
     assert trace.rounds[0].drafted == ()
     for text, each in texts_before(trace.rounds, actual, 1):
-        depth, behind = min(BLOCK, 1 + LENGTH - len(text)), parallel_behind(heads, module, text)
+        depth, whole = min(BLOCK, 1 + LENGTH - len(text)), parallel_behind(heads, module, text)
+
+        def behind(branch: list[int], whole: Behind = whole) -> Tensor:
+            return whole(branch) if part is None else part.masked(whole(branch)[None])[0]
+
         if tree == "dynamic":
             assert list(each.drafted) == grown(behind, Growth(6, depth, 2, 3, NEVER))
         else:

@@ -12,6 +12,7 @@ from torch import Tensor
 from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters import MaskTokenDrafter, MedusaDrafter
 from bild_lab.engine.drafters.trees import GROWTHS, Node
 from bild_lab.engine.heads import BitaAdapter, MedusaHeads, load_bita
@@ -29,6 +30,7 @@ from tests.stubs import uncached
 from tests.tiny import START, VOCABULARY, tiny_llama
 
 WIDTHS, LENGTH, RANK = [6, 4, 2], 22, 5
+PART = DraftVocabulary(range(0, VOCABULARY, 2))  # some committed tokens are none of these
 ENGINES = ["native", "hf", pytest.param("kernels", marks=needs_kernels)]
 
 
@@ -43,18 +45,18 @@ def plainly(scores: Tensor, markov: MarkovHead, last: int, nodes: list[Node]) ->
 
 
 @torch.inference_mode()
-def agreement(policy: str, engine: str, tree: str) -> tuple[int, int]:
+def agreement(policy: str, engine: str, tree: str, part: DraftVocabulary | None = None) -> tuple[int, int]:
     """Rounds that drafted what the plain reference does, and all. The text is the target's own; some is accepted."""
     module = tiny_llama(4)
     module = module if engine == "kernels" else module.double()
     target, source = in_memory(module, engine), Source((START, 5, 9, 12))
     if policy == "medusa":
         heads = random_heads(module.config, module.lm_head.weight, markov_rank=RANK).to(module.dtype)
-        drafter, markov = MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS), heads.markov
+        drafter, markov = MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS, part), heads.markov
     else:
         adapter = random_adapter(module.config, markov_rank=RANK).to(module.dtype).requires_grad_(False)
         masks, markov = uncached_masks(module, adapter), adapter.markov
-        drafter = MaskTokenDrafter(target, adapter, tree, WIDTHS)
+        drafter = MaskTokenDrafter(target, adapter, tree, WIDTHS, vocabulary=part)
     model = target if policy == "medusa" else BitaTarget(target, adapter)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))
     text = DraftThenVerify(model, drafter, ExactMatch()).decode(request, trace)
@@ -67,6 +69,7 @@ def agreement(policy: str, engine: str, tree: str) -> tuple[int, int]:
             scores = heads(hidden)
         else:
             scores = masks(tokens[:-1])
+        scores = scores if part is None else part.masked(scores)
         depth = min(3, len(source.prompt) + LENGTH - len(tokens))
         same += list(each.drafted) == plainly(scores, markov, tokens[-1], GROWTHS[tree](WIDTHS[:depth]))
     assert trace.accepted
@@ -74,10 +77,12 @@ def agreement(policy: str, engine: str, tree: str) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("tree", ["full_tree", "efficient_tree"])
+@pytest.mark.parametrize(("tree", "part"), [("full_tree", None), ("efficient_tree", None), ("full_tree", PART)])
 @pytest.mark.parametrize("policy", ["medusa", "bita"])
-def test_each_candidate_is_likely_after_its_parent(policy: str, tree: str, engine: str) -> None:
-    same, rounds = agreement(policy, engine, tree)
+def test_each_candidate_is_likely_after_its_parent(
+    policy: str, tree: str, part: DraftVocabulary | None, engine: str
+) -> None:
+    same, rounds = agreement(policy, engine, tree, part)
     assert same == rounds > 5
 
 

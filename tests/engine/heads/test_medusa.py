@@ -40,7 +40,9 @@ def test_each_head_is_residual_blocks_and_a_matrix(shared: bool) -> None:
 def test_heads_come_back_from_their_folder(shared: bool, tmp_path: Path) -> None:
     saved = random_heads(MODEL.config, MODEL.lm_head.weight, shared=shared)
     saved.save(tmp_path)
-    again = MedusaHeads.load(tmp_path).attach(MODEL.lm_head.weight)
+    again = MedusaHeads.load(tmp_path)
+    if shared:
+        again.attach(MODEL.lm_head.weight[None])
     assert again.config == saved.config
     assert set(again.state_dict()) == {"blocks", "biases"} | (set() if shared else {"outputs"})
     hidden = torch.randn(2, 32)

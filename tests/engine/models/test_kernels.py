@@ -360,7 +360,8 @@ def test_the_most_likely_tokens_of_heads_are_those_of_pytorch(
     draw = torch.Generator().manual_seed(layers)
     target = in_memory(TINY["llama"](0).to(dtype), "kernels")
     heads = MedusaHeads(MedusaConfig(most, layers, dim, VOCABULARY, shared=shared))
-    heads.attach(target.vocabulary_weights()[1].float())
+    if shared:
+        heads.attach(target.vocabulary_weights()[1].float()[None])
     with torch.no_grad():
         for weight in heads.parameters():
             weight.copy_((0.3 * torch.randn(weight.shape, generator=draw)).to(dtype))

@@ -333,23 +333,23 @@ class PackedDecoder:
 class PackedHeads:
     """Medusa's heads by the kernels.
 
-    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: of each head; or the target's decoder,
-    whose matrix to the vocabulary all heads share.
+    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: of each head, or one that all heads share;
+    or the target's decoder, whose matrix to the vocabulary all heads share.
     """
 
     def __init__(
         self,
         blocks: Float[Tensor, "heads layers dim dim"],
         biases: Float[Tensor, "heads layers dim"],
-        outputs: Float[Tensor, "heads vocab dim"] | PackedDecoder,
+        outputs: Float[Tensor, "ends vocab dim"] | PackedDecoder,
     ) -> None:
         self._library = library()
-        shared = isinstance(outputs, PackedDecoder)
-        if shared and outputs.dtype != blocks.dtype:
+        whole = isinstance(outputs, PackedDecoder)
+        if whole and outputs.dtype != blocks.dtype:
             raise ValueError(f"heads in {blocks.dtype} cannot share a matrix in {outputs.dtype}")
         pairs = zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
         matrices = [packed_matrix(Weight(matrix, bias)) for matrix, bias in pairs]
-        ends = [(outputs.head, outputs)] if shared else [packed_matrix(Weight(matrix)) for matrix in outputs]
+        ends = [(outputs.head, outputs)] if whole else [packed_matrix(Weight(matrix)) for matrix in outputs]
         self._held = (
             (c.Matrix * len(matrices))(*(made for made, *_ in matrices)),
             (c.Matrix * len(ends))(*(made for made, *_ in ends)),
@@ -360,7 +360,7 @@ class PackedHeads:
             vocab=self._held[1][0].outputs,
             half=blocks.dtype == torch.bfloat16,
             layers=blocks.shape[1],
-            shared=shared,
+            shared=len(ends) < len(blocks),
             blocks=addressof(self._held[0]),
             outputs=addressof(self._held[1]),
         )
