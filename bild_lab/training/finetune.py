@@ -32,7 +32,7 @@ from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
 from bild_lab.training.soft_targets import taught
-from bild_lab.training.start import StartingPoint, add_residual_dropout, require_references, require_room
+from bild_lab.training.start import StartingPoint, require_references, require_room
 from bild_lab.training.trainer import Objective
 
 log = logging.getLogger(__name__)
@@ -264,7 +264,6 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     )
     require_room([one.length for one in (*train, *validation)], start.config)
     model = start.model(tokenizer)
-    add_residual_dropout(model, recipe.residual_dropout)
     if arguments.device.type == "cpu":
         model.set_attn_implementation("eager")  # the fused kernel's backward pass is slower for short sentences
     special = start.special_tokens(tokenizer)

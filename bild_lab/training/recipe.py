@@ -40,7 +40,6 @@ class Recipe:
     clip_norm: float | None = None  # of the gradient, above 0; null: never; Adafactor clips its own updates
     label_smoothing: float = 0.0  # at least 0, below 1
     soft_targets: int = 0  # how many of the target's most likely tokens are learned at each place; 0: its answer alone
-    residual_dropout: float = 0.0  # of what each sub-layer adds, for architectures without dropout such as Llama
     loss: str = "last"  # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
     precision: str = "auto"  # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
@@ -66,7 +65,6 @@ class Recipe:
             require_choice(f"train.{key}", getattr(self, key), known)
         require_number("train.learning_rate", self.learning_rate, 0, MOST_NUMBER, above=True)
         require_number("train.label_smoothing", self.label_smoothing, 0, MOST_SHARE)
-        require_number("train.residual_dropout", self.residual_dropout, 0, MOST_SHARE)
         if self.soft_targets and self.label_smoothing:
             raise UserError(
                 "train.soft_targets has the target's probabilities in place of smoothed labels; "

@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from torch import nn
-from torch.nn.functional import dropout
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -30,7 +28,6 @@ from bild_lab.lab.hashing import content_hash
 PAD, END, UNKNOWN, START = "<pad>", "</s>", "<unk>", "<s>"  # ids 0, 1, 2 as in T5; decoders have 3 too
 PIECES = ("bpe", "wordpiece")
 _LONGEST_TEXT = 512  # tokens; the dataset decides whether longer texts are cut
-_SUBLAYER_ENDS = ("o_proj", "down_proj")  # the last products of attention and feed-forward
 
 
 @dataclass(frozen=True)
@@ -207,31 +204,6 @@ def train_tokenizer(
         clean_up_tokenization_spaces=False,
         model_max_length=_LONGEST_TEXT,
     )
-
-
-def add_residual_dropout(model: PreTrainedModel, probability: float) -> None:
-    """While the model trains, drop elements of what each sub-layer adds to the residual stream, and of the embeddings.
-
-    For architectures that have no dropout, such as Llama; source: Attention Is All You Need (Vaswani et al., 2017),
-    §5.4. probability: of each element; 0 changes nothing. Weights and decoding stay as they are. Raises UserError for
-    an architecture with other sub-layers.
-    """
-    if not probability:
-        return
-    ends = [module for name, module in model.named_modules() if name.rpartition(".")[2] in _SUBLAYER_ENDS]
-    layers = model.config.get_text_config().num_hidden_layers
-    if len(ends) != len(_SUBLAYER_ENDS) * layers:
-        raise UserError(
-            f"train.residual_dropout knows layers with {' and '.join(_SUBLAYER_ENDS)}, such as Llama's; "
-            f"{type(model).__name__} has others: set the dropout of its own configuration, such as "
-            "+model.config.dropout_rate=0.1"
-        )
-
-    def drop(module: nn.Module, inputs: tuple, output: torch.Tensor) -> torch.Tensor:
-        return dropout(output, probability, module.training)
-
-    for module in (model.get_input_embeddings(), *ends):
-        module.register_forward_hook(drop)
 
 
 def require_references(examples: Sequence[Example]) -> None:

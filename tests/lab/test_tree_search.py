@@ -119,7 +119,8 @@ class KnownDrafter(CandidateDrafter):
 
     def __init__(self) -> None:
         config = SimpleNamespace(config=SimpleNamespace(vocab_size=50))
-        super().__init__(SimpleNamespace(checkpoint=config, device=torch.device("cpu")), len(CHANCES), 0, None)
+        target = SimpleNamespace(checkpoint=config, device=torch.device("cpu"))
+        super().__init__(target, SimpleNamespace(markov=None, part=None), "auto", 1, len(CHANCES))
         self._chance = random.Random(0)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:

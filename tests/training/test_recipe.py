@@ -28,7 +28,6 @@ REFUSED = {
     "scale_parameter": ("yes", "train.scale_parameter must be true or false, got 'yes'"),
     "seed": (-1, "train.seed must be a whole number >= 0, got -1"),
     "stop_at_score": (math.inf, "train.stop_at_score must be .*, got inf"),
-    "residual_dropout": (1, "train.residual_dropout must lie in .*, got 1"),
 }
 
 

@@ -15,18 +15,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, T5Config
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_config, config_dir
-from bild_lab.training.finetune import finetune
 from bild_lab.training.start import (
     FreshModel,
     FromCheckpoint,
     FromScratch,
-    add_residual_dropout,
     require_room,
     train_tokenizer,
 )
-from tests.tiny import tiny_llama, tiny_t5
-from tests.training.jobs import LLAMA, T5, TURNED, WORDS, Kill, job, losses
-from tests.training.modules.frozen_jobs import frozen_job
+from tests.training.jobs import LLAMA, T5, TURNED, WORDS
 
 CONFIGURATIONS = sorted(file.stem for file in (config_dir() / "model").glob("*.yaml") if file.stem != "checkpoint")
 
@@ -129,48 +125,6 @@ def test_texts_end_with_the_end_token_or_start_with_the_start_token(encoder_deco
     ids = tokenizer("Hund, Katze und Maus!")["input_ids"]
     assert (ids[-1] == 1, ids.count(1), ids[0] == 3) == ((True, 1, False) if encoder_decoder else (False, 0, True))
     assert tokenizer.decode(ids, skip_special_tokens=True) == "Hund, Katze und Maus!"
-
-
-IDS = torch.tensor([[3, 4, 5, 6, 7, 8]])
-
-
-def test_a_share_of_what_each_sub_layer_adds_is_dropped_while_the_model_trains() -> None:
-    model = tiny_llama(0)
-    before = model(IDS).logits
-    add_residual_dropout(model, 0.25)
-    assert torch.equal(model(IDS).logits, before)  # decoding is as it was
-    seen = {}
-    wanted = ("embed_tokens", "o_proj", "down_proj")
-    for name, module in model.named_modules():
-        if name.endswith(wanted):
-            module.register_forward_hook(lambda module, inputs, output, name=name: seen.update({name: output}))
-    model.train()
-    model(IDS.repeat(40, 20))
-    assert len(seen) == 1 + 2 * model.config.num_hidden_layers
-    for output in seen.values():
-        assert (output == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)
-    torch.manual_seed(0)
-    first = model(IDS).logits
-    torch.manual_seed(0)
-    assert torch.equal(model(IDS).logits, first) and not torch.equal(model(IDS).logits, first)
-
-
-def test_an_architecture_with_other_sub_layers_is_told_of_its_own_dropout() -> None:
-    with pytest.raises(UserError, match=r"o_proj and down_proj, such as Llama's; T5ForCond.*\.dropout_rate=0\.1"):
-        add_residual_dropout(tiny_t5(0), 0.1)
-
-
-def test_a_killed_training_resumes_with_the_same_drops(tmp_path: Path) -> None:
-    plain, whole = (finetune(job(tmp_path / str(share), model=LLAMA, residual_dropout=share)) for share in (0.0, 0.3))
-    assert whole["identity"]["train.residual_dropout"] == 0.3 and losses(whole) != losses(plain)
-    with pytest.raises(KeyboardInterrupt):
-        finetune(job(tmp_path / "killed", model=LLAMA, residual_dropout=0.3, callbacks=(Kill(4),)))
-    assert losses(finetune(job(tmp_path / "killed", model=LLAMA, residual_dropout=0.3))) == losses(whole)
-
-
-def test_it_is_not_for_frozen_models(tmp_path: Path, checkpoints: Path) -> None:
-    with pytest.raises(UserError, match=r"train\.residual_dropout is for models that are trained"):
-        frozen_job(tmp_path, checkpoints / "llama", residual_dropout=0.1)
 
 
 def test_a_decoder_needs_a_position_for_every_token() -> None:

@@ -8,10 +8,10 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self
 
+from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters.trees import (
     GROWTHS,
     Layout,
@@ -24,7 +24,7 @@ from bild_lab.engine.drafters.trees import (
     widths_of,
 )
 from bild_lab.engine.heads.bita import BitaAdapter
-from bild_lab.engine.heads.markov import AnyMarkov, on_engine
+from bild_lab.engine.heads.markov import on_engine
 from bild_lab.engine.heads.medusa import MedusaHeads
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.protocols import Drafter
@@ -48,15 +48,22 @@ class CandidateDrafter(Drafter):
     """
 
     drafts_trees = True
-    markov: AnyMarkov | None = None
 
     def __init__(
-        self, target: LoadedModel, most_depth: int, most_probes: int, trees: Sequence[ProbedTree] | None
+        self,
+        target: LoadedModel,
+        heads: MedusaHeads | BitaAdapter,
+        tree: TreeFile,
+        top_k: int | Sequence[int],
+        most_depth: int,
+        most_probes: int = 0,
     ) -> None:
-        """trees: by how many positions have candidates; None: still to be fitted."""
-        self.most_depth, self.most_probes = most_depth, most_probes
+        self.most_depth, self.most_probes, self._part = most_depth, most_probes, heads.part
         self.candidates: Tensor | None = None
+        self.markov = on_engine(target, heads.markov, heads.part)
         self._vocabulary, self._device = target.checkpoint.config.vocab_size, target.device
+        size = self._vocabulary if heads.part is None else len(heads.part)
+        trees = named_trees(tree, top_k, most_depth, most_probes, size)
         self._trees = None if trees is None else TokenTrees(trees, self._vocabulary, self._device)
 
     @property
@@ -83,6 +90,10 @@ class CandidateDrafter(Drafter):
         self._layout: Layout = self._trees.layout(depth, min(self.most_probes, room - 1, reach - depth))
         return self._trees.draft(self.candidates, self._layout, self.markov, tokens[-1])
 
+    def _named(self, places: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """The tokens that have these places in the draft vocabulary."""
+        return places if self._part is None else self._part.tokens[places]
+
 
 def named_trees(
     tree: str, top_k: int | Sequence[int], most_depth: int, most_probes: int, vocabulary: int
@@ -90,6 +101,8 @@ def named_trees(
     """The trees of a kind's name or of a file; None for `auto`. Raises UserError for anything else."""
     if tree == AUTO:
         return None
+    if tree == STRAIGHTFORWARD and most_probes:
+        return grown(efficient_tree, [1] * most_depth, most_depth, everywhere=False)
     if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
         kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else []), AUTO]
         raise UserError(f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}")
@@ -107,7 +120,7 @@ class MedusaDrafter(CandidateDrafter):
 
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
     matrix as one. The residual blocks and a Markov head are smaller and not recorded. Heads beyond the tree's depth do
-    not run. vocabulary: the only tokens that they score; None: all.
+    not run.
 
     tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), a file that `auto` kept,
     or auto: `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a
@@ -116,20 +129,10 @@ class MedusaDrafter(CandidateDrafter):
 
     wants = Want(head_input=True)
 
-    def __init__(
-        self,
-        target: LoadedModel,
-        heads: MedusaHeads,
-        tree: TreeFile,
-        top_k: int | Sequence[int],
-        vocabulary: DraftVocabulary | None = None,
-    ) -> None:
-        most, self._part = heads.config.heads, vocabulary
-        size = heads.config.vocabulary if vocabulary is None else len(vocabulary)
-        super().__init__(target, most, 0, named_trees(tree, top_k, most, 0, size))
-        self.markov = on_engine(target, heads.markov, vocabulary)
+    def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]) -> None:
+        super().__init__(target, heads, tree, top_k, heads.config.heads)
         self._shared, self._config = heads.config.shared, target.checkpoint.config
-        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads, vocabulary))  # one for all copies of this
+        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))  # one for all copies of this drafter
         if not self._shared:  # a shared matrix needs the target's weights
             self._heads()
 
@@ -143,26 +146,23 @@ class MedusaDrafter(CandidateDrafter):
             return
         row = verdict.path[-1] + 1 if verdict.path else 0
         depth, heads, state = self._trees.depth, self._heads(), scores.head_input[row]
-        if self.markov is not None:
-            self.candidates = heads.scores(state, depth)
+        if self.markov is None:
+            self.candidates = self._named(heads.most_likely(state, depth, self._trees.widest))
         else:
-            found = heads.most_likely(state, depth, self._trees.widest)
-            self.candidates = found if self._part is None else self._part.tokens[found]
+            self.candidates = heads.scores(state, depth)
         together, size = depth if self._shared else 1, None if self._part is None else len(self._part)
         one = Forward(self._config, rows=0, scored=together, layers=0, vocabulary=size)
         self._forwards += [one] * (depth // together)
 
 
-def finder(target: LoadedModel, heads: MedusaHeads, part: DraftVocabulary | None) -> MedusaHeads | PackedHeads:
-    """What finds the candidates on the target's engine. part: the tokens that are scored, by their own places."""
-    outputs, packed = None if heads.config.shared else heads.outputs, target.engine == "kernels"
-    if outputs is None and (part is not None or not packed):
-        outputs = target.vocabulary_weights()[1][None]
-    if part is not None:
-        outputs = outputs[:, part.tokens]
-    if packed:
-        return PackedHeads(heads.blocks, heads.biases, target.packed if outputs is None else outputs)
-    return copy.copy(heads).attach(outputs)
+def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
+    """What finds the candidates on the target's engine, of a draft vocabulary by their places in it."""
+    shared, packed = heads.config.shared, target.engine == "kernels"
+    if packed and shared and heads.part is None:
+        return PackedHeads(heads.blocks, heads.biases, target.packed)
+    outputs = target.vocabulary_weights()[1][None] if shared else heads.outputs
+    outputs = outputs if heads.part is None else outputs[:, heads.part.tokens]
+    return PackedHeads(heads.blocks, heads.biases, outputs) if packed else copy.copy(heads).attach(outputs)
 
 
 class MaskTokenDrafter(CandidateDrafter):
@@ -182,7 +182,6 @@ class MaskTokenDrafter(CandidateDrafter):
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: of its weights the target runs all but those of a Markov head.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
-    vocabulary: the only tokens that are drafted; None: all. The masks' rows still end in the target's whole head.
     """
 
     hybrid_places = ()
@@ -194,19 +193,12 @@ class MaskTokenDrafter(CandidateDrafter):
         tree: TreeFile,
         top_k: int | Sequence[int],
         mask_tokens: int | None = None,
-        vocabulary: DraftVocabulary | None = None,
     ) -> None:
-        most, self._part = adapter.config.mask_tokens, vocabulary
+        most = adapter.config.mask_tokens
         masks = most if mask_tokens is None else mask_tokens
         require_whole("mask_tokens", masks, 1, most, f"null uses all {most} of the adapter")
         self._straight = tree == STRAIGHTFORWARD
-        if self._straight:
-            trees = grown(efficient_tree, [1] * masks, masks, everywhere=False)
-        else:
-            size = target.checkpoint.config.vocab_size if vocabulary is None else len(vocabulary)
-            trees = named_trees(tree, top_k, masks, masks, size)
-        super().__init__(target, masks, masks, trees)
-        self.markov = on_engine(target, adapter.markov, vocabulary)
+        super().__init__(target, adapter, tree, top_k, masks, masks)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the next draft's candidates from the masks after the last accepted token."""
@@ -214,9 +206,7 @@ class MaskTokenDrafter(CandidateDrafter):
         row = 0 if self._straight or not accepted else verdict.path[-1] + 1
         first, count = self._layout.groups[row]
         logits = scores.logits[first + (accepted if self._straight else 0) : first + count]
-        if self._part is not None:
-            logits = logits[:, self._part.tokens]
-        self.candidates = logits if self._trees.widest else None
+        logits = logits if self._part is None else logits[:, self._part.tokens]
         if self._trees.widest and self.markov is None:
-            found = precise(logits).topk(self._trees.widest).indices
-            self.candidates = found if self._part is None else self._part.tokens[found]
+            logits = self._named(precise(logits).topk(self._trees.widest).indices)
+        self.candidates = logits if self._trees.widest else None

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.drafters.model_tree import growth_of_round
 from bild_lab.engine.drafters.state_trees import StateSession, StateTreeDrafter
 from bild_lab.engine.drafters.trees import ProbedTree, TokenTrees
@@ -39,15 +38,10 @@ class ParallelDrafter(StateTreeDrafter):
     """A tree whose levels are the places of a block: one pass scores all of them, the Markov bias each branch.
 
     Beside a target on the kernels these run the pass too. It is recorded as that of a T5 of so many layers; the bias is
-    far smaller and not recorded. A window longer than the block is cut to it. vocabulary: the only tokens that are
-    scored; None: all.
+    far smaller and not recorded. A window longer than the block is cut to it.
     """
 
     _heads: ParallelHeads
-
-    def __init__(self, *parts: Any, vocabulary: DraftVocabulary | None = None, **knobs: Any) -> None:
-        self._part = vocabulary
-        super().__init__(*parts, **knobs)
 
     @property
     def longest(self) -> int:
@@ -64,14 +58,14 @@ class ParallelDrafter(StateTreeDrafter):
             cuts = (tuple(self._static.cut(depth)) for depth in range(self._growth.depth + 1))
             probed = [ProbedTree(nodes, (0,) * (1 + len(nodes))) for nodes in cuts]
             trees = TokenTrees(probed, self._heads.config.vocabulary, self._target.device)
-        return Made(decoder, packed, on_engine(self._target, self._heads.markov, self._part), trees)
+        return Made(decoder, packed, on_engine(self._target, self._heads.markov, self._heads.part), trees)
 
     def prepare(self, request: Request) -> None:
         """Make these here and not in the copy of a text."""
         _ = self._made
 
     def opened(self, request: Request, target: Session) -> ParallelSession:
-        return ParallelSession(self._heads, self._made, target, request.limits.max_new_tokens, self._part)
+        return ParallelSession(self._heads, self._made, target, request.limits.max_new_tokens)
 
     def states(self, scores: Scores) -> Float[Tensor, "m dim"]:
         return scores.head_input
@@ -84,10 +78,11 @@ class ParallelDrafter(StateTreeDrafter):
             draft = super().propose(tokens)
             return replace(draft, calls=min(1, draft.calls))  # all levels are of one forward
         scores = session.score(tokens[session.length :])
+        part = self._heads.part
         if markov is None:
             candidates = scores.topk(trees.widest).indices
         else:
-            candidates = scores if self._part is None else scores[:, self._part.tokens]
+            candidates = scores if part is None else scores[:, part.tokens]
         draft = trees.draft(candidates, trees.layout(depth), markov, tokens[-1])
         return Draft(draft.tokens, calls=1) if self._chain else replace(draft, calls=1)
 
@@ -98,11 +93,8 @@ class ParallelSession(StateSession):
     depth: how many tokens of a block are scored: no mask sees a later one.
     """
 
-    def __init__(
-        self, heads: ParallelHeads, made: Made, target: Session, room: int, vocabulary: DraftVocabulary | None
-    ) -> None:
+    def __init__(self, heads: ParallelHeads, made: Made, target: Session, room: int) -> None:
         self._heads, self._decoder, self._target, self._level = heads, made.decoder, target, 0
-        self._vocabulary = vocabulary
         self._layers = NativeLayers(made.decoder, Source((0,)), room + heads.config.block, packed=made.packed)
         self._session = CachedSession(self._layers, (0,), target.forwards)
         self._received, self.depth = [], heads.config.block
@@ -133,7 +125,7 @@ class ParallelSession(StateSession):
             self._layers.memory, self._layers.source = (memory,), memory.keys.shape[2]
         kept, states = session.length + tokens.shape[0], torch.cat(self._received)
         inputs = torch.cat([heads.rows(states, self._decoder.embed(tokens)), heads.masks[: self.depth - 1]])
-        want = Want(logits=self.depth, layers=range(heads.config.layers), vocabulary=self._vocabulary)
+        want = Want(logits=self.depth, layers=range(heads.config.layers), vocabulary=heads.part)
         self._block = session.extend(Rows([0] * inputs.shape[0], states=inputs), want).logits
         session.rollback(kept)
         self._received, self._level = [], 0

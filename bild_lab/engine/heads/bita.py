@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.heads.folder import Kind, SavedModule, base_of
 from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.request import Source
@@ -109,11 +110,11 @@ class BitaAdapter(SavedModule):
         return cls(BitaConfig(prompt, count, mask_tokens, *sizes, dict(base), shape.vocabulary, markov_rank), seed)
 
 
-def load_bita(target: LoadedModel, path: FilePath | None) -> BitaAdapter:
+def load_bita(target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None) -> BitaAdapter:
     """The adapter in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     base = base_of(target.checkpoint.config, KIND.noun)
     sizes = {name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")}
-    return BitaAdapter.load_for(target, path, **sizes)
+    return BitaAdapter.load_for(target, path, vocabulary, **sizes)
 
 
 class BitaTarget:

@@ -19,6 +19,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.hub import hub_problem, require_hub
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
@@ -85,10 +86,14 @@ def require_made_for(checkpoint: Checkpoint, config: Any, sizes: Mapping[str, in
 
 
 class SavedModule(nn.Module):
-    """A small trained module that has a folder of its own. config: its shapes, and the model it was trained for."""
+    """A small trained module that has a folder of its own. config: its shapes, and the model it was trained for.
+
+    part: the only tokens that it drafts; None: all.
+    """
 
     kind: ClassVar[Kind]
     config_class: ClassVar[type]
+    part: DraftVocabulary | None = None
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -107,7 +112,7 @@ class SavedModule(nn.Module):
         return module
 
     @classmethod
-    def load_for(cls, target: LoadedModel, path: str | None, **sizes: int) -> Self:
+    def load_for(cls, target: LoadedModel, path: str | None, part: DraftVocabulary | None = None, **sizes: int) -> Self:
         """Read a module that drafts for this target, on its device, in its precision. It is not trained any further.
 
         sizes: of the target, which the module's configuration must have. Raises UserError without a path, for another
@@ -117,6 +122,7 @@ class SavedModule(nn.Module):
             raise UserError(f"this policy needs a {cls.kind.noun}; {cls.kind.remedy}")
         module = cls.load(path)
         require_made_for(target.checkpoint, module.config, sizes, f"the {cls.kind.noun} {path}")
+        module.part = part
         return module.to(target.device, target.dtype).requires_grad_(False)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, described, released_folder, shapes, tensors_of
 from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.sampling import precise
@@ -181,7 +182,7 @@ def read_released(folder: Path) -> MedusaHeads:
     return made
 
 
-def load_medusa(target: LoadedModel, path: FilePath | None) -> MedusaHeads:
+def load_medusa(target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None) -> MedusaHeads:
     """The heads in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     base = base_of(target.checkpoint.config, "Medusa")
-    return MedusaHeads.load_for(target, path, hidden_size=base.hidden_size, vocabulary=base.vocabulary)
+    return MedusaHeads.load_for(target, path, vocabulary, hidden_size=base.hidden_size, vocabulary=base.vocabulary)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.heads.folder import Kind, SavedModule
 from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.models.checkpoint import decoder_depth
@@ -186,8 +187,10 @@ def require_t5(config: PreTrainedConfig) -> None:
         raise UserError(f"a parallel drafter needs a T5 or mT5 that we can run, but {reason}; use policy=eagle3")
 
 
-def load_parallel(target: LoadedModel, path: FilePath | None) -> ParallelHeads:
+def load_parallel(
+    target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None
+) -> ParallelHeads:
     """The drafter in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
     config = target.checkpoint.config
     require_t5(config)
-    return ParallelHeads.load_for(target, path, hidden_size=config.d_model, vocabulary=config.vocab_size)
+    return ParallelHeads.load_for(target, path, vocabulary, hidden_size=config.d_model, vocabulary=config.vocab_size)

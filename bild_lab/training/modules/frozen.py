@@ -63,8 +63,6 @@ class FrozenJob(TrainingJob):
         require_whole("held_out", self.held_out, 1)
         if self.recipe.soft_targets:
             raise UserError(f"a {self.spec.noun} does not learn train.soft_targets; only scripts/align.py does")
-        if self.recipe.residual_dropout:
-            raise UserError(f"train.residual_dropout is for models that are trained; a {self.spec.noun}'s is frozen")
         self.spec.check(self.base.config)
         answered = self.calibration.manifest["model"]
         if answered["fingerprint"] != self.base.fingerprint:

@@ -36,7 +36,8 @@ def test_proposals_are_those_of_the_heads_without_a_cache(
     heads = random_heads(module.config, module.lm_head.weight, shared=shared).double().requires_grad_(False)
     source, target = Source((START, 5, 9, 12)), in_memory(module, engine)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), 22, NEVER))
-    drafter = MedusaDrafter(target, heads, tree, WIDTHS, part)
+    heads.part = part
+    drafter = MedusaDrafter(target, heads, tree, WIDTHS)
     actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
     assert actual == autoregressive(uncached(module, source), source.prompt, finished(source, 22, NEVER))
     tokens = list(source.prompt)
@@ -97,7 +98,8 @@ def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts
     for engine in ("native", "kernels"):
         heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(False)
         target = in_memory(module, engine)
-        method = DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", WIDTHS, part), ExactMatch())
+        heads.part = part
+        method = DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", WIDTHS), ExactMatch())
         requests = [Request(Source((START, first)), Limits(2, 12, NEVER)) for first in (5, 9, 12, 7)]
         texts = [text for _ in range(2) for text in decode_batch(method, requests, Batch(2))]
         drafted[engine] = [[each.drafted for each in text.trace.rounds] for text in texts]

@@ -156,11 +156,11 @@ def test_nothing_is_matched_across_boundaries() -> None:
 class Known(CandidateDrafter):
     """Candidates 10, 11, 12 and 20, 21, 22."""
 
-    def __init__(self, trees: list[ProbedTree] | None) -> None:
+    def __init__(self) -> None:
         target = SimpleNamespace(
             checkpoint=SimpleNamespace(config=SimpleNamespace(vocab_size=50)), device=torch.device("cpu")
         )
-        super().__init__(target, 2, 1, trees)
+        super().__init__(target, SimpleNamespace(markov=None, part=None), "auto", 1, 2, 1)
 
     def begun(self, request: Request) -> Known:
         text = self.start(request, SESSION)
@@ -176,7 +176,7 @@ TREES = [
 
 
 def test_candidates_are_drafted_as_deep_as_there_is_room() -> None:
-    drafter = Known(None)
+    drafter = Known()
     assert not drafter.fitted
     with pytest.raises(UserError, match="a tree is fitted by run.py alone, got tree=auto"):
         drafter.start(request_of(0), SESSION)
@@ -189,7 +189,7 @@ def test_candidates_are_drafted_as_deep_as_there_is_room() -> None:
     assert (first.token_list, drawn(first.probes)) == ([], [50])  # no candidates yet
     limited = Request(Source((0,)), Limits(1, 30, positions=2))
     assert wide.begun(limited).propose([0]).token_list == [10]
-    narrow = Known(TREES).begun(request_of(0))  # two candidates at each depth, as many as the trees use
+    narrow = Known().drafting(TREES).begun(request_of(0))  # two candidates at each depth, as many as the trees use
     narrow.candidates = torch.tensor([[10, 11], [20, 21]])
     assert narrow.fitted and narrow.propose([0]).token_list == [10, 11, 21]
 

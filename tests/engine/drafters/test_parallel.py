@@ -37,9 +37,10 @@ def test_proposals_are_those_of_the_layers_without_a_cache(
 ) -> None:
     module = tiny_t5(4, layers=3)
     heads = random_parallel(module.config, layers, BLOCK, rank).requires_grad_(False)
+    heads.part = part
     source, target = Source((PAD,), ENCODED), in_memory(module, engine)
     trace, request = Trace(), Request(source, Limits(1, LENGTH, NEVER))
-    drafter = ParallelDrafter(target, heads, tree, 9, top_k=2, nodes=6, width=2, children=3, vocabulary=part)
+    drafter = ParallelDrafter(target, heads, tree, 9, top_k=2, nodes=6, width=2, children=3)
     actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
     assert actual == autoregressive(uncached(module, source), (PAD,), finished(source, LENGTH, NEVER))
     assert trace.rounds[0].drafted == ()

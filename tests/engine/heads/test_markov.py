@@ -52,11 +52,13 @@ def agreement(policy: str, engine: str, tree: str, part: DraftVocabulary | None 
     target, source = in_memory(module, engine), Source((START, 5, 9, 12))
     if policy == "medusa":
         heads = random_heads(module.config, module.lm_head.weight, markov_rank=RANK).to(module.dtype)
-        drafter, markov = MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS, part), heads.markov
+        heads.part = part
+        drafter, markov = MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS), heads.markov
     else:
         adapter = random_adapter(module.config, markov_rank=RANK).to(module.dtype).requires_grad_(False)
         masks, markov = uncached_masks(module, adapter), adapter.markov
-        drafter = MaskTokenDrafter(target, adapter, tree, WIDTHS, vocabulary=part)
+        adapter.part = part
+        drafter = MaskTokenDrafter(target, adapter, tree, WIDTHS)
     model = target if policy == "medusa" else BitaTarget(target, adapter)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))
     text = DraftThenVerify(model, drafter, ExactMatch()).decode(request, trace)
