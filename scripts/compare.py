@@ -1,8 +1,7 @@
 """Compare two sweeps: python scripts/compare.py outputs/before outputs/after
 
 Points are matched by policy and knobs, examples by their ids, and intervals are paired. For each point the verdict says
-whether B is faster or slower, better or worse than A, or neither. latex=true prints a table
-for a paper too.
+whether B is faster or slower, better or worse than A, or neither. latex=true prints a table for a paper too.
 """
 
 from __future__ import annotations

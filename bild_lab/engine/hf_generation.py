@@ -93,11 +93,10 @@ class HuggingFaceAssisted(Generation):
 class HuggingFacePromptLookup(Generation):
     """Prompt lookup of Transformers: `generate` drafts a copy of what followed the same tokens earlier, and verifies.
 
-    On encoder–decoders it searches only the text so far; `drafters.PromptLookup` also searches the
-    encoder's input.
+    On encoder–decoders it searches only the text so far; `drafters.PromptLookup` also searches the encoder's input.
 
-    window: how many tokens to copy at most. longest_match: the longest suffix to search for; shorter ones
-    follow. Raises UserError for a model whose state cannot roll back to an earlier token.
+    window: how many tokens to copy at most. longest_match: the longest suffix to search for; shorter ones follow.
+    Raises UserError for a model whose state cannot roll back to an earlier token.
     """
 
     def __init__(self, target: LoadedModel, window: int, longest_match: int) -> None:

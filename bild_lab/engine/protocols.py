@@ -93,9 +93,8 @@ class Acceptance(Protocol):
     ) -> Float[Tensor, "n+1 vocab"] | None:
         """The distribution of the token that the rule emits after each row, for certificates; None without closed form.
 
-        drawn: the distribution that each node was really drawn from, given the siblings before it. A row's own
-        children are what is drawn anew; the rows above are accepted. `acceptance/trees.py` adds up accepted and
-        replaced tokens.
+        drawn: the distribution that each node was really drawn from, given the siblings before it. A row's own children
+        are what is drawn anew; the rows above are accepted. `acceptance/trees.py` adds up accepted and replaced tokens.
         """
 
 

@@ -61,11 +61,10 @@ class Want:
     logits: for how many of the last rows; None: all that are passed. head_input: also return the head's input at these
     rows. hidden: after how many layers to return the hidden states of all rows, 0 for the embeddings. prompt: hidden
     and head_input include the prompt's rows that run with the first rows. layers: indices of the layers to run,
-    ascending; None: all.
-    Without the last layer the head reads the output of the last layer that ran (an early exit). Rows of the text count
-    as cached once the last layer has run. fill: compute only the keys and values of these layers, all from the same
-    states. skipped: blocks that are left out of these layers; for drafted rows only. vocabulary: the tokens whose
-    scores are enough, in logits as wide as ever; None: all.
+    ascending; None: all. Without the last layer the head reads the output of the last layer that ran (an early exit).
+    Rows of the text count as cached once the last layer has run. fill: compute only the keys and values of these
+    layers, all from the same states. skipped: blocks that are left out of these layers; for drafted rows only.
+    vocabulary: the tokens whose scores are enough, in logits as wide as ever; None: all.
     """
 
     logits: int | None = None

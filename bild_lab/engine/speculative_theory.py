@@ -51,8 +51,7 @@ def operations_increase(acceptance_rate: float, window: float, cost_ratio: float
 def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -> int:
     """The integer window of at most `most` tokens with the largest walltime improvement (§3.5).
 
-    0 if drafting does not pay, that is, if α <= c (Corollary 3.9). Raises UserError for values out of
-    range.
+    0 if drafting does not pay, that is, if α <= c (Corollary 3.9). Raises UserError for values out of range.
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)
@@ -69,9 +68,8 @@ def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -
 def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
     """The walltime improvement if each draft ended just before its first rejection: 1 / (1 − α + cα) (§3.5).
 
-    Such drafts give 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No choice of
-    windows is better; at cost ratio 0 it is the limit for infinite windows (§3.6). Raises UserError for
-    values out of range.
+    Such drafts give 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No choice of windows is
+    better; at cost ratio 0 it is the limit for infinite windows (§3.6). Raises UserError for values out of range.
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)

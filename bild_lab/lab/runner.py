@@ -169,17 +169,16 @@ def time_methods(
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
-    Of more than two methods another begins every second time, as every method then has every place equally often.
-    The time covers a whole example including encoder and prefill. The device is synchronized once before and once
-    after. A method's preparation (`Prepares`) is not timed. Repeats use the same seed, so they do the same work. An
-    example is decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method
-    fails.
+    Of more than two methods another begins every second time, as every method then has every place equally often. The
+    time covers a whole example including encoder and prefill. The device is synchronized once before and once after. A
+    method's preparation (`Prepares`) is not timed. Repeats use the same seed, so they do the same work. An example is
+    decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method fails.
 
     batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds
     are shared out among the texts: see `Timed`. first_trace: makes the trace of a text's first repeat outside of
-    batches; the seconds in which it is paused do not count. joules: the energy since it was asked
-    last. advance: called after every decoding with its share of the work, in texts. before: earlier repeats of the
-    same, to which these are added.
+    batches; the seconds in which it is paused do not count. joules: the energy since it was asked last. advance: called
+    after every decoding with its share of the work, in texts. before: earlier repeats of the same, to which these are
+    added.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods} if before is None else before
     names, done = list(methods), 0 if before is None else repeats_of(before)

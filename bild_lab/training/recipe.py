@@ -103,17 +103,13 @@ class Recipe:
 
     @property
     def in_bfloat16(self) -> bool:
-        """Whether the forward pass runs under bfloat16 autocast; `auto` asks the hardware."""
+        """Whether the forward pass runs under bfloat16 autocast; `auto` asks the hardware whether that is faster.
+
+        A CPU's products are with matrix tiles, or of pairs that are not Intel's, which are half as fast as float32.
+        """
         if self.precision != "auto":
             return self.precision == "bfloat16"
         if not self.on_cpu:
             return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        return multiplies_bfloat16(processor("flags", "vendor_id"))
-
-
-def multiplies_bfloat16(facts: str) -> bool:
-    """Whether a CPU multiplies bfloat16 faster than float32, by its flags and vendor in /proc/cpuinfo.
-
-    It has matrix tiles, or products of pairs that are not Intel's, which are half as fast as float32.
-    """
-    return "amx_bf16" in facts or ("avx512_bf16" in facts and "GenuineIntel" not in facts)
+        facts = processor("flags", "vendor_id")
+        return "amx_bf16" in facts or ("avx512_bf16" in facts and "GenuineIntel" not in facts)

@@ -18,11 +18,10 @@ RELEASED_THRESHOLD = 5.0  # of the released loop
 class Rollback(Acceptance):
     """Keep the draft until its cross-entropy, in nats, exceeds the threshold (BiLD §3.4, Eq. 3).
 
-    The distance of a drafted token is −log p(token), where p is the target's distribution at temperature 1.
-    The first token above the threshold is replaced by the target's choice, and everything after it is
-    dropped. In a tree the most likely of the siblings below the threshold is kept. Each round's statistics hold the
-    distances as `distance`. Under greedy decoding a threshold below ln 2 is lossless: a token with p > 1/2 is the
-    target's argmax.
+    The distance of a drafted token is −log p(token), where p is the target's distribution at temperature 1. The first
+    token above the threshold is replaced by the target's choice, and everything after it is dropped. In a tree the most
+    likely of the siblings below the threshold is kept. Each round's statistics hold the distances as `distance`. Under
+    greedy decoding a threshold below ln 2 is lossless: a token with p > 1/2 is the target's argmax.
     """
 
     accepts_trees = True

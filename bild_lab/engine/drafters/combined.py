@@ -21,12 +21,11 @@ class SpeculativeDrafter(Drafter):
     draft: the middle model, which drafts for the target. drafter: drafts for the middle model.
     window: hand over to the target after this many tokens; further tokens of the last inner round are cut.
 
-    The inner rounds use speculative sampling, so every token has the middle model's distribution given the
-    text before it. That distribution is therefore the q of each drafted token, whether it was an accepted
-    inner draft or a correction, and the outer acceptance stays lossless. When the target rejects a token, the
-    middle model's cache and the inner drafter both roll back to the accepted text (see
-    `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner drafter that drafts trees, and for one that
-    reads more than the logits of the model it drafts for.
+    The inner rounds use speculative sampling, so every token has the middle model's distribution given the text before
+    it. That distribution is therefore the q of each drafted token, whether it was an accepted inner draft or a
+    correction, and the outer acceptance stays lossless. When the target rejects a token, the middle model's cache and
+    the inner drafter both roll back to the accepted text (see `bild_lab.engine.protocols.Drafter`). Raises UserError
+    for an inner drafter that drafts trees, and for one that reads more than the logits of the model it drafts for.
     """
 
     drafts_trees = False

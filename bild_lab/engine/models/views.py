@@ -56,9 +56,8 @@ class TargetLayers:
 class EarlyExit(TargetLayers):
     """The first layers of the target, then its final norm and head (self-speculation by early exit).
 
-    exit_layer: how many layers. These layers cache the same keys and values as in the target's own forward. So
-    the view runs only the tokens that it drafts, and the target then runs only its other layers on them
-    (BiLD §4.4).
+    exit_layer: how many layers. These layers cache the same keys and values as in the target's own forward. So the view
+    runs only the tokens that it drafts, and the target then runs only its other layers on them (BiLD §4.4).
     """
 
     def __init__(self, target: LoadedModel, exit_layer: int) -> None:

@@ -29,11 +29,10 @@ TRIALS = 3  # of each of several settings; the quickest counts
 class Peer:
     """Greedy decoding by another engine, in a process of its own that has as many threads as PyTorch has here.
 
-    Outside the clock (`prepare`) the checkpoint is converted and loaded, and the process woken; inside are the
-    decoding and one message each way, about a tenth of a millisecond. versions: of the engine's packages.
-    cache: where converted checkpoints are kept, if not in the cache of bild_lab.
-    Raises UserError without the environment of `make peers`, for a device or a precision that the engine lacks, and for
-    requests that sample.
+    Outside the clock (`prepare`) the checkpoint is converted and loaded, and the process woken; inside are the decoding
+    and one message each way, about a tenth of a millisecond. versions: of the engine's packages.
+    cache: where converted checkpoints are kept, if not in the cache of bild_lab. Raises UserError without the
+    environment of `make peers`, for a device or a precision that the engine lacks, and for requests that sample.
     bits: of quantized weights, with which it is never called lossless; None: those of the precision.
     """
 

@@ -2,8 +2,7 @@
 
 A target with d layers (`layers`) predicts the next token after layer d̄ (`exit_layer`). It starts on the k (`top_k`)
 most likely candidates while it finishes the current token. One of them is correct with probability p (`match_rate`),
-independently for every token. Time is counted in layers run one after another, compute in layers run by any
-process.
+independently for every token. Time is counted in layers run one after another, compute in layers run by any process.
 """
 
 from __future__ import annotations

@@ -89,7 +89,8 @@ class RecordedText:
     def entries(self) -> list[Entry]:
         """The new rows as they are saved."""
         saved = {(node, kind): kind for node, kind in self.new}
-        short = [(node, kind) for node, kind in self.new if self._is_shorter(node, kind)]
+        states = [(node, kind, node.rows.get(STATE + kind)) for node, kind in self.new]
+        short = [(node, kind) for node, kind, s in states if s is not None and s.nbytes < node.rows[kind].nbytes]
         for first in range(0, len(short), TOGETHER):
             some = short[first : first + TOGETHER]
             again = self._scored([node.rows[STATE + kind] for node, kind in some])
@@ -248,10 +249,6 @@ class RecordedText:
     def _states_of(self, scores: Scores, count: int) -> Tensor | None:
         """The states of the last rows, if the model gives them."""
         return scores.hidden[0][-count:].to("cpu", copy=True) if scores.hidden else None
-
-    def _is_shorter(self, node: Node, kind: str) -> bool:
-        state = node.rows.get(STATE + kind)
-        return state is not None and state.nbytes < node.rows[kind].nbytes
 
     def _score(self, nodes: Sequence[Node], kind: str) -> None:
         """Have the head score these nodes where a state alone was saved, and the nodes recorded after them."""

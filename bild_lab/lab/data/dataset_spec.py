@@ -51,8 +51,7 @@ class DatasetSpec:
     """Where a dataset is and which of its columns are used: the fields of `conf/dataset/*.yaml`.
 
     A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None becomes agreement,
-    if there are no references.
-    `path` overrides `hub_id`. A column is a dotted path ("translation.de"), or a list of
+    if there are no references. `path` overrides `hub_id`. A column is a dotted path ("translation.de"), or a list of
     paths: the first one that a row has is used. `chat_template` and `next_turn_template` belong to a chat model, as in
     `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
     """

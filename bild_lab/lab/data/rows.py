@@ -181,10 +181,9 @@ def hub_rows(
     """Rows of one split of a dataset on the hub, or in its local cache, each with its location ("wmt/wmt14 row 3").
 
     With `data_dir` only the files of the split are downloaded; without it `datasets` prepares every split. A revision
-    that `pins.yaml` pins is read at its commit.
-    Raises UserError if the hub is unreachable and the cache does not have the complete dataset (within about 5 s), if
-    the dataset is missing, gated, a script, or has no such config, revision or split, and if a download stops early or
-    a file is damaged.
+    that `pins.yaml` pins is read at its commit. Raises UserError if the hub is unreachable and the cache does not have
+    the complete dataset (within about 5 s), if the dataset is missing, gated, a script, or has no such config, revision
+    or split, and if a download stops early or a file is damaged.
     """
     if (pin := pin_of("datasets", hub_id, revision)) is not None:
         revision = pin["revision"]

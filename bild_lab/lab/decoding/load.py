@@ -57,14 +57,13 @@ def load(
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
 
-    target, draft, second_draft: a folder, a hub id, a GGUF file, toy:large or toy:small; or a model in memory with
-    its tokenizer, which runs on hf.
+    target, draft, second_draft: a folder, a hub id, a GGUF file, toy:large or toy:small; or a model in memory with its
+    tokenizer, which runs on hf.
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     options: knobs; and by the names and with the values of the configuration the keys of `RuntimeSpec` (`dtype`,
-    `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language` …), and
-    `processors`, which may also be objects. `threads` is of the whole process.
-    Weights load at the first decoding, and later decoders share them.
-    Raises UserError if the parts do not fit together.
+    `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language` …), and `processors`, which
+    may also be objects. `threads` is of the whole process. Weights load at the first decoding, and later decoders share
+    them. Raises UserError if the parts do not fit together.
     """
     given = {"target": target, "draft": draft, "second_draft": second_draft}
     in_memory = {key: one for key, one in given.items() if not isinstance(one, str | Path | None)}

@@ -103,7 +103,10 @@ class Sweep:
 
     def results(self) -> list[Result]:
         """Every finished point, oldest first. Of points with equal policy and setting, only the newest."""
-        newest = {_identity(one): one for one in self.all_results()}  # measured again, for example with new weights
+        newest = {}  # measured again, for example with new weights
+        for one in self.all_results():
+            identity = [one.policy, one.knobs, one.composition, one.setting]
+            newest[json.dumps(plain_numbers(to_json(identity)), sort_keys=True)] = one
         return list(newest.values())
 
     def finished(self) -> list[Result]:
@@ -229,11 +232,6 @@ def _is_whole(result: Result) -> bool:
 def _age(result: Result) -> tuple[str, str]:
     """A sort key that is greater for later results."""
     return result.stored_at or "", result.folder.name
-
-
-def _identity(result: Result) -> str:
-    identity = [result.policy, result.knobs, result.composition, result.setting]
-    return json.dumps(plain_numbers(to_json(identity)), sort_keys=True)
 
 
 def require_writable(folder: Path) -> None:

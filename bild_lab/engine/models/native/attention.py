@@ -18,10 +18,9 @@ from bild_lab.engine.session import on_device
 class PlacedRows:
     """Rows about to be run: their cache slots, positions and attention mask.
 
-    slots: the cache slots they fill. stop: how many cache slots are read. positions: [m], logical: siblings
-    in a tree share one. visible: [m stop], which slots each row attends to; None for a single row that
-    attends to all of them. key_positions: [stop], the logical position of every slot; None if it is the
-    slot's index.
+    slots: the cache slots they fill. stop: how many cache slots are read. positions: [m], logical: siblings in a tree
+    share one. visible: [m stop], which slots each row attends to; None for a single row that attends to all of them.
+    key_positions: [stop], the logical position of every slot; None if it is the slot's index.
     """
 
     slots: slice | Int[Tensor, " m"]

@@ -26,9 +26,8 @@ NUMBERS = "heads kv_heads head_dim hidden bidirectional epsilon scale final_scal
 class TextRows(NamedTuple):
     """A pass's rows of one text: `count` rows at the cache's slots from `start` on.
 
-    scored: for how many of the last rows there are logits. memory: cross-attention keys and values, each
-    [layers heads s dim]. parents: of a tree, whose last rows these are, as in `Tree`; None: a chain. reserved: slots of
-    a prefix.
+    scored: for how many of the last rows there are logits. memory: cross-attention keys and values, each [layers heads
+    s dim]. parents: of a tree, whose last rows these are, as in `Tree`; None: a chain. reserved: slots of a prefix.
     """
 
     count: int
