@@ -37,7 +37,7 @@ run: setup ## Draw a first Pareto curve, outputs/quickstart/pareto.png, in under
 	$(BIN)/python run.py experiment=quickstart_lossless
 
 test: setup ## Run the tests, under 4 minutes on two cores
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-slow: setup ## Run every test, the slow ones too
 	$(BIN)/python -m pytest -n 2

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads import MedusaConfig, MedusaHeads
 from bild_lab.engine.heads.folder import base_of
+from bild_lab.errors import require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import ModuleSpec, SmallModule, own_matrices
 
@@ -25,24 +26,28 @@ class MedusaSpec(ModuleSpec):
     """Medusa heads to train: the fields of `conf/module/medusa.yaml`.
 
     layers: residual blocks of each head. shared: they end in the model's own matrix to the vocabulary. markov_rank: of
-    a `MarkovHead` beside them; 0: none.
+    a `MarkovHead` beside them; 0: none. contexts: of an answer in each epoch, at random; None: all.
     """
 
     heads: int
     layers: int
     shared: bool = False
     markov_rank: int = 0
+    contexts: int | None = None
 
     noun: ClassVar[str] = "set of Medusa heads"
 
     def __post_init__(self) -> None:
-        MedusaConfig(self.heads, self.layers, 1, 1, shared=self.shared, markov_rank=self.markov_rank)  # checks all
+        MedusaConfig(self.heads, self.layers, 1, 1, shared=self.shared, markov_rank=self.markov_rank)  # checks these
+        if self.contexts is not None:
+            require_whole("module.contexts", self.contexts, 1, None, "null takes all")
 
     @property
     def predictors(self) -> Predictors:
         """Head i (from 0) after n tokens predicts token n + i + 1, as the model's own head predicts token n."""
         ahead = self.heads if self.markov_rank else 0
-        return Predictors.in_turn("head", 1, [DECAY**head for head in range(self.heads)], ahead=ahead)
+        weights = [DECAY**head for head in range(self.heads)]
+        return Predictors.in_turn("head", 1, weights, per_answer=self.contexts, ahead=ahead)
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,6 +17,7 @@ from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.modules.medusa import MedusaModule, MedusaSpec
+from bild_lab.training.modules.predictors import AnsweredPrompt, choose_contexts
 from tests.tiny import VOCABULARY
 from tests.training.modules.frozen_jobs import frozen_job
 
@@ -50,9 +52,11 @@ def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoin
         torch.testing.assert_close(trained[sample, group], heads(final)[:, 0] + bias, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("shared", "rank"), [(False, 0), (True, 4)])
-def test_a_training_leaves_heads_that_learned(base: Checkpoint, shared: bool, rank: int, tmp_path: Path) -> None:
-    spec = MedusaSpec(heads=2, layers=1, shared=shared, markov_rank=rank)
+@pytest.mark.parametrize(("shared", "rank", "contexts"), [(False, 0, None), (True, 4, 3)])
+def test_a_training_leaves_heads_that_learned(
+    base: Checkpoint, shared: bool, rank: int, contexts: int | None, tmp_path: Path
+) -> None:
+    spec = MedusaSpec(heads=2, layers=1, shared=shared, markov_rank=rank, contexts=contexts)
     changes = {"spec": spec, "max_steps": 60, "evaluate_every": 20, "log_every": 5, "learning_rate": 0.05}
     metrics = train_beside_frozen(frozen_job(tmp_path, Path(base.path), **changes))
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
@@ -68,6 +72,8 @@ def test_a_training_leaves_heads_that_learned(base: Checkpoint, shared: bool, ra
 def test_what_cannot_have_heads_is_refused(checkpoints: Path) -> None:
     with pytest.raises(UserError, match="module.heads must be a whole number >= 1, got 0"):
         MedusaSpec(heads=0, layers=1)
+    with pytest.raises(UserError, match="module.contexts must be a whole number >= 1, got 0; null takes all"):
+        MedusaSpec(heads=3, layers=1, contexts=0)
     with pytest.raises(UserError, match="Medusa needs a decoder-only model, got the encoder–decoder t5"):
         MedusaSpec(heads=3, layers=1).check(Checkpoint(str(checkpoints / "t5")).config)
 
@@ -76,3 +82,6 @@ def test_each_head_predicts_after_the_one_before_and_weighs_four_fifths_of_it() 
     medusa = MedusaSpec(heads=3, layers=1).predictors
     assert medusa.weights == pytest.approx((1.0, 0.8, 0.64))
     assert medusa.offsets == (1, 2, 3)  # the model's own head predicts the token at 0
+    row = AnsweredPrompt(np.arange(40, dtype=np.int32), 5)
+    some = choose_contexts(row, MedusaSpec(heads=3, layers=1, contexts=7).predictors, np.random.default_rng(0))
+    assert len(some.contexts) == 7 < len(choose_contexts(row, medusa).contexts)
