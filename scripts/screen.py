@@ -47,8 +47,8 @@ def run(cfg: DictConfig) -> None:
     keys = ("points", "recorded_target_calls", "live_target_calls", "vanilla_target_calls", "cost_model_error")
     points, recorded, live, alone, error = (found.summary[key] for key in keys)
     output.print(
-        f"{points} points screened: {recorded:,} target forwards instead of {live:,} "
-        f"({live / max(1, recorded):.0f} times fewer; one vanilla decoding is {alone:,})"
+        f"{points} points screened: {recorded:,} target forwards where live runs take {live:,} "
+        f"({live / max(1, recorded):.1f} times as many; one vanilla decoding is {alone:,})"
         + ("" if error is None else f", predicted to {error:.1%} (median)")
     )
     if (lengths := found.summary["adaptivity"]) is not None:
