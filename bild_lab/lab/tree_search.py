@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ from bild_lab.lab.measure.environment import no_garbage_collection
 from bild_lab.lab.point import Point
 
 AUTO_EXAMPLES = 200  # read to fit a tree on, until there are enough rounds
-TIMED_TEXTS = 4
+TIMED_TEXTS, TIMED_ROUNDS = 4, 16
 SIZES = (2, 4, 8, 16, 17, 32, 33, 48, 49, 64)  # timed rows: both sides of where a processor's tiles may make steps
 
 Acceptance = Float[np.ndarray, "depth rank"]
@@ -118,7 +119,7 @@ def fit_tree(
     decoder: Decoder,
     requests: Sequence[Request],
     facts: dict[str, Any],
-    rounds: int = 3000,
+    rounds: int = 1500,
     widest: int = 10,
     rows: int = 64,
 ) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def measured_costs(
     most_rows: int,
     synchronize: Callable[[], None],
 ) -> Costs:
-    """Time whole rounds of the best trees of each depth and of several sizes, in turn, text by text.
+    """Time the first rounds of the best trees of each depth and of several sizes, in turn, text by text.
 
     A round's first token may wait for the prompt, so a text's first round does not count. Of the others the lower
     quartile does: other work on the machine only makes a round longer. Raises UserError for texts that are too short.
@@ -220,7 +221,7 @@ def measured_costs(
             before = [ProbedTree((), tree.probes[:1])] * depth  # for fewer candidates, as in a text's first round
             drafter, trace, stamps = method.drafter.drafting([*before, tree]), Trace(), []
             with no_garbage_collection():
-                for _ in replace(method, drafter=drafter).stream(request, trace):
+                for _ in islice(replace(method, drafter=drafter).stream(request, trace), 1 + TIMED_ROUNDS):
                     synchronize()
                     stamps.append(time.perf_counter())
             lasted = zip(np.diff(stamps), trace.rounds[1:], strict=True)
