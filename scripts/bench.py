@@ -219,7 +219,8 @@ def main() -> None:
     shapes = chosen([word for word in words if word not in ("long", *files)], overrides, device.type == "cuda")
     if files and shapes != ["pair"]:
         raise UserError(f"{files[0]} holds the weights of a pair's target; give its folder too, with pair.target=DIR")
-    cfg = compose_config([*DEFAULTS, *(overrides if shapes == ["pair"] else [*TOY, *overrides])])
+    alone = ["pair.draft=null"] if long else []  # the toy pair's drafter may be of another kind
+    cfg = compose_config([*DEFAULTS, *alone, *(overrides if shapes == ["pair"] else [*TOY, *overrides])])
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
     synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)

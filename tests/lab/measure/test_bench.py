@@ -207,13 +207,7 @@ def test_the_command_times_long_texts_beside_a_peer_that_is_given(
     monkeypatch.setattr(bench, "PROMPTS", (10, 20))
     monkeypatch.setattr(bench, "SPANS", ((0, 4), (8, 12)))
     monkeypatch.setattr(bench, "HIGHEST_MADE_UP", 12)
-    words = [
-        "long",
-        f"pair.target={written(tmp_path / 'tiny.gguf')}",
-        "pair.draft=null",
-        "name=mine",
-        "dataset.limit=1",
-    ]
+    words = ["long", f"pair.target={written(tmp_path / 'tiny.gguf')}", "name=mine", "dataset.limit=1"]
     code, printed = command(script, *words, "policy=llama_cpp")
     assert code == 0 and "q4_k_m" in printed
     with Path("outputs/mine/long.csv").open(newline="") as lines:
