@@ -129,7 +129,7 @@ def fit_tree(
     each depth. rows: of a forward.
     """
     method, drafter = decoder.method, decoder.method.drafter
-    widest, deepest = min(widest, decoder.target.checkpoint.config.vocab_size), drafter.most_depth
+    widest, deepest = min(widest, drafter.choices), drafter.most_depth
     collector = replace(method, drafter=collecting(drafter, widest))
     texts: list[Text] = []
     seen = 0

@@ -44,7 +44,7 @@ class CandidateDrafter(Drafter):
     candidates: [depth, widest], the most likely tokens of the positions after the text so far; with a Markov head their
     logits without its bias, [depth, vocab], of a draft vocabulary's tokens where there is one; None: not known yet.
     most_depth: for how many positions there can be candidates. most_probes: how many probes can follow a row, 0 for
-    drafters without probes.
+    drafters without probes. choices: how many tokens can be candidates.
     """
 
     drafts_trees = True
@@ -62,8 +62,8 @@ class CandidateDrafter(Drafter):
         self.candidates: Tensor | None = None
         self.markov = on_engine(target, heads.markov, heads.part)
         self._vocabulary, self._device = target.checkpoint.config.vocab_size, target.device
-        size = self._vocabulary if heads.part is None else len(heads.part)
-        trees = named_trees(tree, top_k, most_depth, most_probes, size)
+        self.choices = self._vocabulary if heads.part is None else len(heads.part)
+        trees = named_trees(tree, top_k, most_depth, most_probes, self.choices)
         self._trees = None if trees is None else TokenTrees(trees, self._vocabulary, self._device)
 
     @property
@@ -150,7 +150,7 @@ class MedusaDrafter(CandidateDrafter):
             self.candidates = self._named(heads.most_likely(state, depth, self._trees.widest))
         else:
             self.candidates = heads.scores(state, depth)
-        together, size = depth if self._shared else 1, None if self._part is None else len(self._part)
+        together, size = depth if self._shared else 1, None if self._part is None else self.choices
         one = Forward(self._config, rows=0, scored=together, layers=0, vocabulary=size)
         self._forwards += [one] * (depth // together)
 

@@ -83,7 +83,8 @@ class StateTreeDrafter(Drafter):
         growth = growth_by(nodes, window, width, children, min_prob)
         self._growth = replace(growth, depth=min(window, self.longest))
         self.wants = self.reads()
-        shape = named_nodes(tree, top_k, self._growth.depth, heads.config.vocabulary)
+        choices = heads.config.vocabulary if (part := getattr(heads, "part", None)) is None else len(part)
+        shape = named_nodes(tree, top_k, self._growth.depth, choices)
         self._static = None if shape is None else StaticTree(shape, target.device)
         self._chain = tree == CHAIN
         self.drafts_trees = not self._chain
