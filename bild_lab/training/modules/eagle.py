@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -19,7 +20,7 @@ from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_choice, require_number, require_whole
 from bild_lab.training.modules.layer_heads import own_head
-from bild_lab.training.modules.predictors import OwnLoss, Predictors
+from bild_lab.training.modules.predictors import AnsweredPrompt, OwnLoss, Predictors, first_choices
 from bild_lab.training.modules.states import (
     ModuleSpec,
     SmallModule,
@@ -39,12 +40,14 @@ class EagleSpec(ModuleSpec):
     """An EAGLE to train: the fields of `conf/module/eagle.yaml` and `eagle3.yaml`.
 
     steps: of the training-time test (EAGLE-3 §3.2); EAGLE-1 learns the first alone, and is scored on all. noise: added
-    to the model's states, uniform within ± this, for EAGLE-1.
+    to the model's states, uniform within ± this, for EAGLE-1. draft_vocabulary: tokens of EAGLE-3's head, the most
+    frequent of the answers, as in the released code; None: all.
     """
 
     variant: str
     steps: int
     noise: float = 0.0
+    draft_vocabulary: int | None = None
 
     skipped: ClassVar[int] = 1  # the first round of a text drafts nothing
 
@@ -52,6 +55,8 @@ class EagleSpec(ModuleSpec):
         require_choice("module.variant", self.variant, VARIANTS)
         require_whole("module.steps", self.steps, 1)
         require_number("module.noise", self.noise, 0, 1e6, remedy="0 adds none")
+        if self.draft_vocabulary is not None:
+            require_whole("module.draft_vocabulary", self.draft_vocabulary, 1, None, "null takes all")
 
     @property
     def noun(self) -> str:
@@ -68,17 +73,26 @@ class EagleSpec(ModuleSpec):
             weights = [float(self.steps), *[0.0] * (self.steps - 1)]
         return Predictors.in_turn("step", 0, weights, skipped=self.skipped, ahead=self.steps - 1)
 
-    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> EagleModule:
-        """A layer with random weights. EAGLE-3's norm and head start as the model's own."""
+    def from_answers(self, rows: Sequence[AnsweredPrompt]) -> dict[str, Any]:
+        """The tokens of EAGLE-3's head."""
+        if self.draft_vocabulary is None:
+            return {}
+        ids, counts = np.unique(np.concatenate([row.tokens[row.prompt_length :] for row in rows]), return_counts=True)
+        return {"tokens": np.sort(ids[np.argsort(-counts, kind="stable")[: self.draft_vocabulary]]).tolist()}
+
+    def build(
+        self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int, tokens: Sequence[int] | None = None
+    ) -> EagleModule:
+        """A layer with random weights. EAGLE-3's norm and head start as the model's own. tokens: of EAGLE-3's head."""
         text = base.config.get_text_config(decoder=True)
         _, head = own_matrices(base)
-        third = self.variant == EAGLE3
+        third, known = self.variant == EAGLE3, torch.tensor(range(text.vocab_size) if tokens is None else tokens)
         config = EagleConfig(
             variant=self.variant,
             layer=layer_like(base.config),
             target_size=text.hidden_size,
             target_layers=spread_layers(decoder_depth(base.config)) if third else (),
-            draft_vocabulary=text.vocab_size if third else None,
+            draft_vocabulary=len(known) if third else None,
             base=dict(origin),
         )
         eagle, generator = Eagle(config), torch.Generator().manual_seed(seed)
@@ -87,7 +101,8 @@ class EagleSpec(ModuleSpec):
                 if weight.ndim > 1:
                     weight.copy_(SPREAD * torch.randn(weight.shape, generator=generator))
             if third:
-                eagle.lm_head.weight.copy_(head[: text.vocab_size])
+                eagle.lm_head.weight.copy_(head[known.to(head.device)])
+                eagle.d2t.copy_(known - torch.arange(len(known)))
                 if why_not_native(base.config, torch.float32) is None:
                     eagle.norm.copy_(own_head(base).final_norm * head_scale(base.config))
         return EagleModule(base, eagle, self.steps, self.noise, seed)
@@ -132,6 +147,7 @@ class EagleModule(SmallModule):
             states = joined_states(config.variant, final, [found.hidden[layer] for layer in config.target_layers])
             if self.training and self._noise:
                 states = states + self._drawn(states, input_ids)
+            own = self._own_logits(final)
         places, pairs = found.places, (found.places - 1).clamp(min=0)  # pair i ends with token i + 1
         embedded, every = eagle.embed(found.tokens), torch.arange(len(places), device=places.device)[:, None]
         count, last = found.tokens.shape[1] - 1, found.tokens.shape[1] - 1
@@ -154,18 +170,22 @@ class EagleModule(SmallModule):
                     keeping(before),
                     visible_pairs(pairs, count, step),
                 )
-            logits.append(eagle.logits(outputs))
-            wanted = final[every, (places + step).clamp(max=last)]
-            losses.append(self._losses(outputs, logits[-1], wanted))
-        return OwnLoss(torch.stack(logits, 2), torch.stack(losses, 2))
+            logits.append(eagle.own_logits(outputs))
+            at = every, (places + step).clamp(max=last)
+            losses.append(soft_loss(logits[-1], own[at]))
+            if config.variant == EAGLE:  # it also learns the state itself
+                missed = smooth_l1_loss(outputs.float(), final[at].float(), reduction="none").mean(-1)
+                losses[-1] = missed + TOKEN_WEIGHT * losses[-1]
+        found, known = OwnLoss(torch.stack(logits, 2), torch.stack(losses, 2)), eagle.tokens
+        if known is None:
+            return found
+        return OwnLoss(None, found.losses, None if torch.is_grad_enabled() else known[first_choices(found.logits)])
 
-    def _losses(self, outputs: Tensor, logits: Tensor, wanted: Tensor) -> Float[Tensor, "batch contexts"]:
-        """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself."""
-        tokens = soft_loss(logits, own_logits(self.base, wanted, self.weights.config.vocabulary))
-        if self.weights.config.variant == EAGLE3:
-            return tokens
-        missed = smooth_l1_loss(outputs.float(), wanted.float(), reduction="none").mean(-1)
-        return missed + TOKEN_WEIGHT * tokens
+    def _own_logits(self, final: Float[Tensor, "batch m dim"]) -> Float[Tensor, "batch m own"]:
+        """The model's own scores of the tokens that the layer's head knows."""
+        if self.weights.tokens is None:
+            return own_logits(self.base, final, self.weights.config.vocabulary)
+        return final @ own_matrices(self.base)[1][self.weights.tokens].mT
 
     def _drawn(self, states: Tensor, input_ids: Tensor) -> Tensor:
         """Noise that depends on the seed and the batch alone, so that a resumed training draws the same."""

@@ -151,7 +151,7 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
     dtype = torch.bfloat16 if half else torch.float32  # half precision if the device is fast at it
     base = job.placed.load(job.base, arguments.device, dtype)
     origin = {"path": job.base.path, "revision": job.base.revision, "fingerprint": job.base.fingerprint}
-    module = job.spec.build(base, origin, recipe.seed)
+    module = job.spec.build(base, origin, recipe.seed, **job.spec.from_answers(train))
     order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
     return Objective(
         model=module,

@@ -23,7 +23,7 @@ from bild_lab.engine.models.layer_control import decoder_layers
 from bild_lab.engine.models.ranks import launched
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError, require_flag
-from bild_lab.training.modules.predictors import Predictors
+from bild_lab.training.modules.predictors import AnsweredPrompt, Predictors
 
 
 class SmallModule(nn.Module):
@@ -69,6 +69,10 @@ class ModuleSpec(Protocol):
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for a model that the module cannot be trained for."""
+
+    def from_answers(self, rows: Sequence[AnsweredPrompt]) -> dict[str, Any]:
+        """What `build` takes besides from the answers to learn."""
+        return {}
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> SmallModule:
         """A fresh module for this frozen model. origin: the path of its weights and their fingerprint."""

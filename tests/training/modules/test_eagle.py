@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,7 +19,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training.modules.eagle import EagleModule, EagleSpec
 from bild_lab.training.modules.frozen import train_beside_frozen
-from bild_lab.training.modules.predictors import PredictionLoss
+from bild_lab.training.modules.predictors import AnsweredPrompt, PredictionLoss
 from tests.engine.drafters.naive import eagle_behind
 from tests.engine.heads.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
@@ -74,6 +75,26 @@ def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
     torch.testing.assert_close(PredictionLoss(spec(variant=EAGLE3).predictors.weights)(found, labels), expected)
 
 
+def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> None:
+    rows = [AnsweredPrompt(np.array(row), 4) for row in ([START, 4, 4, 4, *TEXT[:4], 7, 7, 8], [4, 4, 4, 5, 9, 7, 8])]
+    small = spec(variant=EAGLE3, draft_vocabulary=3)
+    assert small.from_answers(rows) == {"tokens": [7, 8, 9]}  # what stands in the prompts does not count
+    assert spec(variant=EAGLE3).from_answers(rows) == {}
+    base, known = tiny_llama(4, layers=3).eval(), [7, 8, 9]
+    eagle = small.build(base, {}, 0, **small.from_answers(rows)).train()
+    assert eagle.weights.tokens.tolist() == known
+    torch.testing.assert_close(eagle.weights.lm_head.weight, base.lm_head.weight[known])
+    text, contexts = torch.tensor([[START, 5, 9, *TEXT]]), torch.tensor([[4, 7]])
+    found = eagle(text, contexts)
+    with torch.no_grad():
+        own = base(text).logits[0][:, known].softmax(-1)
+        choices = eagle(text, contexts).choices
+    assert found.choices is None and choices[0, 0, 0, 0] in known
+    behind = eagle_behind(eagle.weights, base, text[0, :4].tolist())([])
+    assert choices[0, 0, 0].tolist() == behind.topk(3).indices.tolist()
+    torch.testing.assert_close(found.losses[0, 0, 0], -(own[3] * behind[known].log_softmax(-1)).sum())
+
+
 def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> None:
     eagle, found, labels = outputs_of(EAGLE, train=True)
     assert found.losses.shape == (1, 2, 1)
@@ -122,5 +143,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         spec(variant="eagle2")
     with pytest.raises(UserError, match="module.steps must be a whole number >= 1, got 0"):
         spec(steps=0)
+    with pytest.raises(UserError, match="module.draft_vocabulary must be a whole number >= 1, got 0; null takes all"):
+        spec(variant=EAGLE3, draft_vocabulary=0)
     with pytest.raises(UserError, match="module.noise must lie in"):
         spec(noise=-1)
