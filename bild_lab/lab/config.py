@@ -34,6 +34,7 @@ T = TypeVar("T")
 MOST_WHOLE = 2**63 - 1
 MOST_THREADS = MOST_BATCH = 4096
 MOST_TOKENS = 2**20
+WEIGHTS = (8, 4, "gguf", None)  # their bits; a GGUF file's own blocks; as in the precision
 PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
 EXACT_PREFIX = "bild_lab.engine.acceptance.ExactPrefix"  # the rule around that of a policy with a knob exact_prefix
 EXACT_RULE = "bild_lab.engine.acceptance.SpeculativeSampling"
@@ -62,12 +63,6 @@ def whole(least: int, most: int = MOST_WHOLE, default: Any = dataclasses.MISSING
     return dataclasses.field(default=default, metadata={"range": (least, most)})
 
 
-def require_bits(key: str, bits: int | str | None) -> None:
-    """Raise UserError unless weights can have so many bits, or be kept so."""
-    if bits not in (None, 8, 4, "gguf"):
-        raise UserError(f"{key} must be 8, 4, gguf or null, got {bits!r}")
-
-
 @dataclass
 class PairSpec:
     """Checkpoints: the keys of `pair`. `Languages` checks the languages."""
@@ -85,7 +80,7 @@ class PairSpec:
     draft_weights: int | str | None = None  # of the draft models, as runtime.weights; null: the same
 
     def __post_init__(self) -> None:
-        require_bits("pair.draft_weights", self.draft_weights)
+        require_choice("pair.draft_weights", self.draft_weights, WEIGHTS)
         if self.draft == "target":
             self.draft, self.draft_revision = self.target, self.target_revision
         for key in ("target", "draft", "second_draft"):
@@ -123,7 +118,7 @@ class RuntimeSpec:
     weights: int | str | None = None  # 8 or 4 bits; gguf: a GGUF file's blocks, on the CPU kernels; null: as dtype
 
     def __post_init__(self) -> None:
-        require_bits("runtime.weights", self.weights)
+        require_choice("runtime.weights", self.weights, WEIGHTS)
         self.compile, self.compile_drafter = str(self.compile).lower(), str(self.compile_drafter).lower()
         require_choice("runtime.compile", self.compile, ("auto", "graphs", "true", "false"))
         require_choice("runtime.compile_drafter", self.compile_drafter, ("auto", "true", "false"))

@@ -79,8 +79,7 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
 
     Raises UserError for an unknown item or scale, and a key that no step has.
     """
-    if scale not in SCALES:
-        raise UserError(f"scale must be {' or '.join(SCALES)}, got {scale!r}")
+    require_choice("scale", scale, SCALES)
     graph: dict[str, Step] = {}
     with found_configuration():
         for item in items_of(name):
@@ -93,7 +92,6 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
 
 
 def _add(graph: dict[str, Step], item: str, own: Sequence[str], scale: str, overrides: Sequence[str]) -> None:
-    """Add an item's steps to the graph."""
     goals = [part for command in own for part in _parts(command, overrides)]
     waiting: list[tuple[Words, Sequence[str]]] = [(words, ()) for words in goals]
     while waiting:

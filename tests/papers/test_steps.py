@@ -85,7 +85,7 @@ def test_overrides_go_to_the_steps_that_have_the_key() -> None:
     ]  # fmt: skip
     with pytest.raises(UserError, match="no step of spec_tab4 has the key dataset.limits"):
         steps_of("spec_tab4", "small", ["dataset.limits=6"])
-    with pytest.raises(UserError, match="scale must be paper or small, got 'tiny'"):
+    with pytest.raises(UserError, match="scale must be one of paper, small, got 'tiny'"):
         steps_of("spec_tab4", "tiny")
 
 

@@ -18,7 +18,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError, require_whole
+from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.files import FilePath
 
 log = logging.getLogger(__name__)
@@ -46,8 +46,7 @@ class Peer:
     _window: int | None = None
 
     def __init__(self, target: LoadedModel, bits: int | None = None, cache: Path | None = None) -> None:
-        if bits not in (None, *self.known_bits):
-            raise UserError(f"policy.bits must be {' or '.join(map(str, self.known_bits))} or null, got {bits!r}")
+        require_choice("policy.bits", bits, (*self.known_bits, None))
         self.bits = bits
         self.versions = package_versions(self.packages)
         if target.device.type != "cpu":

@@ -24,7 +24,7 @@ from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.vocabularies import in_vocabulary_of
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.config import (
     DecodingSpec,
     PairSpec,
@@ -94,7 +94,7 @@ def decoder_of(
     wrap: takes every model's place, such as a record of it (`engine.record`). in_memory: models that need no loading,
     by their keys in `pair`. Raises UserError if the parts do not fit together.
     """
-    require_engine(runtime.engine)
+    require_choice("runtime.engine", runtime.engine, ENGINES)
     runtime = decided(runtime, policy)
     models = _Models(pair, runtime, in_memory)
     target = wrap(models.load("target", runtime.device_map))
@@ -190,12 +190,6 @@ def decided(runtime: RuntimeSpec, policy: DictConfig) -> RuntimeSpec:
     return replace(runtime, compile="graphs" if graphs else "false")
 
 
-def require_engine(engine: str) -> None:
-    """Raise UserError for an unknown engine."""
-    if engine not in ENGINES:
-        raise UserError(f"runtime.engine must be one of {', '.join(ENGINES)}, got {engine!r}")
-
-
 @lru_cache(maxsize=4)
 def load_model(
     path: str,
@@ -214,7 +208,7 @@ def load_model(
     Raises UserError for an unknown engine, for a model that the native engine cannot run, and for one that is
     to be spread over devices elsewhere than on hf, or quantized elsewhere than on the kernels.
     """
-    require_engine(engine)
+    require_choice("runtime.engine", engine, ENGINES)
     checkpoint = recognized(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
     if bits == "gguf":
         if not isinstance(checkpoint, GgufCheckpoint):

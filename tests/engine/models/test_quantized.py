@@ -126,7 +126,7 @@ def test_rounded_weights_have_a_record_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"weights": 3}, "runtime.weights must be 8, 4, gguf or null, got 3"),
+        ({"weights": 3}, "runtime.weights must be one of 8, 4, gguf, null, got 3"),
         ({"weights": 4, "engine": "hf"}, "only our own decoders run weights=4"),
         ({"weights": "gguf"}, "weights=gguf keeps the blocks of a GGUF file, got .*; give one, or set 8, 4 or null"),
         ({"weights": 4, "policy": "hf_generate"}, "hf_generate runs the original weights"),
