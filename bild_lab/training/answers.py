@@ -131,7 +131,6 @@ def read_calibrations(folders: Sequence[Path]) -> Calibration:
 
 
 def read_part(file: Path) -> Iterator[Answer]:
-    """The rows of one parquet file."""
     for row in pq.read_table(file, columns=SCHEMA.names).to_pylist():
         yield Answer(**row)
 

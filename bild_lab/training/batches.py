@@ -141,7 +141,6 @@ class BatchOrder(Sampler[int]):
 
     @property
     def epoch_size(self) -> int:
-        """Examples of one epoch."""
         return max(1, len(self._lengths) // self._batch_size) * self._batch_size
 
     def __len__(self) -> int:

@@ -102,7 +102,7 @@ def generate_calibration(job: CalibrationJob, report: Callable[[int, int], None]
         missing = [part for part in job.parts if _rows(job.file(part)) != len(part)]
         if missing:
             (job.folder / MANIFEST).unlink(missing_ok=True)  # it says that all parts are there
-    missing = ranks.broadcast(missing)  # all processes divide the same list, before one of them writes
+    missing = ranks.gather(missing)[0]  # all processes divide the first one's list, before one of them writes
     mine = missing[ranks.rank :: ranks.count]
     total = sum(map(len, mine))
     for part in mine:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from accelerate.utils import send_to_device
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
@@ -194,7 +194,7 @@ class Evaluator:
     def _losses(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         sums, count = {}, 0
         for indices in self._batches():
-            batch = _moved(self.collate([self.examples[index] for index in indices]), model.device)
+            batch = send_to_device(self.collate([self.examples[index] for index in indices]), model.device)
             labels = batch.pop("labels")
             outputs = model(**batch, output_hidden_states=loss.inner, use_cache=False)
             for layer, total in loss.sums(outputs, labels).items():
@@ -210,7 +210,7 @@ class Evaluator:
     def _texts(self, model: PreTrainedModel) -> list[str]:
         texts: list[tuple[int, str]] = []
         for indices in self._batches():
-            prompts = _moved(self.collate.prompts([self.examples[index] for index in indices]), model.device)
+            prompts = send_to_device(self.collate.prompts([self.examples[index] for index in indices]), model.device)
             out = model.generate(**prompts)
             prompt_length = 1 if model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
             decoded = self.tokenizer.batch_decode(out[:, prompt_length:], skip_special_tokens=True)
@@ -247,10 +247,6 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
     finally:
         model.generation_config = own
         model.train(training)
-
-
-def _moved(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArguments) -> Objective:
@@ -318,5 +314,6 @@ def _tokenizer(job: FinetuningJob, folder: TrainingFolder) -> PreTrainedTokenize
     texts = (text for example in job.train for text in (example.prompt, *example.references[:1]))
     tokenizer = job.start.tokenizer(texts)
     if job.start.trains_tokenizer:
-        folder.keep_tokenizer(tokenizer.save_pretrained)
+        with folder.published(folder.tokenizer, "the tokenizer") as draft:
+            tokenizer.save_pretrained(draft)
     return tokenizer

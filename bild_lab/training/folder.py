@@ -108,11 +108,6 @@ class TrainingFolder:
             with suppress(OSError):  # the folder is not empty
                 self.root.rmdir()
 
-    def keep_tokenizer(self, save: Callable[[Path], Any]) -> None:
-        """Let `save` write the tokenizer, whole or not at all."""
-        with self._published(self.tokenizer, "the tokenizer") as draft:
-            save(draft)
-
     def last_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, from which the training resumes."""
         complete = [folder for folder in self.work.glob(f"{_PREFIX}*") if _complete(folder)]
@@ -142,7 +137,7 @@ class TrainingFolder:
         The first process writes, the others wait for it. Returns the metrics as they were written.
         """
         if launched().first:
-            with self._published(self.result, "the trained model") as draft:
+            with self.published(self.result, "the trained model") as draft:
                 write(draft)
                 write_json(draft / METRICS, metrics)
             shutil.rmtree(self.work, ignore_errors=True)
@@ -155,7 +150,7 @@ class TrainingFolder:
             write_json(self.root / METRICS, metrics)
 
     @contextmanager
-    def _published(self, place: Path, what: str) -> Iterator[Path]:
+    def published(self, place: Path, what: str) -> Iterator[Path]:
         """An empty folder to fill in the block; afterwards it is renamed to `place`."""
         draft = place.with_name(f".{place.name}")
         shutil.rmtree(draft, ignore_errors=True)  # a killed process may have left one

@@ -38,7 +38,6 @@ class TerminalLog(TrainerCallback):
             self._bar.console.print(f"resuming from step {state.global_step}")
 
     def on_step_end(self, args, state, control, **kwargs):
-        """One step more."""
         self._bar.update(self._task, completed=state.global_step)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
@@ -107,12 +106,10 @@ class LogToRun(TrainerCallback):
             run.define_metric(name, step_metric="step", summary=summary)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """The numbers, and their step."""
         numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
         self._run.log({**numbers, "step": state.global_step})  # wandb's own step cannot go back, as resuming does
 
     def on_train_end(self, args, state, control, **kwargs):
-        """The best score as the run's summary."""
         if state.best_metric is not None:
             self._run.summary.update({"best": state.best_metric, "best_step": state.best_global_step})
         self._run.finish()

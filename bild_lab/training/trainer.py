@@ -166,7 +166,6 @@ class _StopAtScore(TrainerCallback):
 
 
 def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
-    """The optimizer's class and its arguments."""
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW, {"lr": recipe.learning_rate}
     fixed = {"relative_step": False, "warmup_init": False}

@@ -39,10 +39,6 @@ class Ranks:
         process_group()
         return gather_object([value])
 
-    def broadcast(self, value: T) -> T:
-        """The first process's value."""
-        return self.gather(value)[0]
-
     def wait(self) -> None:
         """Wait until all processes have reached this call."""
         if self.count > 1:

@@ -78,8 +78,7 @@ class LayerHeadsSpec(ModuleSpec):
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> LayerHeadsModule:
         """Heads start as the model's own head."""
-        heads = LayerHeads.fresh(own_head(base), origin, self.layers, self.rank, seed)
-        return LayerHeadsModule(base, heads)
+        return LayerHeadsModule(base, LayerHeads.fresh(own_head(base), origin, self.layers, self.rank, seed))
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=ppd", f"policy.exit_layer={self.layers[-1]}", f"policy.heads={folder}"]

@@ -57,8 +57,7 @@ class MedusaSpec(ModuleSpec):
         """Heads start as copies of the model's own head, so the seed is for a Markov head alone."""
         _, own = own_matrices(base)
         sizes = (self.heads, self.layers, self.shared, self.markov_rank)
-        heads = MedusaHeads.fresh(base.config, own, origin, *sizes, seed)
-        return MedusaModule(base, heads)
+        return MedusaModule(base, MedusaHeads.fresh(base.config, own, origin, *sizes, seed))
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=medusa", f"policy.heads={folder}"]

@@ -86,7 +86,6 @@ class AnsweredPrompt:
         return len(self.tokens) - self.prompt_length
 
     def cut(self, longest: int) -> AnsweredPrompt:
-        """Its first `longest` tokens."""
         learned = None if self.learned is None else self.learned[:longest]
         return AnsweredPrompt(self.tokens[:longest], min(self.prompt_length, longest), learned)
 
