@@ -54,6 +54,11 @@ def duration(seconds: float | None) -> str:
     return f"{number(seconds / 60, 1)} min" if seconds < 7200 else f"{number(seconds / 3600, 1)} h"
 
 
+def counted(count: int, what: str) -> str:
+    """Write a count of things, such as `1 point` and `12 points`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def short_name(name: str, limit: int = 28) -> str:
     """Write the name of a model or dataset without folders or owner; a folder `checkpoint` has the name above it."""
     *folders, last = str(name).rstrip("/").split("/")

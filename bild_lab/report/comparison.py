@@ -14,7 +14,7 @@ from rich.text import Text
 
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared, ComparedQuality
-from bild_lab.lab.formatting import MISSING, interval, knob_label, number, short_name, signed, times
+from bild_lab.lab.formatting import MISSING, counted, interval, knob_label, number, short_name, signed, times
 from bild_lab.lab.results.groups import varying_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
@@ -40,10 +40,10 @@ def summary(compared: Sequence[Compared]) -> str:
     speed = _counted([one.speed_verdict for one in compared])
     quality = _counted([one.quality.verdict for one in compared])
     count = len(compared)
-    counted = f"{count} point{'' if count == 1 else 's'} compared. B against A: {speed} in speed; {quality} in quality."
+    said = f"{counted(count, 'point')} compared. B against A: {speed} in speed; {quality} in quality."
     if count == 1:
-        return counted
-    return f"{counted} Of {count} points about {number(SIGNIFICANT * count, 1)} would differ by chance alone."
+        return said
+    return f"{said} Of {count} points about {number(SIGNIFICANT * count, 1)} would differ by chance alone."
 
 
 def notes(

@@ -269,13 +269,13 @@ def _label_front(panel: _Panel) -> None:
     front = [result for result in group.front() if knob_label(result, group.knobs(result))]
     if len(front) > most:  # evenly over the front, with both its ends
         front = [front[round(at * (len(front) - 1) / (most - 1))] for at in range(most)]
-    places, room = [_pixel(axes, at.x, at.y) for _, at in group.placed], 1.4 * panel.look.mark
+    places, room = [axes.transData.transform((at.x, at.y)) for _, at in group.placed], 1.4 * panel.look.mark
     taken = [Bbox.from_extents(x - room, y - room, x + room, y + room) for x, y in places]
     for result in front:
         at = group.position(result)
         label = knob_label(result, group.knobs(result), "\n")
         text = axes.text(at.x, at.y, label, size="small", ha="center", va="center", zorder=7)
-        anchor = _pixel(axes, at.x, at.y)
+        anchor = axes.transData.transform((at.x, at.y))
         box = free_place(anchor, text.get_window_extent(), taken, _lines(axes, group), axes.get_window_extent())
         if box is None:
             text.remove()
@@ -324,8 +324,3 @@ def _lines(axes: Axes, group: Group) -> list[MatplotlibPath]:
         levels = (group.baseline_quality, group.baseline_quality - 1)
         lines += [[(x, level) for x in axes.get_xlim()] for level in levels]
     return [MatplotlibPath(axes.transData.transform(line)) for line in lines]
-
-
-def _pixel(axes: Axes, x: float, y: float) -> XY:
-    across, up = axes.transData.transform((x, y))
-    return float(across), float(up)

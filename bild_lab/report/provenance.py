@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bild_lab.lab.formatting import MISSING, number, percent
+from bild_lab.lab.formatting import MISSING, counted, number, percent
 from bild_lab.lab.schema.result import Result
 
 # what can differ between two sources of points
@@ -16,7 +16,7 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
     remarks = unreliable(results)
     if older:
-        kept = f"{_many(older, 'older measurement')} of these points {'is' if older == 1 else 'are'} kept"
+        kept = f"{counted(older, 'older measurement')} of these points {'is' if older == 1 else 'are'} kept"
         remarks.append(f"{kept} in the folder, not shown.")
     if len(found := sources(results)) > 1:
         differing = ", ".join(key for key in found[0] if key != "points")
@@ -36,7 +36,7 @@ def unreliable(results: Sequence[Result]) -> list[str]:
         (impossible, "as faster than their tokens per call allow", idle),
         (len(busy), f"while other programs used {used} % of the machine", idle),
     )
-    points = _many(len(results), "point")
+    points = counted(len(results), "point")
     doubts = Counter(result.doubt for result in results if result.doubt)
     return [
         *(
@@ -67,7 +67,7 @@ def disturbance(result: Result) -> str:
 def caption(results: Sequence[Result]) -> str:
     """Return the caution for a figure: `3 of 12 points timed unreliably`; empty if it needs none."""
     disturbed = sum(bool(disturbance(result)) for result in results)
-    return f"{disturbed} of {_many(len(results), 'point')} timed unreliably" if disturbed else ""
+    return f"{disturbed} of {counted(len(results), 'point')} timed unreliably" if disturbed else ""
 
 
 def sources(results: Sequence[Result]) -> list[dict[str, str]]:
@@ -86,7 +86,3 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
 def _source(result: Result) -> dict[str, str]:
     known = {**result.environment, "sweep": result.name, "hardware": result.setting.hardware}
     return {key: MISSING if known.get(key) is None else str(known[key]) for key in _SOURCE}
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -113,8 +113,7 @@ def beyond_axis(group: Group) -> str:
 
 def front_corners(group: Group) -> list[tuple[float, float]]:
     """Return the corners of the front; the baseline is the last one unless something faster is as good."""
-    positions = [group.position(result) for result in group.front()]
-    corners = [(position.x, position.y) for position in positions if position is not None]
+    corners = [(at.x, at.y) for result in group.front() if (at := group.position(result)) is not None]
     quality = group.baseline_quality
     if group.relative and quality is not None and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in corners):
         corners = sorted([*corners, (1.0, quality)])

@@ -19,7 +19,6 @@ from bild_lab.report.provenance import disturbance, unreliable
 
 WIDTH = 80
 _ON_FRONT = "\u25cf"
-_CROSS = TIMES
 _DISTURBED = "!"
 _NUMBERS = (  # the columns after the quality
     *("quality_difference", "speedup", "latency_s_median"),
@@ -61,7 +60,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
             table.add_row(*_cells(group, result), style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
-        texts = (_CROSS, f"{failure.policy} {knob_label(failure, list(failure.knobs), ' ')}", "failed")
+        texts = (TIMES, f"{failure.policy} {knob_label(failure, list(failure.knobs), ' ')}", "failed")
         table.add_row(*(Text(text) for text in texts), style="red")
     table.caption = Text(_LEGEND, style="dim", justify="left")
     if any(disturbance(result) for result in results):
@@ -69,7 +68,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     for failure in failures:
         said = f"{failure.point} {failure.error.type}: {failure.error.message}"  # failed.json has all of it
         said = said if len(said) <= _MESSAGE_AT_MOST else f"{said[:_MESSAGE_AT_MOST]}\u2026"
-        table.caption.append(f"\n{_CROSS} {said}", style="red")
+        table.caption.append(f"\n{TIMES} {said}", style="red")
     return table
 
 

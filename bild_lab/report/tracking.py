@@ -91,19 +91,15 @@ class BothLoggers:
         self._each = (tensorboard, wandb)
 
     def log_point(self, *point: Any, **options: Any) -> None:
-        """Log a point to both."""
         for one in self._each:
             one.log_point(*point, **options)
 
     def log_sweep(self, sweep: Sweep) -> None:
-        """Log a sweep to both."""
         for one in self._each:
             one.log_sweep(sweep)
 
     def closing(self) -> list[str]:
-        """Where the runs of both are."""
         return [line for one in self._each for line in one.closing()]
 
     def begin(self, *about: Any) -> list[Any]:
-        """Begin a run of each."""
         return [one.begin(*about) for one in self._each]

@@ -53,11 +53,6 @@ class Column:
     def short_title(self) -> str:
         return self.short or self.title
 
-    @property
-    def summary_key(self) -> str:
-        """Its name in the summary of a Weights & Biases run, such as `speedup/value`."""
-        return self.path.removeprefix("counts.").replace(".", "/")
-
     def of(self, result: Any) -> Any:
         """The value; None if the result has none."""
         value: Any = result

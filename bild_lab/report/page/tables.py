@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 from bild_lab.lab.formatting import (
     MISSING,
+    counted,
     duration,
     interval,
     knob_label,
@@ -140,7 +142,10 @@ def points_table(group: Group) -> Table:
         policy_column(group),
         column_of("speedup"),
         *quality_columns(group),
-        *(TableColumn(knob, f"knob of the policy: {knob}", _knob_cell(knob)) for knob in group.varying_knobs()),
+        *(
+            TableColumn(knob, f"knob of the policy: {knob}", partial(_knob_cell, knob))
+            for knob in group.varying_knobs()
+        ),
         *([_certificate_column()] if certified else []),
         *map(column_of, _POINT),
     ]
@@ -190,7 +195,7 @@ def quality_columns(group: Group) -> list[TableColumn]:
     return [
         replace(column_of("quality"), title=group.metric),
         column_of("quality_difference"),
-        *(TableColumn(title, hint, _further_cell(name)) for name, title in further.items()),
+        *(TableColumn(title, hint, partial(_further_cell, name)) for name, title in further.items()),
     ]
 
 
@@ -261,7 +266,7 @@ def rounding_table(group: Group) -> Table:
 
     def rows_column(count: int) -> TableColumn:
         hint = f"the largest total variation between a forward of {count} rows and one row after another"
-        title = f"{count} row{'' if count == 1 else 's'}"
+        title = counted(count, "row")
         return TableColumn(title, hint, lambda one: _variation(one.certificate.rounding.get(str(count))))
 
     change = COLUMNS["certificate_output"]
@@ -295,7 +300,7 @@ def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | No
     beside = [one for one in group.results if one.baseline_latency_s is not None and one.baseline_tokens_per_s]
     if not beside or any(one.is_baseline for one in group.results):
         return None
-    points = f"timed beside {len(beside)} point{'' if len(beside) == 1 else 's'}"
+    points = f"timed beside {counted(len(beside), 'point')}"
     middle, late = (median(getattr(one.baseline_latency_s, end) for one in beside) for end in ("median", "p95"))
     rate = median(one.baseline_tokens_per_s for one in beside)
     further = beside[0].further_qualities.values()
@@ -311,26 +316,20 @@ def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | No
     return TableRow([known.get(column.title, TableCell(MISSING)) for column in columns], is_baseline=True)
 
 
-def _knob_cell(knob: str) -> Callable[[Result], TableCell]:
-    def cell(result: Result) -> TableCell:
-        if knob not in result.knobs:
-            return TableCell("")
-        value = result.knobs[knob]
-        return TableCell(knob_value(value), "", value if isinstance(value, int | float | str) else str(value))
-
-    return cell
+def _knob_cell(knob: str, result: Result) -> TableCell:
+    if knob not in result.knobs:
+        return TableCell("")
+    value = result.knobs[knob]
+    return TableCell(knob_value(value), "", value if isinstance(value, int | float | str) else str(value))
 
 
-def _further_cell(name: str) -> Callable[[Result], TableCell]:
-    def cell(result: Result) -> TableCell:
-        quality = result.further_qualities.get(name)
-        if quality is None:
-            return TableCell(MISSING)
-        bounds = interval(quality.difference_low, quality.difference_high, write=signed)
-        change = "" if quality.difference is None else f"{signed(quality.difference)} {bounds}"
-        return TableCell(number(quality.value), change, quality.value)
-
-    return cell
+def _further_cell(name: str, result: Result) -> TableCell:
+    quality = result.further_qualities.get(name)
+    if quality is None:
+        return TableCell(MISSING)
+    bounds = interval(quality.difference_low, quality.difference_high, write=signed)
+    change = "" if quality.difference is None else f"{signed(quality.difference)} {bounds}"
+    return TableCell(number(quality.value), change, quality.value)
 
 
 def _certificate_column() -> TableColumn:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
+from bild_lab.lab.formatting import counted
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.results.groups import by_setting, pair_title
 from bild_lab.lab.results.inputs import examples_of, stored_config
@@ -169,9 +170,11 @@ class WandbLogger:
         """Where the runs of this process are: their address, and how to send those written offline."""
         lines = []
         if online := self._begun[ONLINE]:
-            lines.append(f"logged to Weights & Biases: {_runs(online)} in group {self._group}. {self._address}".strip())
+            lines.append(
+                f"logged to Weights & Biases: {counted(online, 'run')} in group {self._group}. {self._address}".strip()
+            )
         if offline := self._begun[OFFLINE]:
-            lines.append(f"logged offline: {_runs(offline)}. Send with: {sync_command(self._directory)}")
+            lines.append(f"logged offline: {counted(offline, 'run')}. Send with: {sync_command(self._directory)}")
         return lines
 
     def begin(
@@ -267,10 +270,6 @@ def _plain(name: str, longest: int) -> str:
     """The name where it may be part of an address; else the part of it that may be, with a hash of all."""
     plain = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)
     return name if plain == name and len(name) <= longest else f"{plain[: longest - 13]}-{content_hash({'name': name})}"
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'' if count == 1 else 's'}"
 
 
 def flat_metrics(result: Result) -> dict[str, float | str | list]:

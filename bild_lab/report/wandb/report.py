@@ -185,7 +185,8 @@ def _bars(wr: Any) -> list[Any]:
     return [
         wr.BarPlot(
             title=f"{COLUMNS[name].words.capitalize()}, mean and range of the points",
-            metrics=[wr.SummaryMetric(COLUMNS[name].summary_key)],
+            # as `flat_metrics` names it
+            metrics=[wr.SummaryMetric(COLUMNS[name].path.removeprefix("counts.").replace(".", "/"))],
             groupby_aggfunc="mean",
             groupby_rangefunc="minmax",
             layout=wr.Layout(x=12 * (place % 2), y=8 * (place // 2), w=12, h=8),
