@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
@@ -39,14 +40,11 @@ def decode_batch(
     if isinstance(method, DecodesTogether):
         return _together(method, requests, batch.size, ended)
 
-    def loop_of(request: Request) -> Callable[[], tuple[list[int], Trace]]:
-        def loop() -> tuple[list[int], Trace]:
-            trace = Trace()
-            return method.decode(request, trace)[request.limits.prompt_length :], trace
+    def loop(request: Request) -> tuple[list[int], Trace]:
+        trace = Trace()
+        return method.decode(request, trace)[request.limits.prompt_length :], trace
 
-        return loop
-
-    texts = batch.run([loop_of(request) for request in requests], ended)
+    texts = batch.run([partial(loop, request) for request in requests], ended)
     return [BatchedText(*text.result, text.latency_s, text.share_s) for text in texts]
 
 
@@ -136,7 +134,6 @@ def bytes_of_text(models: Iterable[LoadedModel], requests: Sequence[Request]) ->
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that nobody uses."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available

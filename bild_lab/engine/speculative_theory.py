@@ -3,6 +3,7 @@
 A cheaper model drafts the target's tokens, `window` (γ) at a time. Each is accepted with probability
 `acceptance_rate` (α), independently of the others. `cost_ratio` (c) is the cost of one drafter step
 divided by that of one target step: in seconds for walltime, in operations for operations.
+Every function raises UserError for values out of range.
 """
 
 from __future__ import annotations
@@ -15,8 +16,7 @@ from bild_lab.errors import require_finite, require_number, require_whole
 def expected_tokens(acceptance_rate: float, window: float) -> float:
     """Tokens per target call, including the target's own: (1 − α^(γ+1)) / (1 − α) (Eq. 1).
 
-    The window γ may be fractional, such as the mean window of an adaptive drafter. Raises UserError
-    for an acceptance rate outside [0, 1] or a negative window.
+    The window γ may be fractional, such as the mean window of an adaptive drafter.
     """
     _require_rate(acceptance_rate)
     require_finite("the draft window", window, 0, remedy="0 drafts nothing")
@@ -32,7 +32,7 @@ def walltime_improvement(acceptance_rate: float, window: float, cost_ratio: floa
     """Speedup over the target alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1)) (Theorem 3.8).
 
     cost_ratio: seconds of one drafter step divided by seconds of one target step. Assumes that the target
-    verifies a whole window in the time of one token. Raises UserError for values out of range.
+    verifies a whole window in the time of one token.
     """
     _require_ratio(cost_ratio)
     return expected_tokens(acceptance_rate, window) / (window * cost_ratio + 1)
@@ -41,8 +41,7 @@ def walltime_improvement(acceptance_rate: float, window: float, cost_ratio: floa
 def operations_increase(acceptance_rate: float, window: float, cost_ratio: float) -> float:
     """Operations divided by those of the target alone: (1 − α)(γĉ + γ + 1) / (1 − α^(γ+1)) (Theorem 3.11).
 
-    cost_ratio: ĉ, operations of one drafter step divided by those of one target step. Raises UserError for
-    values out of range.
+    cost_ratio: ĉ, operations of one drafter step divided by those of one target step.
     """
     _require_ratio(cost_ratio)
     return (window * cost_ratio + window + 1) / expected_tokens(acceptance_rate, window)
@@ -51,7 +50,7 @@ def operations_increase(acceptance_rate: float, window: float, cost_ratio: float
 def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -> int:
     """The integer window of at most `most` tokens with the largest walltime improvement (§3.5).
 
-    0 if drafting does not pay, that is, if α <= c (Corollary 3.9). Raises UserError for values out of range.
+    0 if drafting does not pay, that is, if α <= c (Corollary 3.9).
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)
@@ -69,7 +68,7 @@ def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
     """The walltime improvement if each draft ended just before its first rejection: 1 / (1 − α + cα) (§3.5).
 
     Such drafts give 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No choice of windows is
-    better; at cost ratio 0 it is the limit for infinite windows (§3.6). Raises UserError for values out of range.
+    better; at cost ratio 0 it is the limit for infinite windows (§3.6).
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)

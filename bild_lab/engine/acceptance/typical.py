@@ -68,8 +68,7 @@ def longest_path(parents: list[int], probs: list[float], passes: list[float]) ->
         if passes[node] and parent in reached:
             path, likelihood = reached[parent]
             reached[node] = ((*path, node), likelihood * probs[node])
-    best, _ = max(reached.values(), key=lambda item: (len(item[0]), item[1]))
-    return best
+    return max(reached.values(), key=lambda item: (len(item[0]), item[1]))[0]
 
 
 class TruncationSampling(SpeculativeRule):

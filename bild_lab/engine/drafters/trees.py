@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,10 +114,7 @@ def grown(grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool
     probes: below the last committed token and, if everywhere, below each node.
     Raises UserError for a full tree of more than MOST_NODES nodes.
     """
-    count, level = 0, 1
-    for width in widths:
-        level *= width
-        count += level
+    count = sum(accumulate(widths, mul))
     if grow is full_tree and count > MOST_NODES:
         raise UserError(f"a full tree of top_k {list(widths)} has {count} nodes, more than {MOST_NODES}; lower top_k")
     trees = []

@@ -100,7 +100,6 @@ class SavedModule(nn.Module):
         self.config = config
 
     def save(self, folder: Path | str) -> None:
-        """Write the weights, then the configuration, each file atomically."""
         write_module(Path(folder), self.kind, self.state_dict(), dataclasses.asdict(self.config))
 
     @classmethod

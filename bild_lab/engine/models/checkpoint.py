@@ -391,7 +391,6 @@ def quantization(config: PreTrainedConfig) -> str | None:
 
 
 def decoder_depth(config: PreTrainedConfig) -> int:
-    """The number of decoder layers in a configuration."""
     text = config.get_text_config(decoder=True)
     layers = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", None)
     return layers if config.is_encoder_decoder and layers else text.num_hidden_layers

@@ -71,9 +71,7 @@ class ProcessedSession(SessionOver):
         rows = as_rows(rows)
         start = self._session.length if rows.position is None else rows.position
         scores = self._session.extend(rows, want)
-        if (
-            rows.position is not None and scores.logits is None
-        ):  # PPD's candidates run beside the text, in another thread
+        if rows.position is not None and scores.logits is None:  # PPD's candidates, beside the text in a thread
             return scores
         tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
         earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)

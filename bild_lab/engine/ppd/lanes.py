@@ -24,7 +24,7 @@ def two_lanes(device: torch.device) -> Iterator[Together]:
     In a batch they run one after the other, each together with the rows of other texts.
     """
     if current_batch() is not None:
-        yield in_turn
+        yield lambda here, beside: (here(), beside())
         return
     if device.type == "cuda":
         yield partial(in_two_streams, torch.cuda.Stream(device))
@@ -38,11 +38,6 @@ def two_lanes(device: torch.device) -> Iterator[Together]:
             yield partial(in_two_threads, worker)
     finally:
         torch.set_num_threads(threads)
-
-
-def in_turn(here: Callable[[], First], beside: Callable[[], Second]) -> tuple[First, Second]:
-    """Run one after the other."""
-    return here(), beside()
 
 
 def in_two_threads(

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,11 +87,8 @@ class Store:
 
     def forwards(self, texts: Sequence[str]) -> dict[str, int]:
         """How many forwards the rows of these texts took, by kind."""
-        found: dict[str, int] = {}
-        for block in (block for text in texts for block in self._blocks.get(text, ())):
-            for kind, count in block.forwards.items():
-                found[kind] = found.get(kind, 0) + count
-        return found
+        blocks = (block for text in texts for block in self._blocks.get(text, ()))
+        return sum((Counter(block.forwards) for block in blocks), Counter())
 
     def read(self, text: str) -> list[list[Entry]]:
         """The saved rows of a text, block by block. They are read from the disk when they are used."""

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Tree
@@ -80,7 +80,9 @@ class IntersectionSession(SessionOver):
         self._ends += itertools.accumulate(map(len, written[1:]), initial=before + len(written[0]))
         if logits.shape[0] != wanted:
             logits = logits[on_device([logits.shape[0] + row for row in scored], logits.device)]
-        return Scores(self._translated(logits))
+        ours, theirs = self._shared
+        translated = logits.new_full((wanted, self._overlap.width), float("-inf"))
+        return Scores(translated.index_copy_(1, ours, logits.index_select(1, theirs)))
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         """Drafted one forward at a time; nothing where the draft model's positions end."""
@@ -112,11 +114,6 @@ class IntersectionSession(SessionOver):
         for parent, span in zip(tree.parents.tolist(), self._spans, strict=True):
             parents += [ROOT if parent == ROOT else self._spans[parent][-1], *span[:-1]]
         return Tree(on_device(parents, tree.parents.device))
-
-    def _translated(self, logits: Float[Tensor, "n own"]) -> Float[Tensor, "n vocab"]:
-        ours, theirs = self._shared
-        translated = logits.new_full((logits.shape[0], self._overlap.width), float("-inf"))
-        return translated.index_copy_(1, ours, logits.index_select(1, theirs))
 
     def _fits(self, rows: Sequence[int], drafted: int) -> bool:
         """Whether the draft model has positions for these tokens and so many drafted ones."""

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.draft import Draft, Verdict, common_prefix
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
@@ -88,8 +88,7 @@ class OneRow:
         """text: with the prompt."""
         key = tuple(text)
         if key not in self._logits:
-            same = first_difference(self._fed, text[:-1])
-            same = len(self._fed) if same is None else same
+            same = common_prefix(self._fed, text[:-1])
             self._session.rollback(same)
             for token in text[same:]:
                 logits = precise(self._session.extend([token], LAST).logits[0])
@@ -105,10 +104,7 @@ class OneRow:
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     """The first place at which two texts differ, or one of them has ended; None if they are equal."""
-    if list(one) == list(other):
-        return None
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return None if list(one) == list(other) else common_prefix(one, other)
 
 
 def largest(logits: Sequence[Float[Tensor, " vocab"]]) -> float:

@@ -91,7 +91,6 @@ class NativeLayers(Layers):
                 workspace.remember(self.memory)
 
     def _encoded(self, encoder: PackedDecoder | None, tokens: Int[Tensor, " s"]) -> t5.Memory:
-        """Run the encoder."""
         if encoder is None:
             return self.decoder.encode(tokens)
         return self._together("encode", partial(encoded, self.decoder, encoder), tokens, ahead=True)

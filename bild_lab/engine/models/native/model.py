@@ -41,6 +41,8 @@ class NativeModel:
     """
 
     drafts_whole = True
+    # rotations and relative positions have no end; those that change with the length do not run here
+    positions = session_positions = source_positions = None
 
     def __init__(
         self,
@@ -109,13 +111,6 @@ class NativeModel:
         """Read the weights now rather than at the first decoding."""
         _ = self.decoder, self.packed, self.packed_encoder
 
-    @property
-    def positions(self) -> None:
-        """Rotations and relative positions have no end. Those that change with the length do not run here."""
-        return None
-
-    session_positions = source_positions = positions
-
     def admit(self, feed: Feed) -> None:
         """Read the weights. The tests compare these decoders with Transformers, for every architecture they know."""
         self.load()
@@ -125,8 +120,7 @@ class NativeModel:
         return self.start(text, 1).extend([text.prompt[-1]], want).logits
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
-        head = self.decoder.head
-        return self.decoder.embedding[:], numbers_of(head, self.dtype)
+        return self.decoder.embedding[:], numbers_of(self.decoder.head, self.dtype)
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         return self.transformers.source(prompt, max_tokens)
