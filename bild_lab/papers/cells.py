@@ -164,21 +164,17 @@ def cell(data: str, row: str, quantity: str, number: Number, formula: float | No
     return [] if value is None else [Cell(data, row, quantity, value, *bounds, formula, metric=metric)]
 
 
-def at_losses(row: RowOf) -> Cells:
+def at_losses(points: Sequence[Result], row: RowOf) -> list[Cell]:
     """The fastest point of each curve at minimal loss and at one point of loss, and its best quality."""
-
-    def cells(points: Sequence[Result]) -> list[Cell]:
-        found = []
-        for (panel, name), curve in curves(points, row).items():
-            for words, loss in (("minimal loss", MINIMAL_LOSS), ("one point of loss", ONE_POINT)):
-                if (best := best_at_loss(curve, loss)) is not None:
-                    found += cell(panel, name, f"speedup at {words}", best.speedup)
-                    found += cell(panel, name, f"quality at {words}", best.quality)
-            best = max(curve, key=lambda point: point.quality.value)
-            found += cell(panel, name, "best quality", best.quality)
-        return [*found, *_vanilla(points)]
-
-    return cells
+    found = []
+    for (panel, name), curve in curves(points, row).items():
+        for words, loss in (("minimal loss", MINIMAL_LOSS), ("one point of loss", ONE_POINT)):
+            if (best := best_at_loss(curve, loss)) is not None:
+                found += cell(panel, name, f"speedup at {words}", best.speedup)
+                found += cell(panel, name, f"quality at {words}", best.quality)
+        best = max(curve, key=lambda point: point.quality.value)
+        found += cell(panel, name, "best quality", best.quality)
+    return [*found, *_vanilla(points)]
 
 
 def replaced_share(points: Sequence[Result]) -> list[Cell]:
@@ -329,8 +325,7 @@ def greatest(cells: Sequence[Cell]) -> list[Cell]:
     """For each row the cell with the greatest value."""
     best: dict[Key, Cell] = {}
     for one in cells:
-        if one.key not in best or one.value > best[one.key].value:
-            best[one.key] = one
+        best[one.key] = max(best.get(one.key, one), one, key=lambda cell: cell.value)
     return list(best.values())
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config import PICTURE_KINDS
 from bild_lab.lab.results.groups import setting_title
@@ -36,7 +36,7 @@ class PaperFigure:
 
 
 def _trade_off(row: cells.RowOf, *borrowed: str) -> PaperFigure:
-    return PaperFigure(cells.at_losses(row), draw.draw_trade_offs, row, frozenset(borrowed))
+    return PaperFigure(partial(cells.at_losses, row=row), draw.draw_trade_offs, row, frozenset(borrowed))
 
 
 def _bita(row: cells.RowOf, panel: cells.RowOf = cells.dataset) -> PaperFigure:
@@ -122,8 +122,7 @@ def draw_figure(
         UserError: there is no such figure or scale, or it has no points in outputs; the message says what to run.
     """
     published = load_published(name)
-    if scale is not None and scale not in SCALES:
-        raise UserError(f"scale must be {' or '.join(SCALES)}, got {scale!r}")
+    require_choice("scale", scale, (*SCALES, None))
     scales = SCALES if scale is None else (scale,)
     for one in scales:
         if points := measured(FIGURES[name], published, outputs, one):

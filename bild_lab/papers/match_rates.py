@@ -115,15 +115,6 @@ def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
     return spec.layers
 
 
-def scores_of(
-    session: Session, heads: LayerHeads | None, layer: int, hidden: Float[Tensor, "n dim"]
-) -> Float[Tensor, "n vocab"]:
-    """What the heads make of a layer's output. layer: counted from 1."""
-    if heads is None:
-        return session.extend(Rows([0] * len(hidden), states=hidden), Want(layers=())).logits
-    return heads.logits(layer, hidden)
-
-
 @torch.inference_mode()
 def greedy_states(target: LoadedModel, request: Request) -> tuple[Session, list[int], Float[Tensor, "layers n dim"]]:
     """The text's session, the target's own greedy text, and every layer's output where each token is predicted."""
@@ -233,7 +224,12 @@ def measure_match_rates(
         wanted = torch.tensor(tokens, device=states.device)[:, None]
         found = []
         for own, layer in product(heads, layers):
-            choices = scores_of(session, own, layer, states[layer - 1]).topk(spec.top_k[-1]).indices  # [n, most]
+            hidden = states[layer - 1]
+            if own is None:
+                logits = session.extend(Rows([0] * len(hidden), states=hidden), Want(layers=())).logits
+            else:
+                logits = own.logits(layer, hidden)
+            choices = logits.topk(spec.top_k[-1]).indices  # [n, most]
             found.append((choices == wanted).cumsum(-1).T.cpu().numpy()[top_k - 1])
         return np.stack(found).reshape(len(heads), len(layers), len(top_k), len(tokens))
 
@@ -248,7 +244,6 @@ def measure_match_rates(
 
 
 def alone(target: LoadedModel) -> DraftThenVerify:
-    """The target decodes by itself."""
     return DraftThenVerify(target, NoDraft(target), ExactMatch())
 
 

@@ -250,7 +250,6 @@ class Size(NamedTuple):
 
 @cache
 def size_of(model: str) -> Size:
-    """Of a model of the hub."""
     from transformers import AutoConfig  # late: it takes a second to load
 
     from bild_lab.lab.analysis.cost import dimensions

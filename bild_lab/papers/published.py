@@ -120,11 +120,6 @@ class Published:
             if value is not None
         }
 
-    @cached_property
-    def tolerances(self) -> dict[str, float]:
-        """The tolerances, by quantity."""
-        return {block.quantity: block.tolerance for block in self.values}
-
 
 def published_names() -> list[str]:
     """Every figure and table there is, in alphabetical order."""
@@ -187,6 +182,7 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
     metric: ROUGE-L of CNN/DailyMail is ten points below the ROUGE-Lsum that BiLD prints.
     """
     lines, used = [], set()
+    tolerances = {block.quantity: block.tolerance for block in published.values}
     for cell in cells:
         panel, row, quantity = cell.key
         row = published.same_rows.get(row, row)
@@ -195,7 +191,7 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
             if (panel, row, quantity) not in published.printed and quantity != QUALITY:
                 panel = panel_of(published.stands_for.panel, cell.part)
         key = (panel, row, quantity)
-        beside, tolerance = published.printed.get(key), published.tolerances.get(quantity)
+        beside, tolerance = published.printed.get(key), tolerances.get(quantity)
         if cell.formula is not None:
             beside, tolerance = cell.formula, FORMULA_TOLERANCE * abs(cell.formula)
         elif cell.metric is not None and published.metrics.get(panel, cell.metric) != cell.metric:

@@ -101,7 +101,6 @@ def selected(group: Group) -> list[Result]:
 
 
 def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
-    """A point's calls on one example."""
     verifies = intervals(example, "verify")
     calls = {"prefill": intervals(example, "prefill")[:1], "draft": [], "verify": verifies}
     rejected = []
