@@ -336,13 +336,8 @@ class Shape:
     gpu: bool = False
 
 
-def shapes() -> dict[str, Shape]:
-    """The shapes by their names."""
-    content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return {name: Shape(**values) for name, values in content.items() if not name.startswith(".")}
-
-
-SHAPES = shapes()
+_STORED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+SHAPES = {name: Shape(**values) for name, values in _STORED.items() if not name.startswith(".")}
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from bild_lab.lab.measure.environment import no_garbage_collection
 from bild_lab.lab.point import Point
 
 AUTO_EXAMPLES = 200  # read to fit a tree on, until there are enough rounds
+ROUNDS, WIDEST, MOST_ROWS = 1500, 10, 64  # to learn acceptance from; candidates of each depth; of a forward
 TIMED_TEXTS, TIMED_ROUNDS = 4, 16
 SIZES = (2, 4, 8, 16, 17, 32, 33, 48, 49, 64)  # timed rows: both sides of where a processor's tiles may make steps
 
@@ -115,21 +116,13 @@ class Text:
     ended: bool
 
 
-def fit_tree(
-    decoder: Decoder,
-    requests: Sequence[Request],
-    facts: dict[str, Any],
-    rounds: int = 1500,
-    widest: int = 10,
-    rows: int = 64,
-) -> dict[str, Any]:
+def fit_tree(decoder: Decoder, requests: Sequence[Request], facts: dict[str, Any]) -> dict[str, Any]:
     """The content of a tree's file: the tree with the most tokens per second, and what is expected of it.
 
-    facts: also for the file, such as the machine and the texts. rounds: to learn acceptance from. widest: candidates of
-    each depth. rows: of a forward.
+    facts: also for the file, such as the machine and the texts.
     """
     method, drafter = decoder.method, decoder.method.drafter
-    widest, deepest = min(widest, drafter.choices), drafter.most_depth
+    widest, deepest = min(WIDEST, drafter.choices), drafter.most_depth
     collector = replace(method, drafter=collecting(drafter, widest))
     texts: list[Text] = []
     seen = 0
@@ -139,12 +132,12 @@ def fit_tree(
         ended = tokens[-1] in request.limits.end_tokens
         texts.append(Text(tokens, request.limits.prompt_length, trace.rounds, ended))
         seen += len(trace.rounds)
-        if seen >= rounds:
+        if seen >= ROUNDS:
             break
     acceptance = acceptance_of(texts, deepest, widest, drafter.markov is not None)
     timed = requests[: min(len(texts), TIMED_TEXTS)]
-    costs = measured_costs(method, timed, acceptance, rows, decoder.synchronize)
-    best = max(choices(acceptance, costs, rows, bool(drafter.most_probes)), key=lambda one: one.tokens_per_s)
+    costs = measured_costs(method, timed, acceptance, MOST_ROWS, decoder.synchronize)
+    best = max(choices(acceptance, costs, MOST_ROWS, bool(drafter.most_probes)), key=lambda one: one.tokens_per_s)
     expected = {"rows": best.rows, "tokens": best.tokens, "ms": 1000 * best.seconds, "alone_ms": 1000 * costs[0][1]}
     trees = [best_tree(acceptance[:depth], best.nodes, best.masks) for depth in range(best.depth + 1)]
     return {

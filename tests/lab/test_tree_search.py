@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -166,7 +165,8 @@ def point(*overrides: str) -> Point:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "fit_tree", partial(module.fit_tree, rows=8, widest=3))
+    monkeypatch.setattr(module, "MOST_ROWS", 8)
+    monkeypatch.setattr(module, "WIDEST", 3)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "cache" / "trees"
 

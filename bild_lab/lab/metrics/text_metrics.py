@@ -358,16 +358,14 @@ class Measure:
 
 def mean_of(metric: str, values: Sequence[float], signature: str | None = None) -> Measure:
     """The mean of a value of each example, such as 100 for a right answer and 0 for a wrong one."""
-    counted = np.stack([np.array(values, dtype=float), np.ones(len(values))], axis=1)
-    each = tuple(counted[:, 0].tolist())
-    return Measure(metric, len(each), lambda sums: sums[..., 0] / sums[..., 1], counted, signature, each)
+    return ratio_of(metric, [(value, 1.0) for value in values], signature)
 
 
-def ratio_of(metric: str, sums: Sequence[tuple[float, float]]) -> Measure:
+def ratio_of(metric: str, sums: Sequence[tuple[float, float]], signature: str | None = None) -> Measure:
     """A sum over all examples, divided by a count over all of them: nats per token, or tokens per text."""
     counted = np.array(sums, dtype=float)
     each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
-    return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, None, each)
+    return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, signature, each)
 
 
 def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.ndarray, "resamples k"]:

@@ -202,17 +202,14 @@ class Screening:
         with self.stage("replay"), progress() as bar:
             task = bar.add_task(f"recording and replaying {len(candidates)} points", total=len(requests))
 
-            def loop_over(indices: Sequence[int]) -> Callable[[], None]:
-                def loop() -> None:
-                    for index in indices:
-                        texts[index] = [
-                            decoded(one.name, decoder, requests[index])
-                            for one, decoder in zip(candidates, decoders, strict=True)
-                        ]
-                        self.records.save()
-                        bar.advance(task)
-
-                return loop
+            def loop(indices: Sequence[int]) -> None:
+                for index in indices:
+                    texts[index] = [
+                        decoded(one.name, decoder, requests[index])
+                        for one, decoder in zip(candidates, decoders, strict=True)
+                    ]
+                    self.records.save()
+                    bar.advance(task)
 
             rows = self.point.decoding.max_new_tokens * (ROWS_A_TOKEN + ROWS_A_POINT * len(candidates))
             target = self.point.decoders[METHOD].target.checkpoint
@@ -220,7 +217,7 @@ class Screening:
             waiting = max(1, int(MEMORY_BYTES / (rows * row_bytes)))
             most = min(self.batch, waiting)
             size = min(quiet_batch(one.method, one.models, requests, most) for one in decoders)
-            Batch(size).run([loop_over(indices) for indices in alike.values()])
+            Batch(size).run([partial(loop, indices) for indices in alike.values()])
         return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]
 
     def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], list[Judged]]:
