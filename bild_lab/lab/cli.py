@@ -35,7 +35,7 @@ from bild_lab.lab.glossary import terms_text
 BAD_INPUT, INTERRUPTED = 2, 130
 WIDTH = 80  # columns of help
 CONSOLE_COMMAND = "bild-lab"  # where the package is installed
-SOON_S = 3.0  # that a stage may last in a file or a pipe without a line
+SOON_S, SILENT_S = 3.0, 60.0  # that a stage may last, and any command, in a file or a pipe without a line
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
@@ -118,11 +118,27 @@ stages = Stages()
 output.push_render_hook(stages)
 
 
-def progress(*columns: ProgressColumn, shown: bool = True) -> Progress:
+class Bar(Progress):
+    """In a file or a pipe, where no bar is seen, it is a line a minute."""
+
+    _spoke_s = 0.0
+
+    def start(self) -> None:
+        super().start()
+        self._spoke_s = time.monotonic()
+
+    def update(self, task_id: int, **changes: Any) -> None:
+        super().update(task_id, **changes)
+        if not self.disable and not self.console.is_terminal and time.monotonic() - self._spoke_s >= SILENT_S:
+            self._spoke_s, task = time.monotonic(), self.tasks[task_id]
+            self.console.print(f"{escape(task.description)}: {task.completed:,.0f} of {task.total:,}")
+
+
+def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
     """A bar of what is done, with the time left, in place of the stage. It goes when its block ends."""
     stages.leave()
     every = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), *columns, TimeRemainingColumn())
-    return Progress(*every, console=console, transient=True, expand=True, disable=not shown, refresh_per_second=4)
+    return Bar(*every, console=console, transient=True, expand=True, disable=not shown, refresh_per_second=4)
 
 
 def run_application(main: Callable[[], Any], config_name: str | None = "config") -> NoReturn:

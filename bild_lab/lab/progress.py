@@ -18,11 +18,10 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from bild_lab.lab.cli import console, escape, stages, this_script
+from bild_lab.lab.cli import SILENT_S, console, escape, stages, this_script
 
 DECODING = "decoding"  # the stage whose examples are counted; those of further repeats begin with it
 FIRST_S, SHORT_S = 20.0, 10.0  # of decoding before the first estimate, if no text is complete; left, not worth a line
-SILENT_S = 60.0  # that a file or a pipe may be without a line
 
 
 class PointProgress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +14,6 @@ from transformers import TrainerCallback
 from bild_lab.engine.models.ranks import launched
 from bild_lab.lab.cli import console, escape, progress
 from bild_lab.lab.decoding.load import build
-from bild_lab.lab.progress import SILENT_S
 
 
 class TerminalLog(TrainerCallback):
@@ -62,21 +60,10 @@ class TerminalLog(TrainerCallback):
 
 @contextmanager
 def answers_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar of the first process's answers while the block runs; the block reports (more answers, all to answer).
-
-    If the error stream is not a terminal, it is a line a minute.
-    """
+    """A bar of the first process's answers while the block runs; the block reports (more answers, all to answer)."""
     with progress(shown=launched().first) as bar:
-        task, spoke_s = bar.add_task("answers", total=None), time.monotonic()
-
-        def report(count: int, total: int) -> None:
-            nonlocal spoke_s
-            bar.update(task, advance=count, total=total)
-            if not bar.disable and not bar.console.is_terminal and time.monotonic() - spoke_s >= SILENT_S:
-                spoke_s = time.monotonic()
-                bar.console.print(f"answers: {bar.tasks[task].completed:,.0f} of {total:,}")
-
-        yield report
+        task = bar.add_task("answers", total=None)
+        yield lambda count, total: bar.update(task, advance=count, total=total)
 
 
 def training_logger(logger: DictConfig) -> Any:

@@ -19,6 +19,7 @@ import pytest
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
+from bild_lab.lab import cli
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.training import calibration as generate
@@ -278,7 +279,7 @@ def test_answers_in_a_pipe_are_counted_once_a_minute(
 ) -> None:
     """Fault: nothing is said until all answers are there, as on a bar that no terminal shows."""
     clock = iter([0.0, 30.0, 61.0, 61.0, 100.0])
-    monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with reports.answers_bar() as report:
         for _ in range(3):
             report(1, 1500)
