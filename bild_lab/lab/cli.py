@@ -35,7 +35,7 @@ from bild_lab.lab.glossary import terms_text
 BAD_INPUT, INTERRUPTED = 2, 130
 WIDTH = 80  # columns of help
 CONSOLE_COMMAND = "bild-lab"  # where the package is installed
-SOON_S, SILENT_S = 3.0, 60.0  # that a stage may last, and any command, in a file or a pipe without a line
+SOON_S, SILENT_S = 3.0, 60.0  # without a line in a file or a pipe: of a stage, of any command
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
@@ -119,7 +119,7 @@ output.push_render_hook(stages)
 
 
 class Bar(Progress):
-    """In a file or a pipe, where no bar is seen, it is a line a minute."""
+    """In a file or a pipe, where no bar is seen, it is a line after each minute without one."""
 
     _spoke_s = 0.0
 
@@ -127,11 +127,24 @@ class Bar(Progress):
         super().start()
         self._spoke_s = time.monotonic()
 
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        self._spoke_s = time.monotonic()
+        self.console.print(line)
+
     def update(self, task_id: int, **changes: Any) -> None:
         super().update(task_id, **changes)
+        self._say_what_is_done(task_id)
+
+    def advance(self, task_id: int, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        self._say_what_is_done(task_id)
+
+    def _say_what_is_done(self, task_id: int) -> None:
         if not self.disable and not self.console.is_terminal and time.monotonic() - self._spoke_s >= SILENT_S:
-            self._spoke_s, task = time.monotonic(), self.tasks[task_id]
-            self.console.print(f"{escape(task.description)}: {task.completed:,.0f} of {task.total:,}")
+            task = next(one for one in self.tasks if one.id == task_id)
+            total = "" if task.total is None else f" of {task.total:,.0f}"
+            self.say(f"{escape(task.description)}: {task.completed:,.0f}{total}")
 
 
 def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:

@@ -295,7 +295,7 @@ def match_rates(cfg: DictConfig) -> None:
     requests = Decoder(target, alone(target), (target,)).requests(prompts, longest, None, 0, cut)
     with progress() as bar:
         task = bar.add_task("texts", total=len(requests))
-        found = measure_match_rates(target, requests, spec, lambda: bar.update(task, advance=1))
+        found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
     write(found, folder, settings, target)
     output.print(escape(table_of(found)))
     output.print(escape(f"{folder}: {CSV}, {FIGURE} and {METRICS}; {found.tokens:,} tokens of {found.texts:,} texts"))

@@ -8,11 +8,10 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from rich.progress import Progress
 from transformers import TrainerCallback
 
 from bild_lab.engine.models.ranks import launched
-from bild_lab.lab.cli import console, escape, progress
+from bild_lab.lab.cli import Bar, console, escape, progress
 from bild_lab.lab.decoding.load import build
 
 
@@ -22,7 +21,7 @@ class TerminalLog(TrainerCallback):
     If that is not a terminal, every logged loss is a line too.
     """
 
-    def __init__(self, bar: Progress, title: str, steps: int, metric: str | None) -> None:
+    def __init__(self, bar: Bar, title: str, steps: int, metric: str | None) -> None:
         self._metric, self._bar = metric, bar
         self._task = bar.add_task(title, total=steps, loss="")
         self._logged, self._best = "", float("-inf")
@@ -33,7 +32,7 @@ class TerminalLog(TrainerCallback):
         if state.best_metric is not None:
             self._best = state.best_metric
         if state.global_step:
-            self._bar.console.print(f"resuming from step {state.global_step}")
+            self._bar.say(f"resuming from step {state.global_step}")
 
     def on_step_end(self, args, state, control, **kwargs):
         self._bar.update(self._task, completed=state.global_step)
@@ -45,14 +44,14 @@ class TerminalLog(TrainerCallback):
             self._logged = f"{loss}, learning rate {logs['learning_rate']:.1e}, {throughput}"
             self._bar.update(self._task, loss=f"{loss}, {throughput}")  # more would leave no room for the bar
             if not self._bar.console.is_terminal:
-                self._bar.console.print(f"step {state.global_step}: {self._logged}")
+                self._bar.say(f"step {state.global_step}: {self._logged}")
 
     def on_evaluate(self, args, state, control, metrics: dict[str, Any] | None = None, **kwargs):
         """The metric, whether it is the best so far, and losses."""
         value = metrics[f"eval_{self._metric}"]
         best = ", the best so far" if value > self._best else ""
         self._best = max(self._best, value)
-        self._bar.console.print(
+        self._bar.say(
             f"step {state.global_step}: {self._metric} {value:.2f}{best}; "
             f"validation loss {metrics['eval_loss']:.3f}; {self._logged}"
         )

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -403,3 +404,21 @@ def test_several_processes_that_would_measure_the_same_points_are_refused(
         run.run()
     assert ended.value.code == 2 and "got 2; run it without torchrun" in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bar_in_a_pipe_is_a_line_after_a_minute_without_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: nothing is said until all is done, as on a bar that no terminal shows."""
+    clock = iter([0.0, 30.0, 61.0, 61.0, 100.0, 110.0, 165.0, 171.0, 171.0])
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    with cli.progress() as bar:
+        task = bar.add_task("answers", total=None)
+        bar.advance(task)
+        bar.update(task, advance=1, total=1500)
+        bar.advance(task)
+        bar.say("a line of another kind")
+        bar.advance(task)
+        bar.update(task, advance=2, total=None)
+    said = [line.strip() for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert said == ["answers: 2 of 1,500", "a line of another kind", "answers: 6 of 1,500"]

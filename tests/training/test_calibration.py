@@ -10,7 +10,6 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,11 +18,9 @@ import pytest
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab import cli
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.training import calibration as generate
-from bild_lab.training import reports
 from bild_lab.training.answers import SCHEMA, Answer, contents_hash, read_calibration
 from scripts import generate_calibration
 from tests.checkpoints import write_data
@@ -272,15 +269,3 @@ def test_two_processes_share_the_work_and_a_kill_of_both_costs_nothing(many: lis
     assert shared.manifest["hash"] == whole.manifest["hash"]
     writers = {pq.read_schema(file).metadata[b"process"] for file in (tmp_path / "outputs" / "calib").glob("*.parquet")}
     assert writers == {b"0", b"1"}
-
-
-def test_answers_in_a_pipe_are_counted_once_a_minute(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fault: nothing is said until all answers are there, as on a bar that no terminal shows."""
-    clock = iter([0.0, 30.0, 61.0, 61.0, 100.0])
-    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    with reports.answers_bar() as report:
-        for _ in range(3):
-            report(1, 1500)
-    assert [line for line in capsys.readouterr().err.splitlines() if line.strip()] == ["answers: 2 of 1,500"]

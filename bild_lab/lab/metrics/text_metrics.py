@@ -363,7 +363,7 @@ def mean_of(metric: str, values: Sequence[float], signature: str | None = None) 
 
 def ratio_of(metric: str, sums: Sequence[tuple[float, float]], signature: str | None = None) -> Measure:
     """A sum over all examples, divided by a count over all of them: nats per token, or tokens per text."""
-    counted = np.array(sums, dtype=float)
+    counted = np.array(sums, dtype=float).reshape(-1, 2)
     each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
     return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, signature, each)
 

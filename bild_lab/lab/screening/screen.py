@@ -209,7 +209,7 @@ class Screening:
                         for one, decoder in zip(candidates, decoders, strict=True)
                     ]
                     self.records.save()
-                    bar.update(task, advance=1)
+                    bar.advance(task)
 
             rows = self.point.decoding.max_new_tokens * (ROWS_A_TOKEN + ROWS_A_POINT * len(candidates))
             target = self.point.decoders[METHOD].target.checkpoint

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.nn.functional import smooth_l1_loss
+from torch.nn.functional import linear, smooth_l1_loss
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, VARIANTS, Eagle, EagleConfig, joined_states, spread_layers
@@ -41,7 +41,7 @@ class EagleSpec(ModuleSpec):
 
     steps: of the training-time test (EAGLE-3 §3.2); EAGLE-1 learns the first alone, and is scored on all. noise: added
     to the model's states, uniform within ± this, for EAGLE-1. draft_vocabulary: tokens of EAGLE-3's head, the most
-    frequent of the answers, as in the released code; None: all.
+    frequent of the answers; what has another label is not learned, as in the released code; None: all.
     """
 
     variant: str
@@ -56,6 +56,7 @@ class EagleSpec(ModuleSpec):
         require_whole("module.steps", self.steps, 1)
         require_number("module.noise", self.noise, 0, 1e6, remedy="0 adds none")
         if self.draft_vocabulary is not None:
+            require_choice("module.variant with a draft vocabulary", self.variant, (EAGLE3,))
             require_whole("module.draft_vocabulary", self.draft_vocabulary, 1, None, "null takes all")
 
     @property
@@ -77,7 +78,8 @@ class EagleSpec(ModuleSpec):
         """The tokens of EAGLE-3's head."""
         if self.draft_vocabulary is None:
             return {}
-        ids, counts = np.unique(np.concatenate([row.tokens[row.prompt_length :] for row in rows]), return_counts=True)
+        answers = [row.tokens[row.prompt_length :] if row.learned is None else row.tokens[row.learned] for row in rows]
+        ids, counts = np.unique(np.concatenate(answers), return_counts=True)
         return {"tokens": np.sort(ids[np.argsort(-counts, kind="stable")[: self.draft_vocabulary]]).tolist()}
 
     def build(
@@ -134,12 +136,24 @@ class EagleModule(SmallModule):
     been drafted, and `accepted` is what a chain of first choices gains.
     """
 
+    reads_labels = True
+
     def __init__(self, base: PreTrainedModel, eagle: Eagle, steps: int, noise: float, seed: int) -> None:
         super().__init__(base, eagle)
         self._steps, self._noise, self._seed = steps, noise, seed
-        eagle.attach(*own_matrices(base))
+        embedding, head = own_matrices(base)
+        eagle.attach(embedding, head)
+        self._part = None  # rows of the model's head for the tokens that the layer's head knows
+        if eagle.tokens is not None:
+            bias = getattr(base.get_output_embeddings(), "bias", None)
+            self._part = head[eagle.tokens], None if bias is None else bias.detach().to(head.device)[eagle.tokens]
 
-    def forward(self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]) -> OwnLoss:
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch n"],
+        contexts: Int[Tensor, "batch contexts"],
+        wanted: Int[Tensor, "batch contexts steps"] | None = None,
+    ) -> OwnLoss:
         config, eagle = self.weights.config, self.weights
         with torch.no_grad():
             found = decoder_states(self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped)
@@ -147,7 +161,6 @@ class EagleModule(SmallModule):
             states = joined_states(config.variant, final, [found.hidden[layer] for layer in config.target_layers])
             if self.training and self._noise:
                 states = states + self._drawn(states, input_ids)
-            own = self._own_logits(final)
         places, pairs = found.places, (found.places - 1).clamp(min=0)  # pair i ends with token i + 1
         embedded, every = eagle.embed(found.tokens), torch.arange(len(places), device=places.device)[:, None]
         count, last = found.tokens.shape[1] - 1, found.tokens.shape[1] - 1
@@ -159,7 +172,7 @@ class EagleModule(SmallModule):
             keeping(before),
             torch.ones(count, count, dtype=torch.bool, device=places.device).tril()[None, None],
         )[every, pairs]
-        logits, losses = [], []
+        logits, choices, losses = [], [], []
         trained = self._steps if config.variant == EAGLE3 or not self.training else 1
         for step in range(trained):
             if step:
@@ -170,22 +183,30 @@ class EagleModule(SmallModule):
                     keeping(before),
                     visible_pairs(pairs, count, step),
                 )
-            logits.append(eagle.own_logits(outputs))
-            at = every, (places + step).clamp(max=last)
-            losses.append(soft_loss(logits[-1], own[at]))
-            if config.variant == EAGLE:  # it also learns the state itself
-                missed = smooth_l1_loss(outputs.float(), final[at].float(), reduction="none").mean(-1)
-                losses[-1] = missed + TOKEN_WEIGHT * losses[-1]
-        found, known = OwnLoss(torch.stack(logits, 2), torch.stack(losses, 2)), eagle.tokens
-        if known is None:
-            return found
-        return OwnLoss(None, found.losses, None if torch.is_grad_enabled() else known[first_choices(found.logits)])
+            scores = eagle.own_logits(outputs)
+            target = final[every, (places + step).clamp(max=last)]
+            losses.append(self._losses(outputs, scores, target))
+            if eagle.tokens is None:
+                logits.append(scores)
+            elif not torch.is_grad_enabled():
+                choices.append(eagle.tokens[first_choices(scores)])
+        together = torch.stack(losses, 2)
+        if eagle.tokens is None:
+            return OwnLoss(torch.stack(logits, 2), together)
+        if wanted is not None:
+            together = together * torch.isin(wanted[..., :trained], eagle.tokens)
+        return OwnLoss(None, together, torch.stack(choices, 2) if choices else None)
 
-    def _own_logits(self, final: Float[Tensor, "batch m dim"]) -> Float[Tensor, "batch m own"]:
-        """The model's own scores of the tokens that the layer's head knows."""
-        if self.weights.tokens is None:
-            return own_logits(self.base, final, self.weights.config.vocabulary)
-        return final @ own_matrices(self.base)[1][self.weights.tokens].mT
+    def _losses(self, outputs: Tensor, logits: Tensor, target: Tensor) -> Float[Tensor, "batch contexts"]:
+        """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself, which is `target`."""
+        if self._part is None:
+            tokens = soft_loss(logits, own_logits(self.base, target, self.weights.config.vocabulary))
+        else:
+            tokens = soft_loss(logits, linear(target, *self._part))
+        if self.weights.config.variant == EAGLE3:
+            return tokens
+        missed = smooth_l1_loss(outputs.float(), target.float(), reduction="none").mean(-1)
+        return missed + TOKEN_WEIGHT * tokens
 
     def _drawn(self, states: Tensor, input_ids: Tensor) -> Tensor:
         """Noise that depends on the seed and the batch alone, so that a resumed training draws the same."""

@@ -76,23 +76,34 @@ def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
 
 
 def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> None:
-    rows = [AnsweredPrompt(np.array(row), 4) for row in ([START, 4, 4, 4, *TEXT[:4], 7, 7, 8], [4, 4, 4, 5, 9, 7, 8])]
+    rows = [AnsweredPrompt(np.array(row), 4) for row in ([START, 4, 4, 4, *TEXT, 7, 7, 9], [4, 4, 4, 5, 9, 12, 3, 12])]
+    learned = np.array([False, True, False, True, True])  # the 4 between is a user's
     small = spec(variant=EAGLE3, draft_vocabulary=3)
-    assert small.from_answers(rows) == {"tokens": [7, 8, 9]}  # what stands in the prompts does not count
+    assert small.from_answers([*rows, AnsweredPrompt(np.array([4, 7, 4, 9, 12]), 1, learned)]) == {"tokens": [7, 9, 12]}
     assert spec(variant=EAGLE3).from_answers(rows) == {}
-    base, known = tiny_llama(4, layers=3).eval(), [7, 8, 9]
+    base, known = tiny_llama(4, layers=3).eval(), [7, 9, 12]
     eagle = small.build(base, {}, 0, **small.from_answers(rows)).train()
     assert eagle.weights.tokens.tolist() == known
     torch.testing.assert_close(eagle.weights.lm_head.weight, base.lm_head.weight[known])
-    text, contexts = torch.tensor([[START, 5, 9, *TEXT]]), torch.tensor([[4, 7]])
-    found = eagle(text, contexts)
+    text, contexts = torch.tensor([[START, 5, 9, *TEXT]]), torch.tensor([[4, 5]])
+    wanted = torch.tensor([[[8, 9, 10], [9, 10, 11]]])
+    found = eagle(text, contexts, wanted)
     with torch.no_grad():
         own = base(text).logits[0][:, known].softmax(-1)
         choices = eagle(text, contexts).choices
-    assert found.choices is None and choices[0, 0, 0, 0] in known
-    behind = eagle_behind(eagle.weights, base, text[0, :4].tolist())([])
-    assert choices[0, 0, 0].tolist() == behind.topk(3).indices.tolist()
-    torch.testing.assert_close(found.losses[0, 0, 0], -(own[3] * behind[known].log_softmax(-1)).sum())
+    assert found.choices is None
+    assert (found.losses > 0).tolist() == (wanted == 9).tolist()  # the head cannot give 8, 10 or 11
+    behind = eagle_behind(eagle.weights, base, text[0, :5].tolist())([])
+    assert choices[0, 1, 0].tolist() == behind.topk(3).indices.tolist()
+    torch.testing.assert_close(found.losses[0, 1, 0], -(own[4] * behind[known].log_softmax(-1)).sum())
+
+
+def test_an_eagle_3_with_a_part_of_the_vocabulary_is_trained_and_read_again(tmp_path: Path, checkpoints: Path) -> None:
+    part = spec(variant=EAGLE3, draft_vocabulary=5)
+    metrics = train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", spec=part, max_steps=2, evaluate_every=1))
+    eagle = read_eagle(tmp_path / "heads", 2)
+    assert eagle.config.draft_vocabulary == len(set(eagle.tokens.tolist())) == 5
+    assert metrics["best"]["top_5_step_1"] > 0
 
 
 def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> None:
@@ -145,5 +156,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         spec(steps=0)
     with pytest.raises(UserError, match="module.draft_vocabulary must be a whole number >= 1, got 0; null takes all"):
         spec(variant=EAGLE3, draft_vocabulary=0)
+    with pytest.raises(UserError, match="module.variant with a draft vocabulary must be one of eagle3, got 'eagle'"):
+        spec(draft_vocabulary=5)
     with pytest.raises(UserError, match="module.noise must lie in"):
         spec(noise=-1)
