@@ -64,8 +64,8 @@ class FinetuningJob(TrainingJob):
                 "align.loss takes the place of the training's own loss; set train.loss=last, train.soft_targets=0 and "
                 "train.label_smoothing=0"
             )
-        if taught and (self.recipe.accumulate > 1 or launched().count > 1):
-            raise UserError("align.loss trains in one process, with train.accumulate=1")
+        if taught and launched().count > 1:
+            raise UserError(f"align.loss trains in one process, got {launched().count}")
         if (bool(self.recipe.soft_targets) or taught) != (self.teacher is not None):
             raise UserError(
                 "train.soft_targets are those of a target that answered, or that teaches: use scripts/align.py, or set "

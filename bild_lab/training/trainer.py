@@ -88,8 +88,9 @@ class ResumableTrainer(Trainer):
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *options: Any, **named: Any) -> Any:
         """Call the model with the objective's options; soft targets are the loss's alone."""
-        if self._objective.distillation is not None:
-            return self._objective.distillation(model, inputs["examples"], self.state.global_step)
+        if self._objective.distillation is not None:  # a step's loss is the mean of its passes'
+            found = self._objective.distillation(model, inputs["examples"], self.state.global_step)
+            return found / self._recipe.accumulate
         soft = {name: inputs[name] for name in ("soft_ids", "soft_probs") if name in inputs}
         self.compute_loss_func = partial(self._objective.loss, **soft)
         fed = {name: tensor for name, tensor in inputs.items() if name not in soft}

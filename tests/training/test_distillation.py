@@ -137,6 +137,16 @@ def test_a_training_that_was_killed_resumes_with_the_same_losses(shape: dict, tm
     assert whole["identity"]["align.data"] == "mixture" and whole["identity"]["teacher"] == teacher.fingerprint
 
 
+def test_a_step_in_several_passes_has_their_mean_loss(tmp_path: Path) -> None:
+    """Fault: their sum, of which each pass is as large as the whole step."""
+    finetune(job(tmp_path / "teacher", max_steps=2))
+    finetune(job(tmp_path / "start", max_steps=2, seed=5))
+    teacher, small = (Checkpoint(str(tmp_path / name / "checkpoint")) for name in ("teacher", "start"))
+    words = {"start": FromCheckpoint(small), "teacher": teacher, "teaching": Teaching("answers", "kl"), "max_steps": 3}
+    whole, passes = (losses(finetune(job(tmp_path / str(count), accumulate=count, **words))) for count in (1, 2))
+    assert [value for _, value in passes] == pytest.approx([value for _, value in whole], rel=0.1)
+
+
 def test_distributions_learned_by_kl_come_nearer_to_the_targets(tmp_path: Path) -> None:
     """A drafter that starts elsewhere learns a target's answers as well as the target, from its own texts alone."""
     finetune(job(tmp_path / "teacher", max_steps=40, evaluate_every=40))
@@ -165,7 +175,5 @@ def test_what_cannot_be_learned_is_refused(tmp_path: Path, checkpoints: Path) ->
     for wrong in ({"soft_targets": 2}, {"label_smoothing": 0.1}, {"loss": "calm"}):
         with pytest.raises(UserError, match=r"set train\.loss=last, train\.soft_targets=0"):
             job(tmp_path, **taught, **wrong)
-    with pytest.raises(UserError, match=r"in one process, with train\.accumulate=1"):
-        job(tmp_path, **taught, accumulate=2)
     with pytest.raises(UserError, match="or that teaches"):
         job(tmp_path, teaching=Teaching("drafter", "kl"))
