@@ -211,7 +211,8 @@ class Evaluator:
         texts: list[tuple[int, str]] = []
         for indices in self._batches():
             prompts = send_to_device(self.collate.prompts([self.examples[index] for index in indices]), model.device)
-            out = model.generate(**prompts)
+            with torch.autocast(model.device.type, enabled=False):  # an outer block: the inner ones' casts are kept
+                out = model.generate(**prompts)
             prompt_length = 1 if model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
             decoded = self.tokenizer.batch_decode(out[:, prompt_length:], skip_special_tokens=True)
             texts += zip(indices, (text.strip() for text in decoded), strict=True)

@@ -91,3 +91,18 @@ def test_evaluation_is_without_dropout_and_leaves_the_model_as_it_was() -> None:
     training = judge(model.train(), loss)
     assert (training["loss"], training["bleu"]) == (still["loss"], still["bleu"])
     assert model.training and model.generation_config is own
+
+
+def test_weights_are_cast_once_a_text_in_half_precision() -> None:
+    """Fault: at each token anew, as the Trainer's autocast is around a forward alone and forgets its casts at its end."""
+    model, casts = tiny_llama(1), []
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
+    judge = evaluator(model, 5)
+    prompts = judge.collate.prompts(judge.examples)
+    for write in (lambda: model.generate(**prompts, generation_config=judge.settings), lambda: judge._texts(model)):
+        model.generation_config = judge.settings
+        with torch.profiler.profile() as profile:
+            write()
+        casts.append(next(one.count for one in profile.key_averages() if one.key == "aten::_to_copy"))
+    weights = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
+    assert casts[0] - casts[1] == weights * (LENGTH - 1)
