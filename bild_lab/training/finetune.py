@@ -211,8 +211,7 @@ class Evaluator:
         texts: list[tuple[int, str]] = []
         for indices in self._batches():
             prompts = send_to_device(self.collate.prompts([self.examples[index] for index in indices]), model.device)
-            with torch.autocast(model.device.type, enabled=False):  # an outer block: the inner ones' casts are kept
-                out = model.generate(**prompts)
+            out = model.generate(**prompts)
             prompt_length = 1 if model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
             decoded = self.tokenizer.batch_decode(out[:, prompt_length:], skip_special_tokens=True)
             texts += zip(indices, (text.strip() for text in decoded), strict=True)
@@ -239,12 +238,17 @@ def greedy_settings(
 
 @contextmanager
 def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
-    """The model without dropout and with these settings alone, inside the block."""
+    """The model without dropout and with these settings alone, inside the block.
+
+    Half precision casts a weight once a block: each forward of the Trainer's model has an autocast of its own, and only
+    the outermost forgets its casts as it ends.
+    """
     training, own = model.training, model.generation_config
     model.eval()
     model.generation_config = settings  # `generate` takes missing settings from here
     try:
-        yield
+        with torch.autocast(model.device.type, enabled=False):
+            yield
     finally:
         model.generation_config = own
         model.train(training)

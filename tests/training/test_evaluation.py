@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from bild_lab.engine.request import Source
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics.quality import score
 from bild_lab.training.batches import Collator, tokenize
-from bild_lab.training.finetune import LIKELIHOOD, Evaluator, greedy_settings
+from bild_lab.training.finetune import LIKELIHOOD, Evaluator, _evaluating, greedy_settings
 from bild_lab.training.losses import LayerLoss
 from tests.stubs import uncached
 from tests.tiny import END, PAD, tiny_llama, tiny_t5, tiny_tokenizer
@@ -93,16 +94,15 @@ def test_evaluation_is_without_dropout_and_leaves_the_model_as_it_was() -> None:
     assert model.training and model.generation_config is own
 
 
-def test_weights_are_cast_once_a_text_in_half_precision() -> None:
-    """Fault: at each token anew, as the Trainer's autocast is around a forward alone and forgets its casts at its end."""
+def test_weights_are_cast_once_a_block_in_half_precision() -> None:
+    """Fault: at each token anew, as the Trainer's autocast is around one forward and forgets its casts at its end."""
     model, casts = tiny_llama(1), []
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     judge = evaluator(model, 5)
     prompts = judge.collate.prompts(judge.examples)
-    for write in (lambda: model.generate(**prompts, generation_config=judge.settings), lambda: judge._texts(model)):
-        model.generation_config = judge.settings
-        with torch.profiler.profile() as profile:
-            write()
+    for block in (nullcontext(), _evaluating(model, judge.settings)):
+        with torch.profiler.profile() as profile, block:
+            model.generate(**prompts, generation_config=judge.settings)
         casts.append(next(one.count for one in profile.key_averages() if one.key == "aten::_to_copy"))
     weights = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
     assert casts[0] - casts[1] == weights * (LENGTH - 1)
