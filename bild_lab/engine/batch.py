@@ -155,7 +155,7 @@ class _Run:
         groups: dict[Hashable, list[_Text]] = {}
         for text in self.active:
             groups.setdefault(text.wanted.key, []).append(text)
-        group = min(groups.values(), key=_turn)
+        group = min(groups.values(), key=lambda texts: (not (of := texts[0].wanted).ahead, of.size, -len(texts)))
         key = group[0].wanted.key
         if group[0].wanted.ahead:
             self._begin_early(min(self.batch.size, MOST_AHEAD) - len(group))
@@ -197,9 +197,3 @@ class _Run:
         latency_s = text.before_s + (0.0 if text.joined is None else now - text.joined)
         self.results[text.index] = Ended(answer, latency_s, text.share_s)
         self.ended(text.index)
-
-
-def _turn(group: Sequence[_Text]) -> tuple[bool, int, int]:
-    """What decides which group runs next: the smallest."""
-    wanted = group[0].wanted
-    return not wanted.ahead, wanted.size, -len(group)

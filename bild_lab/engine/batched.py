@@ -30,9 +30,15 @@ class BatchedText:
 
 
 def decode_batch(
-    method: Method, requests: Sequence[Request], batch: Batch, ended: Callable[[int], None] = lambda index: None
+    method: Method,
+    requests: Sequence[Request],
+    batch: Batch,
+    ended: Callable[[int], None] = lambda index: None,
+    make: Callable[[], Trace] = Trace,
 ) -> list[BatchedText]:
-    """Decode all requests with a method, `batch.size` of them at a time. ended: called with the index of each text.
+    """Decode all requests with a method, `batch.size` of them at a time, each with a trace that `make` makes.
+
+    ended: called with the index of each text.
 
     A method keeps no state of a text. Random numbers come from the generator of its request, so a text does not depend
     on those beside it. Models must be those of `why_not_in_batches`.
@@ -41,7 +47,7 @@ def decode_batch(
         return _together(method, requests, batch.size, ended)
 
     def loop(request: Request) -> tuple[list[int], Trace]:
-        trace = Trace()
+        trace = make()
         return method.decode(request, trace)[request.limits.prompt_length :], trace
 
     texts = batch.run([partial(loop, request) for request in requests], ended)

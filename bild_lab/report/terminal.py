@@ -141,7 +141,11 @@ def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] 
     A cell's second line, mostly its interval, follows it in small letters. remarks: below the last rule.
     """
     head = [r"\toprule", " & ".join(map(_escaped, titles)) + r" \\", r"\midrule"]
-    rows = [" & ".join(map(_latex, cells)) + r" \\" for cells in _chosen(table, titles)]
+    small = r" {\scriptsize %s}"
+    rows = [
+        " & ".join(_escaped(one.text) + (small % _escaped(one.detail) if one.detail else "") for one in cells) + r" \\"
+        for cells in _chosen(table, titles)
+    ]
     width = rf"\multicolumn{{{len(titles)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
     below = [rf"{width}{{\footnotesize {_escaped(remark)}}} \\" for remark in remarks]
     begin = rf"\begin{{tabular}}{{@{{}}l{'r' * (len(titles) - 1)}@{{}}}}  % needs \usepackage{{booktabs}}"
@@ -153,10 +157,6 @@ def _chosen(table: PageTable, titles: Sequence[str]) -> Iterator[list[TableCell]
     own = [column.title for column in table.columns]
     for row in table.rows:
         yield [row.cells[own.index(title)] for title in titles]
-
-
-def _latex(cell: TableCell) -> str:
-    return _escaped(cell.text) + (rf" {{\scriptsize {_escaped(cell.detail)}}}" if cell.detail else "")
 
 
 def _escaped(text: str) -> str:

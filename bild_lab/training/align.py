@@ -49,7 +49,8 @@ class Alignment:
     def check(self) -> None:
         """Raise UserError if training or comparing is not possible; reads no weights."""
         require_whole("held_out", self.held_out, 1)
-        for small in (self.small, self.unaligned):
+        reference = self.teaching.reference
+        for small in (self.small, self.unaligned, *([] if reference is None else [Checkpoint(reference)])):
             small.check()
             require_fits(self.calibration, small)
         trained_on, _ = split_answers(self.calibration, self.held_out)
@@ -117,7 +118,23 @@ def align(job: Alignment) -> dict[str, Any] | None:
     learned, held_out = split_answers(job.calibration, job.held_out)
     manifest = job.calibration.manifest
     source = {"folder": str(job.calibration.folder), "hash": manifest["hash"], "target": manifest["model"]["path"]}
-    metrics = finetune(_training(job, learned, held_out, source))
+    dataset, taught = job.calibration.dataset, job.recipe.soft_targets or job.teaching.loss is not None
+    metrics = finetune(
+        FinetuningJob(
+            train=examples(learned),
+            validation=examples(held_out),
+            metric=dataset.metric,
+            recipe=job.recipe,
+            folder=job.folder,
+            start=FromCheckpoint(job.small),
+            teacher=job.calibration.target if taught else None,
+            teaching=job.teaching,
+            max_source_tokens=dataset.max_source_tokens,
+            title=f"aligning {job.small.path}",
+            logger=job.logger,
+            provenance={"calibration": source, "dataset": asdict(dataset)},
+        )
+    )
     if not launched().first:  # one process compares
         return None
     before, after = _compared(job, held_out)
@@ -126,26 +143,6 @@ def align(job: Alignment) -> dict[str, Any] | None:
     metrics |= {"alignment": {**source, **counts, "compared": compared}}
     TrainingFolder(job.folder).write_metrics(metrics)
     return metrics
-
-
-def _training(
-    job: Alignment, learned: Sequence[Answer], held_out: Sequence[Answer], source: dict[str, Any]
-) -> FinetuningJob:
-    dataset = job.calibration.dataset
-    return FinetuningJob(
-        train=examples(learned),
-        validation=examples(held_out),
-        metric=dataset.metric,
-        recipe=job.recipe,
-        folder=job.folder,
-        start=FromCheckpoint(job.small),
-        teacher=job.calibration.target if job.recipe.soft_targets or job.teaching.loss is not None else None,
-        teaching=job.teaching,
-        max_source_tokens=dataset.max_source_tokens,
-        title=f"aligning {job.small.path}",
-        logger=job.logger,
-        provenance={"calibration": source, "dataset": asdict(dataset)},
-    )
 
 
 def examples(answers: Sequence[Answer]) -> tuple[Example, ...]:

@@ -156,7 +156,8 @@ def greedy_answers(
     by batched `generate`. batch_size: at most; fewer where their caches would not fit. advance: called with 1 after
     each answer.
     """
-    order = sorted(range(len(sources)), key=lambda index: -source_length(sources[index]))
+    lengths = [len(one.prompt) if one.encoder_ids is None else one.encoder_ids.shape[1] for one in sources]
+    order = sorted(range(len(sources)), key=lambda index: -lengths[index])
     requests = [
         Request(sources[index].to(model.device), Limits(len(sources[index].prompt), max_new_tokens, ends))
         for ends in [model.checkpoint.end_tokens]
@@ -172,8 +173,3 @@ def greedy_answers(
     for index, text in zip(order, found, strict=True):
         answers[index] = text.token_ids
     return answers
-
-
-def source_length(source: Source) -> int:
-    """Tokens that the model reads before it emits the first one."""
-    return len(source.prompt) if source.encoder_ids is None else source.encoder_ids.shape[1]

@@ -1,15 +1,14 @@
-"""A drafter learns the target's distributions: on the target's answers or on its own texts, by a divergence of choice.
+"""A drafter learns the target's distributions: on the target's answers, or on texts that both of them decode together.
 
-DistillSpec (Zhou et al., 2024, §4, Algorithm 1) and generalized knowledge distillation (Agarwal et al., 2024, §3).
+DistillSpec (Zhou et al., 2024, §4, Algorithm 1), generalized knowledge distillation (Agarwal et al., 2024, §3), and the
+selection of AdaSPEC (Hu et al., 2025, §3).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,12 +16,21 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.acceptance import Rollback, SpeculativeSampling
+from bild_lab.engine.batch import Batch
+from bild_lab.engine.batched import decode_batch, quiet_batch
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.drafters import ModelDrafter
+from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.trace import until_end
-from bild_lab.errors import UserError, require_choice, require_number
+from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
+from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError, require_choice, require_finite, require_number, require_whole
 from bild_lab.training.batches import IGNORED, Collator, TokenizedExample
 
 Probs = Float[Tensor, "n vocab"]
@@ -98,58 +106,98 @@ def pieces_of(checkpoint: Checkpoint) -> int:
 
 @dataclass(frozen=True)
 class Teaching:
-    """What a drafter learns from: the fields of `align` in `conf/align.yaml`. Raises UserError for unknown values.
+    """What a drafter learns from: `align` of `conf/align.yaml`, which says what each is. Raises UserError for others.
 
-    data: the texts of each step. answers: the target's. drafter: the drafter's own, as it is at that step. mixture:
-    both in turn. loss: a divergence between the target's whole distribution and the drafter's at every token; None
-    learns the answers themselves. temperature: at which the drafter writes; 0 is greedy. decay: the weight of a
-    token, to the power of how many tokens before it in its text the two models would not have agreed on; 1 counts all
-    alike, less counts the first disagreement most.
+    Where texts are decoded with the drafter, the target's distributions are those that verified them.
     """
 
     data: str = "answers"
     loss: str | None = None
     temperature: float = 1.0
+    fallback: float = 0.0
+    rollback: float | None = None
+    window: int = 1000
     decay: float = 1.0
+    elsewhere: float = 1.0
+    reference: str | None = None
+    keep: float = 1.0
 
     def __post_init__(self) -> None:
         require_choice("align.data", self.data, DATA)
         require_choice("align.loss", self.loss, (None, *DIVERGENCES))
         require_number("align.temperature", self.temperature, 0, 100)
-        require_number("align.decay", self.decay, 0, 1, above=True)
-        if self.loss is None and (self.data != "answers" or self.decay != 1):
-            wanted = f"align.data={self.data} align.decay={self.decay:g}"
+        for key in ("decay", "keep"):
+            require_number(f"align.{key}", getattr(self, key), 0, 1, above=True)
+        for key in ("fallback", "elsewhere"):
+            require_number(f"align.{key}", getattr(self, key), 0, 1)
+        require_whole("align.window", self.window, 1)
+        if self.rollback is not None:
+            require_finite("align.rollback", self.rollback, 0, remedy="null never rolls back")
+        if self.loss is None and (self.data != "answers" or self.decay != 1 or self.reference is not None):
+            wanted = f"align.data={self.data} align.decay={self.decay:g} align.reference={self.reference or 'null'}"
             raise UserError(f"{wanted} need the target's distributions; set align.loss to {', '.join(DIVERGENCES)}")
+        if self.elsewhere != 1 and self.data == "answers":
+            raise UserError("align.elsewhere weighs places of fallback and rollback; set align.data=drafter or mixture")
+        if (self.reference is None) != (self.keep == 1):
+            raise UserError("align.keep selects tokens by align.reference; set both, or align.keep=1 and no reference")
 
     @property
     def identity(self) -> dict[str, Any]:
         """The values under the user's own keys; nothing where the answers themselves are learned."""
         return {} if self.loss is None else {f"align.{key}": value for key, value in asdict(self).items()}
 
-    def writing(self, greedy: GenerationConfig) -> GenerationConfig:
-        """How the drafter writes. greedy: the same, greedily."""
-        found = deepcopy(greedy)
-        if self.temperature:
-            found.update(do_sample=True, temperature=self.temperature, top_k=0)
-        return found
-
-    def writes_at(self, step: int) -> bool:
-        """Whether the drafter writes the texts of this step, which counts from 0."""
+    def decodes_at(self, step: int) -> bool:
+        """Whether the texts of this step, which counts from 0, are decoded with the drafter."""
         return self.data == "drafter" or (self.data == "mixture" and step % 2 == 1)
+
+
+def on_engine(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """A checkpoint on the fastest engine that decodes batches of it; on Transformers' modules where none does."""
+    module = HuggingFaceModel(checkpoint, device, dtype)
+    if why_not_native(checkpoint.config, dtype) is not None:
+        return module
+    return NativeModel(module, kernels=why_no_kernels(device, dtype) is None)
+
+
+class InTraining(LoadedCheckpoint):
+    """A module whose weights are cast to the engine's precision as it reads them."""
+
+    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+        return self.module
+
+
+@dataclass
+class _Verified(Trace):
+    """Also keeps the target's logits of each token of the text: [tokens, vocab] of every round."""
+
+    logits: list[Tensor] = field(default_factory=list)
+
+    def emitted(self, tokens: Sequence[int], logits: Tensor, rows: Sequence[int]) -> None:
+        self.logits.append(logits[list(rows[: len(tokens)])])
+
+    def stops(self, length: int) -> Bool[Tensor, " length"]:
+        """At which tokens of the text drafting had stopped: by a fallback, or by a rollback of the drafted token."""
+        found, start = torch.zeros(length, dtype=torch.bool), 0
+        for one in self.rounds:
+            place, start = start + one.accepted, start + one.accepted + 1
+            if place < length:
+                found[place] = one.rollback or bool(one.stats.get("fallback"))
+        return found
 
 
 @dataclass(frozen=True)
 class Distillation:
     """The loss of one step, in the divergence's unit a token.
 
-    settings: how the drafter writes. evaluating: a context in which a model has these settings and no dropout.
+    reference: of `Teaching.keep`. end_tokens, longest: where decoded texts end.
     """
 
     teaching: Teaching
-    teacher: HuggingFaceModel
+    teacher: LoadedModel
+    reference: HuggingFaceModel | None
     collate: Collator
-    settings: GenerationConfig
-    evaluating: Callable[[PreTrainedModel, GenerationConfig], AbstractContextManager[None]]
+    end_tokens: frozenset[int]
+    longest: int
     seed: int
 
     @cached_property
@@ -162,31 +210,56 @@ class Distillation:
 
     def __call__(self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int) -> Float[Tensor, ""]:
         """The loss of one step on these examples, in training mode."""
-        if self.teaching.writes_at(step):
-            examples = self.written(model, examples, step)
+        log_p, stops = None, None
+        if self.teaching.decodes_at(step):
+            examples, log_p, stops = self.decoded(model, examples, step)
         batch = {name: rows.to(model.device) for name, rows in self.collate(examples).items()}
-        with torch.no_grad():
-            log_p = answer_log_probs(self.teacher.module, batch, decoder_start(self.teacher.checkpoint), self.pieces)
+        if log_p is None:
+            log_p = self._log_probs(self.teacher.transformers, batch)
         log_q = answer_log_probs(model, batch, self.collate.start, self.pieces)
+        divergence = DIVERGENCES[self.teaching.loss]
+        losses = divergence(log_p, log_q)
         weights = self.teaching.decay ** _disagreements(log_p, log_q, batch["labels"] != IGNORED)
-        return (weights * DIVERGENCES[self.teaching.loss](log_p, log_q)).sum() / weights.sum()
+        if stops is not None:
+            weights = weights.where(stops, self.teaching.elsewhere * weights)
+        if self.reference is not None:
+            beyond = losses.detach() - divergence(log_p, self._log_probs(self.reference, batch))
+            beyond[weights == 0] = -math.inf
+            dropped = beyond.argsort(descending=True)[math.ceil(self.teaching.keep * int((weights > 0).sum())) :]
+            weights = weights.index_fill(0, dropped, 0)
+        return (weights * losses).sum() / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
 
     @torch.no_grad()
-    def written(
+    def _log_probs(self, model: HuggingFaceModel, batch: Mapping[str, Tensor]) -> Probs:
+        return answer_log_probs(model.module, batch, decoder_start(model.checkpoint), self.pieces)
+
+    def decoded(
         self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int
-    ) -> list[TokenizedExample]:
-        """The examples with the drafter's own texts in place of the target's answers. Seeded by the step alone."""
-        prompts = {name: rows.to(model.device) for name, rows in self.collate.prompts(examples).items()}
-        devices = [model.device] if model.device.type == "cuda" else []
-        with self.evaluating(model, self.settings), torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.seed + step)
-            out = model.generate(**prompts)
-        before = 1 if self.collate.start is not None else prompts["input_ids"].shape[1]
-        ends = frozenset(self.settings.eos_token_id)
-        return [
-            replace(one, answer=np.array(row[: until_end(row, ends)], np.int32))
-            for one, row in zip(examples, out[:, before:].tolist(), strict=True)
-        ]
+    ) -> tuple[list[TokenizedExample], Probs, Bool[Tensor, " n"]]:
+        """The examples with texts that target and drafter decode together in place of their answers. Seeded by step.
+
+        Of all their tokens also the target's log-probabilities, and whether drafting had stopped there.
+        """
+        device, wanted, requests = model.device, self.teaching, []
+        models = (self.teacher, on_engine(InTraining("the drafter", module=model), device, self.teacher.dtype))
+        rule = SpeculativeSampling() if wanted.rollback == 0 else Rollback(wanted.rollback or math.inf)
+        method = DraftThenVerify(models[0], ModelDrafter(models[1], wanted.window, wanted.fallback), rule)
+        positions = [most for each in models if (most := each.session_positions) is not None]
+        for place, one in enumerate(examples):
+            source = self.teacher.source(one.prompt.tolist())
+            longest = min([self.longest, *(most + 1 - len(source.prompt) for most in positions)])
+            limits = Limits(len(source.prompt), longest, self.end_tokens, min(positions, default=None))
+            generator = torch.Generator(device).manual_seed(hash((self.seed, step, place)) % 2**63)
+            requests.append(Request(source, limits, Sampling(wanted.temperature), generator))
+        for each in models:
+            each.admit(method.feeds)
+        together = Batch(quiet_batch(method, models, requests, len(requests)))
+        texts = decode_batch(method, requests, together, make=_Verified)
+        model.train()  # the engine has turned dropout off
+        logits = torch.cat([rows[:, : self.pieces] for one in texts for rows in one.trace.logits])
+        stops = torch.cat([one.trace.stops(len(one.token_ids)) for one in texts]).to(device)
+        written = [replace(one, answer=np.array(t.token_ids, np.int32)) for one, t in zip(examples, texts, strict=True)]
+        return written, logits.float().log_softmax(-1), stops
 
 
 def _disagreements(log_p: Probs, log_q: Probs, learned: Bool[Tensor, "batch n"]) -> Int[Tensor, " learned"]:

@@ -27,7 +27,7 @@ from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import IGNORED, BatchOrder, Collator, TokenizedExample, evaluation_batches, tokenize
-from bild_lab.training.distillation import Distillation, Teaching
+from bild_lab.training.distillation import Distillation, Teaching, on_engine
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
 from bild_lab.training.run import TrainingJob, TrainingRun
@@ -157,6 +157,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         "validation examples": data_hash(job.validation),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
         **job.teaching.identity,
+        **({} if (path := job.teaching.reference) is None else {"align.reference": Checkpoint(path).fingerprint}),
     }
 
 
@@ -278,11 +279,16 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     settings = greedy_settings(recipe.max_target_tokens, special.end, special.pad, special.start)
     evaluator, distillation = None, None
     if job.teaching.loss is not None:
-        teacher = HuggingFaceModel(
-            job.teacher, arguments.device, torch.bfloat16 if recipe.in_bfloat16 else torch.float32
+        dtype, reference = torch.bfloat16 if recipe.in_bfloat16 else torch.float32, job.teaching.reference
+        distillation = Distillation(
+            teaching=job.teaching,
+            teacher=on_engine(job.teacher, arguments.device, dtype),
+            reference=None if reference is None else HuggingFaceModel(Checkpoint(reference), arguments.device, dtype),
+            collate=collate,
+            end_tokens=frozenset(special.end),
+            longest=recipe.max_target_tokens,
+            seed=recipe.seed,
         )
-        writing = job.teaching.writing(settings)
-        distillation = Distillation(job.teaching, teacher, collate, writing, _evaluating, recipe.seed)
     if validation:
         references, size = [example.references for example in job.validation], recipe.evaluation_batch_size
         evaluator = Evaluator(references, validation, job.metric, tokenizer, collate, size, settings)

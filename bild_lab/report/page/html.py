@@ -180,11 +180,9 @@ def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 def _differing(groups: Sequence[Group]) -> Table:
     """A row for each key in which the settings differ."""
-    rows = []
-    for key in differing_keys(groups):
-        values = {f"Setting {place}": _plain(one.setting.get(key)) for place, one in enumerate(groups, start=1)}
-        rows.append({"": TableCell(key, tone="title"), **values})
-    return plain_table(rows)
+    named = [(f"Setting {place}", one.setting) for place, one in enumerate(groups, start=1)]
+    keys = [(key, TableCell(key, tone="title")) for key in differing_keys(groups)]
+    return plain_table([{"": title, **{name: _plain(one.get(key)) for name, one in named}} for key, title in keys])
 
 
 def _plain(value: Any) -> str:

@@ -64,11 +64,11 @@ class PackedDecoder:
         self._held: list[object] = []  # what the kernels point to
         self._matrices: list[Tensor] = []
         self._stack = stack  # whose head a draft vocabulary reads
-        self._library = library()
+        self._library, trim = library(), getattr(ctypes.CDLL(None), "malloc_trim", lambda spare: None)
         layers = (c.Layer * len(stack.layers))()
         for index, layer in enumerate(stack.layers):  # each may be read from its file
             layers[index], gated = self._layer(layer), layer.inner.gated
-            give_back_memory()
+            trim(0)  # glibc keeps what lies between tensors that stay, half of the weights' size
         self._held.append(layers)
         bias = stack.distance_bias
         self.known, self.dim = stack.embedding.shape
@@ -377,12 +377,6 @@ class PackedHeads:
         places = (None, to.data_ptr()) if to.is_floating_point() else (to.data_ptr(), None)
         self._library.most_likely_tokens(byref(self._heads), state.data_ptr(), depth, count, threads, *places)
         return to
-
-
-def give_back_memory() -> None:
-    """Return freed memory to the system: glibc keeps what lies between tensors that stay, half of the weights' size."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def pointer(tensor: Tensor | None) -> int | None:
