@@ -100,11 +100,8 @@ def split_answers(calibration: Calibration, held_out: int) -> tuple[list[Answer]
             f"held_out={held_out} leaves none to train on: lower it, or make calibration data with more "
             "(dataset.limit) or longer (decoding.max_new_tokens) answers"
         )
-    chosen = set(spread_evenly(held_out, len(whole)))
-    return (
-        [answer for index, answer in enumerate(whole) if index not in chosen],
-        [answer for index, answer in enumerate(whole) if index in chosen],
-    )
+    chosen = dict.fromkeys(spread_evenly(held_out, len(whole)))
+    return [one for at, one in enumerate(whole) if at not in chosen], [whole[at] for at in chosen]
 
 
 def align(job: Alignment) -> dict[str, Any] | None:
@@ -116,9 +113,8 @@ def align(job: Alignment) -> dict[str, Any] | None:
     """
     job.check()
     learned, held_out = split_answers(job.calibration, job.held_out)
-    manifest = job.calibration.manifest
+    dataset, manifest = job.calibration.dataset, job.calibration.manifest
     source = {"folder": str(job.calibration.folder), "hash": manifest["hash"], "target": manifest["model"]["path"]}
-    dataset, taught = job.calibration.dataset, job.recipe.soft_targets or job.teaching.loss is not None
     metrics = finetune(
         FinetuningJob(
             train=examples(learned),
@@ -127,7 +123,7 @@ def align(job: Alignment) -> dict[str, Any] | None:
             recipe=job.recipe,
             folder=job.folder,
             start=FromCheckpoint(job.small),
-            teacher=job.calibration.target if taught else None,
+            teacher=job.calibration.target if job.recipe.soft_targets or job.teaching.loss else None,
             teaching=job.teaching,
             max_source_tokens=dataset.max_source_tokens,
             title=f"aligning {job.small.path}",

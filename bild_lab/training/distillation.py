@@ -136,8 +136,9 @@ class Teaching:
         if self.loss is None and (self.data != "answers" or self.decay != 1 or self.reference is not None):
             wanted = f"align.data={self.data} align.decay={self.decay:g} align.reference={self.reference or 'null'}"
             raise UserError(f"{wanted} need the target's distributions; set align.loss to {', '.join(DIVERGENCES)}")
-        if self.elsewhere != 1 and self.data == "answers":
-            raise UserError("align.elsewhere weighs places of fallback and rollback; set align.data=drafter or mixture")
+        if self.elsewhere != 1 and (self.data == "answers" or (not self.fallback and self.rollback is None)):
+            stops = "set align.data=drafter or mixture, and align.fallback or align.rollback"
+            raise UserError(f"align.elsewhere weighs places of fallback and rollback; {stops}")
         if (self.reference is None) != (self.keep == 1):
             raise UserError("align.keep selects tokens by align.reference; set both, or align.keep=1 and no reference")
 
@@ -187,10 +188,7 @@ class _Verified(Trace):
 
 @dataclass(frozen=True)
 class Distillation:
-    """The loss of one step, in the divergence's unit a token.
-
-    reference: of `Teaching.keep`. end_tokens, longest: where decoded texts end.
-    """
+    """The loss of one step, in the divergence's unit a token. end_tokens, longest: where decoded texts end."""
 
     teaching: Teaching
     teacher: LoadedModel
@@ -236,7 +234,7 @@ class Distillation:
     def decoded(
         self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int
     ) -> tuple[list[TokenizedExample], Probs, Bool[Tensor, " n"]]:
-        """The examples with texts that target and drafter decode together in place of their answers. Seeded by step.
+        """The examples with texts that both models decode together in place of answers, seeded by step and prompt.
 
         Of all their tokens also the target's log-probabilities, and whether drafting had stopped there.
         """
@@ -245,20 +243,23 @@ class Distillation:
         rule = SpeculativeSampling() if wanted.rollback == 0 else Rollback(wanted.rollback or math.inf)
         method = DraftThenVerify(models[0], ModelDrafter(models[1], wanted.window, wanted.fallback), rule)
         positions = [most for each in models if (most := each.session_positions) is not None]
-        for place, one in enumerate(examples):
-            source = self.teacher.source(one.prompt.tolist())
-            longest = min([self.longest, *(most + 1 - len(source.prompt) for most in positions)])
+        for one in examples:
+            ids = one.prompt.tolist()
+            source = self.teacher.source(ids)
+            read = len(source.prompt) - (source.encoder_ids is not None)  # what is learned is read whole
+            longest = min([self.longest, *(most - read for most in positions)])
             limits = Limits(len(source.prompt), longest, self.end_tokens, min(positions, default=None))
-            generator = torch.Generator(device).manual_seed(hash((self.seed, step, place)) % 2**63)
+            generator = torch.Generator(device).manual_seed(hash((self.seed, step, *ids)) % 2**63)
             requests.append(Request(source, limits, Sampling(wanted.temperature), generator))
-        for each in models:
-            each.admit(method.feeds)
+        self.teacher.admit(method.feeds)  # a drafter whose sessions differ writes other texts, which are verified
         together = Batch(quiet_batch(method, models, requests, len(requests)))
-        texts = decode_batch(method, requests, together, make=_Verified)
+        with torch.autocast(device.type, enabled=False):  # half precision casts a weight once
+            texts = decode_batch(method, requests, together, make=_Verified)
         model.train()  # the engine has turned dropout off
         logits = torch.cat([rows[:, : self.pieces] for one in texts for rows in one.trace.logits])
         stops = torch.cat([one.trace.stops(len(one.token_ids)) for one in texts]).to(device)
         written = [replace(one, answer=np.array(t.token_ids, np.int32)) for one, t in zip(examples, texts, strict=True)]
+        del texts  # whole distributions are large
         return written, logits.float().log_softmax(-1), stops
 
 

@@ -289,6 +289,8 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             longest=recipe.max_target_tokens,
             seed=recipe.seed,
         )
+        if job.teaching.data != "answers":
+            distillation.teacher.load()  # first, as on a GPU the module of Transformers then shares its weights
     if validation:
         references, size = [example.references for example in job.validation], recipe.evaluation_batch_size
         evaluator = Evaluator(references, validation, job.metric, tokenizer, collate, size, settings)

@@ -243,6 +243,7 @@ def test_what_cannot_be_learned_is_refused(tmp_path: Path, checkpoints: Path) ->
         r"align\.elsewhere must lie in": {"data": "drafter", "loss": "kl", "elsewhere": 2},
         r"align\.keep selects tokens by align\.reference": {"loss": "kl", "keep": 0.5},
         "set both, or": {"loss": "kl", "reference": "folder"},
+        "and align.fallback or align.rollback": {"data": "drafter", "loss": "kl", "elsewhere": 0.5},
         r"align\.fallback must lie in": {"fallback": 2},
         r"align\.window must be": {"window": 0},
         "null never rolls back": {"rollback": -1},

@@ -124,9 +124,8 @@ class Workspace:
             shapes = {count: self._inputs(count) for count in {rows, 1}}
 
             def forward_of(tokens: Tensor, start: Tensor) -> Tensor:
-                step = shapes[tokens.shape[0]]
-                inputs = (self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among)
-                return self._compiled(*inputs)[0]
+                step, given = shapes[tokens.shape[0]], (self._decoder, self.cache, self.memory, tokens, start)
+                return self._compiled(*given, step.depth, step.among)[0]
 
             window = Window(forward_of, rows, chain, self.cache.keys.device)
             window.start.fill_(start)

@@ -60,6 +60,38 @@ FAMILIES = {
 MODEL_TYPES = tuple(FAMILIES)
 
 
+def layer_under(prefix: str, weights: Weights, config: PreTrainedConfig, kind: int, window: int) -> Layer:
+    """The weights under this prefix. kind, window: as in `Layer`."""
+
+    def norm(name: str) -> Tensor:
+        return norm_factor(config, weights[f"{prefix}{name}.weight"])
+
+    def linear(*names: str, gated: bool = False) -> Weight:
+        matrix, bias = ([f"{prefix}{name}.{part}" for name in names] for part in ("weight", "bias"))
+        return Weight(weights.matrix(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated)
+
+    head_norm, heads = None, (config.num_attention_heads, config.num_key_value_heads)
+    if f"{prefix}self_attn.q_norm.weight" in weights:
+        queries, keys = norm("self_attn.q_norm"), norm("self_attn.k_norm")
+        head_norm = torch.cat([queries.expand(heads[0], -1), keys.expand(heads[1], -1)])
+    # the norm named post_attention comes before the feed-forward block, unless that has its own norm
+    after_attention = norm("post_attention_layernorm")
+    four_norms = f"{prefix}pre_feedforward_layernorm.weight" in weights
+    return Layer(
+        norm=norm("input_layernorm"),
+        qkv=linear(*(f"self_attn.{name}_proj" for name in "qkv")),
+        head_norm=head_norm,
+        out=linear("self_attn.o_proj"),
+        out_norm=after_attention if four_norms else None,
+        feed_norm=norm("pre_feedforward_layernorm") if four_norms else after_attention,
+        inner=linear("mlp.gate_proj", "mlp.up_proj", gated=True),
+        outer=linear("mlp.down_proj"),
+        feed_out_norm=norm("post_feedforward_layernorm") if four_norms else None,
+        window=window,
+        kind=kind,
+    )
+
+
 class LlamaDecoder(Stack):
     """A decoder of this family. A kind of layer has a window or none, and may have a rotation of its own."""
 
@@ -75,12 +107,12 @@ class LlamaDecoder(Stack):
         if family.scaled_embedding:  # rounded to the precision of the weights, as Transformers does
             embedding_scale = torch.tensor(config.hidden_size**0.5).to(embedding.dtype).item()
         self._kinds = list(dict.fromkeys(kinds))
-        self._kind_of = [self._kinds.index(kind) for kind in kinds]
-        self._windows = [0 if kind == FULL else sliding_window(config) or 0 for kind in self._kinds]
+        self._kind_of = kind_of = [self._kinds.index(kind) for kind in kinds]
+        self._windows = windows = [0 if kind == FULL else sliding_window(config) or 0 for kind in self._kinds]
         super().__init__(
             layers=layers_of(
                 len(kinds),
-                lambda i: self._layer(weights, f"model.layers.{i}.", self._kind_of[i], (heads, kv_heads)),
+                lambda i: layer_under(f"model.layers.{i}.", weights, config, kind_of[i], windows[kind_of[i]]),
                 held,
             ),
             embedding=embedding,
@@ -100,37 +132,6 @@ class LlamaDecoder(Stack):
         nothing = torch.empty(0, head_dim, dtype=embedding.dtype, device=embedding.device)
         self._rotations = [(nothing, nothing) for _ in self._kinds]  # cos and sin of every position
         self._reached = 0
-
-    def _layer(self, weights: Weights, prefix: str, kind: int, heads: tuple[int, int]) -> Layer:
-        """The weights under this prefix. heads: the numbers of query heads and key heads."""
-
-        def norm(name: str) -> Tensor:
-            return norm_factor(self.config, weights[f"{prefix}{name}.weight"])
-
-        def linear(*names: str, gated: bool = False) -> Weight:
-            matrix, bias = ([f"{prefix}{name}.{part}" for name in names] for part in ("weight", "bias"))
-            return Weight(weights.matrix(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated)
-
-        head_norm = None
-        if f"{prefix}self_attn.q_norm.weight" in weights:
-            queries, keys = norm("self_attn.q_norm"), norm("self_attn.k_norm")
-            head_norm = torch.cat([queries.expand(heads[0], -1), keys.expand(heads[1], -1)])
-        # the norm named post_attention comes before the feed-forward block, unless that has its own norm
-        after_attention = norm("post_attention_layernorm")
-        four_norms = f"{prefix}pre_feedforward_layernorm.weight" in weights
-        return Layer(
-            norm=norm("input_layernorm"),
-            qkv=linear(*(f"self_attn.{name}_proj" for name in "qkv")),
-            head_norm=head_norm,
-            out=linear("self_attn.o_proj"),
-            out_norm=after_attention if four_norms else None,
-            feed_norm=norm("pre_feedforward_layernorm") if four_norms else after_attention,
-            inner=linear("mlp.gate_proj", "mlp.up_proj", gated=True),
-            outer=linear("mlp.down_proj"),
-            feed_out_norm=norm("post_feedforward_layernorm") if four_norms else None,
-            window=self._windows[kind],
-            kind=kind,
-        )
 
     def rotations(self, positions: int) -> tuple[Float[Tensor, "kinds n head_dim"], Float[Tensor, "kinds n head_dim"]]:
         """Cosines and signed sines of at least so many positions, for each kind of layer."""
