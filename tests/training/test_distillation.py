@@ -211,6 +211,18 @@ def test_a_training_that_was_killed_resumes_with_the_same_losses(shape: dict, tm
     assert whole["identity"]["align.data"] == "mixture" and whole["identity"]["teacher"] == teacher.fingerprint
 
 
+@pytest.mark.parametrize("shape", [T5, LLAMA], ids=["t5", "llama"])
+def test_half_precision_decodes_what_it_trains(shape: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a module's sessions are compared with its forward under autocast to the last bits of float32."""
+    finetune(job(tmp_path / "teacher", max_steps=2, model=shape))
+    teacher, found = Checkpoint(str(tmp_path / "teacher" / "checkpoint")), []
+    words = {"start": FromCheckpoint(teacher), "teacher": teacher, "teaching": Teaching("drafter", "tv", **BILD)}
+    for engine in ("kernels", "hf"):
+        found += losses(finetune(job(tmp_path / engine, precision="bfloat16", max_steps=1, **words)))[:1]
+        monkeypatch.setattr(distillation, "why_not_native", lambda config, dtype: "a test says so")
+    assert found[0][1] == pytest.approx(found[1][1], abs=0.02) and found[0][1] < 0.3  # it is its own teacher
+
+
 def test_a_step_in_several_passes_has_their_mean_loss(tmp_path: Path) -> None:
     """Fault: their sum, of which each pass is as large as the whole step."""
     finetune(job(tmp_path / "teacher", max_steps=2))
