@@ -36,9 +36,9 @@ def decode_batch(
     ended: Callable[[int], None] = lambda index: None,
     make: Callable[[], Trace] = Trace,
 ) -> list[BatchedText]:
-    """Decode all requests with a method, `batch.size` of them at a time, each with a trace that `make` makes.
+    """Decode all requests with a method, `batch.size` of them at a time. ended: called with the index of each text.
 
-    ended: called with the index of each text.
+    make: gives the trace of each text that has a loop.
 
     A method keeps no state of a text. Random numbers come from the generator of its request, so a text does not depend
     on those beside it. Models must be those of `why_not_in_batches`.

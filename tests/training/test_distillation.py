@@ -242,7 +242,7 @@ def test_distributions_learned_by_kl_come_nearer_to_the_targets(tmp_path: Path) 
     words = {"start": FromCheckpoint(small), "teacher": teacher, "max_steps": 40, "evaluate_every": 10}
     history = finetune(job(tmp_path / "own", teaching=Teaching("drafter", "kl"), **words))["history"]
     scored = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
-    assert scored[-1] < 0.95 * scored[0]
+    assert scored[-1] < 0.9 * scored[0]
 
 
 def test_what_cannot_be_learned_is_refused(tmp_path: Path, checkpoints: Path) -> None:
