@@ -350,9 +350,12 @@ def test_a_training_leaves_global_state_alone(tmp_path: Path) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory")]
-)
+FULL = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory")]
+FULL += [RuntimeError("example 3: CUDA out of memory")]  # as a text of a batch says it
+FULL[2].__cause__ = FULL[0]
+
+
+@pytest.mark.parametrize("error", FULL)
 def test_memory_that_runs_out_is_one_message_with_the_keys_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError
 ) -> None:

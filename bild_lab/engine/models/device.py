@@ -42,7 +42,7 @@ def within_memory(what: str, device: torch.device, remedy: str) -> Iterator[None
     try:
         yield
     except RuntimeError as error:  # PyTorch has an error of its own for GPUs alone
-        if not isinstance(error, torch.OutOfMemoryError) and "not enough memory" not in str(error).lower():
+        if "not enough memory" not in str(error) and not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
             raise
         raise UserError(f"{what} does not fit into the memory of {device}; {remedy}") from error
 
