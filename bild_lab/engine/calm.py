@@ -49,10 +49,8 @@ class Calm(TokenLoop):
     decays along the text (`decaying_threshold`).
 
     The hidden state at the exit is copied to the skipped layers: only their keys and values are computed from
-    it. A decoder-only prompt runs through all layers, except its last token, which produces the first new
-    token and may exit early. The CPU kernels measure hidden_state themselves, in one call for each token. Elsewhere
-    every measurement waits for the device, so on an accelerator the layers are not queued ahead. A round's statistics
-    hold `exit_layer`, how many layers the token ran.
+    it. A decoder-only prompt runs through all layers, except its last token. The CPU kernels measure hidden_state
+    themselves; elsewhere every measurement waits for the device. A round's statistics hold `exit_layer`.
 
     Raises UserError for values out of range and for a target whose layers cannot be run one by one.
     """

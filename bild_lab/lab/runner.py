@@ -169,9 +169,8 @@ def time_methods(
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
-    Of more than two methods another begins every second time, as every method then has every place equally often. The
-    time covers a whole example including encoder and prefill. The device is synchronized once before and once after. A
-    method's preparation (`Prepares`) is not timed. Repeats use the same seed, so they do the same work. An example is
+    Of more than two methods another begins every second time. The time covers a whole example including encoder and
+    prefill, the device synchronized before and after, without a method's preparation (`Prepares`). An example is
     decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method fails.
 
     batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds

@@ -61,9 +61,8 @@ class SpeculativeSampling(SpeculativeRule):
     whose siblings were drawn one after another from their rows of `draft.probs`. Below 1 no token is
     emitted with a probability above p / l.
 
-    Under greedy decoding p and q are one-hot and this is exact match. With lenience below 1 a token is
-    then accepted if p(token) >= l · max p, where p is the target's distribution at temperature 1 before
-    standardizing. If several siblings pass, the one most likely under p is taken.
+    Under greedy decoding this is exact match. With lenience below 1 a token is then accepted if p(token) >= l · max p,
+    p at temperature 1 before standardizing. If several siblings pass, the one most likely under p is taken.
     """
 
     def __init__(self, lenience: float = 1.0) -> None:

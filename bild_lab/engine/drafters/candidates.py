@@ -119,8 +119,7 @@ class MedusaDrafter(CandidateDrafter):
     token. Head i (from 0) predicts the token i + 1 positions after that one. The first round drafts nothing.
 
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
-    matrix as one. The residual blocks and a Markov head are smaller and not recorded. Heads beyond the tree's depth do
-    not run.
+    matrix as one; residual blocks and a Markov head are not. Heads beyond the tree's depth do not run.
 
     tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), a file that `auto` kept,
     or auto: `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a
@@ -176,9 +175,8 @@ class MaskTokenDrafter(CandidateDrafter):
     tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree is the same with one
     candidate fewer at each depth; full_tree extends every candidate. All have a group of masks after every token.
     straightforward (Figure 4) drafts a chain of each mask's most likely token, with a single group after the last
-    committed token. So predictions for tokens that have since been accepted are lost, and the remaining ones were made
-    without seeing those tokens. A file that `auto` kept has a tree for each number of candidates, and says after which
-    tokens masks run, and how many; auto: `run.py` fits one.
+    committed token. A file that `auto` kept has a tree for each number of candidates, and says after which tokens masks
+    run, and how many; auto: `run.py` fits one.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: of its weights the target runs all but those of a Markov head.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.

@@ -38,16 +38,14 @@ def require_confidence(stop: float | None) -> float | None:
 class ModelDrafter(Drafter):
     """Drafts up to `window` tokens with a model, fewer if `stop` or an end token ends the draft.
 
-    Its KV cache follows the target's decisions: after a rejection it drops exactly the rows after the
-    last accepted token, so no token is ever computed twice.
+    Its KV cache drops exactly the rows after the last accepted token, so no token is computed twice.
 
-    window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`. Neither
-    the window nor `stop` sees the token it decides about, so speculative sampling stays lossless with both.
-    stop: hand over to the target where the drafter's largest probability, at temperature 1, is below this (BiLD §3.3);
-    at equality it drafts. None: only the window ends a draft.
-    stop_on_eos: whether each drafted token is read, and an end token ends the draft.
-    keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need.
-    vocabulary: the only tokens that it drafts; None: all.
+    window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`. Neither it nor `stop`
+    sees the token it decides about, so speculative sampling stays lossless with both. stop: hand over to the target
+    where the drafter's largest probability, at temperature 1, is below this (BiLD §3.3); at equality it drafts. None:
+    only the window ends a draft. stop_on_eos: whether each drafted token is read, and an end token ends the draft.
+    keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need. vocabulary:
+    the only tokens that it drafts; None: all.
 
     With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
     whether the drafter handed over because of low confidence (BiLD §3.3).
@@ -230,18 +228,13 @@ class TargetFirstWindow:
 class AdaptiveWindow:
     """The best window by Theorem 3.8 at the recent acceptance rate (speculative decoding §3.5).
 
-    cost_ratio: the time of one drafter step divided by that of one target step, c in the theorem. A run of
-    policy=speculative measures it: prediction.cost_ratio in its result.json. If reading the weights
-    takes most of the time, it is close to the ratio of the two models' sizes.
-    largest: drafts no more than this.
-    prior: the acceptance rate assumed at the start of a text, with the weight of four judged tokens.
-    memory: in (0, 1], the weight that past counts keep from one round to the next; 1 never forgets,
-    0.9 looks back over about ten rounds.
+    cost_ratio: the time of a drafter step over that of a target step, c in the theorem; a run of policy=speculative
+    measures it (prediction.cost_ratio in result.json). largest: drafts no more. prior: the acceptance rate assumed at
+    the start of a text, with the weight of four judged tokens. memory: in (0, 1], the weight that past counts keep from
+    one round to the next; 1 never forgets, 0.9 looks back over about ten rounds.
 
-    The estimate is accepted / (accepted + rejections), with exponential decay. Drafted tokens after a
-    rejection were never judged and do not count. The estimate is reset for every text, so that a text
-    does not depend on the ones before it. If drafting does not pay, every eighth round still drafts one
-    token, as the estimate could not change otherwise. Raises UserError for values out of range.
+    The estimate is accepted / (accepted + rejections) of this text, with exponential decay. If drafting does not pay,
+    every eighth round still drafts one token. Raises UserError for values out of range.
     """
 
     def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:

@@ -20,17 +20,10 @@ from bild_lab.errors import UserError, require_number, require_whole
 class SyntheticDrafter(Drafter):
     """Drafts the target's own greedy text, with errors so that each token is accepted with a chosen probability.
 
-    Theorem 3.8 of the speculative decoding paper predicts the speedup from α, the window and the cost ratio. Here the
-    acceptance rate is set and its events are independent, as the theorem assumes. So any difference from the prediction
-    is due to the machine. Verify with `ExactMatch`.
-
-    acceptance_rate: the probability, in [0, 1], that a drafted token is accepted if it is judged, independently of the
-    others. A token to be rejected is replaced by one that the target does not choose. The random draws depend only on
-    the prompt and the position: repeats do the same work, and a token that is accepted at one rate is accepted at every
-    higher rate. Drafts cost nothing.
-
-    `prepare` finds the text, outside the timed part, and keeps it for repeats. Raises UserError for values out of
-    range, and for requests that sample, as they have no single text to draft.
+    As Theorem 3.8 of the speculative decoding paper assumes, so a difference from its speedup is due to the machine.
+    Verify with `ExactMatch`. acceptance_rate: the probability, in [0, 1], that a judged token is accepted,
+    independently of the others; the draws depend on prompt and position alone. Drafts cost nothing: `prepare` finds the
+    text outside the timed part. Raises UserError for values out of range, and for requests that sample.
     """
 
     drafts_trees = False
@@ -68,9 +61,8 @@ class SyntheticDrafter(Drafter):
     def _recital(self, request: Request) -> Recital:
         """Drafts whose unspoiled tokens the target accepts when it verifies exactly these drafts.
 
-        In half precision a forward of several rows may break a near tie differently from a forward of one row, and
-        would reject an unspoiled token. So the text is decoded again with the drafts made from it, until it no longer
-        changes. Every pass agrees further than the one before; in float32 the first pass already agrees throughout.
+        In half precision a forward of several rows may break a near tie otherwise than a forward of one row. So the
+        text is decoded again with the drafts made from it, until it no longer changes.
         """
         start, chance = len(request.source.prompt), np.random.default_rng(sum(request.source.key, ()))
         accepted = chance.random(request.limits.max_new_tokens) < self._acceptance_rate

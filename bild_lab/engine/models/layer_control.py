@@ -1,8 +1,7 @@
 """What a forward of a Transformers decoder does besides the usual: some layers only, or the rows of a tree.
 
-Transformers always runs all layers of a decoder. Here every decoder layer is wrapped once. A `Plan`, one per thread,
-says which layers run in the next forward, what the first of them reads, and which hidden states to keep. The others
-pass their input on unchanged.
+Every decoder layer is wrapped once. A `Plan`, one per thread, says which layers run in the next forward, what the first
+of them reads, and which hidden states to keep. The others pass their input on unchanged.
 
 It builds its masks, one for each kind of layer, by functions of a row's and a key's position in the cache. In a tree
 two rows may have the same position. While a plan has `Branches`, these functions are called with positions in the text
@@ -64,8 +63,7 @@ class Plan:
     collect hidden states, 0 for the embeddings. distances: [m, k], each key's position minus the row's, for T5's
     position bias; None: those of a chain. branches: of a tree in a decoder-only model; None: a chain. fill: stop each
     layer once its keys and values are stored. stop: end the forward after the last of the layers, before the head.
-    skipped: blocks that add nothing, in a module with wrapped blocks.
-    outputs: the collected hidden states.
+    skipped: blocks that add nothing, in a module with wrapped blocks. outputs: the collected hidden states.
     """
 
     start: int

@@ -1,26 +1,17 @@
 """Operations and memory traffic from recorded forwards (BiLD §7.3.1, Figure 8).
 
-FLOPs: 2·m·k·n for every product of [m, k] and [k, n]. This counts
-- the products with weights, and the head for the rows that were scored;
-- in attention Q·Kᵀ and A·V over the whole rectangle of rows and keys: kernels compute it even if a mask hides keys;
-- in the encoder's forward also the cross-attention keys and values of all decoder layers, which are computed once.
-If rows run through the layers in several forwards, each forward counts its own layers, and only the first reads the
-embedding. A layer that runs without attention or feed-forward counts the other. For layers that only compute keys and
-values, only that product is counted.
+FLOPs: 2·m·k·n for every product of [m, k] and [k, n]: with weights, the head for scored rows; in attention Q·Kᵀ and A·V
+over the whole rectangle of rows and keys, as kernels compute it; in the encoder's forward also the cross-attention keys
+and values of all decoder layers. Each forward counts the layers that it runs, and of these the parts.
 
-Bytes moved (the paper's memory operations), if all values have one width:
-- every weight matrix once per forward, the head only if rows were scored, one row of the embedding per token;
-- the input and output of every product with weights. Query, key and value are one product, and so are gate and up.
-  The keys and values in the output are the write into the KV cache;
-- attention as one fused kernel: it reads the queries and all keys and values, and writes its output. Attention scores
-  are not moved.
+Bytes moved (the paper's memory operations), if all values have one width: every weight matrix once per forward, the
+head only if rows were scored, one row of the embedding per token; the input and output of every product with weights
+(query, key and value are one, gate and up too), with which keys and values enter the cache; attention as one fused
+kernel.
 
-Not counted: biases, normalization, activation functions, residual sums, softmax, rotary and relative positions,
-masks, copies within the cache, and the choice of tokens.
-
-With a sliding window a row counts at most as many keys as the window has, and each key that some row attends to is
-read once. Kernels that mask keys outside a window, and compiled steps that pad rows and cache to fixed shapes, compute
-and read more than this.
+Not counted: biases, norms, activation functions, residual sums, softmax, positions, masks, copies within the cache, and
+the choice of tokens. With a sliding window a row counts at most as many keys as the window has, each read once; kernels
+that mask keys outside, and compiled steps of padded shapes, compute and read more.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ class Certificate:
 
     Of a sampled text: check: which check found a defect. contexts: how many were judged. output: the largest total
     variation between what the rule emits and the target's distribution; None if the rule has no closed form. rounding:
-    by number of rows, the largest total variation between the target's distribution in such a forward and one row
-    after another.
+    by number of rows, the largest such distance of the target's own distribution from that of one row after another.
     """
 
     verdict: str

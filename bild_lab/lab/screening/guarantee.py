@@ -7,7 +7,6 @@ than 1, and a gain of more than 1 counts as 1.
 The settings on the front of one split are tested on the texts of another, the surest first, until one fails (fixed
 sequence testing; as Pareto testing, Laufer-Goldshtein et al., 2210.07913). Order and stakes depend on the first
 split alone. So all that pass keep their loss with the asked probability, and any of them may be chosen.
-
 A metric that is no mean over texts, such as BLEU, has no such test: a bootstrap says how strict a choice must be.
 """
 

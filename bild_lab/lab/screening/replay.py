@@ -1,12 +1,10 @@
 """Decoding over a record, whether a text so decoded differs from the live one by rounding alone, and what it costs.
 
-What a text costs on this machine is a sum over its forwards and rounds, fitted to timed texts.
-
-Seconds are those of a text's start, of its source tokens, of the target's forwards, their rows and their rows times
-context, of the drafter's forwards, and of the policy's rounds. Forwards of one row have a price of their own, as their
-kernels read weights and do little else. No price is negative. Forwards through some layers count as the share of the
-layers that ran, those of a drafter with a draft vocabulary as the share of its weights. A round's price holds host,
-acceptance rule and the drafter's start, so each policy has its own.
+What a text costs is fitted to timed texts. Seconds are those of a text's start, of its source tokens, of the target's
+forwards, their rows and their rows times context, of the drafter's forwards, and of the policy's rounds. Forwards of
+one row have a price of their own, as their kernels read weights and do little else. No price is negative. Forwards
+through some layers count as the share of the layers that ran, those of a drafter with a draft vocabulary as the share
+of its weights. A round's price holds host, acceptance rule and the drafter's start, so each policy has its own.
 """
 
 from __future__ import annotations

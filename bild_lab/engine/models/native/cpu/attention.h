@@ -6,51 +6,76 @@
 
 namespace {
 
-// a query over the keys that it sees. scores, seen: room for as many
-template <class T, class Sees>
-inline void attend(const float* query, const T* keys, const T* values, int stop, int dim, float scale, Sees sees,
-                   float* scores, int* seen, float* out) {
+// the sums of up to four vectors, in the first lanes; each in the order of `sum`
+template <int Q>
+inline vec sums(const vec (&v)[Q]) {
+    if constexpr (Q == 1) return all(sum(v[0]));
+    auto folded = [](vec x, vec y) {
+        return __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+    };
+    const vec x = folded(v[0], v[1 % Q]), y = folded(v[2 % Q], v[3 % Q]);
+    vec all = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+              __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+    all += __builtin_shufflevector(all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+    all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+    return __builtin_shufflevector(all, all, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+}
+
+// Q queries over the keys that they see; what is added to a query's sums has one order, whatever Q is. sees: whether any
+// sees a slot, and each one's bias, minus infinity for one that does not. scores, seen: room for Q times as many, as many
+template <int Q, class T, class Sees>
+inline void attend(const float* const (&query)[Q], const T* keys, const T* values, int stop, int dim, float scale,
+                   Sees sees, float* scores, int* seen, float* const (&out)[Q]) {
     int count = 0, whole = dim / LANES * LANES;
-    float largest = -INFINITY;
+    vec largest = all(-INFINITY), total{}, top{};
     for (int slot = 0; slot < stop; ++slot) {
-        float bias;
+        vec bias{}, products[Q] = {};
         if (!sees(slot, bias)) continue;
         const T* key = keys + int64_t(slot) * dim;
-        vec products{};
-        for (int i = 0; i < whole; i += LANES) products += load(query + i) * wide(key + i);
-        float score = sum(products);
-        for (int i = whole; i < dim; ++i) score += query[i] * widen(key[i]);
+        for (int i = 0; i < whole; i += LANES) {
+            const vec wider = wide(key + i);
+            for (int q = 0; q < Q; ++q) products[q] += load(query[q] + i) * wider;
+        }
+        vec score = sums(products);
+        for (int i = whole; i < dim; ++i)
+            for (int q = 0; q < Q; ++q) score[q] += query[q][i] * widen(key[i]);
         score = score * scale + bias;
-        seen[count] = slot;
-        scores[count++] = score;
-        largest = std::max(largest, score);
+        largest = score > largest ? score : largest;
+        store(scores + count * Q, score);  // there is room for a whole vector at the end
+        seen[count++] = slot;
     }
-    float total = 0;
-    for (int i = 0; i < count; i += LANES) {  // there is room for a whole vector at the end
-        vec e = exponential(load(scores + i) - largest);
-        store(scores + i, e);
-        for (int j = 0; j < LANES && i + j < count; ++j) total += e[j];
+    for (int i = 0; i < LANES; ++i) top[i] = largest[i % Q];
+    for (int i = 0; i < count * Q; i += LANES) {
+        const vec score = load(scores + i);
+        store(scores + i, score > -INFINITY ? exponential(score - top) : vec{});
     }
+    for (int n = 0; n < count; ++n) total += load(scores + n * Q);
     int done = 0;
-    auto mix = [&]<int V>() {  // V vectors of the output: each has a sum of its own, so that none waits for another
+    auto mix = [&]<int V>() {  // V vectors of each output: each has a sum of its own, so that none waits for another
         for (; done + V * LANES <= whole; done += V * LANES) {
-            vec mixed[V] = {};
+            vec mixed[Q][V] = {};
             for (int n = 0; n < count; ++n) {
                 const T* value = values + int64_t(seen[n]) * dim + done;
                 #pragma GCC unroll 4
-                for (int v = 0; v < V; ++v) mixed[v] += scores[n] * wide(value + v * LANES);
+                for (int v = 0; v < V; ++v) {
+                    const vec wider = wide(value + v * LANES);
+                    #pragma GCC unroll 4
+                    for (int q = 0; q < Q; ++q) mixed[q][v] += scores[n * Q + q] * wider;
+                }
             }
-            #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) store(out + done + v * LANES, mixed[v] / total);
+            for (int q = 0; q < Q; ++q)
+                for (int v = 0; v < V; ++v) store(out[q] + done + v * LANES, mixed[q][v] / total[q]);
         }
     };
     mix.template operator()<4>();
     mix.template operator()<1>();
-    for (int i = whole; i < dim; ++i) {
-        float mixed = 0;
-        for (int n = 0; n < count; ++n) mixed += scores[n] * widen(values[int64_t(seen[n]) * dim + i]);
-        out[i] = mixed / total;
-    }
+    for (int i = whole; i < dim; ++i)
+        for (int q = 0; q < Q; ++q) {
+            float mixed = 0;
+            for (int n = 0; n < count; ++n) mixed += scores[n * Q + q] * widen(values[int64_t(seen[n]) * dim + i]);
+            out[q][i] = mixed / total[q];
+        }
 }
 
 // norm of a head, then rotation, in place

@@ -10,6 +10,8 @@
 
 namespace {
 
+constexpr int TOGETHER = 4;  // queries over the same keys
+
 struct Sizes {
     int64_t features, inner, mixed, longest, widest;
     Sizes(const Model& model, const Pass& pass, int64_t later = 0) {
@@ -26,7 +28,7 @@ struct Sizes {
         return pass.count * (features + mixed + inner + 2 * padded(model.dim, PANEL));
     }
     int64_t own(const Model& model, const Pass& pass) const {
-        return pass.count * padded(model.dim, PANEL) + 2 * longest + PANEL * PANEL + padded(pass.count, PANEL) * widest / 2;
+        return pass.count * padded(model.dim, PANEL) + (TOGETHER + 1) * longest + PANEL * PANEL + padded(pass.count, PANEL) * widest / 2;
     }
 };
 
@@ -113,30 +115,61 @@ struct Run {
         #pragma omp barrier
     }
 
+    // the heads that share keys, in one row after another: so many at once, if that leaves work for every thread
     void attention(const Layer& layer, int index) {
-        Span mine = share(m * heads);
-        for (int task = mine.first; task < mine.last; ++task) {
-            int head = task / m, row = task % m;
-            const Text& text = pass.text[pass.text_of[row]];
-            const int in_text = row - text.first, stop = text.start + text.count;
-            const uint8_t* visible = text.visible ? text.visible + int64_t(in_text) * stop : nullptr;
-            const int64_t position = position_of(text, in_text);
-            const int64_t farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
-            const float* table = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
-            auto sees = [&](int slot, float& bias) {
-                int64_t key = visible ? text.key_positions[slot] : slot - text.reserved;
-                if (visible && !visible[slot]) return false;
-                int64_t distance = position - key;
-                if (layer.window && key >= 0 && distance >= layer.window) return false;
-                bias = table ? table[std::min(std::max(distance, nearest), farthest) - nearest] : 0.0f;
-                return true;
-            };
-            const int64_t at = (int64_t(index) * kv_heads + head / (heads / kv_heads)) * text.capacity * head_dim;
-            const int end = visible || model.bidirectional ? stop : text.start + in_text + 1;
-            mix(row, head, static_cast<const T*>(text.keys) + at, static_cast<const T*>(text.values) + at, end, sees);
+        const int group = heads / kv_heads, pairs = m * group, threads = omp_get_num_threads();
+        const int size = kv_heads * padded(pairs, TOGETHER) / TOGETHER < threads ? 1 : TOGETHER;
+        const int blocks = int(padded(pairs, size)) / size;
+        for (int task = omp_get_thread_num(); task < kv_heads * blocks; task += threads) {
+            const int shared = task / blocks, first = task % blocks * size, end = std::min(first + size, pairs);
+            if (end - first > 1 && pass.text_of[first / group] == pass.text_of[(end - 1) / group])
+                attend_to_text<TOGETHER>(layer, index, shared, first, end);
+            else
+                for (int pair = first; pair < end; ++pair) attend_to_text<1>(layer, index, shared, pair, end);
         }
         #pragma omp barrier
         residual(layer.out, b.mixed, sizes.mixed, layer.out_norm);
+    }
+
+    // Q of a text's pairs of row and head, the last one again in the places that are left
+    template <int Q>
+    void attend_to_text(const Layer& layer, int index, int shared, int first, int end) {
+        const int group = heads / kv_heads;
+        const Text& text = pass.text[pass.text_of[first / group]];
+        const int64_t stop = text.start + text.count, farthest = model.farthest, nearest = model.bidirectional ? -farthest : 0;
+        const float *query[Q], *table[Q];
+        const uint8_t* visible[Q];
+        float* out[Q];
+        int64_t position[Q], ends[Q], last = 0;
+        for (int q = 0; q < Q; ++q) {
+            const int pair = std::min(first + q, end - 1), row = pair / group, head = shared * group + pair % group;
+            const int in_text = row - text.first;
+            query[q] = b.qkv + row * sizes.features + int64_t(head) * head_dim;
+            out[q] = b.mixed + row * sizes.mixed + int64_t(head) * head_dim;
+            table[q] = model.distance_bias ? model.distance_bias + head * (farthest - nearest + 1) : nullptr;
+            visible[q] = text.visible ? text.visible + in_text * stop : nullptr;
+            position[q] = position_of(text, in_text);
+            ends[q] = text.visible || model.bidirectional ? stop : text.start + in_text + 1;
+            last = std::max(last, ends[q]);
+        }
+        auto sees = [&](int slot, vec& bias) {
+            const int64_t key = text.visible ? text.key_positions[slot] : slot - text.reserved;
+            bool any = false;
+            for (int q = 0; q < Q; ++q) {
+                const int64_t distance = position[q] - key;
+                if (slot >= ends[q] || (text.visible && !visible[q][slot]) ||
+                    (layer.window && key >= 0 && distance >= layer.window)) {
+                    bias[q] = -INFINITY;
+                    continue;
+                }
+                if (table[q]) bias[q] = table[q][std::min(std::max(distance, nearest), farthest) - nearest];
+                any = true;
+            }
+            return any;
+        };
+        const int64_t at = (int64_t(index) * kv_heads + shared) * text.capacity * head_dim;
+        attend(query, static_cast<const T*>(text.keys) + at, static_cast<const T*>(text.values) + at, int(last), head_dim,
+               model.scale, sees, b.scores, b.seen, out);
     }
 
     void attention_to_source(const Layer& layer, int index) {
@@ -146,9 +179,11 @@ struct Run {
             int head = task / m, row = task % m;
             const Text& text = pass.text[pass.text_of[row]];
             const int64_t at = (int64_t(index) * heads + head) * text.source * head_dim;
-            auto sees = [](int, float& bias) { bias = 0.0f; return true; };
             const T *keys = static_cast<const T*>(text.memory_keys), *values = static_cast<const T*>(text.memory_values);
-            mix(row, head, keys + at, values + at, text.source, sees);
+            const float* query[] = {b.qkv + row * sizes.features + int64_t(head) * head_dim};
+            float* out[] = {b.mixed + row * sizes.mixed + int64_t(head) * head_dim};
+            attend(query, keys + at, values + at, text.source, head_dim, model.scale, [](int, vec&) { return true; }, b.scores,
+                   b.seen, out);
         }
         #pragma omp barrier
         residual(layer.cross_out, b.mixed, sizes.mixed, nullptr);
@@ -194,13 +229,6 @@ struct Run {
         #pragma omp barrier
     }
 
-    // a query's attention over these keys and values, into b.mixed
-    template <class Sees>
-    void mix(int row, int head, const T* keys, const T* values, int stop, Sees sees) {
-        attend(b.qkv + row * sizes.features + int64_t(head) * head_dim, keys, values, stop, head_dim, model.scale, sees,
-               b.scores, b.seen, b.mixed + row * sizes.mixed + int64_t(head) * head_dim);
-    }
-
     // what a block adds to the residual stream, through the norm after it if there is one
     void residual(const Matrix& matrix, const float* in, int stride, const float* norm) {
         if (!norm) {
@@ -243,7 +271,7 @@ void with_buffers(const Model& model, const Pass pass, int later, Work work) {
         b.tiles = b.normed + pass.count * padded(model.dim, PANEL);
         b.halves = reinterpret_cast<uint16_t*>(b.tiles + PANEL * PANEL);
         b.scores = b.tiles + PANEL * PANEL + padded(pass.count, PANEL) * sizes.widest / 2;
-        b.seen = reinterpret_cast<int*>(b.scores + sizes.longest);
+        b.seen = reinterpret_cast<int*>(b.scores + TOGETHER * sizes.longest);
         if (model.half) work.template operator()<bfloat16>(b);
         else work.template operator()<float>(b);
     });
