@@ -4,9 +4,8 @@ EAGLE-1 fuses the input of the target's head with the embedding of the next toke
 target's own head. EAGLE-3 fuses the states after three of the target's layers, and has a norm and a head of its own,
 which may know only the most frequent tokens.
 
-Files are those of SafeAILab's EAGLE and of vLLM's speculators, which name the same weights differently. Both have a
-config.json and weights in safetensors or, as most of SafeAILab's releases do, in pytorch_model.bin. Own ones are
-written as SafeAILab's, with the model that they were trained for under `base`.
+Files are those of SafeAILab's EAGLE and of vLLM's speculators: a config.json and weights, in safetensors or
+pytorch_model.bin. Own ones are written as SafeAILab's, with the model that they were trained for under `base`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ inline void attend(const float* const (&query)[Q], const T* keys, const T* value
         vec score = sums(products);
         for (int i = whole; i < dim; ++i)
             for (int q = 0; q < Q; ++q) score[q] += query[q][i] * widen(key[i]);
-        score = score * scale + bias;
+        score = bias > -INFINITY ? score * scale + bias : bias;
         largest = score > largest ? score : largest;
         store(scores + count * Q, score);  // there is room for a whole vector at the end
         seen[count++] = slot;
@@ -48,7 +48,7 @@ inline void attend(const float* const (&query)[Q], const T* keys, const T* value
     for (int i = 0; i < LANES; ++i) top[i] = largest[i % Q];
     for (int i = 0; i < count * Q; i += LANES) {
         const vec score = load(scores + i);
-        store(scores + i, score > -INFINITY ? exponential(score - top) : vec{});
+        store(scores + i, score == -INFINITY ? vec{} : exponential(score - top));
     }
     for (int n = 0; n < count; ++n) total += load(scores + n * Q);
     int done = 0;

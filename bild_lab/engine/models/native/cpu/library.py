@@ -23,7 +23,8 @@ from bild_lab.files import cache_folder
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-std=gnu++20", "-O3", "-march=native", "-fopenmp", "-fPIC", "-Wno-psabi")
+# the parameter: else one query's products may be fused where those of four are not, and round otherwise
+FLAGS = ("-std=gnu++20", "-O3", "-march=native", "--param=avoid-fma-max-bits=0", "-fopenmp", "-fPIC", "-Wno-psabi")
 LEAST_GCC = 12  # for the vector extensions
 PRECISIONS = (torch.float32, torch.bfloat16)
 
