@@ -24,8 +24,7 @@ class LookaheadDrafter(Drafter):
     the oldest level is dropped. Until there are all levels, the window starts from tokens drawn from the prompt.
 
     The draft is a tree of at most `guesses` n-grams of the pool that begin with the last committed token, the newest
-    first. The pool keeps as many for each token, and begins empty with every text. The window moves on by one position
-    a round, also where more tokens were accepted, as in the released code.
+    first. The pool begins empty with every text. The window moves on by one position a round, as in the released code.
     """
 
     drafts_trees = True

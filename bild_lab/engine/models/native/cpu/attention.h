@@ -39,7 +39,7 @@ inline void attend(const float* const (&query)[Q], const T* keys, const T* value
         }
         vec score = sums(products);
         for (int i = whole; i < dim; ++i)
-            for (int q = 0; q < Q; ++q) score[q] += query[q][i] * widen(key[i]);
+            for (int q = 0; q < Q; ++q) score[q] = std::fma(query[q][i], widen(key[i]), score[q]);
         score = bias > -INFINITY ? score * scale + bias : bias;
         largest = score > largest ? score : largest;
         store(scores + count * Q, score);  // there is room for a whole vector at the end
@@ -73,7 +73,8 @@ inline void attend(const float* const (&query)[Q], const T* keys, const T* value
     for (int i = whole; i < dim; ++i)
         for (int q = 0; q < Q; ++q) {
             float mixed = 0;
-            for (int n = 0; n < count; ++n) mixed += scores[n * Q + q] * widen(values[int64_t(seen[n]) * dim + i]);
+            for (int n = 0; n < count; ++n)
+                mixed = std::fma(scores[n * Q + q], widen(values[int64_t(seen[n]) * dim + i]), mixed);
             out[q][i] = mixed / total[q];
         }
 }
