@@ -20,10 +20,10 @@ from bild_lab.errors import UserError, require_number, require_whole
 class SyntheticDrafter(Drafter):
     """Drafts the target's own greedy text, with errors so that each token is accepted with a chosen probability.
 
-    As Theorem 3.8 of the speculative decoding paper assumes, so a difference from its speedup is due to the machine.
-    Verify with `ExactMatch`. acceptance_rate: the probability, in [0, 1], that a judged token is accepted,
-    independently of the others; the draws depend on prompt and position alone. Drafts cost nothing: `prepare` finds the
-    text outside the timed part. Raises UserError for values out of range, and for requests that sample.
+    Acceptances are independent, as Theorem 3.8 of the speculative decoding paper assumes: a difference from its speedup
+    is due to the machine. Verify with `ExactMatch`. acceptance_rate: the probability, in [0, 1], that a judged token is
+    accepted, independently of the others; the draws depend on prompt and position alone. Drafts cost nothing: `prepare`
+    finds the text outside the timed part. Raises UserError for values out of range, and for requests that sample.
     """
 
     drafts_trees = False

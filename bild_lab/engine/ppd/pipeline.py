@@ -38,11 +38,11 @@ class PredictivePipeline(TokenLoop):
     one intra-op thread each, on a GPU in two streams. The next token is always the one that the last layer chooses,
     greedily or sampled. If it was a candidate, its first layers are not run again.
 
-    A candidate attends to the current token and everything before it. Both use different layers of the cache, so they
-    may run at once. A round's statistics hold, in layer-time units, `latency_units` (layers that the current token ran
-    one after another), `compute_units` (those, plus the layers of every candidate) and `concurrent_units` (the part of
-    the latency during which candidates could run), and `matched`, whether the next token was a candidate, None for the
-    last token. The text's statistics hold `layers`, `exit_layer` and `top_k`.
+    A candidate attends to the current token and everything before it, but to no other candidate. Both use different
+    layers of the cache, so they may run at once. A round's statistics hold, in layer-time units, `latency_units`
+    (layers that the current token ran one after another), `compute_units` (those, plus the layers of every candidate)
+    and `concurrent_units` (the part of the latency during which candidates could run), and `matched`, whether the next
+    token was a candidate, None for the last token. The text's statistics hold `layers`, `exit_layer` and `top_k`.
 
     exit_layer: d̄, from d/2 to d − 1; None for half the layers, rounded up. top_k: k. heads: "shared" for the target's
     own head, or a folder of heads trained for each layer. Raises UserError for values out of range, and for a target or

@@ -57,8 +57,8 @@ def test_policies_decode_over_rounded_weights(family: str, policy: str, tmp_path
     never = {"threshold": 1.0, "measure": "softmax"}
     knobs = {"calm": never, "early_exit_speculative": {"exit_layer": 1}}.get(policy, {})
     draft = "target" if policy == "speculative" else None
-    four = 8 if torch.cuda.is_available() else 4  # on a GPU 4 bits need bfloat16, which flips near-ties
-    options = {"engine": "native", "weights": 8, "draft_weights": four if draft else None}
+    bits = 8 if torch.cuda.is_available() else 4  # on a GPU 4 bits need bfloat16, which flips near-ties
+    options = {"engine": "native", "weights": 8, "draft_weights": bits if draft else None}
     drafted = bild_lab.load(target, draft, policy=policy, **options, **knobs)
     alone = bild_lab.load(target, policy="vanilla", engine="native", weights=8)
     for prompt in ("w5 w9 w12", "w30 w31"):

@@ -28,7 +28,8 @@ struct Sizes {
         return pass.count * (features + mixed + inner + 2 * padded(model.dim, PANEL));
     }
     int64_t own(const Model& model, const Pass& pass) const {
-        return pass.count * padded(model.dim, PANEL) + (TOGETHER + 1) * longest + PANEL * PANEL + padded(pass.count, PANEL) * widest / 2;
+        return pass.count * padded(model.dim, PANEL) + (TOGETHER + 1) * longest + PANEL * PANEL +
+               padded(pass.count, PANEL) * widest / 2;
     }
 };
 
@@ -158,10 +159,7 @@ struct Run {
             for (int q = 0; q < Q; ++q) {
                 const int64_t distance = position[q] - key;
                 if (slot >= ends[q] || (text.visible && !visible[q][slot]) ||
-                    (layer.window && key >= 0 && distance >= layer.window)) {
-                    bias[q] = -INFINITY;
-                    continue;
-                }
+                    (layer.window && key >= 0 && distance >= layer.window)) { bias[q] = -INFINITY; continue; }
                 if (table[q]) bias[q] = table[q][std::min(std::max(distance, nearest), farthest) - nearest];
                 any = true;
             }
