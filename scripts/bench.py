@@ -109,7 +109,8 @@ def pair_bench(
         others[f"llama_cpp_{model.checkpoint.precision}"] = partial(LlamaCpp, target[1], file)
     judge, metric = None, dataset.scored[0]
     if needs_references(metric) and metric != PASS_AT_1:  # which would run programs
-        scoring = Scoring((metric,), dataset.cut or ())
+        scoring = Scoring((metric,), dataset.cut or (), writing=dataset.writing(pair.target_language))
+        scoring = scoring.fitted([one.references for one in examples])
 
         def judge(texts: Sequence[Sequence[int]]) -> float:
             words = [checkpoint.tokenizer.decode(one, skip_special_tokens=True).strip() for one in texts]

@@ -34,6 +34,7 @@ T = TypeVar("T")
 MOST_WHOLE = 2**63 - 1
 MOST_THREADS = MOST_BATCH = 4096
 MOST_TOKENS = 2**20
+TOY, TOY_MODELS = "toy", "toy:"  # the default pair, and how its models' names begin
 WEIGHTS = (8, 4, "gguf", None)  # their bits; a GGUF file's own blocks; as in the precision
 PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
 EXACT_PREFIX = "bild_lab.engine.acceptance.ExactPrefix"  # the rule around that of a policy with a knob exact_prefix
@@ -87,6 +88,12 @@ class PairSpec:
             value = getattr(self, key)
             if key == "target" or value is not None:
                 require_model_path(f"pair.{key}", value)
+
+    @property
+    def takes_the_toys_place(self) -> bool:
+        """Whether the name is the toy pair's, which is the default, but a model is not."""
+        models = (self.target, self.draft, self.second_draft)
+        return self.name == TOY and any(model is not None and not model.startswith(TOY_MODELS) for model in models)
 
 
 @dataclass

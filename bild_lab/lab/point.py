@@ -51,9 +51,9 @@ from bild_lab.lab.metrics.text_metrics import (
     LOG_PROBABILITY,
     PASS_AT_1,
     own_function,
-    require_loadable,
     script_of,
 )
+from bild_lab.lab.results.groups import pair_title
 from bild_lab.lab.results.records import require_writable
 
 PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  # whose version can change a number
@@ -152,7 +152,8 @@ def prepare(cfg: DictConfig) -> Point:
     require_policy(cfg.policy)
     specs = Specs.of(cfg)
     require_writable(sweep_folder(cfg))
-    scoring = Scoring(specs.dataset.scored, specs.dataset.cut or (), specs.measure.run_code)
+    writing = specs.dataset.writing(specs.pair.target_language)
+    scoring = Scoring(specs.dataset.scored, specs.dataset.cut or (), specs.measure.run_code, writing)
     _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
@@ -163,6 +164,7 @@ def prepare(cfg: DictConfig) -> Point:
     decoders = {name: specs.decoder(policy) for name, policy in policies.items()}
     specs = replace(specs, dataset=for_model(specs.dataset, decoders[METHOD].target.checkpoint))
     examples = cached_examples(specs.dataset)
+    scoring = scoring.fitted([one.references for one in examples])
     if specs.runtime.batch > 1:
         for name, policy in policies.items():
             require_batches(policy.name, decoders[name].method, decoders[name].models)
@@ -211,7 +213,6 @@ def _require_scorable(scoring: Scoring, specs: Specs) -> None:
                 f"{metric} is no local folder, and a community metric is Python code from the hub; correct the path, "
                 "or allow it with runtime.trust_remote_code=true"
             )
-        require_loadable(metric)
 
 
 def sweep_folder(cfg: DictConfig) -> Path:
@@ -232,6 +233,8 @@ def _setting(
     target = decoders.get(BASELINE, decoders[METHOD]).target
     unusual = {
         "cut": (list(dataset.cut or ()), []),
+        "tokenize": (dataset.tokenize, None),
+        "language": (dataset.language, None),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
         "precision": (measure.precision, None),
@@ -322,11 +325,12 @@ def _replaced(node: Any, others: Mapping[str, str]) -> Any:
 def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
     """What does not affect the numbers of a point, and figures use to place it, in place of names or paths.
 
-    pair: its name. aligned: whether its draft model was aligned with the target. acceptance: the class of the
-    acceptance rule, None for a policy without one. trained: by knob, the settings of a small trained module in the
-    folder that the knob names; of a fitted tree its file. versions: of the packages of a peer with its own
-    environment. vocabularies: of each draft model with another vocabulary than the target's, how many pieces they
-    share, and how it drafts. pins: the commit and date of each repository of the hub that is pinned (`pins.yaml`).
+    pair: its name, or its models' where they took the place of the toy pair's. aligned: whether its draft model was
+    aligned with the target. acceptance: the class of the acceptance rule, None for a policy without one. trained: by
+    knob, the settings of a small trained module in the folder that the knob names; of a fitted tree its file. versions:
+    of the packages of a peer with its own environment. vocabularies: of each draft model with another vocabulary than
+    the target's, how many pieces they share, and how it drafts. pins: the commit and date of each repository of the
+    hub that is pinned (`pins.yaml`).
     """
     dataset, pins = specs.dataset, {model.checkpoint.path: model.checkpoint.pin for model in decoder.models}
     if not dataset.path:
@@ -335,7 +339,7 @@ def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
     trained = {knob: _settings_in(Path(path).expanduser()) for knob, path in named_files(policy).items()}
     return {
-        "pair": specs.pair.name,
+        "pair": pair_title(specs.pair) if specs.pair.takes_the_toys_place else specs.pair.name,
         "aligned": specs.pair.aligned,
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": {knob: settings for knob, settings in trained.items() if settings is not None},

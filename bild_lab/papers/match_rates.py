@@ -42,7 +42,7 @@ from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.formatting import short_name
 from bild_lab.lab.hashing import data_hash, file_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.lab.metrics.text_metrics import interval, resampled_sums
+from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
 from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv

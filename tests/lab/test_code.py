@@ -76,7 +76,7 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         ("engine/models/native/t5.py", "import torch\n", "import torch\n\nNEW = 1\n"),
         ("engine/models/native/cpu/attention.h", "float total = 0", "float total = 1"),
         ("lab/runner.py", "time.perf_counter()", "time.monotonic()"),
-        ("lab/metrics/text_metrics.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
+        ("lab/metrics/measures.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
         ("lab/analysis/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),
         ("lab/decoding/decoder.py", "skip_special_tokens=True", "skip_special_tokens=False"),
     ],

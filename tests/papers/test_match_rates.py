@@ -26,7 +26,7 @@ from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.analysis.prediction import pipeline_log
-from bild_lab.lab.metrics.text_metrics import interval, times_drawn
+from bild_lab.lab.metrics.measures import interval, times_drawn
 from bild_lab.papers.match_rates import (
     TOTAL,
     MatchRates,

@@ -14,6 +14,7 @@ from bild_lab.lab.analysis.statistics import paired_ratio
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Difference, Judged, cut_text, judge, judge_values
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
+from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Quality, Speedup
 from bild_lab.lab.schema.result import Result
@@ -211,6 +212,12 @@ class _Side:
         """The result's own, or that over these examples alone if it decoded more."""
         return self.result.speedup if self.whole else _ratio([self.baseline_s], [self.latency_s]) or Speedup()
 
+    @property
+    def writing(self) -> Writing:
+        """How the references are written, as the point was told."""
+        setting = self.result.setting
+        return Writing(setting.get("tokenize"), setting.get("language") or setting.get("target_language"))
+
     def quality(self, metric: str) -> Quality:
         return self.result.further_qualities.get(metric, self.result.quality)
 
@@ -229,8 +236,10 @@ class _Side:
             return judge(metric, sums[0], theirs, [NO_REFERENCE] * len(sums[0]), seed=SACREBLEU_SEED)
         if self.references is None:
             return None
-        texts = [[cut_text(one.prediction, cut) for one in side] for side in sides]
-        return judge(metric, texts[0], texts[1] if baseline else None, self.references, seed=SACREBLEU_SEED)
+        texts, theirs = [[cut_text(one.prediction, cut) for one in side] for side in sides], None
+        if baseline is not None:
+            theirs = texts[1]
+        return judge(metric, texts[0], theirs, self.references, seed=SACREBLEU_SEED, writing=self.writing)
 
 
 def _compared(metric: str, a: _Side, b: _Side) -> ComparedQuality:
@@ -277,7 +286,8 @@ def flat_setting(result: Result) -> dict[str, Any]:
 def _require_same_task(pair: Pair) -> None:
     """Raise UserError unless both have the same metric, and the same dataset or, under two names, the same rows."""
     alike = pair.a.setting.data is not None and pair.a.setting.data == pair.b.setting.data
-    for key in ("metric",) if alike else ("dataset", "split", "metric"):
+    scored = ("metric", "tokenize", "language")
+    for key in scored if alike else ("dataset", "split", *scored):
         a, b = (one.setting.get(key) for one in (pair.a, pair.b))
         if a != b:
             raise UserError(

@@ -10,9 +10,11 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError, require_whole
-from bild_lab.lab.data.rows import SPLIT_WORDS, SUFFIXES, canonical_split, split_of
+from bild_lab.lab.data.formats import plain_stem, suffix_of
+from bild_lab.lab.data.rows import SPLIT_WORDS, canonical_split, split_of
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import METRIC_NAMES, metric_named, needs_references
+from bild_lab.lab.metrics.writing import Writing, require_language, require_tokenizer
 
 if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint
@@ -52,8 +54,9 @@ class DatasetSpec:
 
     A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None becomes agreement,
     if there are no references. `path` overrides `hub_id`. A column is a dotted path ("translation.de"), or a list of
-    paths: the first one that a row has is used. `chat_template` and `next_turn_template` belong to a chat model, as in
-    `conf/template/*.yaml`. Raises UserError for values that no dataset can satisfy.
+    paths: the first one that a row has is used, but of `reference_column` all are. `chat_template` and
+    `next_turn_template` belong to a chat model, as in `conf/template/*.yaml`. Raises UserError for values that no
+    dataset can satisfy.
     """
 
     name: str | None  # what tables and logs call the dataset; null: the name of the file, folder or hub id
@@ -70,7 +73,8 @@ class DatasetSpec:
     # Columns: a name, a.b for a field inside one, or a list of which the first one that a row has is taken
     source_column: Any
     input_column: Any = None  # for {input} of the prompt, else below the source
-    reference_column: Any = None  # one or several references; null: dataset.metric=agreement
+    # a text, a number, or a list of them; of several columns all are references; null: dataset.metric=agreement
+    reference_column: Any = None
     id_column: Any = None  # null: examples are numbered
     category_column: Any = None  # the dataset's own division; reports have a table by it
     # states the task, with {source} in it; empty: the begin-of-text token alone, for unconditional generation
@@ -87,6 +91,12 @@ class DatasetSpec:
     # (tokens of a text); null: agreement
     metric: str | None
     metrics: Any = None  # several at once, of which the first leads; null: metric alone
+    # the words of bleu and rouge. bleu: 13a, intl, zh, ja-mecab, ko-mecab, char, none, flores200, of sacrebleu; rouge:
+    # ascii, unicode, zh, ja-mecab, ko-mecab, char; null: by the language
+    tokenize: str | None = None
+    # of the references: en, de, zh-CN and so on; it chooses the words and a decimal comma; null: pair.target_language,
+    # else by the script of the references
+    language: str | None = None
     cut: Any = None  # the text that is scored ends before the first of these; agreement compares all
     # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and {answer} for the output
     reference_template: str | None = None
@@ -112,7 +122,7 @@ class DatasetSpec:
             object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
         if self.split is None:
             file = PurePath(self.path or "")
-            own = split_of(PurePath(file.name), "test") if file.suffix.lower() in SUFFIXES else None
+            own = split_of(PurePath(file.name), "test") if suffix_of(file) else None
             object.__setattr__(self, "split", own or "test")
         lead = self.metrics[0] if self.metrics else self.metric
         object.__setattr__(self, "metric", lead if lead or self.has_references else "agreement")
@@ -132,6 +142,8 @@ class DatasetSpec:
         _require(len(set(self.scored)) == len(self.scored), f"metrics must be different ones, got {self.scored}")
         for metric in self.scored:
             metric_named(metric)
+        require_tokenizer(self.tokenize, self.scored)
+        require_language(self.language)
         judged = [metric for metric in self.scored if needs_references(metric)]
         remedy = "set dataset.reference_column, or use dataset.metric=agreement"
         _require(self.has_references or not judged, f"metric={self.metric} needs references: {remedy}")
@@ -168,6 +180,10 @@ class DatasetSpec:
     def scored(self) -> tuple[str, ...]:
         """The metrics; the first leads."""
         return tuple(self.metrics) if self.metrics else (self.metric,)
+
+    def writing(self, target_language: str | None) -> Writing:
+        """How the references are written. target_language: of a translation model."""
+        return Writing(self.tokenize, self.language or target_language)
 
     @property
     def has_references(self) -> bool:
@@ -229,7 +245,7 @@ def _name_of(path: str | None, hub_id: str | None) -> str:
     if not path:
         return (hub_id or "local").rpartition("/")[2]
     place = Path(path).expanduser().resolve()
-    stem = place.stem if place.suffix.lower() in SUFFIXES else place.name
+    stem = plain_stem(place) if suffix_of(place) else place.name
     return place.parent.name if stem.lower() in SPLIT_WORDS else stem
 
 

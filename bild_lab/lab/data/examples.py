@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import lru_cache
 from itertools import islice, takewhile
 from pathlib import Path
 
+import numpy as np
+
 from bild_lab.errors import UserError
 from bild_lab.files import shipped
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
-from bild_lab.lab.data.rows import Row, canonical_split, hub_rows, local_rows
+from bild_lab.lab.data.formats import Row
+from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
 
 log = logging.getLogger(__name__)
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this instead of texts it may not distribute
-ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")  # "from" in ShareGPT's files
+# the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role", "content"}
+ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
+SYSTEM = ("system", "developer")
 NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
 
 
@@ -106,19 +113,22 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
 
 def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:
     """shots: what every prompt begins with."""
-    split, unanswered, lacking = canonical_split(spec.split), 0, list[str]()
+    split, unanswered, instructed, lacking = canonical_split(spec.split), 0, 0, list[str]()
     for index, (where, row) in enumerate(rows):
         answers: list[str] = []
-        if _has_roles(spec, row):
-            turns, answers = _dialogue(spec, row)
+        if (messages := _messages(spec, where, row)) is not None:
+            turns, answers = _dialogue(spec, messages)
             if not turns:
                 unanswered += 1
                 continue
+            instructed += messages[0][0] in SYSTEM
         elif _lacks_source(spec, row):
             lacking.append(where)
             continue
         else:
             turns = _turns(spec, where, row)
+        if not _answered(spec):
+            answers = []
         source, question = _question(spec, where, row, turns[0])
         question = shots + question
         own_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
@@ -134,6 +144,11 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             asked_turns = conversation(asked, [question, *turns[1:]], template)
             for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
                 yield turn if answer is None or not spec.reference_column else replace(turn, references=(answer,))
+    if instructed:
+        log.warning(
+            "%s: %d conversations begin with a system message; it stands before their first question",
+            *(spec.name, instructed),
+        )
     if unanswered:
         log.warning("%s: %d conversations without an answered question are left out", spec.name, unanswered)
     if lacking:
@@ -175,31 +190,62 @@ def _lacks_source(spec: DatasetSpec, row: Row) -> bool:
     return present and (value is None or (isinstance(value, str) and not value.strip()))
 
 
-def _has_roles(spec: DatasetSpec, row: Row) -> bool:
-    """Whether the source is a conversation of messages, each with its speaker: {"from", "value"}."""
-    value = first_value(row, spec.source_column)[1] if spec.source_column else None
-    if not isinstance(value, list) or (not value and spec.history != REFERENCES):
-        return False
-    return all(isinstance(one, Mapping) and {"from", "value"} <= set(one) for one in value)
+Message = tuple[str, str]  # a speaker and a text
 
 
-def _dialogue(spec: DatasetSpec, row: Row) -> tuple[list[str], list[str]]:
-    """The questions of a conversation, and the answer to each.
+def _messages(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None:
+    """The source as messages, each with its speaker; None if it is not a conversation of such.
 
-    An answer before the first question is skipped, as FastChat does (`train.py`, `preprocess`). The conversation ends
-    at the first message that is empty, of another speaker or out of turn, which FastChat does not take.
+    Raises UserError for a message that is not text alone.
     """
-    messages = first_value(row, spec.source_column)[1]
-    if messages and messages[0]["from"] not in ASKING:
-        messages = messages[1:]
-    expected = (ASKING if place % 2 == 0 else ANSWERING for place in range(len(messages)))
+    value = first_value(row, spec.source_column)[1] if spec.source_column else None
+    if not isinstance(value, list | tuple) or (not value and spec.history != REFERENCES):
+        return None
+    for speaker, text in (("from", "value"), ("role", "content")):
+        if all(isinstance(one, Mapping) and {speaker, text} <= set(one) for one in value):
+            return [(str(one[speaker]), _message_text(where, one[text])) for one in value]
+    return None
+
+
+def _message_text(where: str, content: object) -> str:
+    """The text of a message, which may be parts such as {"type": "text", "text"}; empty for null."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list | tuple) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise UserError(f"{where}: the content of a message must be text, got {content!r:.200}; correct the row")
+    return "".join(texts)
+
+
+def _answered(spec: DatasetSpec) -> bool:
+    """Whether a conversation's own answers are used: as references, or as history."""
+    return spec.history == REFERENCES or spec.reference_column == spec.source_column
+
+
+def _dialogue(spec: DatasetSpec, messages: Sequence[Message]) -> tuple[list[str], list[str]]:
+    """The questions of a conversation, and the answer to each; a last question may have none.
+
+    A system message first stands before the first question, with an empty line between. Another message before that is
+    skipped, as FastChat does (`train.py`, `preprocess`). The conversation ends at the first message that is empty, of
+    another speaker or out of turn, which FastChat does not take. Where its answers are used, a question without one is
+    left out.
+    """
+    system = [text for _, text in takewhile(lambda message: message[0] in SYSTEM, messages)]
+    spoken = messages[len(system) :]
+    if spoken and spoken[0][0] not in ASKING:
+        spoken = spoken[1:]
+    expected = (ASKING if place % 2 == 0 else ANSWERING for place in range(len(spoken)))
     fitting = takewhile(
-        lambda pair: pair[0]["from"] in pair[1] and (pair[0]["value"] or "").strip(),
-        zip(messages, expected, strict=True),
+        lambda pair: pair[0][0] in pair[1] and pair[0][1].strip(),
+        zip(spoken, expected, strict=True),
     )
-    texts = [message["value"] for message, _ in fitting]
-    pairs = list(zip(texts[::2], texts[1::2], strict=False))[: spec.turns]  # a last question may have no answer
-    return [question for question, _ in pairs], [answer for _, answer in pairs]
+    texts = [text for (_, text), _ in fitting]
+    answers = texts[1::2][: spec.turns]
+    questions = texts[::2][: len(answers) if _answered(spec) else spec.turns]
+    if questions:
+        questions[0] = "\n\n".join([*(text.strip() for text in system if text.strip()), questions[0]])
+    return questions, answers
 
 
 def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, str]:
@@ -221,8 +267,8 @@ def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
         return ()
     # braces around anything but a name stay, as does the place of the answer
     names = set(re.findall("{(" + NAME + ")}", spec.reference_template)) - {ANSWER.strip("{}")}
-    values = {name: first_value(row, [name])[1] for name in names}
-    if missing := sorted(name for name, value in values.items() if not isinstance(value, str)):
+    values = {name: _text_of(first_value(row, [name])[1]) for name in names}
+    if missing := sorted(name for name, value in values.items() if value is None):
         raise UserError(
             f"{where}: dataset.reference_template wants a text in column {missing[0]}, got columns {columns_of(row)}"
         )
@@ -230,11 +276,42 @@ def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
 
 
 def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
-    value = _required(spec, where, row, "reference_column")
-    references = tuple(value) if isinstance(value, (list, tuple)) else (value,)
-    if not all(isinstance(reference, str) for reference in references):
-        raise UserError(f"{where}: {' or '.join(spec.reference_column)} must be a string or strings, got {value!r}")
-    return references
+    """The references of all columns, in their order. A column may be null in a row if another one is not."""
+    found = []
+    for column in spec.reference_column:
+        present, value = first_value(row, [column])
+        if not present:
+            raise UserError(
+                f"{where}: dataset.reference_column wants column {column}, got columns {columns_of(row)}; set it to "
+                "columns that every row has, if only as null"
+            )
+        if value is not None:
+            found += value if isinstance(value, list | tuple) else [value]
+    texts = [_text_of(one) for one in found]
+    columns = " or ".join(spec.reference_column)
+    if not texts:
+        raise UserError(
+            f"{where}: {columns} holds no reference, got {value!r}; leave the row out of the data, or set "
+            "dataset.reference_column=null"
+        )
+    for text, one in zip(texts, found, strict=True):
+        if text is None:
+            remedy = "write the answers as words" if isinstance(one, bool) else "correct the row"
+            raise UserError(
+                f"{where}: {columns} must be texts or numbers, or lists of them, got {one!r:.200}; {remedy}"
+            )
+    return tuple(texts)
+
+
+def _text_of(value: object) -> str | None:
+    """A text, or a number as it is written; None for other values, such as true, which has several words."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool) or (isinstance(value, float | Decimal) and not math.isfinite(value)):
+        return None
+    if isinstance(value, float):
+        return np.format_float_positional(value, trim="0")
+    return format(value, "f") if isinstance(value, Decimal) else str(value) if isinstance(value, int) else None
 
 
 def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:

@@ -1,14 +1,7 @@
-"""Rows of a dataset: which files of a folder hold a split, how each format is read, and the Hugging Face hub.
-
-Local files are read with `json`, `csv` and `pyarrow`. `datasets` would make dates of texts and numbers of ids, locks
-files in the home folder, reads a file to its end whatever the limit, and names no line in its errors.
-"""
+"""Rows of a dataset: which files of a folder hold a split, and the Hugging Face hub."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -18,8 +11,8 @@ from typing import Any
 from bild_lab.engine.models.hub import hub_problem, offline_hub, require_hub
 from bild_lab.errors import UserError
 from bild_lab.files import pin_of
+from bild_lab.lab.data.formats import SUFFIXES, Row, labels, read_rows, suffix_of
 
-SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
 SPLIT_WORDS = {
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
@@ -29,7 +22,7 @@ SPLIT_WORDS = {
 METADATA_FILES = {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"}
 REMEDY = f"give a local copy instead: dataset.path=DIR (a folder or a file: {' '.join(SUFFIXES)})"
 
-Row = dict[str, Any]
+_SHARD = re.compile(r"-of-(\d+)")
 
 
 def canonical_split(split: str) -> str:
@@ -60,15 +53,20 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
     A single file whose name contains no split (`question.jsonl`) is used for any split. Raises UserError if the
     path, the split or one of its shards is missing, or if two datasets are mixed.
     """
+    if re.search(r"[\[+%:]", split):
+        raise UserError(
+            f"dataset.split={split!r} is a slice or a sum, which local files do not have; name one split, and take its "
+            "first rows by dataset.limit"
+        )
     if not path.exists():
         raise UserError(f"dataset.path {path} does not exist; give a folder or a file ({' '.join(SUFFIXES)})")
     root, files = path.parent, [path]
     if path.is_dir():
         root = next((path / name for name in subfolders if (path / name).is_dir()), path)
-        named = (one for one in root.rglob("*") if one.suffix.lower() in SUFFIXES and one.name not in METADATA_FILES)
+        named = (one for one in root.rglob("*") if suffix_of(one) and not _beside_data(one.name))
         visible = (one for one in named if not any(part.startswith(".") for part in one.relative_to(root).parts))
         files = sorted(one for one in visible if one.is_file())
-    if not files or files[0].suffix.lower() not in SUFFIXES:
+    if not files or suffix_of(files[0]) is None:
         raise UserError(f"no data files at {path}: wanted {' '.join(SUFFIXES)}; point dataset.path at them")
     split = canonical_split(split)
     by_split: dict[str | None, list[Path]] = {}
@@ -78,7 +76,9 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         if path.is_dir():
             _require_one_dataset(root, split, by_split[split])
         return by_split[split]
-    if by_split.keys() == {None} and len(files) == 1:
+    if by_split.keys() == {None} and (len(files) == 1 or all(_SHARD.search(file.name) for file in files)):
+        if len(files) > 1:
+            _require_one_dataset(root, split, files)
         return files
     if there := sorted(name for name in by_split if name is not None):
         raise UserError(f"{path} has no split {split!r}, only {', '.join(there)}; set dataset.split to one of them")
@@ -100,79 +100,20 @@ def split_of(relative: PurePath, wanted: str) -> str | None:
     return None
 
 
+def _beside_data(name: str) -> bool:
+    """Whether `datasets` and the hub write a file of this name next to the data."""
+    return name in METADATA_FILES or (name.startswith("cache-") and name.endswith(".arrow"))
+
+
 def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
     """Raise UserError unless the files are the shards of one dataset: two configs or formats must not be mixed."""
     families = {re.sub(r"\d+", "#", str(file.relative_to(root))) for file in files}
     if len(families) > 1:
         found = ", ".join(sorted(families))
         raise UserError(f"{root} holds split {split!r} more than once ({found}); point dataset.path at one of them")
-    shards = re.search(r"-of-(\d+)", files[0].name)
+    shards = _SHARD.search(files[0].name)
     if shards and int(shards[1]) != len(files):
         raise UserError(f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others next to it")
-
-
-def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
-    """Rows of one file, each with its location. They are read lazily, so a limit reads no more than needed.
-
-    Raises UserError naming the file, and the line if the format has lines.
-    """
-    try:
-        for where, row in _READERS[file.suffix.lower()](file):
-            if not isinstance(row, dict):
-                raise UserError(f"{file} {where}: wanted an object with named columns, got {type(row).__name__}")
-            yield f"{file} {where}", row
-    except UserError:
-        raise
-    except (OSError, ValueError, csv.Error) as error:  # those of JSON, UTF-8 and Arrow are ValueErrors
-        raise UserError(f"cannot read {file}: {error}; correct it, or copy it again") from error
-
-
-def _opened(file: Path, newline: str | None = None) -> io.TextIOWrapper:
-    # utf-8-sig: a byte order mark is not part of the first column's name
-    return file.open(encoding="utf-8-sig", newline=newline)
-
-
-def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
-    with _opened(file) as handle:
-        for number, line in enumerate(handle, start=1):
-            if line.strip():
-                try:
-                    yield f"line {number}", json.loads(line)
-                except json.JSONDecodeError as error:
-                    raise UserError(f"{file} line {number}: wanted one JSON object a line, got {error}") from error
-
-
-def _json(file: Path) -> Iterator[tuple[str, Any]]:
-    """An array, or lines."""
-    with _opened(file) as handle:
-        if not next((line.lstrip() for line in handle if line.strip()), "").startswith("["):
-            yield from _json_lines(file)
-            return
-        handle.seek(0)
-        yield from ((f"row {index}", row) for index, row in enumerate(json.load(handle)))
-
-
-def _csv(file: Path) -> Iterator[tuple[str, Any]]:
-    # tab-separated corpora use no quotes: a line that starts with a quotation mark is plain text
-    dialect = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if file.suffix.lower() == ".tsv" else {}
-    with _opened(file, newline="") as handle:
-        reader = csv.reader(handle, strict=True, **dialect)
-        names = next(reader, [])
-        for values in filter(None, reader):
-            if len(values) != len(names):
-                raise UserError(f"{file} line {reader.line_num}: wanted {len(names)} columns, got {len(values)}")
-            yield f"line {reader.line_num}", dict(zip(names, values, strict=True))
-
-
-def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow.parquet
-
-    batches = pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1024)
-    for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
-        yield f"row {index}", row
-
-
-_READERS = {".jsonl": _json_lines, ".json": _json, ".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
 
 
 def hub_rows(
@@ -192,8 +133,9 @@ def hub_rows(
         yield from local_rows(folder, split, [config] if config else [])
         return
     dataset = _load(hub_id, {"name": config, "revision": revision, "split": split})
+    label = labels(dataset.features or {})
     for index, row in enumerate(dataset):
-        yield f"{hub_id} row {index}", row
+        yield f"{hub_id} row {index}", label(row)
 
 
 def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Path:
@@ -235,7 +177,7 @@ def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: st
     if data_dir in listed:
         return [data_dir]
     paths = [PurePosixPath(path) for path in listed if path.startswith(f"{data_dir}/")]
-    splits = {path: split_of(path.relative_to(data_dir), split) for path in paths if path.suffix in SUFFIXES}
+    splits = {path: split_of(path.relative_to(data_dir), split) for path in paths if suffix_of(path)}
     if not splits:
         raise UserError(f"dataset {hub_id!r} has no folder {data_dir!r}; correct dataset.hub_data_dir, or {REMEDY}")
     wanted = splits if set(splits.values()) == {None} else [path for path in splits if splits[path] == split]

@@ -30,8 +30,9 @@ from bild_lab.lab.analysis.statistics import (
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.measure.recorder import first_difference
+from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
-from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY, interval, resampled_sums
+from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup
 
 

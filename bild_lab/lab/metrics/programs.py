@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -28,6 +29,8 @@ ANSWER = "{answer}"  # where a reference, a program with its tests, has the plac
 CPU_S = 10
 CLOCK_S = 30.0
 MEMORY_BYTES = 2**31
+
+_TRIED_ANSWERS = ("", "pass", "    pass", "\n    pass\n", "0")  # one of which fits where a right answer would
 
 _WORKER = Path(__file__).with_name("program_worker.py")
 _FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
@@ -41,18 +44,55 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
     code the first such block counts. Raises UserError for another reference, and where no program runs.
     """
     programs = []
-    for index, (answer, several) in enumerate(zip(answers, references, strict=True)):
-        if len(several) != 1 or several[0].count(ANSWER) != 1:
-            raise UserError(
-                f"pass_at_1: the reference of example {index} must be one program that holds {ANSWER} once; set "
-                "dataset.reference_template, as conf/dataset/humaneval.yaml does"
-            )
-        before, _, after = several[0].partition(ANSWER)
+    for answer, (before, after) in zip(answers, map(_parts, range(len(references)), references), strict=True):
         programs.append(before + code_of(answer, before) + after)
-    if not ends_well("assert 1 + 1 == 2"):
-        raise UserError(f"a program that does nothing wrong fails under {sys.executable}; pass_at_1 cannot be measured")
+    _require_running()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return [100.0 * ended for ended in pool.map(ends_well, programs)]
+
+
+def _parts(index: int, references: Sequence[str]) -> tuple[str, str]:
+    """What comes before and after the answer to example `index`. Raises UserError for another reference."""
+    if len(references) != 1 or references[0].count(ANSWER) != 1:
+        raise UserError(
+            f"pass_at_1: the reference of example {index} must be one program that holds {ANSWER} once; set "
+            "dataset.reference_template, as conf/dataset/humaneval.yaml does"
+        )
+    before, _, after = references[0].partition(ANSWER)
+    return before, after
+
+
+def _require_running() -> None:
+    """Raise UserError where no program runs."""
+    if not ends_well("assert 1 + 1 == 2"):
+        raise UserError(f"a program that does nothing wrong fails under {sys.executable}; pass_at_1 cannot be measured")
+
+
+def require_programs(references: Sequence[Sequence[str]]) -> None:
+    """Raise UserError, before anything is decoded, for references that no answer could make a program.
+
+    Call `require_permission` first.
+    """
+    for index, several in enumerate(references):
+        before, after = _parts(index, several)
+        problems = [_syntax_problem(before + answer + after) for answer in _TRIED_ANSWERS]
+        if all(problems):
+            raise UserError(
+                f"pass_at_1: the program of example {index} is no Python around any answer ({problems[0]}); correct "
+                "its columns or dataset.reference_template"
+            )
+    _require_running()
+
+
+def _syntax_problem(program: str) -> str:
+    """Why a program does not compile; empty if it does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            compile(program, "program", "exec")
+    except (SyntaxError, ValueError) as error:  # a ValueError for a null character
+        return str(error)
+    return ""
 
 
 def require_permission(run_code: bool) -> None:

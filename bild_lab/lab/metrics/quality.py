@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float
 
 from bild_lab.errors import UserError
-from bild_lab.lab.metrics.programs import require_permission
-from bild_lab.lab.metrics.text_metrics import AGREEMENT, Measure, References, interval, mean_of, metric_named
+from bild_lab.lab.metrics.measures import Measure, interval, mean_of
+from bild_lab.lab.metrics.numerals import last_number
+from bild_lab.lab.metrics.programs import require_permission, require_programs
+from bild_lab.lab.metrics.text_metrics import (
+    AGREEMENT,
+    BY_SCRIPT,
+    PASS_AT_1,
+    ROUGE,
+    TRIED,
+    metric_named,
+    needs_references,
+)
+from bild_lab.lab.metrics.writing import References, Writing
 from bild_lab.lab.schema.numbers import Quality
 
 NO_REFERENCE = ("",)  # of a metric of tokens
+NUMERIC = "numeric"
+NEEDS_WORDS = ("bleu", "chrf", "ter", "rouge", *ROUGE)  # of which an empty reference has none
 # how many tokens each text has, and the log-probability that the target gives them; of two systems
 Tokens = tuple[Sequence[tuple[int, float | None]] | None, Sequence[tuple[int, float | None]] | None]
 
@@ -43,12 +57,31 @@ class Scoring:
     """How a sweep's outputs are scored.
 
     metrics: by their names in the configuration; the first leads. cut: a text that is scored ends before the first
-    of these. run_code: whether pass_at_1 may run programs.
+    of these. run_code: whether pass_at_1 may run programs. writing: how the references are written.
     """
 
     metrics: tuple[str, ...]
     cut: tuple[str, ...] = ()
     run_code: bool = False
+    writing: Writing = BY_SCRIPT
+
+    def fitted(self, references: References) -> Scoring:
+        """To these references, of all examples. Raises UserError, before a text is decoded, where a metric cannot fit.
+
+        Every example must have references that the metric can use, and each metric is called once, on a reference.
+        """
+        judging = [metric for metric in self.metrics if needs_references(metric)]
+        if not judging:
+            return self
+        fitting = replace(self, writing=self.writing.of(references))
+        for metric in judging:
+            require_references(metric, references, fitting.writing)
+            if metric == PASS_AT_1:
+                require_permission(self.run_code)
+                require_programs(references)
+            else:
+                first_call(metric, tuple(tuple(several) for several in references[:TRIED]), fitting.writing)
+        return fitting
 
     @property
     def lead(self) -> str:
@@ -81,8 +114,34 @@ class Scoring:
                 None if texts is None else [self.scored_text(metric, text) for text in texts]
                 for texts in (predictions, baseline)
             )
-            found[metric] = judge(metric, ours, theirs, expected, seed=seed, run_code=self.run_code)
+            found[metric] = judge(metric, ours, theirs, expected, seed, self.run_code, self.writing)
         return found
+
+
+def require_references(metric: str, references: References, writing: Writing) -> None:
+    """Raise UserError for an example without references, and one whose references no text could equal."""
+    for index, several in enumerate(references):
+        if not several:
+            raise UserError(
+                f"{metric}: example {index} has no references; leave it out of the data, or set "
+                "dataset.metric=agreement"
+            )
+        if metric in NEEDS_WORDS and not any(text.strip() for text in several):
+            raise UserError(
+                f"{metric}: the reference of example {index} is empty; leave it out of the data, or choose "
+                "dataset.metric=exact_match, by which an empty text can be right"
+            )
+        if metric == NUMERIC and all(last_number(text, writing.decimal_comma) is None for text in several):
+            raise UserError(
+                f"{metric}: the reference of example {index} holds no number, got {several[0]!r:.60}; leave it out of "
+                "the data, or choose dataset.metric=exact_match"
+            )
+
+
+@lru_cache(maxsize=8)
+def first_call(metric: str, references: tuple[tuple[str, ...], ...], writing: Writing) -> None:
+    """Score the first reference of each example: what a metric cannot do shows before anything is decoded."""
+    measure_of(metric, [several[0] for several in references], references, False, writing)
 
 
 def cut_text(text: str, cut: Sequence[str]) -> str:
@@ -91,14 +150,19 @@ def cut_text(text: str, cut: Sequence[str]) -> str:
 
 
 def score(
-    metric: str, predictions: Sequence[str], references: References, *, seed: int = 0, run_code: bool = False
+    metric: str,
+    predictions: Sequence[str],
+    references: References,
+    seed: int = 0,
+    run_code: bool = False,
+    writing: Writing = BY_SCRIPT,
 ) -> Quality:
     """Score outputs against one or more references each, by a metric of `METRICS` or `evaluate:NAME_OR_PATH`.
 
-    Raises UserError for an unknown metric, no predictions, an example without references, and programs that may not
-    run.
+    Raises UserError for an unknown metric, no predictions, an example without references, programs that may not run,
+    and a metric that does not fit the references' language.
     """
-    return judge(metric, predictions, None, references, seed=seed, run_code=run_code).score
+    return judge(metric, predictions, None, references, seed, run_code, writing).score
 
 
 def judge(
@@ -106,19 +170,19 @@ def judge(
     predictions: Sequence[str],
     baseline: Sequence[str] | None,
     references: References,
-    *,
     seed: int = 0,
     run_code: bool = False,
+    writing: Writing = BY_SCRIPT,
 ) -> Judged:
     """`score`, and how much better (positive) or worse the predictions are than the baseline's, paired by example.
 
     Raises UserError as `score` does.
     """
-    ours = measure_of(metric, predictions, references, run_code)
+    ours = measure_of(metric, predictions, references, run_code, writing)
     if baseline is None:
         return _judged(ours, None, seed)
     same = list(baseline) == list(predictions)  # as those of a lossless policy
-    return _judged(ours, ours if same else measure_of(metric, baseline, references, run_code), seed)
+    return _judged(ours, ours if same else measure_of(metric, baseline, references, run_code, writing), seed)
 
 
 def judge_values(
@@ -134,16 +198,16 @@ def score_pool(
     references: References,
     systems: Sequence[Sequence[int]],
     baseline: Sequence[int],
-    *,
     seed: int = 0,
     run_code: bool = False,
+    writing: Writing = BY_SCRIPT,
 ) -> list[tuple[Quality, Difference]]:
     """Scores and differences of many systems whose texts repeat: each text of the pool is scored once.
 
     pool: texts, each with its own references. systems, baseline: for each example, which text of the pool it gets.
     Systems with the same texts share their intervals.
     """
-    whole = measure_of(metric, pool, references, run_code)
+    whole = measure_of(metric, pool, references, run_code, writing)
     base = whole.value(baseline), whole.resampled(seed, baseline)
     found: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
@@ -176,7 +240,9 @@ def _difference(metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float
     return Difference(metric, value, *interval(differences), p_value(differences, value))
 
 
-def measure_of(metric: str, predictions: Sequence[str], references: References, run_code: bool) -> Measure:
+def measure_of(
+    metric: str, predictions: Sequence[str], references: References, run_code: bool, writing: Writing = BY_SCRIPT
+) -> Measure:
     """The metric of these outputs. Raises UserError as `score` does."""
     chosen = metric_named(metric)
     if not predictions:
@@ -188,7 +254,7 @@ def measure_of(metric: str, predictions: Sequence[str], references: References, 
             raise UserError(f"{metric}: example {index} has no list of references; set dataset.metric=agreement")
     if chosen.runs_code:
         require_permission(run_code)
-    return chosen.of(predictions, references)
+    return chosen.of(predictions, references, writing)
 
 
 def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:

@@ -1,7 +1,8 @@
-"""Sentences of English texts, as summary-level ROUGE compares them."""
+"""Sentences, as summary-level ROUGE compares them: of English texts by Punkt, of others by their marks."""
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -15,14 +16,24 @@ ABBREVIATIONS = frozenset(
 )
 
 
-def sentence_lines(text: str) -> str:
-    """The text with a line for each sentence, as `postprocess_text` of Transformers' run_summarization.py makes it."""
+# a mark that ends a sentence: with a space after it, or in Chinese and Japanese without
+_ENDS = re.compile(r"(?<=[.!?…।॥؟۔።։])\s+|(?<=[。！？｡])\s*(?=\S)")
+
+
+def sentence_lines(text: str, english: bool = True) -> str:
+    """The text with a line for each sentence.
+
+    Of English as `postprocess_text` of Transformers' run_summarization.py makes it, of other languages by the marks
+    that end sentences: abbreviations are not known there.
+    """
+    if not english:
+        return "\n".join(_ENDS.split(text.strip()))
     return "\n".join(_splitter()[0].tokenize(text.strip()))
 
 
-def splitter_name() -> str:
+def splitter_name(english: bool = True) -> str:
     """What splits sentences here, for a metric's signature."""
-    return _splitter()[1]
+    return _splitter()[1] if english else "marks"
 
 
 @lru_cache(maxsize=1)

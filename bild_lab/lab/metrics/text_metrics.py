@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pkgutil
-import re
-import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from functools import lru_cache, partial
 from importlib.metadata import version
 from itertools import zip_longest
@@ -16,11 +13,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
 from bild_lab.errors import UserError
+from bild_lab.lab.metrics.measures import Measure, mean_of, ratio_of
+from bild_lab.lab.metrics.numerals import same_number
+from bild_lab.lab.metrics.own_function import mean_of_function, own_function, warn
 from bild_lab.lab.metrics.programs import passes
 from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
+from bild_lab.lab.metrics.writing import (
+    ASCII,
+    CHAR,
+    ENGLISH,
+    JA,
+    SPACED,
+    ZH,
+    References,
+    Writing,
+    rouge_tokenizer,
+    sacrebleus_tokenizer,
+)
 
 AGREEMENT, PASS_AT_1, LOG_PROBABILITY, LENGTH = "agreement", "pass_at_1", "log_probability", "length"
 EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
@@ -28,8 +39,11 @@ ROUGE = ("rougeL", "rouge1", "rouge2", "rougeLsum")
 TRIED = 8  # examples that show the scale of a metric of `evaluate`, and whether it is a mean
 NONSENSE = "x"
 LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
+# metrics of `evaluate` with a tokenizer of their own: for English letters, and for words between spaces
+ENGLISH_ONLY, SPACED_ONLY = ("rouge", "meteor"), ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
 
-References = Sequence[Sequence[str]]
+BY_SCRIPT = Writing()
+Options = tuple[tuple[str, Any], ...]  # of a class of sacrebleu, by name
 
 
 @dataclass(frozen=True)
@@ -37,25 +51,27 @@ class Metric:
     """A metric of texts, where more is better, on a scale of 0 to 100 unless it is one of tokens.
 
     shown: what tables call it. measure: its measure of predictions and references, aggregated over examples as a mean
-    (`mean_of`) or from sums of counts. higher_is_better: if not, the value is 100 minus the measure's. runs_code:
-    whether it runs programs that a model wrote. of_tokens: what it takes in place of a text, a sum and a count, given
-    the number of its tokens and the log-probability, in nats, that the target gives them; such a metric has no
-    references.
+    (`mean_of`) or from sums of counts. higher_is_better: if not, the value is 100 minus the measure's. bounded: whether
+    every text has a value from 0 to 100, of which the metric is the mean, or may be taken as one. runs_code: whether it
+    runs programs that a model wrote. of_tokens: what it takes in place of a text, a sum and a count, given the number
+    of its tokens and the log-probability, in nats, that the target gives them; such a metric has no references.
     """
 
     shown: str
-    measure: Callable[[str, Sequence[str], References], Measure]
+    measure: Callable[[str, Sequence[str], References, Writing], Measure]
     higher_is_better: bool = True
+    bounded: bool = False
     runs_code: bool = False
     of_tokens: Callable[[int, float | None], tuple[float, float]] | None = None
 
-    def of(self, predictions: Sequence[str], references: References) -> Measure:
+    def of(self, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT) -> Measure:
         """Of these outputs."""
-        found = self.measure(self.shown, predictions, references)
+        fitting = writing if self.of_tokens is not None else writing.of(references)
+        found = self.measure(self.shown, predictions, references, fitting)
         if self.higher_is_better:
             return found
         each = found.per_example and tuple(100.0 - value for value in found.per_example)
-        turned = {"metric": f"100-{self.shown}", "value_of": lambda sums: 100.0 - found.value_of(sums)}
+        turned = {"metric": f"100-{found.metric}", "value_of": lambda sums: 100.0 - found.value_of(sums)}
         return replace(found, per_example=each, **turned)
 
 
@@ -64,40 +80,26 @@ def metric_named(name: str) -> Metric:
     if name.startswith(EVALUATE) and name != EVALUATE:
         return Metric(name, evaluated)
     if "." in name:
-        return Metric(name.rpartition(".")[2], partial(mean_of_function, own_function(name)))
+        return own_metric(name)
     if name not in METRICS:
         raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}")
     return METRICS[name]
 
 
-def own_function(path: str) -> Callable[[str, Sequence[str]], float]:
-    """The user's function `MODULE.FUNCTION`: of a text and its references, 0 to 100, more is better; or true or false.
+def own_metric(path: str) -> Metric:
+    """The user's function `MODULE.FUNCTION`, with what its attributes say.
 
-    Raises UserError if it cannot be imported, and for Python's own: a configuration must not run commands.
+    scale: 1 or 100, the value of a perfect text; 100 if it has none. higher_is_better: True if it has none.
+    Raises UserError as `own_function` does, and for other attributes.
     """
-    try:
-        if path.partition(".")[0] in sys.stdlib_module_names:
-            raise UserError("it belongs to Python itself")
-        if not callable(found := pkgutil.resolve_name(path)):
-            raise UserError(f"it is a {type(found).__name__}")
-    except Exception as error:  # a module may raise anything
-        remedy = "give MODULE.FUNCTION of your own; PYTHONPATH=DIR says where its module lies"
-        raise UserError(f"the metric {path} cannot be used ({error}): {remedy}") from error
-    return found
-
-
-def mean_of_function(
-    function: Callable[[str, Sequence[str]], float], shown: str, texts: Sequence[str], references: References
-) -> Measure:
-    """Of a user's function. Raises UserError where it gives no number from 0 to 100."""
-    values = []
-    for text, several in zip(texts, references, strict=True):
-        value = function(text, several)
-        value = 100.0 * value if isinstance(value, bool | np.bool_) else value
-        if not isinstance(value, Real | np.number) or not 0 <= value <= 100:
-            raise UserError(f"the metric {shown} must give a number from 0 to 100, got {value!r} for {text!r:.60}")
-        values.append(float(value))
-    return mean_of(shown, values)
+    function = own_function(path)
+    scale, higher = getattr(function, "scale", None), getattr(function, "higher_is_better", True)
+    if scale not in (None, 1, 100) or isinstance(scale, bool):
+        raise UserError(f"the metric {path} must have scale = 1 or scale = 100, got {scale!r}")
+    if not isinstance(higher, bool):
+        raise UserError(f"the metric {path} must have higher_is_better = True or False, got {higher!r}")
+    measure = partial(mean_of_function, function, scale)
+    return Metric(path.rpartition(".")[2], measure, higher_is_better=higher, bounded=True)
 
 
 def needs_references(name: str) -> bool:
@@ -105,9 +107,35 @@ def needs_references(name: str) -> bool:
     return name != AGREEMENT and metric_named(name).of_tokens is None
 
 
-def counted_by_sacrebleu(kind: str, shown: str, predictions: Sequence[str], references: References) -> Measure:
+def bleu(shown: str, predictions: Sequence[str], references: References, writing: Writing) -> Measure:
+    """Corpus BLEU. Raises UserError for a tokenizer that is not installed."""
+    name = writing.bleu
+    sacrebleus_tokenizer(name)  # refuses
+    return counted_by_sacrebleu("BLEU", _with(shown, name, "13a"), predictions, references, (("tokenize", name),))
+
+
+def chrf(shown: str, predictions: Sequence[str], references: References, writing: Writing) -> Measure:
+    """chrF, of the characters of any language."""
+    return counted_by_sacrebleu("CHRF", shown, predictions, references)
+
+
+def ter(shown: str, predictions: Sequence[str], references: References, writing: Writing) -> Measure:
+    """TER, whose words are characters in Chinese and Japanese. Raises UserError for other languages without spaces."""
+    if writing.kind == CHAR:
+        raise UserError(
+            "the metric ter counts words, and sacrebleu finds none in this language, which writes no spaces; "
+            "choose dataset.metric=chrf, or bleu, which takes characters"
+        )
+    asian = writing.kind in (ZH, JA)
+    options = (("normalized", True), ("asian_support", True)) if asian else ()
+    return counted_by_sacrebleu("TER", f"{shown} (asian)" if asian else shown, predictions, references, options)
+
+
+def counted_by_sacrebleu(
+    kind: str, shown: str, predictions: Sequence[str], references: References, options: Options = ()
+) -> Measure:
     """A corpus metric from the counts of its sentences, as sacrebleu adds them up. kind: its class in sacrebleu."""
-    scorer = _sacrebleu(kind, tuple(tuple(several) for several in references))
+    scorer = _sacrebleu(kind, tuple(tuple(several) for several in references), options)
     counts = np.array(scorer._extract_corpus_statistics(predictions, None), dtype=float)
 
     def value_of(sums: np.ndarray) -> np.ndarray:
@@ -117,90 +145,103 @@ def counted_by_sacrebleu(kind: str, shown: str, predictions: Sequence[str], refe
 
 
 @lru_cache(maxsize=4)
-def _sacrebleu(kind: str, references: tuple[tuple[str, ...], ...]) -> Any:
+def _sacrebleu(kind: str, references: tuple[tuple[str, ...], ...], options: Options) -> Any:
     """The metric with its references counted. Every point of a sweep shares it."""
     from sacrebleu import metrics
 
-    return getattr(metrics, kind)(references=list(zip_longest(*references)))  # None for fewer references
+    # None for fewer references
+    return getattr(metrics, kind)(references=list(zip_longest(*references)), **dict(options))
 
 
-def rouge(lead: str, shown: str, predictions: Sequence[str], references: References) -> Measure:
-    """The mean f-measure of `rouge_score` with its stemmer; of several references the best one counts.
+def _with(shown: str, tokenizer: str, usual: str) -> str:
+    """A metric's name, with its tokenizer unless that is the usual one."""
+    return shown if tokenizer == usual else f"{shown} ({tokenizer})"
+
+
+def rouge(lead: str, shown: str, predictions: Sequence[str], references: References, writing: Writing) -> Measure:
+    """The mean f-measure of `rouge_score`, of English with its stemmer; of several references the best one counts.
 
     ROUGE-Lsum compares sentence by sentence, split as Transformers' run_summarization.py splits them; the others take
     the whole text.
     """
-    scored = [_rouge(prediction, tuple(several)) for prediction, several in zip(predictions, references, strict=True)]
-    signature = f"stemmer:yes|sentences:{splitter_name()}|version:rouge_score.{version('rouge_score')}"
-    return mean_of(shown, [one[lead] for one in scored], signature)
+    name, english = writing.rouge, writing.kind == ENGLISH
+    pairs = zip(predictions, references, strict=True)
+    scored = [_rouge(prediction, tuple(several), name, english) for prediction, several in pairs]
+    stemmer = "yes" if name == ASCII else "no"
+    sentences = f"sentences:{splitter_name(english)}"
+    signature = f"tokenizer:{name}|stemmer:{stemmer}|{sentences}|version:rouge_score.{version('rouge_score')}"
+    return mean_of(_with(shown, name, ASCII), [one[lead] for one in scored], signature)
 
 
 @lru_cache(maxsize=100_000)  # baselines repeat from point to point
-def _rouge(prediction: str, references: tuple[str, ...]) -> dict[str, float]:
-    scores = _rouge_scorer().score_multi([*map(sentence_lines, references)], sentence_lines(prediction))
+def _rouge(prediction: str, references: tuple[str, ...], tokenizer: str, english: bool) -> dict[str, float]:
+    split = partial(sentence_lines, english=english)
+    scores = _rouge_scorer(tokenizer).score_multi([*map(split, references)], split(prediction))
     return {name: 100.0 * scores[name].fmeasure for name in ROUGE}
 
 
-@lru_cache(maxsize=1)
-def _rouge_scorer() -> Any:
+@lru_cache(maxsize=4)
+def _rouge_scorer(tokenizer: str) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(list(ROUGE), use_stemmer=True)
+    return RougeScorer(list(ROUGE), use_stemmer=True, tokenizer=rouge_tokenizer(tokenizer))
 
 
 def share_of(
-    right: Callable[[str, Sequence[str]], bool], shown: str, texts: Sequence[str], references: References
+    right: Callable[[str, Sequence[str]], bool],
+    shown: str,
+    texts: Sequence[str],
+    references: References,
+    writing: Writing,
 ) -> Measure:
     """The share of texts that are right, in percent."""
     return mean_of(shown, [100.0 * right(text, several) for text, several in zip(texts, references, strict=True)])
 
 
 def equals(text: str, references: Sequence[str]) -> bool:
-    """Whether a text equals a reference, white space aside."""
-    return text.split() in [reference.split() for reference in references]
+    """Whether a text equals a reference, white space aside. A letter with its marks may be one character or two."""
+    return _words(text) in map(_words, references)
 
 
-def same_number(text: str, references: Sequence[str]) -> bool:
-    """Whether a text's last number is the last one of a reference (Cobbe et al., 2021).
-
-    A text without a number is wrong. Commas between thousands, and zeros after a point, do not count.
-    """
-    number = last_number(text)
-    return number is not None and number in map(last_number, references)
+def _words(text: str) -> list[str]:
+    return unicodedata.normalize("NFC", text).split()
 
 
-_NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?<=\d)")
-
-
-def last_number(text: str) -> Decimal | None:
-    """The last number in a text; None if there is none."""
-    found = [match[0] for match in _NUMBER.finditer(text) if match[0]]
-    return Decimal(found[-1].replace(",", "")) if found else None
+def numeric(shown: str, texts: Sequence[str], references: References, writing: Writing) -> Measure:
+    """The share of texts whose last number is right. A decimal comma is one where the language has it."""
+    comma = writing.decimal_comma
+    found = share_of(partial(same_number, decimal_comma=comma), shown, texts, references, writing)
+    return replace(found, signature="decimals:comma") if comma else found
 
 
 METRICS = {
-    "bleu": Metric("BLEU", partial(counted_by_sacrebleu, "BLEU")),
+    "bleu": Metric("BLEU", bleu),
     # character n-grams of up to six (Popović, 2015)
-    "chrf": Metric("chrF", partial(counted_by_sacrebleu, "CHRF")),
+    "chrf": Metric("chrF", chrf, bounded=True),
     # edits per 100 words of the reference (Snover et al., 2006); 100 minus it is below 0 with more edits than words
-    "ter": Metric("TER", partial(counted_by_sacrebleu, "TER"), higher_is_better=False),
-    "rouge": Metric("ROUGE-L", partial(rouge, "rougeL")),
-    **{name: Metric(f"ROUGE-{name.removeprefix('rouge')}", partial(rouge, name)) for name in ROUGE},
-    "exact_match": Metric("exact match", partial(share_of, equals)),
-    "numeric": Metric("numeric match", partial(share_of, same_number)),
-    PASS_AT_1: Metric("pass@1", lambda shown, *texts: mean_of(shown, passes(*texts)), runs_code=True),
+    "ter": Metric("TER", ter, higher_is_better=False),
+    "rouge": Metric("ROUGE-L", partial(rouge, "rougeL"), bounded=True),
+    **{name: Metric(f"ROUGE-{name.removeprefix('rouge')}", partial(rouge, name), bounded=True) for name in ROUGE},
+    "exact_match": Metric("exact match", partial(share_of, equals), bounded=True),
+    "numeric": Metric("numeric match", numeric, bounded=True),
+    PASS_AT_1: Metric(
+        "pass@1",
+        lambda shown, texts, references, _: mean_of(shown, passes(texts, references)),
+        bounded=True,
+        runs_code=True,
+    ),
     # per token, over all texts; higher is not better where greedy texts repeat themselves, so read it beside the length
     LOG_PROBABILITY: Metric(
-        "log-probability", lambda shown, sums, _: ratio_of(shown, sums), of_tokens=lambda tokens, nats: (nats, tokens)
+        "log-probability", lambda shown, sums, *_: ratio_of(shown, sums), of_tokens=lambda tokens, nats: (nats, tokens)
     ),
     # tokens of a text; "more" is no quality, and the difference from the baseline's is what to look at
-    LENGTH: Metric("length", lambda shown, sums, _: ratio_of(shown, sums), of_tokens=lambda tokens, _: (tokens, 1.0)),
-    AGREEMENT: Metric("agreement", partial(share_of, lambda text, several: text in several)),
+    LENGTH: Metric("length", lambda shown, sums, *_: ratio_of(shown, sums), of_tokens=lambda tokens, _: (tokens, 1.0)),
+    AGREEMENT: Metric("agreement", partial(share_of, lambda text, several: text in several), bounded=True),
 }
 METRIC_NAMES = ", ".join([*METRICS, f"{EVALUATE}NAME_OR_PATH", "MODULE.FUNCTION"])
 
 
-def evaluated(asked: str, predictions: Sequence[str], references: References) -> Measure:
+def evaluated(asked: str, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT) -> Measure:
     """A metric `evaluate:NAME_OR_PATH` or `evaluate:NAME_OR_PATH@KEY`, where the key names one of several results.
 
     Its scale and direction are what it says of the references themselves and of nonsense: where both are at most 1,
@@ -210,6 +251,7 @@ def evaluated(asked: str, predictions: Sequence[str], references: References) ->
     """
     place, _, key = asked.removeprefix(EVALUATE).partition("@")
     module = _module(place)
+    _warn_of_english(asked, module.name, writing.of(references))
     outputs, expected = [text.strip() for text in predictions], _expected(asked, module, references)
     raw = partial(_value, asked, module, key)
     few = expected[:TRIED]
@@ -229,9 +271,12 @@ def evaluated(asked: str, predictions: Sequence[str], references: References) ->
     return Measure(name, len(outputs), value_of, None, signature)
 
 
-def require_loadable(asked: str) -> None:
-    """Raise UserError, before anything is decoded, for a metric that cannot be loaded or compares no texts."""
-    _expected(asked, _module(asked.removeprefix(EVALUATE).partition("@")[0]), [])
+def _warn_of_english(asked: str, name: str, writing: Writing) -> None:
+    """Warn of a metric of `evaluate` whose tokenizer does not fit the references."""
+    english = name in ENGLISH_ONLY and writing.kind != ENGLISH
+    if english or (name in SPACED_ONLY and writing.kind not in (ENGLISH, SPACED)):
+        what = "drops or stems letters as if they were English" if english else "takes words between spaces"
+        warn(f"{asked} {what}, and the references are of another kind; choose bleu, rouge or chrf of our own")
 
 
 def script_of(asked: str) -> Path | None:
@@ -308,85 +353,3 @@ def _means(compute: Callable[[Sequence[int]], float], count: int) -> list[float]
             if not np.isclose(values[picks].mean(), compute(picks.tolist()), rtol=1e-6, atol=1e-6):
                 return None
     return values.tolist()
-
-
-RESAMPLES = 1000
-CORPUS_RESAMPLES = 100  # of a metric that must be computed anew for each of them
-
-
-@dataclass(frozen=True)
-class Measure:
-    """A metric of outputs: statistics of each example that add up, and the function from their sums to the value.
-
-    metric: its name as shown. statistics: None if there are none that add up; then the "sums" are how often each of
-    the `count` examples is there. value_of: for one row of sums, or for several. signature: how it is computed.
-    per_example: each example's value; None if the metric is not the mean of such values.
-    """
-
-    metric: str
-    count: int
-    value_of: Callable[[Float[np.ndarray, "*batch k"]], Float[np.ndarray, "*batch"]]
-    statistics: Float[np.ndarray, "n k"] | None
-    signature: str | None = None
-    per_example: tuple[float, ...] | None = None
-
-    @property
-    def resamples(self) -> int:
-        return CORPUS_RESAMPLES if self.statistics is None else RESAMPLES
-
-    def value(self, picks: Sequence[int] | None = None) -> float:
-        """Of the examples at these places, of all if None."""
-        every = np.ones((1, self.count if picks is None else len(picks)))
-        return float(self.value_of(self._sums(every, picks)[0]))
-
-    def resampled(self, seed: int, picks: Sequence[int] | None = None) -> Float[np.ndarray, " resamples"]:
-        """Of resamples of these examples. The same seed and number of examples give the same draws."""
-        drawn = times_drawn(self.count if picks is None else len(picks), seed)
-        return self.weighted(drawn[: self.resamples], picks)
-
-    def weighted(self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None = None) -> Float[np.ndarray, " m"]:
-        """Of these examples, each as often as a row of `times` says."""
-        return self.value_of(self._sums(times, picks))
-
-    def _sums(self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None) -> Float[np.ndarray, "m k"]:
-        """times: how often each of the picked examples counts."""
-        chosen = np.arange(self.count) if picks is None else np.array(picks)
-        if self.statistics is not None:
-            return times @ self.statistics[chosen]
-        return np.array([np.bincount(chosen, weights=row, minlength=self.count) for row in times])
-
-
-def mean_of(metric: str, values: Sequence[float], signature: str | None = None) -> Measure:
-    """The mean of a value of each example, such as 100 for a right answer and 0 for a wrong one."""
-    return ratio_of(metric, [(value, 1.0) for value in values], signature)
-
-
-def ratio_of(metric: str, sums: Sequence[tuple[float, float]], signature: str | None = None) -> Measure:
-    """A sum over all examples, divided by a count over all of them: nats per token, or tokens per text."""
-    counted = np.array(sums, dtype=float).reshape(-1, 2)
-    each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
-    return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, signature, each)
-
-
-def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.ndarray, "resamples k"]:
-    """Sums of the statistics over resamples of the n examples, drawn with replacement.
-
-    The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu` draws the same
-    resamples; its default seed is 12345.
-    """
-    return times_drawn(len(statistics), seed) @ statistics
-
-
-@lru_cache(maxsize=1)
-def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
-    """How often each resample holds each of n examples. Every system of a sweep shares them."""
-    generator = np.random.default_rng(seed)
-    drawn = [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(RESAMPLES)]
-    return np.array(drawn, dtype=float)
-
-
-def interval(values: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
-    """The central 95 %, from the same order statistics as `sacrebleu.significance`."""
-    ordered = np.sort(values)
-    cut = len(ordered) // 40
-    return float(ordered[cut]), float(ordered[-cut - 1])

@@ -9,6 +9,7 @@ from math import isfinite, log2
 from typing import Any
 
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
+from bild_lab.lab.config import PairSpec
 from bild_lab.lab.formatting import point_label, short_name
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.schema.columns import to_json
@@ -210,8 +211,8 @@ def setting_title(setting: Setting) -> str:
     return f"{pair_title(setting)}, {data_title(setting)}"
 
 
-def pair_title(setting: Setting) -> str:
-    """Return the models of the setting: `t5-large drafted by t5-tiny`."""
+def pair_title(setting: Setting | PairSpec) -> str:
+    """Return the models of the setting, or of a pair: `t5-large drafted by t5-tiny`."""
     return short_name(setting.target) + (f" drafted by {short_name(setting.draft)}" if setting.draft else "")
 
 

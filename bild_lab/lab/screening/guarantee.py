@@ -21,9 +21,9 @@ from jaxtyping import Float
 
 from bild_lab.errors import UserError, require_number
 from bild_lab.lab.analysis.statistics import pareto_front
-from bild_lab.lab.metrics.text_metrics import AGREEMENT, LENGTH, LOG_PROBABILITY, PASS_AT_1, ROUGE, Measure
+from bild_lab.lab.metrics.measures import Measure
+from bild_lab.lab.metrics.text_metrics import LENGTH, LOG_PROBABILITY, metric_named
 
-BOUNDED = (AGREEMENT, PASS_AT_1, "chrf", "exact_match", "numeric", "rouge", *ROUGE)  # each text's value is 0 to 100
 MOST_STAKED = 0.9  # of the capital that a lost text may cost
 DRAWS = 200  # of a bootstrap
 STRICTER = 40  # losses below the asked one, down to its negative, that a bootstrap tries
@@ -79,7 +79,7 @@ def require_losses(metric: str, turns: int) -> None:
 def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Losses:
     """pool: every distinct text. picks: which of them the target alone has for each example, then every setting."""
     alone, *others = np.array(picks)
-    if metric == LOG_PROBABILITY or metric in BOUNDED:
+    if metric == LOG_PROBABILITY or metric_named(metric).bounded:
         values = pool.value_of(pool.statistics)[np.array(picks)]
         gained = values[1:] - values[0]
         each = np.maximum(-np.expm1(gained) if metric == LOG_PROBABILITY else -gained / 100, -1)

@@ -260,7 +260,7 @@ class Screening:
         pool, references, picks = self._pool(screened)
         scoring, seed = self.point.scoring, self.point.seed
         judged = (scoring.lead, pool, references, picks, picks[0])
-        scores = score_pool(*judged, seed=seed, run_code=scoring.run_code)
+        scores = score_pool(*judged, seed, scoring.run_code, scoring.writing)
         seconds = [None if model is None else model.seconds(one.features) for one in screened]
         rows = []
         for one, own_s, (score, difference) in zip(screened[1:], seconds[1:], scores[1:], strict=True):
@@ -289,7 +289,8 @@ class Screening:
     def losses(self, screened: Sequence[Screened]) -> Losses:
         """What the points lose by the leading metric. screened: the target alone first."""
         (pool, references, picks), scoring = self._pool(screened), self.point.scoring
-        return losses_of(scoring.lead, measure_of(scoring.lead, pool, references, scoring.run_code), picks)
+        measure = measure_of(scoring.lead, pool, references, scoring.run_code, scoring.writing)
+        return losses_of(scoring.lead, measure, picks)
 
     def _pool(self, screened: Sequence[Screened]) -> tuple[list[Any], list[Sequence[str]], list[list[int]]]:
         """Every distinct text of every example, its references, and which of them each point has.

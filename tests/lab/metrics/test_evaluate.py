@@ -12,7 +12,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
 from bild_lab.lab.metrics.quality import judge, score
-from bild_lab.lab.metrics.text_metrics import evaluated, require_loadable
+from bild_lab.lab.metrics.text_metrics import evaluated
 
 SCRIPT = """
 import datasets
@@ -117,11 +117,19 @@ def test_a_metric_gets_one_reference_or_all_as_it_asks(metric, monkeypatch: pyte
     module.features = [texts("Sequence"), texts()]
     module.compute = lambda predictions, references: share(predictions, [one[-1] for one in references])
     assert score("evaluate:share", ["b", "d"], [["a", "b"], ["d"]]).value == 100
-    require_loadable("evaluate:share@key")
     module.features = {"predictions": None}
-    for refused in (lambda: score("evaluate:share", ["a"], [["a"]]), lambda: require_loadable("evaluate:share")):
-        with pytest.raises(UserError, match="^evaluate:share compares no predictions with references"):
-            refused()
+    with pytest.raises(UserError, match="^evaluate:share compares no predictions with references"):
+        score("evaluate:share", ["a"], [["a"]])
+
+
+def test_a_metric_for_english_is_cautioned_with_other_references(metric, caplog: pytest.LogCaptureFixture) -> None:
+    metric(share)
+    module = text_metrics._module("share")
+    module.name = "rouge"
+    score("evaluate:share@share", ["a"], [["a"]])
+    assert not caplog.text
+    score("evaluate:share@share", ["Кошка"], [["Кошка"]])
+    assert "evaluate:share@share drops or stems letters as if they were English" in caplog.text
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import programs
 from bild_lab.lab.metrics.programs import code_of, ends_well, passes
-from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.metrics.quality import Scoring, score
 
 HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl"
 TESTED = "def double(x):\n{answer}\n\nassert double(2) == 4\n"
@@ -125,3 +125,14 @@ def test_humanevals_own_solutions_pass_and_no_others() -> None:
     bodies = [f"```\n{textwrap.dedent(solution)}```" for solution in solutions]
     assert passes(whole, references) == passes(bodies, references) == [100] * 164
     assert sum(passes(["    return None\n"] * 164, references)) == 0
+
+
+def test_a_program_that_is_no_python_around_any_answer_is_refused_before_decoding() -> None:
+    scoring = Scoring(("pass_at_1",), run_code=True)
+    whole = ["{answer}\nassert f()", "x = {answer}\n", "if x:\n{answer}\n", "def f():\n    {answer}\n"]
+    assert scoring.fitted([[one] for one in [TESTED, *whole]]).metrics == ("pass_at_1",)
+    broken = "{answer}\nassert f( == 4\n"
+    with pytest.raises(UserError, match=r"the program of example 1 is no Python around any answer \(.*line 2"):
+        scoring.fitted([[TESTED], [broken]])
+    with pytest.raises(UserError, match="example 0 must be one program"):
+        scoring.fitted([["assert f()"]])

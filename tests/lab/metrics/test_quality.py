@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
+from bild_lab.lab.metrics.measures import resampled_sums
 from bild_lab.lab.metrics.quality import Difference, Scoring, cut_text, judge, judge_values, p_value, score, score_pool
-from bild_lab.lab.metrics.text_metrics import METRICS, resampled_sums
+from bild_lab.lab.metrics.text_metrics import METRICS
 from tests.lab.metrics.test_text_metrics import corpus
 
 
@@ -119,9 +121,9 @@ def test_a_text_is_scored_once_however_many_resamples_there_are(metric: str, mon
     scored: list[str] = []
     row = METRICS[metric]
 
-    def counted(shown: str, predictions: list[str], references: list[list[str]]) -> object:
+    def counted(shown: str, predictions: list[str], *given: object) -> object:
         scored.extend(predictions)
-        return row.measure(shown, predictions, references)
+        return row.measure(shown, predictions, *given)
 
     monkeypatch.setitem(METRICS, metric, replace(row, measure=counted))
     predictions, references = corpus(30, seed=0)
@@ -184,3 +186,42 @@ def test_every_metric_is_that_of_the_cut_texts_except_agreement() -> None:
     assert judged["agreement"].score.value == 0  # the texts themselves all differ
     same = Scoring(("agreement",), cut=("Question:",)).judge(ours[:1], ours[:1], references[:1], seed=3)
     assert same["agreement"].score.value == 100
+
+
+@pytest.mark.parametrize(
+    ("metric", "last", "message"),
+    [
+        ("bleu", (), "bleu: example 2 has no references; leave it out of the data"),
+        ("exact_match", (), "exact_match: example 2 has no references"),
+        ("rouge", ("", " \n"), "rouge: the reference of example 2 is empty"),
+        ("numeric", ("none",), "numeric: the reference of example 2 holds no number, got 'none'"),
+    ],
+)
+def test_a_reference_that_no_text_can_reach_is_found_before_decoding(
+    metric: str, last: tuple[str, ...], message: str
+) -> None:
+    references = [("7 cats",), ("a", "8 dogs")]
+    scoring = Scoring((metric,))
+    assert scoring.fitted(references).writing.kind == "English"
+    with pytest.raises(UserError, match=message):
+        scoring.fitted([*references, last])
+
+
+def test_an_empty_reference_is_one_for_exact_match_and_no_matter_to_agreement() -> None:
+    assert Scoring(("exact_match",)).fitted([("",), ("a",)])
+    assert Scoring(("agreement", "length")).fitted([(), ()]).writing.kind is None
+
+
+def test_a_metric_that_fails_on_its_first_call_is_found_before_decoding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "failing_metric.py").write_text("def fails(text, references):\n    return references['a']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="the metric fails fails for 'a': TypeError"):
+        Scoring(("chrf", "failing_metric.fails")).fitted([("a",), ("b",)])
+
+
+def test_scores_of_a_few_examples_use_the_tokenizer_of_all() -> None:
+    scoring = Scoring(("rouge1",)).fitted([("Кошка спит",), ("yes",)])
+    judged = scoring.judge(["yes"], None, [("yes",)], seed=0)
+    assert judged["rouge1"].score.metric == "ROUGE-1 (unicode)"

@@ -1,0 +1,214 @@
+"""Rows of one data file, in each format.
+
+Files are read with `json`, `csv` and `pyarrow`, which also decompresses. `datasets` would make dates of texts and
+numbers of ids, locks files in the home folder, reads a file to its end whatever the limit, and names no line in its
+errors.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow
+
+SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # after any other suffix of text; as pyarrow calls them
+
+Row = dict[str, Any]
+
+
+def suffix_of(file: PurePath) -> str | None:
+    """The format of a data file, one of SUFFIXES; None for another file."""
+    suffix = PurePath(plain_name(file)).suffix.lower()
+    return suffix if suffix in SUFFIXES else None
+
+
+def plain_stem(file: PurePath) -> str:
+    """A file's name without its suffixes: `train` of `train.jsonl.gz`."""
+    return PurePath(plain_name(file)).stem
+
+
+def plain_name(file: PurePath) -> str:
+    return file.stem if file.suffix.lower() in COMPRESSED else file.name
+
+
+def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
+    """Rows of one file, each with its location. They are read lazily, so a limit reads no more than needed.
+
+    Raises UserError naming the file, and the line if the format has lines.
+    """
+    try:
+        for where, row in _READERS[suffix_of(file)](file):
+            if not isinstance(row, dict):
+                raise UserError(f"{file} {where}: wanted an object with named columns, got {type(row).__name__}")
+            yield f"{file} {where}", row
+    except UserError:
+        raise
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{error.object[error.start]:02x}: {error.reason}"
+        raise UserError(f"{file} is not UTF-8 ({byte}); {_converted(file)}") from error
+    except (OSError, ValueError, csv.Error) as error:  # those of JSON, UTF-8 and Arrow are ValueErrors
+        raise UserError(f"cannot read {file}: {error}; correct it, or copy it again") from error
+
+
+def _opened(file: Path, newline: str | None = None) -> io.TextIOWrapper:
+    # utf-8-sig: a byte order mark is not part of the first column's name
+    return io.TextIOWrapper(_bytes_of(file), encoding="utf-8-sig", newline=newline)
+
+
+def _bytes_of(file: Path) -> io.BufferedIOBase:
+    if (compression := COMPRESSED.get(file.suffix.lower())) is None:
+        return file.open("rb")
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.input_stream(str(file), compression=compression))
+
+
+def _converted(file: Path) -> str:
+    """How to make a file UTF-8: from UTF-16, which begins with a mark or has zero bytes, or else from Latin-1."""
+    with _bytes_of(file) as handle:
+        start = handle.read(64)
+    utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start
+    encoding = "UTF-16" if utf16 else "LATIN1"
+    return f"convert it, if it is {encoding}: iconv -f {encoding} -t UTF-8 {shlex.quote(str(file))} > NEW"
+
+
+def _distinct(names: Sequence[str], where: str) -> None:
+    """Raise UserError for a name that two columns have: only one of them could be used."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{where}: two columns are called {twice[0]!r}; rename or remove one")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for a key that it has twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        _distinct([key for key, _ in pairs], "an object")
+    return found
+
+
+def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
+    with _opened(file) as handle:
+        for number, line in enumerate(handle, start=1):
+            if line.strip():
+                try:
+                    yield f"line {number}", json.loads(line, object_pairs_hook=_object)
+                except json.JSONDecodeError as error:
+                    raise UserError(f"{file} line {number}: wanted one JSON object a line, got {error}") from error
+                except UserError as error:
+                    raise UserError(f"{file} line {number}: {error}") from error
+
+
+def _json(file: Path) -> Iterator[tuple[str, Any]]:
+    """An array, or lines."""
+    with _opened(file) as handle:
+        if not next((line.lstrip() for line in handle if line.strip()), "").startswith("["):
+            yield from _json_lines(file)
+            return
+    with _opened(file) as handle:
+        try:
+            rows = json.load(handle, object_pairs_hook=_object)
+        except UserError as error:
+            raise UserError(f"{file}: {error}") from error
+    yield from ((f"row {index}", row) for index, row in enumerate(rows))
+
+
+def _csv(file: Path) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(sys.maxsize)  # texts may be longer than csv's own limit of 131,072 characters
+    with _opened(file, newline="") as handle:
+        # tab-separated corpora use no quotes: a line that starts with a quotation mark is plain text
+        if suffix_of(file) == ".tsv":
+            reader = csv.reader(handle, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
+        else:
+            first = handle.readline()
+            reader = csv.reader(chain([first], handle), strict=True, delimiter=_delimiter(first))
+        names = next(reader, [])
+        if any("\0" in name for name in names):
+            raise UserError(f"{file} holds zero bytes; {_converted(file)}")
+        _distinct(names, str(file))
+        for values in filter(None, reader):
+            if len(values) != len(names):
+                raise UserError(f"{file} line {reader.line_num}: wanted {len(names)} columns, got {len(values)}")
+            yield f"line {reader.line_num}", dict(zip(names, values, strict=True))
+
+
+def _delimiter(header: str) -> str:
+    """What parts most columns of a header; commas, semicolons as of spreadsheets in many languages, or tabs."""
+    outside_quotes = re.sub(r'"[^"]*"', "", header)
+    return max(",;\t", key=outside_quotes.count)
+
+
+def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
+    import pyarrow.parquet
+
+    whole = pyarrow.parquet.ParquetFile(file)
+    yield from _arrow_rows(file, whole.schema_arrow, whole.iter_batches(batch_size=1024))
+
+
+def _arrow(file: Path) -> Iterator[tuple[str, Any]]:
+    """A file of `datasets.save_to_disk`, which is a stream, or one in Arrow's own format."""
+    import pyarrow
+
+    with pyarrow.memory_map(str(file)) as source:
+        try:
+            batches = pyarrow.ipc.open_stream(source)
+        except pyarrow.ArrowInvalid:
+            whole = pyarrow.ipc.open_file(source)
+            yield from _arrow_rows(file, whole.schema, (whole.get_batch(at) for at in range(whole.num_record_batches)))
+            return
+        yield from _arrow_rows(file, batches.schema, batches)
+
+
+def _arrow_rows(
+    file: Path, schema: pyarrow.Schema, batches: Iterable[pyarrow.RecordBatch]
+) -> Iterator[tuple[str, Any]]:
+    """Rows, with the names of classes in place of their numbers, where `datasets` wrote the file."""
+    _distinct(schema.names, str(file))
+    label = labels({}) if b"huggingface" not in (schema.metadata or {}) else labels(_features(schema))
+    for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
+        yield f"row {index}", label(row)
+
+
+def _features(schema: pyarrow.Schema) -> Mapping[str, Any]:
+    """The features that `datasets` wrote into a file; none where it cannot read them."""
+    if b"ClassLabel" not in schema.metadata[b"huggingface"]:
+        return {}
+    import datasets  # takes seconds
+
+    return datasets.Features.from_arrow_schema(schema)
+
+
+def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:
+    """A function that gives a row the names of its classes, in place of their numbers."""
+    names = {column: one.names for column, one in features.items() if type(one).__name__ == "ClassLabel"}
+
+    def labelled(row: Row) -> Row:
+        for column, own in names.items():
+            if isinstance(number := row[column], int) and 0 <= number < len(own):
+                row = {**row, column: own[number]}
+        return row
+
+    return labelled
+
+
+_READERS = {
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+}

@@ -1,0 +1,91 @@
+"""A metric's values: of all examples, of some of them, and of resamples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from jaxtyping import Float
+
+RESAMPLES = 1000
+CORPUS_RESAMPLES = 100  # of a metric that must be computed anew for each of them
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric of outputs: statistics of each example that add up, and the function from their sums to the value.
+
+    metric: its name as shown. statistics: None if there are none that add up; then the "sums" are how often each of
+    the `count` examples is there. value_of: for one row of sums, or for several. signature: how it is computed.
+    per_example: each example's value; None if the metric is not the mean of such values.
+    """
+
+    metric: str
+    count: int
+    value_of: Callable[[Float[np.ndarray, "*batch k"]], Float[np.ndarray, "*batch"]]
+    statistics: Float[np.ndarray, "n k"] | None
+    signature: str | None = None
+    per_example: tuple[float, ...] | None = None
+
+    @property
+    def resamples(self) -> int:
+        return CORPUS_RESAMPLES if self.statistics is None else RESAMPLES
+
+    def value(self, picks: Sequence[int] | None = None) -> float:
+        """Of the examples at these places, of all if None."""
+        every = np.ones((1, self.count if picks is None else len(picks)))
+        return float(self.value_of(self._sums(every, picks)[0]))
+
+    def resampled(self, seed: int, picks: Sequence[int] | None = None) -> Float[np.ndarray, " resamples"]:
+        """Of resamples of these examples. The same seed and number of examples give the same draws."""
+        drawn = times_drawn(self.count if picks is None else len(picks), seed)
+        return self.weighted(drawn[: self.resamples], picks)
+
+    def weighted(self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None = None) -> Float[np.ndarray, " m"]:
+        """Of these examples, each as often as a row of `times` says."""
+        return self.value_of(self._sums(times, picks))
+
+    def _sums(self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None) -> Float[np.ndarray, "m k"]:
+        """times: how often each of the picked examples counts."""
+        chosen = np.arange(self.count) if picks is None else np.array(picks)
+        if self.statistics is not None:
+            return times @ self.statistics[chosen]
+        return np.array([np.bincount(chosen, weights=row, minlength=self.count) for row in times])
+
+
+def mean_of(metric: str, values: Sequence[float], signature: str | None = None) -> Measure:
+    """The mean of a value of each example, such as 100 for a right answer and 0 for a wrong one."""
+    return ratio_of(metric, [(value, 1.0) for value in values], signature)
+
+
+def ratio_of(metric: str, sums: Sequence[tuple[float, float]], signature: str | None = None) -> Measure:
+    """A sum over all examples, divided by a count over all of them: nats per token, or tokens per text."""
+    counted = np.array(sums, dtype=float).reshape(-1, 2)
+    each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
+    return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, signature, each)
+
+
+def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.ndarray, "resamples k"]:
+    """Sums of the statistics over resamples of the n examples, drawn with replacement.
+
+    The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu` draws the same
+    resamples; its default seed is 12345.
+    """
+    return times_drawn(len(statistics), seed) @ statistics
+
+
+@lru_cache(maxsize=1)
+def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
+    """How often each resample holds each of n examples. Every system of a sweep shares them."""
+    generator = np.random.default_rng(seed)
+    drawn = [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(RESAMPLES)]
+    return np.array(drawn, dtype=float)
+
+
+def interval(values: Float[np.ndarray, " resamples"]) -> tuple[float, float]:
+    """The central 95 %, from the same order statistics as `sacrebleu.significance`."""
+    ordered = np.sort(values)
+    cut = len(ordered) // 40
+    return float(ordered[cut]), float(ordered[-cut - 1])

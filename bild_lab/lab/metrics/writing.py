@@ -1,0 +1,180 @@
+"""How references are written: which tokenizer a metric of words takes, and how numbers are written.
+
+English is cut into words as published numbers were: BLEU by 13a, ROUGE by Google's tokenizer, which drops every letter
+but a to z. Other languages with spaces keep 13a for BLEU, and for ROUGE take words of Unicode letters. Languages
+without spaces take a tokenizer of sacrebleu: `zh`, `ja-mecab`, `ko-mecab` (Korean words carry their endings) or `char`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import regex
+
+from bild_lab.errors import UserError
+
+References = Sequence[Sequence[str]]
+
+ENGLISH, SPACED = "English", "words with spaces"  # kinds of text; the others are named after their tokenizer
+ZH, JA, KO, CHAR = "zh", "ja-mecab", "ko-mecab", "char"
+ASCII, UNICODE = "ascii", "unicode"
+BLEU_TOKENIZERS = ("13a", "intl", ZH, JA, KO, CHAR, "none", "flores200")  # names of sacrebleu
+ROUGE_TOKENIZERS = (ASCII, UNICODE, ZH, JA, KO, CHAR)
+
+# two letters as in dataset.language, mBART and M2M-100; three and a script in NLLB
+_KIND_OF_LANGUAGE = {
+    **dict.fromkeys(("en", "eng"), ENGLISH),
+    **dict.fromkeys(("zh", "zho", "yue"), ZH),
+    **dict.fromkeys(("ja", "jpn"), JA),
+    **dict.fromkeys(("ko", "kor"), KO),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), CHAR),
+}
+# "1,5" is one and a half, and "1.000" a thousand
+DECIMAL_COMMA = frozenset(
+    "az be bg bs ca cs da de el es et eu fi fr gl hr hu hy id is it ka kk lt lv mk nb nl nn no pl pt ro ru sk sl sq sr "
+    "sv tr uk uz vi".split()
+)
+
+MANY_UNSPACED = 0.1  # of the letters: such texts are of that language, Latin names and numbers included
+MANY_ACCENTED = 0.005  # of the letters; English has fewer, German four times as many
+_COUNTED = {
+    "letters": r"\p{L}",
+    "accented": r"[^\P{L}\x00-\x7f]",
+    ZH: r"\p{Han}",
+    JA: r"[\p{Hiragana}\p{Katakana}]",
+    KO: r"\p{Hangul}",
+    CHAR: r"[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]",
+}
+# letters with their marks and digits; joiners are inside words of Hindi and Persian
+_WORD = regex.compile(r"[\p{L}\p{M}\p{N}\u200c\u200d]+")
+_INSTALL = {JA: "pip install 'sacrebleu[ja]'", KO: "pip install 'sacrebleu[ko]'"}
+
+
+def require_tokenizer(name: str | None, metrics: Sequence[str]) -> None:
+    """Raise UserError for a tokenizer that none of these metrics knows."""
+    if name is None:
+        return
+    rouge = any(metric.startswith("rouge") for metric in metrics)
+    known = (*(BLEU_TOKENIZERS if "bleu" in metrics else ()), *(ROUGE_TOKENIZERS if rouge else ()))
+    if not known:
+        raise UserError(
+            f"dataset.tokenize={name} is for bleu and rouge, got metric {', '.join(metrics)}; set dataset.tokenize=null"
+        )
+    if name not in known:
+        names = ", ".join(dict.fromkeys(known))
+        raise UserError(f"dataset.tokenize must be one of {names} for {', '.join(metrics)}, got {name!r}")
+
+
+def require_language(code: str | None) -> None:
+    """Raise UserError for what is no code of a language, such as its name."""
+    if code is not None and not regex.fullmatch(r"[a-z]{2}([-_][A-Za-z]{2,4})?", code):
+        raise UserError(f"dataset.language must be a code of two letters such as en, de or zh-CN, got {code!r}")
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What decides how the texts of a metric are read.
+
+    tokenize: `dataset.tokenize`, for the metrics that know it. language: of the references; None: by their script.
+    kind: of their text, known after `of`.
+    """
+
+    tokenize: str | None = None
+    language: str | None = None
+    kind: str | None = None
+
+    def of(self, references: References) -> Writing:
+        """With the kind of these references, unless it is known."""
+        return self if self.kind else replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
+
+    @property
+    def bleu(self) -> str:
+        """The tokenizer of BLEU."""
+        default = "13a" if self.kind in (ENGLISH, SPACED) else self.kind
+        return self.tokenize if self.tokenize in BLEU_TOKENIZERS else default
+
+    @property
+    def rouge(self) -> str:
+        """The tokenizer of ROUGE."""
+        default = {ENGLISH: ASCII, SPACED: UNICODE}.get(self.kind, self.kind)
+        return self.tokenize if self.tokenize in ROUGE_TOKENIZERS else default
+
+    @property
+    def decimal_comma(self) -> bool:
+        return self.language is not None and _language_alone(self.language) in DECIMAL_COMMA
+
+
+def _language_alone(code: str) -> str:
+    """de of de_DE and de-AT, zho of zho_Hans."""
+    return code.lower().replace("-", "_").partition("_")[0]
+
+
+def kind_of_language(code: str | None) -> str | None:
+    """What texts of a language are like; None for no language."""
+    return None if code is None else _KIND_OF_LANGUAGE.get(_language_alone(code), SPACED)
+
+
+def kind_of_texts(references: References) -> str:
+    """What these texts are like, by the letters in them. Repeated references count once."""
+    return _kind_of(frozenset(text for several in references for text in several))
+
+
+@lru_cache(maxsize=8)
+def _kind_of(texts: frozenset[str]) -> str:
+    counts = dict.fromkeys(_COUNTED, 0)
+    for text in texts:
+        for name, letters in _COUNTED.items():
+            counts[name] += len(regex.findall(letters, text))
+    if counts[JA] >= MANY_UNSPACED * (counts[JA] + counts[ZH]):  # a Chinese text may hold a Japanese name
+        counts[JA] += counts[ZH]
+    kind = max((JA, ZH, KO, CHAR), key=counts.get)
+    if counts["letters"] and counts[kind] >= MANY_UNSPACED * counts["letters"]:
+        return kind
+    return SPACED if counts["accented"] > MANY_ACCENTED * counts["letters"] else ENGLISH
+
+
+@lru_cache(maxsize=8)
+def sacrebleus_tokenizer(name: str) -> Callable[[str], str]:
+    """A tokenizer of sacrebleu: from a text to its tokens with spaces between.
+
+    Raises UserError for one whose package is not installed, or whose files cannot be downloaded.
+    """
+    from sacrebleu.metrics import BLEU
+
+    try:
+        return BLEU(tokenize=name).tokenizer
+    except Exception as error:  # of the package, its dictionary or a download
+        remedy = _INSTALL.get(name, "see whether its model can be downloaded")
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(
+            f"the tokenizer {name} cannot be used ({reason:.200}): {remedy}, or choose another, such as "
+            f"dataset.tokenize={CHAR}, or dataset.metric=chrf, which needs none"
+        ) from error
+
+
+@dataclass(frozen=True)
+class WordTokenizer:
+    """What `rouge_score` takes as a tokenizer: lower-case tokens with letters or digits in them.
+
+    name: one of ROUGE_TOKENIZERS but ascii, which is its own.
+    """
+
+    name: str
+
+    def tokenize(self, text: str) -> list[str]:
+        """The tokens of a text. Letters that can be written in two ways are equal (NFKC)."""
+        normal = unicodedata.normalize("NFKC", text).lower()
+        if self.name == UNICODE:
+            return _WORD.findall(normal)
+        if self.name == CHAR:  # a letter with its marks is one
+            return [one for one in regex.findall(r"\X", normal) if _WORD.search(one)]
+        return [token for token in sacrebleus_tokenizer(self.name)(normal).split() if _WORD.search(token)]
+
+
+def rouge_tokenizer(name: str) -> Any:
+    """None for Google's own."""
+    return None if name == ASCII else WordTokenizer(name)

@@ -1,0 +1,87 @@
+"""The last number of a text, however numbers are written."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from bild_lab.lab.metrics.numerals import last_number, same_number
+from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.metrics.writing import Writing
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("He has 3 + 4 = 7 apples.", "7"),
+        ("#### 1,234", "1234"),
+        ("It costs $1,234,567.50.", "1234567.50"),
+        ("so 18.", "18"),
+        ("-4", "-4"),
+        ("16-4", "4"),  # a minus sign between two numbers is none of the second
+        ("+.5", "0.5"),
+        ("1,23", "23"),  # no comma between thousands
+        ("72 clips\n\n", "72"),
+        ("none", None),
+        ("", None),
+    ],
+)
+def test_the_last_number_of_a_text(text: str, number: str | None) -> None:
+    assert last_number(text) == (None if number is None else Decimal(number))
+
+
+def test_an_answer_is_right_if_its_last_number_is_a_references() -> None:
+    answers = ["The answer is 72.", "72.0", "72 of 80", "nothing", "80"]
+    references = [["… #### 72"]] * 4 + [["x", "80"]]
+    assert list(map(same_number, answers, references)) == [True, True, False, False, True]
+    assert not same_number("nothing", ["no number either"])
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("\u22125", "-5"),  # the minus of typesetting
+        ("8\u22125", "5"),
+        ("1'234", "1234"),
+        ("1\u2019234\u2019567.5", "1234567.5"),
+        ("1\u202f234", "1234"),
+        ("1\u00a0234,5", "1234.5"),
+        ("１２３", "123"),  # full width
+        ("١٬٢٣٤٫٥", "1234.5"),  # Arabic
+        ("१२", "12"),  # Devanagari
+        ("1.234,56", "1234.56"),
+        ("1.234.567", "1234567"),
+        ("1,234.56", "1234.56"),
+        ("10 m²", "10"),
+        ("in 2020 100", "100"),
+    ],
+)
+def test_a_number_that_is_clear_in_any_language_is_read_in_all(text: str, number: str) -> None:
+    assert last_number(text) == last_number(text, decimal_comma=True) == Decimal(number)
+
+
+@pytest.mark.parametrize(
+    ("text", "with_point", "with_comma"),
+    [
+        ("1,234", "1234", "1.234"),
+        ("1.234", "1.234", "1234"),
+        ("0,5", "5", "0.5"),
+        ("0.123", "0.123", "0.123"),
+        ("3.14159", "3.14159", "3.14159"),
+        ("1 234 567", "567", "1234567"),
+        ("1,234,567", "1234567", "1234567"),
+    ],
+)
+def test_a_number_that_is_not_clear_is_read_as_the_language_writes_it(
+    text: str, with_point: str, with_comma: str
+) -> None:
+    assert last_number(text) == Decimal(with_point)
+    assert last_number(text, decimal_comma=True) == Decimal(with_comma)
+
+
+def test_a_language_with_a_decimal_comma_is_known_by_its_code() -> None:
+    answers, references = ["rund 3,5 km"], [["3.5"]]
+    for code, value in ((None, 0), ("en", 0), ("de", 100), ("de_DE", 100)):
+        quality = score("numeric", answers, references, writing=Writing(language=code))
+        assert (quality.value, "decimals:comma" in str(quality.signature)) == (value, value == 100)
