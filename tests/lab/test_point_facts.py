@@ -42,6 +42,12 @@ def test_facts_are_no_part_of_what_a_point_is(checkpoints: Path, data: Path) -> 
     assert (ours.id, ours.setting) == (theirs.id, theirs.setting)
 
 
+def test_models_in_the_place_of_the_toy_pairs_have_their_own_names(checkpoints: Path, data: Path) -> None:
+    assert point(checkpoints, data).facts["pair"] == "llama drafted by llama-draft"
+    assert point(checkpoints, data, "pair.draft=null", "policy=vanilla").facts["pair"] == "llama"
+    assert prepare(compose_config(["pair=toy", "dataset=toy", "dataset.limit=1"])).facts["pair"] == "toy"
+
+
 def test_what_two_vocabularies_share_is_a_fact(checkpoints: Path, data: Path, tmp_path: Path) -> None:
     module, words = foreign_module(tiny_llama(1), seed=3)
     folder = save(module, tmp_path / "foreign", words)

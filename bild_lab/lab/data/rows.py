@@ -77,7 +77,7 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
             _require_one_dataset(root, split, by_split[split])
         return by_split[split]
     if by_split.keys() == {None} and (len(files) == 1 or all(_SHARD.search(file.name) for file in files)):
-        if len(files) > 1:
+        if path.is_dir():
             _require_one_dataset(root, split, files)
         return files
     if there := sorted(name for name in by_split if name is not None):

@@ -149,7 +149,8 @@ def sacrebleus_tokenizer(name: str) -> Callable[[str], str]:
         return BLEU(tokenize=name).tokenizer
     except Exception as error:  # of the package, its dictionary or a download
         remedy = _INSTALL.get(name, "see whether its model can be downloaded")
-        reason = " ".join(str(error).split()) or type(error).__name__
+        missing = name in _INSTALL and isinstance(error, RuntimeError)
+        reason = "it is not installed" if missing else " ".join(str(error).split())
         raise UserError(
             f"the tokenizer {name} cannot be used ({reason:.200}): {remedy}, or choose another, such as "
             f"dataset.tokenize={CHAR}, or dataset.metric=chrf, which needs none"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec, Template, for_model
-from bild_lab.lab.data.examples import Continuation, Example, conversation, with_answers
+from bild_lab.lab.data.examples import Continuation, Example, conversation, load_examples, with_answers
 
 CHAT = Template("[{question}]", " {answer} | [{question}]")
 FIRST = Example("81", "Write.", "", references=("a poem",), category="writing")
@@ -88,3 +91,52 @@ def test_a_checkpoint_without_a_usable_template_is_refused() -> None:
     assert for_model(chat_spec(), Chats(ANSWERED)).chat_template == ("{question} now|",)
     with pytest.raises(UserError, match="must contain {question}"):
         _ = chat_spec().templates
+
+
+def said(*texts: object, roles: tuple[str, ...] = ("user", "assistant")) -> list[dict[str, object]]:
+    return [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+
+
+def examples_of(tmp_path: Path, *conversations: list[dict[str, object]], **keys: Any) -> list[Example]:
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({"messages": one, "gold": "g"}) + "\n" for one in conversations))
+    keys = {"source_column": "messages", "metric": "agreement", "next_turn_template": " {answer} | {question}", **keys}
+    return list(load_examples(DatasetSpec(name="chats", path=str(file), **keys), unanswered=True))
+
+
+ANSWERS = {"reference_column": "messages", "history": "references", "turns": None}
+
+
+def test_messages_with_roles_are_read_as_those_with_speakers(tmp_path: Path) -> None:
+    turns = examples_of(tmp_path, said("One?", "1.", "Two?", "2.", "Three?"), **ANSWERS)
+    assert [(one.prompt, one.references) for one in turns] == [("One?", ("1.",)), ("One? 1. | Two?", ("2.",))]
+    shared = [
+        {"from": {"user": "human", "assistant": "gpt"}[one["role"]], "value": one["content"]}
+        for one in said("One?", "1.", "Two?", "2.", "Three?")
+    ]
+    assert examples_of(tmp_path, shared, **ANSWERS) == turns
+
+
+def test_a_question_needs_no_answer_unless_answers_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = examples_of(tmp_path, said("One?"), said("Two?", "2."))
+    assert [(one.source, one.references) for one in asked] == [("One?", ()), ("Two?", ())]
+    assert [one.references for one in examples_of(tmp_path, said("One?"), reference_column="gold")] == [("g",)]
+    assert not caplog.text
+    answered = examples_of(tmp_path, said("One?"), said("Two?", "2."), **ANSWERS)
+    assert [one.source for one in answered] == ["Two?"]
+    assert "1 conversations without an answered question are left out" in caplog.text
+
+
+def test_a_system_message_stands_before_the_first_question(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    system = {"role": "system", "content": "Be brief."}
+    with caplog.at_level(logging.WARNING):
+        turns = examples_of(tmp_path, [system, *said("One?", "1.", "Two?", "2.")], **ANSWERS)
+    assert [one.prompt for one in turns] == ["Be brief.\n\nOne?", "Be brief.\n\nOne? 1. | Two?"]
+    assert "1 conversations begin with a system message" in caplog.text
+
+
+def test_the_parts_of_a_message_are_joined_and_pictures_are_refused(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "?"}]
+    assert examples_of(tmp_path, said(parts))[0].source == "One?"
+    with pytest.raises(UserError, match="line 1: the content of a message must be text, got .*image_url"):
+        examples_of(tmp_path, said([{"type": "image_url", "image_url": "x"}]))

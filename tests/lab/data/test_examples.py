@@ -145,11 +145,39 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
         for value in [7, [], [1], {"a": 1}]
     },
     **{
-        f"reference {value!r}": ([{"de": "a", "en": value}], {}, ["line 1: en must be a string or strings"])
-        for value in [None, 7, ["a", None]]
+        f"reference {value!r}": ([{"de": "a", "en": value}], {}, ["line 1: en must be texts or numbers, or lists of them"])
+        for value in [["a", None], float("nan"), True, {"a": "b"}]
     },
+    **{
+        f"no reference {value!r}": ([{"de": "a", "en": value}], {}, [f"line 1: en holds no reference, got {value!r}"])
+        for value in [None, []]
+    },
+    "one of the reference columns": (
+        [{"de": "a", "en": "b", "also": None}, {"de": "a", "en": "b"}],
+        {"reference_column": ["en", "also"]},
+        ["line 2: dataset.reference_column wants column also", "if only as null"],
+    ),
     "no rows": ([], {}, ["'made'", "split 'test'"]),
 }
+
+
+def test_all_reference_columns_count_and_the_first_is_shown_as_solved(rows_file) -> None:
+    rows = [
+        {"de": "a", "en": "b", "also": ["c", "d"]},
+        {"de": "e", "en": None, "also": ["f"]},
+        {"de": "g", "en": "h", "also": None},
+    ]
+    examples = load_examples(spec(path=rows_file(*rows), reference_column=["en", "also"]))
+    assert [one.references for one in examples] == [("b", "c", "d"), ("f",), ("h",)]
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [(18, ("18",)), (18.0, ("18.0",)), (0.5, ("0.5",)), (1e22, ("10000000000000000000000.0",)), ([1, "2"], ("1", "2"))],
+)
+def test_numbers_are_references_as_they_are_written(rows_file, value: object, texts: tuple[str, ...]) -> None:
+    (example,) = load_examples(spec(path=rows_file({"de": "a", "en": value})))
+    assert example.references == texts
 
 
 def test_rows_without_a_source_are_left_out_and_counted(rows_file, caplog: pytest.LogCaptureFixture) -> None:

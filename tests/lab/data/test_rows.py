@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +139,14 @@ def test_parquet_shards_are_joined_with_nested_columns(tmp_path: Path) -> None:
         ("a.tsv", b"a\tb\n1\n", "a.tsv line 2: wanted 2 columns, got 1"),
         ("a.csv", b'a,b\n1,"2', "a.csv"),
         ("a.jsonl", b'{"a": "\xff"}\n', "byte 0xff"),
+        ("a.csv", "a,b\nMüller,1\n".encode("latin-1"), "if it is LATIN1: iconv -f LATIN1 -t UTF-8"),
+        ("a.csv", "a,b\nMüller,1\n".encode("utf-16"), "if it is UTF-16: iconv -f UTF-16 -t UTF-8"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16-le"), "if it is UTF-16: iconv"),
+        ("a.csv", b"a,b,a\n1,2,3\n", "two columns are called 'a'"),
+        ("a.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n', "a.jsonl line 2: an object: two columns are called 'a'"),
+        ("a.json", b'[{"a": {"b": 1, "b": 2}}]', "two columns are called 'b'"),
+        ("a.jsonl.gz", b"\x1f\x8bno", "a.jsonl.gz"),
+        ("a.arrow", b"not one", "a.arrow"),
         ("a.parquet", b"version https://git-lfs", "a.parquet"),
     ],
 )
@@ -157,3 +167,70 @@ def test_texts_stay_texts_and_a_changed_file_is_read_anew(tmp_path: Path, monkey
     assert [row for _, row in read_rows(tmp_path / "b.csv")] == [{"id": "007", "de": "NA"}]
     (tmp_path / "b.csv").write_text("id,de\n008,\n")
     assert [row for _, row in read_rows(tmp_path / "b.csv")] == [{"id": "008", "de": ""}]
+
+
+def values(file: Path) -> list[dict[str, object]]:
+    return [row for _, row in read_rows(file)]
+
+
+def test_fields_of_any_length_and_semicolons_are_read(tmp_path: Path) -> None:
+    file, text = tmp_path / "a.csv", "long, " * 50_000
+    file.write_bytes(f'id;text\r\n1;"{text}"\r\n2;"two\nlines"\r\n\r\n'.encode("utf-8-sig"))
+    assert values(file) == [{"id": "1", "text": text}, {"id": "2", "text": "two\nlines"}]
+    file.write_text('"a;b",c\n1,2\n')
+    assert values(file) == [{"a;b": "1", "c": "2"}]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.jsonl", '{"a": "ü"}\n'), ("a.json", '[\n{"a": "ü"}]'), ("a.csv", "a\nü\n")]
+)
+def test_compressed_files_are_read_as_others(tmp_path: Path, suffix: str, name: str, text: str) -> None:
+    file = tmp_path / f"train-{name}{suffix}"
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": pyarrow.Codec("zstd").compress}[suffix]
+    file.write_bytes(pack(text.encode()))
+    assert values(file) == [{"a": "ü"}]
+    assert found(tmp_path, "train") == [file.name]
+
+
+def saved(folder: Path, shards: int = 1) -> None:
+    import datasets
+
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
+    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, 1]}, features=features)
+    rows.save_to_disk(folder, num_shards=shards)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_folder_that_datasets_saved_is_read_with_the_names_of_its_classes(tmp_path: Path, shards: int) -> None:
+    saved(tmp_path / "saved", shards)
+    (tmp_path / "saved" / "cache-12ab.arrow").write_bytes(b"what a map has left")
+    rows = [row for _, row in local_rows(tmp_path / "saved", "test")]
+    assert rows == [{"text": "a", "label": "yes"}, {"text": "b", "label": "no"}, {"text": "c", "label": "yes"}]
+    saved(tmp_path / "splits" / "train")
+    saved(tmp_path / "splits" / "test")
+    assert found(tmp_path / "splits", "test") == ["test/data-00000-of-00001.arrow"]
+
+
+def test_a_lost_shard_of_a_saved_folder_is_missed(tmp_path: Path) -> None:
+    saved(tmp_path, 2)
+    (tmp_path / "data-00001-of-00002.arrow").unlink()
+    with pytest.raises(UserError, match="one of 2 shards, got 1"):
+        find_split_files(tmp_path, "test")
+
+
+def test_parquet_keeps_the_names_of_classes_and_refuses_two_columns_of_one_name(tmp_path: Path) -> None:
+    saved(tmp_path / "saved")
+    with pyarrow.memory_map(str(tmp_path / "saved" / "data-00000-of-00001.arrow")) as source:
+        table = pyarrow.ipc.open_stream(source).read_all()
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    assert [row["label"] for row in values(tmp_path / "a.parquet")] == ["yes", "no", "yes"]
+    pyarrow.parquet.write_table(table.rename_columns(["text", "text"]), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match=r"b\.parquet: two columns are called 'text'"):
+        values(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize("split", ["train[:100]", "train+test", "train[:10%]"])
+def test_a_slice_of_a_local_file_is_refused_and_not_the_whole(folder, split: str) -> None:
+    with pytest.raises(UserError, match=r"is a slice or a sum, .*by dataset\.limit"):
+        found(folder("questions.jsonl"), split)

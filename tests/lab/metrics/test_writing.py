@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from sacrebleu.metrics import BLEU, TER
@@ -108,6 +108,21 @@ def test_a_language_without_spaces_or_tokenizer_is_counted_by_characters() -> No
         score("ter", [THAI], [[THAI]])
 
 
+@pytest.fixture
+def imported_anew() -> Iterator[None]:
+    """The modules of sacrebleu that look for MeCab, and what was loaded by them."""
+
+    def forget() -> None:
+        for extra in ("ja", "ko"):
+            sys.modules.pop(f"sacrebleu.tokenizers.tokenizer_{extra}_mecab", None)
+        sacrebleus_tokenizer.cache_clear()
+
+    forget()
+    yield
+    forget()
+
+
+@pytest.mark.usefixtures("imported_anew")
 @pytest.mark.parametrize(
     ("text", "extra", "package"), [(JAPANESE, "ja", "MeCab"), (KOREAN, "ko", "mecab_ko")], ids=["ja", "ko"]
 )
@@ -115,16 +130,12 @@ def test_a_language_without_spaces_or_tokenizer_is_counted_by_characters() -> No
 def test_a_tokenizer_that_is_not_installed_is_named_with_its_package(
     text: str, extra: str, package: str, metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = f"sacrebleu.tokenizers.tokenizer_{extra}_mecab"
-    monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    sacrebleus_tokenizer.cache_clear()
     with pytest.raises(UserError, match=rf"pip install 'sacrebleu\[{extra}\]', or .*dataset\.tokenize=char"):
         score(metric, [text], [[text]])
     with pytest.raises(UserError, match=rf"{extra}-mecab cannot be used"):
         Scoring((metric,)).fitted([[text]])  # before a text is decoded
     assert score(metric, [text], [[text]], writing=Writing(tokenize="char")).value == pytest.approx(100)
-    sacrebleus_tokenizer.cache_clear()
 
 
 @pytest.mark.parametrize(
