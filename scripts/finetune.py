@@ -100,6 +100,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
         folder=folder,
         max_source_tokens=dataset.max_source_tokens,
         title=folder.name,
+        writing=dataset.writing(None),
         logger=training_logger(cfg.logger),
         provenance={"dataset": asdict(dataset)},
     )

@@ -127,6 +127,7 @@ def align(job: Alignment) -> dict[str, Any] | None:
             teaching=job.teaching,
             max_source_tokens=dataset.max_source_tokens,
             title=f"aligning {job.small.path}",
+            writing=dataset.writing(None),
             logger=job.logger,
             provenance={"calibration": source, "dataset": asdict(dataset)},
         )

@@ -8,7 +8,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import data_hash
-from bild_lab.lab.metrics.quality import score
+from bild_lab.lab.metrics.quality import first_call, score
+from bild_lab.lab.metrics.text_metrics import TRIED
+from bild_lab.lab.metrics.writing import BY_SCRIPT, Writing
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import IGNORED, BatchOrder, Collator, TokenizedExample, evaluation_batches, tokenize
 from bild_lab.training.distillation import Distillation, Teaching, on_engine
@@ -56,6 +58,7 @@ class FinetuningJob(TrainingJob):
     teaching: Teaching = Teaching()
     max_source_tokens: int | None = None  # longer prompts are cut
     title: str = "training"
+    writing: Writing = BY_SCRIPT  # of the references
 
     def __post_init__(self) -> None:
         taught = self.teaching.loss is not None
@@ -72,6 +75,11 @@ class FinetuningJob(TrainingJob):
                 "train.soft_targets=0 and give no teacher"
             )
 
+    @property
+    def fitting(self) -> Writing:
+        """How the references that validation scores against are written."""
+        return self.writing.of([one.references for one in self.validation])
+
 
 def finetune(job: FinetuningJob) -> dict[str, Any]:
     """Train, and leave the best weights in `job.folder/checkpoint`; returns its metrics.json.
@@ -83,6 +91,8 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
     if not job.train:
         raise UserError("there are no examples to train on; check dataset.path, dataset.split and dataset.limit")
     require_references([*job.train, *job.validation])
+    if job.validation and job.metric != LIKELIHOOD:
+        first_call(job.metric, tuple(one.references for one in job.validation[:TRIED]), job.fitting)
     layer_weights(job.recipe.loss, decoder_depth(job.start.config))
     folder = TrainingFolder(job.folder)
     run = TrainingRun(
@@ -155,6 +165,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         "metric": job.metric,
         "training examples": data_hash(job.train),
         "validation examples": data_hash(job.validation),
+        **({} if job.fitting.usual(job.metric) else {"writing": asdict(job.fitting)}),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
         **job.teaching.identity,
         **({} if (path := job.teaching.reference) is None else {"align.reference": Checkpoint(path).fingerprint}),
@@ -176,6 +187,7 @@ class Evaluator:
     collate: Collator
     batch_size: int
     settings: GenerationConfig
+    writing: Writing = BY_SCRIPT
 
     def __call__(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         """`METRIC` with `METRIC_low` and `METRIC_high` (95 %), `loss` in nats a token, and seconds.
@@ -189,7 +201,7 @@ class Evaluator:
         return {**scores, **losses, "seconds": time.perf_counter() - started}
 
     def _scores(self, model: PreTrainedModel) -> dict[str, float]:
-        quality = score(self.metric, self._texts(model), self.references)
+        quality = score(self.metric, self._texts(model), self.references, writing=self.writing)
         return {self.metric: quality.value, f"{self.metric}_low": quality.low, f"{self.metric}_high": quality.high}
 
     def _losses(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
@@ -293,7 +305,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             distillation.teacher.load()  # first, as on a GPU the module of Transformers then shares its weights
     if validation:
         references, size = [example.references for example in job.validation], recipe.evaluation_batch_size
-        evaluator = Evaluator(references, validation, job.metric, tokenizer, collate, size, settings)
+        evaluator = Evaluator(references, validation, job.metric, tokenizer, collate, size, settings, job.fitting)
     use_cache = model.config.use_cache  # the Trainer turns it off
 
     def save(place: Path) -> None:

@@ -127,8 +127,6 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             continue
         else:
             turns = _turns(spec, where, row)
-        if not _answered(spec):
-            answers = []
         source, question = _question(spec, where, row, turns[0])
         question = shots + question
         own_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
@@ -224,7 +222,7 @@ def _answered(spec: DatasetSpec) -> bool:
 
 
 def _dialogue(spec: DatasetSpec, messages: Sequence[Message]) -> tuple[list[str], list[str]]:
-    """The questions of a conversation, and the answer to each; a last question may have none.
+    """The questions of a conversation, and the answer to each where these are used, else no answers.
 
     A system message first stands before the first question, with an empty line between. Another message before that is
     skipped, as FastChat does (`train.py`, `preprocess`). The conversation ends at the first message that is empty, of
@@ -241,7 +239,7 @@ def _dialogue(spec: DatasetSpec, messages: Sequence[Message]) -> tuple[list[str]
         zip(spoken, expected, strict=True),
     )
     texts = [text for (_, text), _ in fitting]
-    answers = texts[1::2][: spec.turns]
+    answers = texts[1::2][: spec.turns] if _answered(spec) else []
     questions = texts[::2][: len(answers) if _answered(spec) else spec.turns]
     if questions:
         questions[0] = "\n\n".join([*(text.strip() for text in system if text.strip()), questions[0]])

@@ -15,14 +15,13 @@ from bild_lab.lab.metrics.numerals import last_number
 from bild_lab.lab.metrics.programs import require_permission, require_programs
 from bild_lab.lab.metrics.text_metrics import (
     AGREEMENT,
-    BY_SCRIPT,
     PASS_AT_1,
     ROUGE,
     TRIED,
     metric_named,
     needs_references,
 )
-from bild_lab.lab.metrics.writing import References, Writing
+from bild_lab.lab.metrics.writing import BY_SCRIPT, References, Writing
 from bild_lab.lab.schema.numbers import Quality
 
 NO_REFERENCE = ("",)  # of a metric of tokens

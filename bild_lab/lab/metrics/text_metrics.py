@@ -22,6 +22,7 @@ from bild_lab.lab.metrics.programs import passes
 from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
 from bild_lab.lab.metrics.writing import (
     ASCII,
+    BY_SCRIPT,
     CHAR,
     ENGLISH,
     JA,
@@ -42,7 +43,6 @@ LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several 
 # metrics of `evaluate` with a tokenizer of their own: for English letters, and for words between spaces
 ENGLISH_ONLY, SPACED_ONLY = ("rouge", "meteor"), ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
 
-BY_SCRIPT = Writing()
 Options = tuple[tuple[str, Any], ...]  # of a class of sacrebleu, by name
 
 

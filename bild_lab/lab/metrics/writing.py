@@ -91,6 +91,14 @@ class Writing:
         """With the kind of these references, unless it is known."""
         return self if self.kind else replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
 
+    def usual(self, metric: str) -> bool:
+        """Whether a metric reads these texts as it reads English."""
+        if metric == "numeric":
+            return not self.decimal_comma
+        if metric.startswith("rouge"):
+            return self.rouge == ASCII
+        return self.kind in (ENGLISH, SPACED) and (metric != "bleu" or self.bleu == "13a")
+
     @property
     def bleu(self) -> str:
         """The tokenizer of BLEU."""
@@ -111,6 +119,9 @@ class Writing:
 def _language_alone(code: str) -> str:
     """de of de_DE and de-AT, zho of zho_Hans."""
     return code.lower().replace("-", "_").partition("_")[0]
+
+
+BY_SCRIPT = Writing()  # of nothing but the references
 
 
 def kind_of_language(code: str | None) -> str | None:

@@ -145,7 +145,11 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
         for value in [7, [], [1], {"a": 1}]
     },
     **{
-        f"reference {value!r}": ([{"de": "a", "en": value}], {}, ["line 1: en must be texts or numbers, or lists of them"])
+        f"reference {value!r}": (
+            [{"de": "a", "en": value}],
+            {},
+            ["line 1: en must be texts or numbers, or lists of them"],
+        )
         for value in [["a", None], float("nan"), True, {"a": "b"}]
     },
     **{
