@@ -64,13 +64,15 @@ class DatasetSpec:
     hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
     hub_data_dir: str | None = None  # a folder, or one file, inside a dataset of the hub
     hub_revision: str | None = None  # branch, tag or commit of the hub
-    # a folder or a file (.jsonl .json .csv .tsv .parquet), used instead of the hub; toy:corpus is shipped
+    # a folder or a file (.jsonl .json .csv .tsv .parquet .arrow, also compressed), in place of the hub; toy:corpus is
+    # shipped
     path: str | None = None
     # train, validation, test, or another split of the dataset; null: of a file that its name says, else test
     split: str | None = "test"
     limit: int | None = None  # the first rows only, at least 1; null: all
-    # the text to decode from; of a list the turns of a conversation, of messages {"from", "value"} the questions.
-    # Columns: a name, a.b for a field inside one, or a list of which the first one that a row has is taken
+    # the text to decode from; of a list the turns of a conversation, of messages {"role", "content"} or {"from",
+    # "value"} the questions. Columns: a name, a.b for a field inside one, or a list of which the first one that a row
+    # has is taken
     source_column: Any
     input_column: Any = None  # for {input} of the prompt, else below the source
     # a text, a number, or a list of them; of several columns all are references; null: dataset.metric=agreement
