@@ -31,6 +31,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.lab.cli import quote_free_text
 from bild_lab.lab.config import compose_config, policy_names, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.papers.paper_runs import application_of
@@ -137,6 +138,12 @@ def test_the_rule_of_the_page_on_methods_accepts_what_is_among_the_most_likely()
     verdict = rule(draft, logits, None)
     assert (verdict.path, verdict.next_token) == ((0, 1), 2)  # the last drafted token is the least likely
     assert [names["AmongMostLikely"](k).lossless(Sampling()) for k in (1, 2)] == [True, False]
+
+
+def test_the_metric_of_the_page_on_methods_says_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "page_metric.py").write_text(blocks("docs/adding.md", "python")[2])
+    monkeypatch.syspath_prepend(tmp_path)
+    assert score("page_metric.f1", ["a b", "a"], [["a b"], ["x", "a c"]]).value == pytest.approx(100 * (1 + 2 / 3) / 2)
 
 
 def test_the_data_set_of_ones_own_composes_as_the_page_shows(tmp_path: Path) -> None:
