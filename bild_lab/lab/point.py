@@ -190,6 +190,18 @@ def prepare(cfg: DictConfig) -> Point:
     )
 
 
+def require_decoder(policy: DictConfig, specs: Specs) -> None:
+    """Check what depends on a point's policy alone: its knobs, its parts, and whether it decodes batches.
+
+    It is a part of `prepare` that reads no data. specs: of a checked point that differs in nothing but the policy.
+    Raises UserError.
+    """
+    require_policy(policy)
+    decoder = specs.decoder(policy)
+    if specs.runtime.batch > 1:
+        require_batches(policy.name, decoder.method, decoder.models)
+
+
 def _require_scorable(scoring: Scoring, specs: Specs) -> None:
     """Raise UserError for metrics that need a baseline, a permission, or code of a stranger."""
     measure = specs.measure
