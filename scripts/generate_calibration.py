@@ -73,7 +73,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
 
 def print_summary(job: CalibrationJob, answered: int) -> None:
     """Print what the folder holds and the command that uses it. answered: how many answers this run generated."""
-    metrics = json.loads((job.folder / "metrics.json").read_text())
+    metrics = json.loads((job.folder / "metrics.json").read_text(encoding="utf-8"))
     if not answered:
         console.print("[dim]all answers were there already[/dim]")
     what = f"{metrics['examples']:,} answers of {job.target.checkpoint.path} to {job.dataset.name} {job.dataset.split}"

@@ -30,7 +30,7 @@ from bild_lab.lab.cli import (
     run_application,
     stages,
 )
-from bild_lab.lab.config import compose_config, hydra_main
+from bild_lab.lab.config import compose_config, hydra_main, without_other_applications
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +86,8 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     cached_examples.cache_clear()
     before, sys.argv, stages.began_s = sys.argv, ["run.py", "-m", *overrides], time.perf_counter()
     try:
-        run_application(main)
+        with without_other_applications():  # the caller may run in one
+            run_application(main)
     except Refused as refused:
         raise UserError(refused.message) from None
     except SystemExit as ended:

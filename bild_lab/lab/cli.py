@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import logging
 import os
 import re
@@ -154,12 +155,20 @@ def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
     return Bar(*every, console=console, transient=True, expand=True, disable=not shown, refresh_per_second=4)
 
 
+def tolerate_streams() -> None:
+    """Print a question mark for a character that the terminal or the pipe cannot show, rather than stop there."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a notebook has streams of its own
+            stream.reconfigure(errors="replace")
+
+
 def run_application(main: Callable[[], Any], config_name: str | None = "config") -> NoReturn:
     """Run an application and exit with its code. Bad input gives one message and no traceback.
 
     config_name: the application's configuration, None without one. `--help` shows its keys, and they are suggested
     for misspelt ones.
     """
+    tolerate_streams()
     if {"-h", "--help"} & set(sys.argv[1:]):
         show(usage(sys.modules[main.__module__].__doc__ or "", config_name))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them

@@ -358,4 +358,4 @@ def _settings_in(path: Path) -> dict[str, Any] | None:
     file = next((file for name in HEADS if (file := path / name).is_file()), path)
     if file.suffix != ".json" or not file.is_file():
         return None
-    return {key: value for key, value in json.loads(file.read_text()).items() if key != "base"}
+    return {key: value for key, value in json.loads(file.read_text(encoding="utf-8")).items() if key != "base"}

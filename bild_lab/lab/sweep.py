@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import lru_cache, partial
+from threading import current_thread, main_thread
 from typing import Any, TypeVar
 
 import torch
@@ -195,6 +196,7 @@ class SweepCallback(Callback):
         self._report, self._live = report, live
         self._failed_before: set[tuple[str, str]] = set()
         self._handlers: dict[int, Any] = {}
+        self._going = False
         self._due_s = -math.inf
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -226,7 +228,7 @@ class SweepCallback(Callback):
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal, too."""
-        if self._handlers:
+        if self._going:
             self._finish(config)
 
     on_multirun_end = on_run_end
@@ -234,7 +236,9 @@ class SweepCallback(Callback):
     def _start(self, config: DictConfig) -> None:
         """Take the stop signals, and note the failures of earlier commands."""
         self._failed_before = _failures(Sweep(sweep_folder(config)))
-        self._handlers = {number: signal.signal(number, self._stop(config)) for number in SIGNALS}
+        if current_thread() is main_thread():  # Python allows handlers there alone
+            self._handlers = {number: signal.signal(number, self._stop(config)) for number in SIGNALS}
+        self._going = True
 
     def _stop(self, config: DictConfig) -> Callable[[int, Any], None]:
         """The handler of a stop signal: the point that is measured is dropped, finished ones are reported."""
@@ -247,6 +251,7 @@ class SweepCallback(Callback):
 
     def _restore(self) -> None:
         """From now on a signal ends the process."""
+        self._going = False
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}

@@ -261,7 +261,7 @@ def with_fitted_tree(point: Point) -> Point:
         found = fit_tree(decoder, requests_of(point, examples), facts)
         write_atomically(path, json.dumps(found).encode())
         console.print(escape(f"{summary(found)}; kept in {path}"))
-    content = json.loads(path.read_text())
+    content = json.loads(path.read_text(encoding="utf-8"))
     method = replace(decoder.method, drafter=decoder.method.drafter.drafting(trees_in(content)))
     trained = {**point.facts["trained"], "tree": content}
     decoders = {**point.decoders, METHOD: replace(decoder, method=method)}

@@ -320,7 +320,7 @@ def with_history(
         content = json.dumps({"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False)
         write_atomically(file, content.encode() + b"\n")
     try:
-        answers = json.loads(file.read_text())["answers"]
+        answers = json.loads(file.read_text(encoding="utf-8"))["answers"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot read the conversations' history in {file}: {error}; remove this file") from error
     return with_answers(examples, answers)
