@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
     from bild_lab.training.calibration import CalibrationJob
 
+WANTED = (
+    "a name for the answers, a model and a dataset are needed; python scripts/generate_calibration.py name=calib "
+    "model.path=DIR dataset=local dataset.path=FILE, or name=calib alone for the toy model"
+)
+
 
 def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
@@ -91,4 +96,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_application(main, "calibration")
+    run_application(main, "calibration", WANTED)

@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import (
     INTERRUPTED,
+    POINTS_KEPT,
     Refused,
     console,
     quote_free_text,
@@ -60,7 +61,7 @@ def command() -> None:
         console.print(f"[dim]no arguments: {FIRST}[/dim]")
         sys.argv.append(FIRST)
     try:
-        run_application(main)
+        run_application(main, kept=POINTS_KEPT)
     except SystemExit as ended:
         if first and not ended.code:
             console.print(NEXT)
@@ -87,7 +88,7 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     before, sys.argv, stages.began_s = sys.argv, ["run.py", "-m", *overrides], time.perf_counter()
     try:
         with without_other_applications():  # the caller may run in one
-            run_application(main)
+            run_application(main, kept=POINTS_KEPT)
     except Refused as refused:
         raise UserError(refused.message) from None
     except SystemExit as ended:

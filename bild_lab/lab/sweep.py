@@ -30,7 +30,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
+from bild_lab.lab.cli import POINTS_KEPT, Stopped, console, escape, plain_message, refuse, stages
 from bild_lab.lab.config import (
     ReportSpec,
     compose_config,
@@ -261,7 +261,7 @@ class SweepCallback(Callback):
         self._restore()
         sweep = Sweep(sweep_folder(config))
         if code:
-            console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
+            console.print(f"[bold]stopped[/bold]; {POINTS_KEPT}")
         try:
             stages.enter("writing the report")
             self._report(sweep)
