@@ -52,7 +52,7 @@ format: setup ## Mend style
 	$(BIN)/ruff format .
 
 bench: setup ## Benchmark our loop against Transformers and, after `make peers`, other engines, by precision; up to 20 minutes
-	$(BIN)/python scripts/bench.py
+	$(BIN)/python scripts/bench.py all
 
 gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time into outputs/gpu; half an hour or more
 	nvidia-smi && $(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "PyTorch finds no GPU: make clean setup"'
@@ -62,7 +62,7 @@ gpu: setup ## On a machine with an NVIDIA GPU: check, test, certify and time int
 	$(BIN)/python -c 'import pandas, sys; points = pandas.read_csv("outputs/gpu/sweep.csv"); \
 	  n = points[points.policy != "bild"].certificate_defects.sum(); \
 	  sys.exit(f"{n:.0f} texts are defects, see outputs/gpu/report.html" if n else 0)'
-	$(BIN)/python scripts/bench.py name=gpu runtime.device=cuda
+	$(BIN)/python scripts/bench.py all name=gpu runtime.device=cuda
 
 toy: setup ## Train the toy pair that is shipped anew, into bild_lab/toy; ten minutes
 	set -e; for member in small large; do \

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bild_lab.errors import UserError
 from bild_lab.lab import application
-from bild_lab.lab.cli import CONSOLE_COMMAND, refuse, show
+from bild_lab.lab.cli import CONSOLE_COMMAND, refuse, show, tolerate_streams
 
 HEAD = f"""usage: {CONSOLE_COMMAND} COMMAND [KEY=VALUE …]
 
@@ -28,6 +28,7 @@ def scripts() -> dict[str, Path]:
 
 def main() -> None:
     """Run the command that the first word names, with the others. Exits with code 2 if there is no such command."""
+    tolerate_streams()
     word, files = "".join(sys.argv[1:2]), scripts()
     name = word.replace("-", "_")
     if word in ("", "-h", "--help"):

@@ -1,6 +1,6 @@
 """Benchmark our loop against Transformers, CTranslate2 and OpenVINO: python scripts/bench.py [SHAPE …] [KEY=VALUE …]
 
-    python scripts/bench.py                      all shapes, up to 20 minutes (or make bench)
+    python scripts/bench.py all                  all shapes, up to 20 minutes (or make bench)
     python scripts/bench.py t5_small llama_12    these shapes; after them, runtime.dtype=float32 runtime.threads=1
     python scripts/bench.py pair.target=DIR pair.draft=DIR dataset=multi30k dataset.path=DIR dataset.limit=20
     python scripts/bench.py pair.target=DIR FILE.gguf …
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 
     from bild_lab.lab.bench import Bench, Models
 
+WANTED = (
+    "shapes, all of them, or a pair are needed; python scripts/bench.py t5_small llama_12, python scripts/bench.py "
+    "all, or pair.target=DIR pair.draft=DIR dataset=local dataset.path=FILE dataset.limit=20"
+)
+KEPT = "nothing was written, as the rows are stored at the end"
+ALL = "all"  # the word for every shape of the device
 BUSY_PERCENT = 15
 ROUNDS_OF_A_PAIR = 5  # of several texts each
 ROUNDS_OF_A_PROMPT = 3
@@ -185,14 +191,15 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
     from bild_lab.lab.bench import SHAPES
 
     every = [*SHAPES, "toy"]
-    if unknown := sorted(set(words) - set(every)):
-        raise UserError(f"the shapes are {', '.join(every)}, got {unknown[0]!r}")
+    if unknown := sorted(set(words) - {*every, ALL}):
+        raise UserError(f"the shapes are {', '.join(every)}, or {ALL}, got {unknown[0]!r}")
     if any(word.startswith(("pair", "dataset", "template")) for word in overrides):
         if words:
             raise UserError(f"give shapes or a pair, got {words[0]!r} and {overrides[0]!r}")
         return ["pair"]
     usual = [*(name for name, shape in SHAPES.items() if shape.gpu == gpu), *([] if gpu else ["toy"])]
-    return [shape for shape in every if shape in (words or usual)]
+    wanted = words if words and ALL not in words else [*words, *usual]
+    return [shape for shape in every if shape in wanted]
 
 
 def main() -> None:
@@ -203,14 +210,19 @@ def main() -> None:
     from bild_lab.engine.models.device import resolve_device, resolve_dtype
     from bild_lab.lab.bench import (
         SHAPES,
+        decoding_seconds,
         forward_costs,
         long_texts,
         read_gb_per_s,
         run,
+        shape_seconds,
         synthetic_bench,
+        weight_bytes,
         why_without_peers,
     )
+    from bild_lab.lab.formatting import counted
     from bild_lab.lab.measure.environment import environment
+    from bild_lab.lab.progress import roughly
     from bild_lab.lab.schema.result import BUSY_REMEDY
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
@@ -230,6 +242,9 @@ def main() -> None:
     if (busy := psutil.cpu_percent(interval=2.0)) > BUSY_PERCENT:
         console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: {BUSY_REMEDY}")
     bandwidth = read_gb_per_s(device, synchronize)
+    expected_s = sum(shape_seconds(SHAPES[name], dtype, bandwidth) for name in shapes if name in SHAPES)
+    if expected_s and not long:
+        console.print(f"{counted(len(shapes), 'shape')}, about {roughly(expected_s)}: {', '.join(shapes)}")
     rows, costs = [], []
     for name in shapes:
         shape = SHAPES.get(name)
@@ -240,11 +255,17 @@ def main() -> None:
             policy = any(word.startswith("policy") for word in overrides)
             made = pair_bench(cfg, label, device, dtype, lacking is None, policy, files)
         with made as bench:
+            rounds = ROUNDS_OF_A_PAIR if shape is None else shape.rounds
+            if shape is None and not long:
+                tokens = sum(one.limits.max_new_tokens for one in bench.requests)
+                lasting = decoding_seconds(weight_bytes(bench), tokens, rounds, len(bench.methods), bandwidth)
+                about = f"about {roughly(lasting)}"
+                console.print(escape(f"{bench.shape}: {counted(len(bench.requests), 'text')}, {about}"))
             stages.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
             if long:
                 rows += long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)
                 continue
-            rows += run(bench, ROUNDS_OF_A_PAIR if shape is None else shape.rounds, synchronize)
+            rows += run(bench, rounds, synchronize)
             costs += forward_costs(bench, synchronize)
     machine = {**environment(device), "busy_percent": busy, "read_gb_per_s": bandwidth}
     path = Path("outputs", cfg.name, "long.json" if long else "bench.json")
@@ -263,4 +284,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_application(main)
+    run_application(main, wanted=WANTED, kept=KEPT)

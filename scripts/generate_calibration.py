@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
     from bild_lab.training.calibration import CalibrationJob
 
+WANTED = (
+    "a name for the answers, a model and a dataset are needed; python scripts/generate_calibration.py name=calib "
+    "model.path=DIR dataset=local dataset.path=FILE, or name=calib alone for the toy model"
+)
+
 
 def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
@@ -73,7 +78,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
 
 def print_summary(job: CalibrationJob, answered: int) -> None:
     """Print what the folder holds and the command that uses it. answered: how many answers this run generated."""
-    metrics = json.loads((job.folder / "metrics.json").read_text())
+    metrics = json.loads((job.folder / "metrics.json").read_text(encoding="utf-8"))
     if not answered:
         console.print("[dim]all answers were there already[/dim]")
     what = f"{metrics['examples']:,} answers of {job.target.checkpoint.path} to {job.dataset.name} {job.dataset.split}"
@@ -91,4 +96,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_application(main, "calibration")
+    run_application(main, "calibration", WANTED)

@@ -10,6 +10,11 @@ from omegaconf import DictConfig
 from bild_lab.lab.cli import refusing, run_application
 from bild_lab.lab.config import hydra_main
 
+WANTED = (
+    "a model or one of the tables is needed; python scripts/match_rates.py name=match model.path=DIR dataset=local "
+    "dataset.path=FILE, or match=small for the toy model"
+)
+
 
 @hydra_main("match_rates")
 def main(cfg: DictConfig) -> None:
@@ -21,4 +26,4 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    run_application(main, "match_rates")
+    run_application(main, "match_rates", WANTED)

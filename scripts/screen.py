@@ -25,6 +25,11 @@ from bild_lab.lab.cli import escape, output, refusing, run_application
 from bild_lab.lab.config import hydra_main, typed
 from bild_lab.lab.screening.candidates import as_overrides, given_lists
 
+WANTED = (
+    "lists of knobs to screen are needed; python scripts/screen.py name=grid policy=bild policy.fallback=0.3,0.5,0.7 "
+    "policy.rollback=1,2,5 takes the toy pair, pair.target=DIR pair.draft=DIR dataset=local dataset.path=FILE yours"
+)
+
 
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
@@ -94,5 +99,6 @@ def main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[1:] = as_overrides(sys.argv[1:], "screen.space")
-    run_application(main, "screen")
+    if sys.argv[1:]:
+        sys.argv[1:] = as_overrides(sys.argv[1:], "screen.space")
+    run_application(main, "screen", WANTED)

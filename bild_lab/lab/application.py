@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import (
     INTERRUPTED,
+    POINTS_KEPT,
     Refused,
     console,
     quote_free_text,
@@ -30,7 +31,7 @@ from bild_lab.lab.cli import (
     run_application,
     stages,
 )
-from bild_lab.lab.config import compose_config, hydra_main
+from bild_lab.lab.config import compose_config, hydra_main, without_other_applications
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +61,7 @@ def command() -> None:
         console.print(f"[dim]no arguments: {FIRST}[/dim]")
         sys.argv.append(FIRST)
     try:
-        run_application(main)
+        run_application(main, kept=POINTS_KEPT)
     except SystemExit as ended:
         if first and not ended.code:
             console.print(NEXT)
@@ -86,7 +87,8 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     cached_examples.cache_clear()
     before, sys.argv, stages.began_s = sys.argv, ["run.py", "-m", *overrides], time.perf_counter()
     try:
-        run_application(main)
+        with without_other_applications():  # the caller may run in one
+            run_application(main, kept=POINTS_KEPT)
     except Refused as refused:
         raise UserError(refused.message) from None
     except SystemExit as ended:

@@ -340,6 +340,34 @@ _STORED = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding=
 SHAPES = {name: Shape(**values) for name, values in _STORED.items() if not name.startswith(".")}
 
 
+METHODS = 10  # that a shape usually has
+READS = 2.0  # how many times the reading of the weights a token takes, over all methods: drafts less, generate more
+STEP_S, BEGIN_S = 0.003, 60.0  # of a token, beside that; of a bench, to make models and compile them
+
+
+def decoding_seconds(weight_bytes: int, tokens: int, rounds: int, methods: int, gb_per_s: float) -> float:
+    """About how long `run` takes: every method decodes all tokens in every round and once before.
+
+    gb_per_s: at which the machine reads its memory, the weights once for each token and more for what is slower.
+    """
+    token_s = STEP_S + READS * weight_bytes / (1e9 * gb_per_s)
+    return BEGIN_S + methods * (1 + rounds) * tokens * token_s
+
+
+def shape_seconds(shape: Shape, dtype: torch.dtype, gb_per_s: float) -> float:
+    """About how long the benchmark of a shape takes."""
+    config = AutoConfig.for_model(**shape.target)
+    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    with torch.device("meta"):  # nothing is computed
+        parameters = auto.from_config(config).num_parameters()
+    return decoding_seconds(parameters * dtype.itemsize, shape.new_tokens, shape.rounds, METHODS, gb_per_s)
+
+
+def weight_bytes(bench: Bench) -> int:
+    """The size of the target's weights, which are loaded."""
+    return sum(one.numel() * one.element_size() for one in bench.native.transformers.module.parameters())
+
+
 @dataclass(frozen=True)
 class SyntheticCheckpoint(Checkpoint):
     """Random weights of a configuration, in memory, with the interface of a checkpoint."""

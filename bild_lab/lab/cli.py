@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import logging
 import os
 import re
@@ -35,6 +36,8 @@ from bild_lab.lab.glossary import terms_text
 BAD_INPUT, INTERRUPTED = 2, 130
 WIDTH = 80  # columns of help
 CONSOLE_COMMAND = "bild-lab"  # where the package is installed
+KEPT = "the same command goes on from what it has stored, if anything"
+POINTS_KEPT = "finished points are kept, the same command runs the rest"
 SOON_S, SILENT_S = 3.0, 60.0  # without a line in a file or a pipe: of a stage, of any command
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
@@ -154,14 +157,37 @@ def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
     return Bar(*every, console=console, transient=True, expand=True, disable=not shown, refresh_per_second=4)
 
 
-def run_application(main: Callable[[], Any], config_name: str | None = "config") -> NoReturn:
+def require_words(wanted: str) -> None:
+    """Refuse a command line without a word: the command takes long, and nobody said what to do it with.
+
+    wanted: what the words say, and an example.
+    """
+    if not sys.argv[1:]:
+        console.quiet = not launched().first
+        refuse(UserError(f"{wanted}; got no word, --help says more"))
+
+
+def tolerate_streams() -> None:
+    """Print a question mark for a character that the terminal or the pipe cannot show, rather than stop there."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a notebook has streams of its own
+            stream.reconfigure(errors="replace")
+
+
+def run_application(
+    main: Callable[[], Any], config_name: str | None = "config", wanted: str = "", kept: str = KEPT
+) -> NoReturn:
     """Run an application and exit with its code. Bad input gives one message and no traceback.
 
     config_name: the application's configuration, None without one. `--help` shows its keys, and they are suggested
-    for misspelt ones.
+    for misspelt ones. wanted: as in `require_words`, of an application that does nothing without a word. kept: what is
+    left when it is stopped.
     """
+    tolerate_streams()
     if {"-h", "--help"} & set(sys.argv[1:]):
         show(usage(sys.modules[main.__module__].__doc__ or "", config_name))
+    if wanted:
+        require_words(wanted)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.captureWarnings(True)
@@ -185,7 +211,7 @@ def run_application(main: Callable[[], Any], config_name: str | None = "config")
     except Stopped as stop:
         stop.finish(stop.code)
     except KeyboardInterrupt:
-        console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
+        console.print(f"[bold]stopped[/bold]; {kept}")
         sys.exit(INTERRUPTED)
     finally:
         stages.leave()

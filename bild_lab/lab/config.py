@@ -10,19 +10,25 @@ import copy
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
 
 import hydra
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.singleton import Singleton
+from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import get_object
+from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
@@ -43,13 +49,26 @@ TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".sp
 
 NEWER = "execution_whitelist" in inspect.signature(hydra.main).parameters  # Hydra 1.4 and its OmegaConf
 BASE = {} if NEWER else {"version_base": "1.3"}  # which Hydra 1.4 deprecates, and 1.3 wants
+APPLICATION = (GlobalHydra, HydraConfig, JobRuntime, VersionBase)  # what Hydra keeps of the application that runs
+HYDRA_LOCK = RLock()  # Hydra has one application in a process
 BUILT_BY_HYDRA = ["bild_lab.report.sweep.reported_sweep"]  # the callback; all other parts are built by ourselves
 
 
 def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Callable[[], Any]]:
-    """Make a function of the configuration `conf/NAME.yaml` a command, by `hydra.main`."""
+    """Make a function of the configuration `conf/NAME.yaml` a command, by `hydra.main`.
+
+    This is called with the command, as it changes the version that Hydra behaves as, also for a caller of our library.
+    """
     options = {"execution_whitelist": BUILT_BY_HYDRA} if NEWER else BASE
-    return hydra.main(config_path=str(config_dir()), config_name=config_name, **options)
+
+    def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], Any]:
+        @wraps(function)
+        def command(*given: DictConfig) -> Any:  # a worker process gives the configuration
+            return hydra.main(config_path=str(config_dir()), config_name=config_name, **options)(function)(*given)
+
+        return command
+
+    return decorate
 
 
 def config_dir() -> Path:
@@ -210,12 +229,40 @@ def typed(cls: type[T], node: Any, group: str) -> T:
 
 
 def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
-    """The whole configuration `conf/NAME.yaml` with these overrides. Works inside a Hydra application and outside."""
-    if GlobalHydra.instance().is_initialized():  # its search path may include the user's own folders
-        loader = GlobalHydra.instance().config_loader()
-        return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
-    with initialize_config_dir(str(config_dir()), **BASE):
-        return compose(name, overrides=overrides)
+    """The whole configuration `conf/NAME.yaml` with these overrides.
+
+    Works inside our commands, whose search path may include the user's own folders, inside another Hydra application,
+    which stays as it is, outside of both, and in several threads.
+    """
+    with HYDRA_LOCK:
+        if in_our_application():
+            loader = GlobalHydra.instance().config_loader()
+            return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
+        with without_other_applications(), initialize_config_dir(str(config_dir()), **BASE):
+            return compose(name, overrides=overrides)
+
+
+def in_our_application() -> bool:
+    """Whether Hydra runs, and composes from `conf`."""
+    if not GlobalHydra.instance().is_initialized():
+        return False
+    paths = GlobalHydra.instance().config_loader().get_search_path().get_path()
+    ours = str(config_dir())
+    return any(one.provider == "main" and one.path.removeprefix("file://") == ours for one in paths)
+
+
+@contextmanager
+def without_other_applications() -> Iterator[None]:
+    """Inside the block no Hydra application runs; after it that of the user is as it was."""
+    with HYDRA_LOCK:
+        before = {kind: Singleton._instances.pop(kind, None) for kind in APPLICATION}
+        try:
+            yield
+        finally:
+            for kind, instance in before.items():
+                Singleton._instances.pop(kind, None)
+                if instance is not None:
+                    Singleton._instances[kind] = instance
 
 
 def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictConfig:
@@ -292,7 +339,7 @@ def plain_values(cfg: DictConfig) -> dict[str, Any]:
 
 def _search_path() -> list[str]:
     """The folders where Hydra looks for configurations, in this order."""
-    if not GlobalHydra.instance().is_initialized():
+    if not in_our_application():
         return [str(config_dir())]
     paths = GlobalHydra.instance().config_loader().get_search_path().get_path()
     return [one.path.removeprefix("file://") for one in paths if "pkg://" not in one.path]

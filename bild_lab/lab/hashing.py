@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
@@ -53,14 +53,17 @@ def file_hash(path: str) -> str | None:
     named = Path(path).expanduser()
     if not named.is_dir():
         return file_digest(named) if named.is_file() else None
-    files = sorted(file for file in named.rglob("*") if file.is_file())
+    files = sorted(file for file in named.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
     return content_hash({str(file.relative_to(named)): file_digest(file) for file in files})
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# Folders of modules that can change a number. What lies elsewhere reads, stores or shows, or is part of a point's name.
-MEASURING = ("engine", "lab/analysis", "lab/decoding", "lab/measure", "lab/metrics")
+# Folders and files of modules that can change a number. What lies elsewhere reads, stores or shows, or is part of a
+# point's name.
+MEASURING = ("engine", "lab/analysis", "lab/data/turns.py", "lab/decoding", "lab/measure", "lab/metrics")
 EVERY_POINT = ("bild_lab.lab.runner", "bild_lab.lab.score", "bild_lab.lab.decoding.load", "bild_lab.engine.decode")
+IMPORTING = ("import_module", "__import__")  # functions that import the module that a text names
+NOT_FILES = ("/dev", "/proc", "/sys")  # devices, and what the system says of itself
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CPP = (".cpp", ".h")
 INSTALLED = {"site-packages", "dist-packages"}  # folders of other packages, whose imports are not followed
@@ -91,7 +94,8 @@ def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
     """The files of these modules and of all that they import, as far as they can change a number, in a fixed order.
 
     Of our package only the modules count whose names are imported from it; of a user's files all that they import, but
-    for Python's own modules and installed packages. C++ sources count beside their module.
+    for Python's own modules and installed packages. C++ sources count beside their module, and so do files that a
+    source names in a text of its own: beside it, or for a user's source in the working directory.
     """
     found: set[Path] = set()
     waiting = [file for name in modules if (file := _file_of(name, package)) is not None]
@@ -135,11 +139,13 @@ def _source(path: Path) -> Path | None:
 
 @lru_cache(maxsize=1024)
 def _imported(file: Path, package: Path) -> tuple[Path, ...]:
-    """The sources that a file imports anywhere in it, but for type checking; of a file of ours those of ours."""
-    found: set[Path | None] = set()
+    """The files that a source imports or names, anywhere but for type checking; of a file of ours those of ours."""
     ours = file.is_relative_to(package)
     if not ours and INSTALLED.intersection(file.parts):
         return ()
+    found: set[Path | None] = set(_named_in(file, [file.parent] if ours else [file.parent, Path.cwd()]))
+    if ours:
+        found = {named for named in found if named.parent == file.parent}
     for module, names in _imports(file):
         if module.split(".")[0] == PACKAGE.name:
             found.update(_file_of(name, package) for name in _defining(module, names, package))
@@ -176,21 +182,55 @@ def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]
 
 def _imports(file: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Modules that a source imports, but for type checking, each with the names taken from it."""
-    waiting: list[ast.AST] = [ast.parse(file.read_bytes())] if file.suffix == ".py" else []
+    for node in _nodes(file):
+        if isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or ""), tuple(one.name for one in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((one.name, ()) for one in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in IMPORTING and node.args:
+            name = node.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield name.value, ()
+
+
+def _called(node: ast.Call) -> str:
+    """The last name of what is called: `import_module` of `importlib.import_module(…)`."""
+    function = node.func
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _named_in(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    """Files that texts in a source name, in these folders: data to read, and modules to load by their file."""
+    for node in _nodes(file):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            for folder in folders:
+                named = _existing(node.value, folder)
+                if named is not None and named.is_file():
+                    yield named.resolve()
+
+
+def _nodes(file: Path) -> Iterator[ast.AST]:
+    """All nodes of a Python source, but for type checking; none of another file."""
+    waiting: list[ast.AST] = [tree] if (tree := _tree(file)) is not None else []
     while waiting:
         for child in ast.iter_child_nodes(waiting.pop()):
-            if isinstance(child, ast.ImportFrom):
-                yield "." * child.level + (child.module or ""), tuple(one.name for one in child.names)
-            elif isinstance(child, ast.Import):
-                yield from ((one.name, ()) for one in child.names)
-            elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
+            yield child
+            if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
                 waiting.append(child)
+
+
+def _tree(file: Path) -> ast.Module | None:
+    """The syntax tree of a Python source, None for another file, such as a template that ends in .py."""
+    if file.suffix == ".py":
+        with suppress(SyntaxError, ValueError):
+            return ast.parse(file.read_bytes())
+    return None
 
 
 @lru_cache(maxsize=1024)
 def _content(file: Path) -> str:
-    content = file.read_bytes()  # a user's module may be a library
-    return code_text(ast.parse(content)) if file.suffix == ".py" else content.decode(errors="backslashreplace")
+    tree = _tree(file)
+    return file_digest(file) if tree is None else code_text(tree)  # a user's module may be a library
 
 
 def code_text(node: object) -> str:
@@ -211,11 +251,10 @@ def code_text(node: object) -> str:
 
 def parts_of(node: Any) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
     """Every part of a decoder, with its `_target_` and values. node: resolved."""
-    if isinstance(node, dict):
-        if "_target_" in node:
-            yield find_part(node["_target_"]), node
-        for value in node.values():
-            yield from parts_of(value)
+    if isinstance(node, dict) and "_target_" in node:
+        yield find_part(node["_target_"]), node
+    for value in _values_of(node):
+        yield from parts_of(value)
 
 
 def modules_of(node: Any) -> Iterator[str]:
@@ -225,6 +264,73 @@ def modules_of(node: Any) -> Iterator[str]:
         yield part.__module__
         if not values["_target_"].startswith(f"{PACKAGE.name}."):
             yield values["_target_"].rpartition(".")[0]
+
+
+def content_of(node: Any) -> Any:
+    """A policy, or other parts with their values, with the content of every file and folder that a value names.
+
+    Of a parameter marked with `NamesFile` the content stands in place of the path, so that the file may move. A part of
+    the user's own may have no marks: there every text that is the path of something counts with its content, too. Texts
+    that are no paths stay as they are. node: resolved.
+    """
+    contents: dict[str, str] = {}
+    for part, values in parts_of(node):
+        if not values["_target_"].startswith(f"{PACKAGE.name}."):
+            contents |= {text: f"{text} {found}" for text in _texts(values) if (found := _content_at(text, part))}
+    for part, values in parts_of(node):
+        contents |= {path: file_hash(path) or path for path in _paths(part, values)}
+    return _replaced(node, contents)
+
+
+def _replaced(node: Any, others: Mapping[str, str]) -> Any:
+    """The node with other texts in place of these."""
+    if isinstance(node, dict):
+        return {key: _replaced(value, others) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_replaced(value, others) for value in node]
+    return others.get(node, node) if isinstance(node, str) else node
+
+
+def _texts(node: Any) -> Iterator[str]:
+    """All texts in a part's values, without its `_target_` and without those of the parts inside it."""
+    if isinstance(node, str):
+        yield node
+    for value in _values_of(node):
+        if not (isinstance(value, dict) and "_target_" in value):
+            yield from _texts(value)
+
+
+def _values_of(node: Any) -> list[Any]:
+    """What a mapping or a list holds, without a part's `_target_`; nothing for plain values."""
+    if isinstance(node, dict):
+        return [value for key, value in node.items() if key != "_target_"]
+    return node if isinstance(node, list) else []
+
+
+def _content_at(text: str, part: Callable[..., Any]) -> str | None:
+    """The hash of the file or folder that a text names, in the working directory or beside the part's own source.
+
+    None if there is neither, and for folders that hold the results of this run or the source.
+    """
+    folders = [Path.cwd()]
+    if source := getattr(sys.modules.get(part.__module__), "__file__", None):
+        folders.append(Path(source).parent)
+    holding = [Path.cwd() / "outputs", *folders[1:]]
+    for folder in folders:
+        named = _existing(text, folder)
+        if named is not None and not any(one.is_relative_to(named.resolve()) for one in holding):
+            return file_hash(str(named))
+    return None
+
+
+def _existing(text: str, folder: Path) -> Path | None:
+    """The file or folder that a text names, relative to this folder; None for a text that is no path."""
+    try:
+        named = folder / Path(text).expanduser()
+        known = text.strip() and named.exists() and not any(map(named.is_relative_to, NOT_FILES))
+        return named if known else None
+    except (OSError, RuntimeError, ValueError):  # too long for a path, a user that there is not, a zero byte
+        return None
 
 
 def named_files(policy: Mapping[str, Any]) -> dict[str, str]:

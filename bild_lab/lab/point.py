@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,10 +13,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.batched import require_batches
+from bild_lab.engine.drafters.candidates import CandidateDrafter
 from bild_lab.engine.heads import bita, eagle, layer_heads, medusa, parallel
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.protocols import External
-from bild_lab.engine.request import Request
+from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.files import pin_of
@@ -40,7 +40,15 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, cached_examples
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.decoding.load import decided, decoder_of
-from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, modules_of, named_files
+from bild_lab.lab.hashing import (
+    code_hash,
+    content_hash,
+    content_of,
+    data_hash,
+    file_hash,
+    modules_of,
+    named_files,
+)
 from bild_lab.lab.measure.environment import hardware
 from bild_lab.lab.metrics.programs import require_permission
 from bild_lab.lab.metrics.quality import Scoring
@@ -60,6 +68,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  
 LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
 DEFAULT_THREADS = torch.get_num_threads()
 PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")  # of a setting
+TREE_SEARCH = "bild_lab.lab.tree_search"  # fits the trees of candidates that a policy leaves open
 HEADS = sorted({one.KIND.config for one in (bita, eagle, layer_heads, medusa, parallel)})  # files of settings
 
 
@@ -131,17 +140,6 @@ class Point:
     def seed(self) -> int:
         return self.specs.runtime.seed
 
-    def requests(self, examples: Iterable[Example]) -> list[Request]:
-        """These examples as the point decodes them."""
-        decoder, limit = self.decoders[METHOD], self.decoding.max_new_tokens
-        longest = self.specs.dataset.max_source_tokens
-        return decoder.requests([one.prompt for one in examples], limit, self.sampling, self.seed, longest)
-
-    @property
-    def baseline_is_target(self) -> bool:
-        """Whether the baseline's outputs are the target's own greedy decoding."""
-        return self.measure.baseline == "vanilla" and self.sampling.greedy
-
 
 def prepare(cfg: DictConfig) -> Point:
     """Check a whole configuration. Reads the dataset and the checkpoints' small files, but no weights; writes nothing.
@@ -168,9 +166,12 @@ def prepare(cfg: DictConfig) -> Point:
     if specs.runtime.batch > 1:
         for name, policy in policies.items():
             require_batches(policy.name, decoders[name].method, decoders[name].models)
-    contents = {name: _content_of(policy) for name, policy in values.items()}
+    contents = {name: _without_name(content_of(policy)) for name, policy in values.items()}
     setting = _setting(specs, examples, decoders, values)
-    code = code_hash(_modules(values[METHOD], specs))
+    modules = _modules(values[METHOD], specs)
+    if fits_a_tree(decoders[METHOD].method):
+        modules.add(TREE_SEARCH)
+    code = code_hash(tuple(sorted(modules)))
     return Point(
         id=content_hash(_inputs(specs, scoring, examples, decoders, contents, setting) | {"code": code}),
         name=str(cfg.name),
@@ -189,6 +190,18 @@ def prepare(cfg: DictConfig) -> Point:
         specs=specs,
         resume=cfg.resume,
     )
+
+
+def require_decoder(policy: DictConfig, specs: Specs) -> None:
+    """Check what depends on a point's policy alone: its knobs, its parts, and whether it decodes batches.
+
+    It is a part of `prepare` that reads no data. specs: of a checked point that differs in nothing but the policy.
+    Raises UserError.
+    """
+    require_policy(policy)
+    decoder = specs.decoder(policy)
+    if specs.runtime.batch > 1:
+        require_batches(policy.name, decoder.method, decoder.models)
 
 
 def _require_scorable(scoring: Scoring, specs: Specs) -> None:
@@ -229,7 +242,7 @@ def _setting(
     """Everything that two points must share to be compared. What has its usual value in most settings is left out."""
     pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure
     device, decoding = resolve_device(runtime.device), asdict(specs.decoding)
-    code = code_hash(_modules(policies.get(BASELINE), specs))
+    code = code_hash(tuple(sorted(_modules(policies.get(BASELINE), specs))))
     target = decoders.get(BASELINE, decoders[METHOD]).target
     unusual = {
         "cut": (list(dataset.cut or ()), []),
@@ -254,7 +267,7 @@ def _setting(
         "device": str(device),
         "hardware": hardware(runtime.device_map, device),
         "threads": runtime.threads or DEFAULT_THREADS,
-        "processors": decoding.pop("processors"),
+        "processors": content_of(decoding.pop("processors")),
         "decoding": decoding,
         "seed": runtime.seed,
         **{key: getattr(measure, key) for key in ("repeats", "warmup", "baseline")},
@@ -301,25 +314,20 @@ def _further_metrics(scoring: Scoring) -> dict[str, str]:
     return found
 
 
-def _modules(policy: Mapping[str, Any] | None, specs: Specs) -> tuple[str, ...]:
+def _modules(policy: Mapping[str, Any] | None, specs: Specs) -> set[str]:
     """Where the parts of a policy and the logits processors are defined."""
-    nodes = [*specs.decoding.processors, policy and policy["decoder"]]
-    return tuple(sorted({module for node in nodes for module in modules_of(node)}))
+    return set(modules_of([specs.decoding.processors, policy and policy["decoder"]]))
 
 
-def _content_of(policy: Mapping[str, Any]) -> dict[str, Any]:
-    """A policy without its name. Files that it names count with their content, wherever they lie."""
-    contents = {path: file_hash(path) or path for path in named_files(policy).values()}
-    return _replaced({key: value for key, value in policy.items() if key != "name"}, contents)
+def _without_name(policy: Mapping[str, Any]) -> dict[str, Any]:
+    """Two policies with the same parts and knobs are the same, whatever their names are."""
+    return {key: value for key, value in policy.items() if key != "name"}
 
 
-def _replaced(node: Any, others: Mapping[str, str]) -> Any:
-    """The node with other texts in place of these."""
-    if isinstance(node, dict):
-        return {key: _replaced(value, others) for key, value in node.items()}
-    if isinstance(node, list):
-        return [_replaced(value, others) for value in node]
-    return others.get(node, node) if isinstance(node, str) else node
+def fits_a_tree(method: Method) -> bool:
+    """Whether the method's tree of candidates is fitted before the point is measured."""
+    drafter = getattr(method, "drafter", None)
+    return isinstance(drafter, CandidateDrafter) and not drafter.fitted
 
 
 def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
@@ -354,4 +362,4 @@ def _settings_in(path: Path) -> dict[str, Any] | None:
     file = next((file for name in HEADS if (file := path / name).is_file()), path)
     if file.suffix != ".json" or not file.is_file():
         return None
-    return {key: value for key, value in json.loads(file.read_text()).items() if key != "base"}
+    return {key: value for key, value in json.loads(file.read_text(encoding="utf-8")).items() if key != "base"}

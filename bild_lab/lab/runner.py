@@ -33,7 +33,7 @@ from bild_lab.lab.point import Point
 from bild_lab.lab.progress import DECODING
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.score import Clock, prepare_method, result_of, seeded
+from bild_lab.lab.score import Clock, prepare_method, requests_of, result_of, seeded
 from bild_lab.lab.tree_search import with_fitted_tree
 
 WARM_TOKENS = 32  # of each method before timing: memory is touched, shapes are compiled, threads are awake
@@ -65,7 +65,7 @@ def run_point(
     with clock.part("history"):
         limit, folder = point.decoding.max_new_tokens, sweep.folder / "history"
         examples = with_history(point.examples, point.vanilla, point.setting, limit, folder)
-        requests = point.requests(examples)
+        requests = requests_of(point, examples)
     with clock.part("check"):
         decoders = point.decoders.values()
         methods = {name: each.method for name, each in point.decoders.items()}

@@ -61,6 +61,18 @@ class Clock:
         self.laps[name] = time.perf_counter() - since
 
 
+def requests_of(point: Point, examples: Iterable[Example]) -> list[Request]:
+    """These examples as the point decodes them."""
+    decoder, limit = point.decoders[METHOD], point.decoding.max_new_tokens
+    longest = point.specs.dataset.max_source_tokens
+    return decoder.requests([one.prompt for one in examples], limit, point.sampling, point.seed, longest)
+
+
+def baseline_is_target(point: Point) -> bool:
+    """Whether the baseline's outputs are the target's own greedy decoding."""
+    return point.measure.baseline == "vanilla" and point.sampling.greedy
+
+
 def result_of(
     point: Point,
     examples: Sequence[Example],
@@ -99,7 +111,7 @@ def result_of(
             further_qualities=judged,
             change=change_of(timed, likelihoods, point.sampling.greedy, point.seed),
             **summary,
-            agreement_with_target=agreement(timed) if point.baseline_is_target else None,
+            agreement_with_target=agreement(timed) if baseline_is_target(point) else None,
             certificate=None if certificates is None else count_verdicts(certificates),
             **(ends_of(timed[BASELINE], texts[BASELINE], requests) if BASELINE in timed else {}),
             peak_memory_mb=peak_memory_mb(decoder.target.device),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import itertools
 import math
+import re
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, partial
+from threading import current_thread, main_thread
+from typing import Any, TypeVar
 
 import torch
 from hydra.core.global_hydra import GlobalHydra
@@ -22,11 +26,11 @@ from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import Stopped, console, escape, plain_message, refuse, stages
+from bild_lab.lab.cli import POINTS_KEPT, Stopped, console, escape, plain_message, refuse, stages
 from bild_lab.lab.config import (
     ReportSpec,
     compose_config,
@@ -38,18 +42,24 @@ from bild_lab.lab.config import (
     without_hydra,
 )
 from bild_lab.lab.decoding.decoder import METHOD
-from bild_lab.lab.decoding.load import build, load_model
+from bild_lab.lab.decoding.load import build, decided, load_model, runs_in_graphs
 from bild_lab.lab.formatting import knob_label, percent, short_name, times
 from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.point import Point, prepare, sweep_folder
+from bild_lab.lab.point import Point, Specs, prepare, require_decoder, sweep_folder
 from bild_lab.lab.progress import PointProgress, Progress, record_command, roughly
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Result
 
+T = TypeVar("T")
+
 FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MOST_CHECKED = 64  # points of a sweep that are all checked before it starts; of a larger one some
+KNOB = "policy."
+PLAIN_KEY = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")  # of an override that only sets a value
+NO_GRAPHS = "runtime.compile=false"
 LIVE_S, LIVE_SHARE = 30.0, 0.02  # a report between points comes so seldom, and takes so much of the time at most
 progress = Progress()  # of this process's command
 
@@ -177,7 +187,7 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
 class SweepCallback(Callback):
     """What Hydra calls around the points of a command, in the process that the user started.
 
-    It refuses a command whose first point cannot be measured, before any file is written, and reports at the end,
+    It refuses a command with a point that cannot be measured, before any file is written, and reports at the end,
     however the command ends. report: writes the sweep's table, figure and report. live: writes the report between
     points, never while one is timed.
     """
@@ -186,6 +196,7 @@ class SweepCallback(Callback):
         self._report, self._live = report, live
         self._failed_before: set[tuple[str, str]] = set()
         self._handlers: dict[int, Any] = {}
+        self._going = False
         self._due_s = -math.inf
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
@@ -194,13 +205,14 @@ class SweepCallback(Callback):
         progress.begin(None)
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Check the first point, so that others may fail and be recorded."""
+        """Check the points, and decide what they share, before the first is measured."""
         jobs = values_of(config)
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:
             refuse(UserError("the sweep has no points: one of its lists of values is empty"))
         if jobs is not None:
-            _check_first(jobs, config.hydra.job.config_name)
+            points = _check_points(jobs, config.hydra.job.config_name)
+            _share_a_regime(config, points)
         self._start(config)
         record_command(sweep_folder(config))
         progress.begin(total)
@@ -216,7 +228,7 @@ class SweepCallback(Callback):
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
         """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal, too."""
-        if self._handlers:
+        if self._going:
             self._finish(config)
 
     on_multirun_end = on_run_end
@@ -224,7 +236,9 @@ class SweepCallback(Callback):
     def _start(self, config: DictConfig) -> None:
         """Take the stop signals, and note the failures of earlier commands."""
         self._failed_before = _failures(Sweep(sweep_folder(config)))
-        self._handlers = {number: signal.signal(number, self._stop(config)) for number in SIGNALS}
+        if current_thread() is main_thread():  # Python allows handlers there alone
+            self._handlers = {number: signal.signal(number, self._stop(config)) for number in SIGNALS}
+        self._going = True
 
     def _stop(self, config: DictConfig) -> Callable[[int, Any], None]:
         """The handler of a stop signal: the point that is measured is dropped, finished ones are reported."""
@@ -237,6 +251,7 @@ class SweepCallback(Callback):
 
     def _restore(self) -> None:
         """From now on a signal ends the process."""
+        self._going = False
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers = {}
@@ -246,7 +261,7 @@ class SweepCallback(Callback):
         self._restore()
         sweep = Sweep(sweep_folder(config))
         if code:
-            console.print("[bold]stopped[/bold]; finished points are kept, the same command runs the rest")
+            console.print(f"[bold]stopped[/bold]; {POINTS_KEPT}")
         try:
             stages.enter("writing the report")
             self._report(sweep)
@@ -288,33 +303,112 @@ def alternatives(one: Override) -> list[str]:
     return [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
 
 
-def _check_first(jobs: list[list[str]], config_name: str) -> None:
-    """Exit with a message unless the first job can be measured, and every file of a group that is swept over exists."""
-    first = [several[0] for several in jobs]
-    try:
-        config = compose_config(first, config_name)
-        for several in jobs:
-            for other in several[1:] if "." not in several[0].partition("=")[0] else ():
-                compose_config([*(one for one in first if one != several[0]), other], config_name)
-    except (HydraException, OmegaConfBaseException) as error:
-        refuse(error)
-    _check(config)
+def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
+    """Exit with a message unless the points of a sweep can be measured, as far as that is known without weights.
+
+    Returns the configurations that were looked at: of all points, or in a large sweep those of `checked_points`.
+    """
+    configs: list[DictConfig] = []
+    known: dict[tuple[str, ...], Specs] = {}  # of points that were checked as a whole, by overrides beside the policy's
+    compose = Composer(config_name)
+    for words in checked_points(jobs):
+        changed = [word for word, several in zip(words, jobs, strict=True) if word != several[0]]
+        try:
+            config = compose(words)
+        except (UserError, HydraException, OmegaConfBaseException) as error:
+            refuse(_of_point(changed, error))
+        beside = tuple(word for word in words if not word.startswith(KNOB))
+        if beside in known:
+            _refusing(partial(require_decoder, config.policy, known[beside]), changed)
+        else:
+            known[beside] = _check(config, changed).specs
+        configs.append(config)
+    return configs
 
 
-def _check(config: DictConfig) -> None:
-    """Exit with a message unless the point can be measured."""
-    stages.enter("checking texts and checkpoints")
-    try:
+def checked_points(jobs: list[list[str]]) -> list[tuple[str, ...]]:
+    """The points of a sweep to be checked before it starts, the first one first.
+
+    All of them if they are few. Of many, each value of each key beside the first values of the others, and all
+    combinations of the groups' files.
+    """
+    first = tuple(several[0] for several in jobs)
+    if math.prod(map(len, jobs)) <= MOST_CHECKED:
+        return list(itertools.product(*jobs))
+    groups = [several if "." not in several[0].partition("=")[0] else several[:1] for several in jobs]
+    single = [
+        (*first[:place], other, *first[place + 1 :]) for place, several in enumerate(jobs) for other in several[1:]
+    ]
+    return list(dict.fromkeys([first, *single, *itertools.islice(itertools.product(*groups), MOST_CHECKED)]))
+
+
+class Composer:
+    """Composes points of one sweep. Those with the same groups share a composition, which takes a fifth of a second."""
+
+    def __init__(self, config_name: str) -> None:
+        self._config_name = config_name
+        self._composed: dict[tuple[str, ...], DictConfig] = {}
+
+    def __call__(self, words: Sequence[str]) -> DictConfig:
+        """A point's configuration. words: its overrides."""
+        keys = tuple(word for word in words if PLAIN_KEY.match(word))
+        shared = tuple(word for word in words if word not in keys)
+        if shared not in self._composed:
+            self._composed[shared] = compose_config([*shared, *keys], self._config_name)
+            return self._composed[shared]
+        config = copy.deepcopy(self._composed[shared])
+        for override in OverridesParser.create().parse_overrides(list(keys)):
+            OmegaConf.update(config, override.get_key_element(), override.value(), merge=True)
+        return config
+
+
+def _of_point(changed: Sequence[str], error: BaseException) -> BaseException:
+    """The error with what tells a point from the sweep's first one."""
+    return UserError(f"{' '.join(changed)}: {plain_message(error)}") if changed else error
+
+
+def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
+    """Exit with a message unless the point can be measured. changed: its overrides that the first point has not."""
+
+    def look() -> Point:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
         typed(ReportSpec, config.report, "report")
-        prepare(without_hydra(config))
+        return prepare(without_hydra(config))
+
+    return _refusing(look, changed)
+
+
+def _refusing(look: Callable[[], T], changed: Sequence[str]) -> T:
+    """What this returns. Exits with a message if it finds that a point cannot be measured."""
+    stages.enter("checking texts and checkpoints")
+    try:
+        return look()
     except (UserError, HydraException, OmegaConfBaseException) as error:
-        refuse(error)
+        refuse(_of_point(changed, error))
     except Exception:  # a bug of ours: Hydra would only warn and continue
         stages.leave()
         traceback.print_exc()
         sys.exit(FAILED_POINTS)
+
+
+def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:
+    """Run all points of a sweep without CUDA graphs if one of its policies has to, by an override of every point.
+
+    Else those with graphs and those without would be two planes that cannot be compared. Where `runtime.compile` is
+    given or swept over, it stays.
+    """
+    if any(str(one.runtime.compile) != "auto" for one in points):
+        return
+    without = list(dict.fromkeys(one.policy.name for one in points if not runs_in_graphs(one.policy)))
+    if not without or not any(decided(Specs.of(one).runtime, one.policy).compile == "graphs" for one in points):
+        return
+    with read_write(config.hydra.overrides):
+        config.hydra.overrides.task.append(NO_GRAPHS)
+    console.print(
+        f"CUDA graphs are off for all points of this sweep, as {', '.join(without)} runs without: "
+        f"speeds are compared in one regime ({NO_GRAPHS})"
+    )
 
 
 def _log_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:

@@ -34,9 +34,10 @@ from bild_lab.lab.config import resolved
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
-from bild_lab.lab.hashing import content_hash, data_hash, file_hash, named_files
+from bild_lab.lab.hashing import content_hash, content_of, data_hash
 from bild_lab.lab.measure.environment import no_garbage_collection
-from bild_lab.lab.point import Point
+from bild_lab.lab.point import Point, fits_a_tree
+from bild_lab.lab.score import requests_of
 
 AUTO_EXAMPLES = 200  # read to fit a tree on, until there are enough rounds
 ROUNDS, WIDEST, MOST_ROWS = 1500, 10, 64  # to learn acceptance from; candidates of each depth; of a forward
@@ -230,12 +231,11 @@ def measured_costs(
 def with_fitted_tree(point: Point) -> Point:
     """The point with `tree: auto` fitted, or as it is if its policy asks for none.
 
-    The first fit for a target, heads, engine, precision, machine and data is kept in the cache. It uses a split that
-    the point does not report on, if the dataset has another.
+    The first fit for a target, heads, engine, precision, machine, data and code is kept in the cache. It uses a split
+    that the point does not report on, if the dataset has another.
     """
     decoder = point.decoders[METHOD]
-    drafter = getattr(decoder.method, "drafter", None)
-    if not isinstance(drafter, CandidateDrafter) or drafter.fitted:
+    if not fits_a_tree(decoder.method):
         return point
     split, examples = other_texts(point)
     facts = {
@@ -244,11 +244,10 @@ def with_fitted_tree(point: Point) -> Point:
         "machine": {key: point.setting[key] for key in ("hardware", "threads", "engine", "dtype", "device", "code")},
         "texts": {"dataset": point.setting["dataset"], "split": split},
     }
-    named = named_files(resolved(OmegaConf.create(point.config_yaml).policy))
     decisive = {
         **facts,
-        "files": [file_hash(path) for path in named.values()],
-        "knobs": {key: value for key, value in point.knobs.items() if key not in named},
+        "code": point.code,
+        "content": content_of(resolved(OmegaConf.create(point.config_yaml).policy)),
         "decoding": asdict(point.decoding),
         "source": point.specs.dataset.max_source_tokens,
         "data": data_hash(examples),
@@ -259,11 +258,11 @@ def with_fitted_tree(point: Point) -> Point:
     else:
         same = " — the texts of the run itself, as there is no other split" if split == point.setting["split"] else ""
         console.print(escape(f"fitting the tree on {len(examples)} texts of {point.setting['dataset']} {split}{same}"))
-        found = fit_tree(decoder, point.requests(examples), facts)
+        found = fit_tree(decoder, requests_of(point, examples), facts)
         write_atomically(path, json.dumps(found).encode())
         console.print(escape(f"{summary(found)}; kept in {path}"))
-    content = json.loads(path.read_text())
-    method = replace(decoder.method, drafter=drafter.drafting(trees_in(content)))
+    content = json.loads(path.read_text(encoding="utf-8"))
+    method = replace(decoder.method, drafter=decoder.method.drafter.drafting(trees_in(content)))
     trained = {**point.facts["trained"], "tree": content}
     decoders = {**point.decoders, METHOD: replace(decoder, method=method)}
     return replace(point, facts={**point.facts, "trained": trained}, decoders=decoders)

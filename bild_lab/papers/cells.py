@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.papers.match_rates import TOTAL, Rate
 from bild_lab.papers.published import Cell, Key
 
+log = logging.getLogger(__name__)
 RowOf = Callable[[Result], str | None]  # the row or curve that a point belongs to; None if it belongs to none
 
 PROMPTS = {"none": "masks only", "shallow": "shallow prompt", "deep": "deep prompt"}
@@ -31,8 +33,32 @@ Cells = Callable[[Sequence[Any]], list[Cell]]  # of points, or of match rates wi
 
 
 def read_points(folders: Iterable[Path]) -> list[Result]:
-    """Every finished point of these sweeps."""
-    return [result for folder in folders for result in Sweep(folder).results()]
+    """The finished points of these sweeps, of each target in one regime: see `in_one_regime`."""
+    return in_one_regime([result for folder in folders for result in Sweep(folder).results()])
+
+
+def in_one_regime(points: Sequence[Result]) -> list[Result]:
+    """The points whose speeds may be compared: of each target those with one value of `compile`.
+
+    A baseline with CUDA graphs is faster than one without, so a claim on two policies says nothing across both. The
+    value counts that most policies were measured with, at equal numbers the one without graphs. Warns of the others.
+    """
+    policies: dict[str, dict[str, set[str]]] = {}
+    for point in points:
+        of_target = policies.setdefault(point.setting.weights, {})
+        of_target.setdefault(str(point.setting.compile), set()).add(point.policy)
+    chosen = {
+        target: max(regimes, key=lambda value, regimes=regimes: (len(regimes[value]), value == "false"))
+        for target, regimes in policies.items()
+    }
+    kept = [point for point in points if str(point.setting.compile) == chosen[point.setting.weights]]
+    if len(kept) < len(points):
+        log.warning(
+            "%d points with another runtime.compile than the others are left out, as speeds with CUDA graphs and "
+            "without are not compared; measure them with the same one, such as runtime.compile=false",
+            len(points) - len(kept),
+        )
+    return kept
 
 
 def curves(points: Sequence[Result], row: RowOf) -> dict[tuple[str, str], list[Result]]:

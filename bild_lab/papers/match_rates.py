@@ -150,7 +150,7 @@ def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
         if not (folder / CSV).is_file():
             continue
         try:
-            dataset = json.loads((folder / METRICS).read_text())["settings"]["dataset.name"]
+            dataset = json.loads((folder / METRICS).read_text(encoding="utf-8"))["settings"]["dataset.name"]
             table = pd.read_csv(folder / CSV, dtype={"heads": str, "position": str}, keep_default_na=False)
             found += [(dataset, Rate(*row)) for row in table[list(Rate._fields)].itertuples(index=False, name=None)]
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -285,7 +285,7 @@ def match_rates(cfg: DictConfig) -> None:
     }
     if (file := folder / METRICS).is_file():
         try:
-            held = dict(json.loads(file.read_text())["settings"])
+            held = dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{file} does not describe match rates; choose another name=NAME, or remove the folder"

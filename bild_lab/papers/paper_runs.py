@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import require_choice
-from bild_lab.lab.config import BASE, config_dir
+from bild_lab.lab.config import BASE, config_dir, in_our_application, without_other_applications
 from bild_lab.lab.screening.candidates import read_lists
 from bild_lab.papers.published import load_published, published_names
 
@@ -116,10 +115,10 @@ def commands(item: str, scale: str) -> list[str]:
 @contextmanager
 def found_configuration() -> Iterator[None]:
     """Hydra knows the project's configuration, once for many compositions."""
-    if GlobalHydra.instance().is_initialized():
+    if in_our_application():
         yield
         return
-    with initialize_config_dir(str(config_dir()), **BASE):
+    with without_other_applications(), initialize_config_dir(str(config_dir()), **BASE):
         yield
 
 

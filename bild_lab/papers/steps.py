@@ -229,7 +229,7 @@ def is_done(step: Step) -> bool:
     stamp = _stamp(step)
     if not stamp.is_file():
         return False
-    noted, now = json.loads(stamp.read_text()), _state(step)
+    noted, now = json.loads(stamp.read_text(encoding="utf-8")), _state(step)
     return noted["reads"] == now["reads"] and noted["writes"].items() <= now["writes"].items()
 
 

@@ -15,6 +15,11 @@ from bild_lab.report.provenance import disturbance, unreliable
 
 _HASHES = ("code", "data", "weights")  # keys of the setting whose values mean nothing to a reader
 CONTROL = "truncation"
+REGIME = "compile"  # the key of the setting that says whether passes ran as CUDA graphs, compiled, or kernel by kernel
+APART = (
+    "Points with CUDA graphs and points without, which differ in compile, are not compared with each other: their "
+    "baselines differ in speed, too. To compare them, measure all with one value of runtime.compile, such as false."
+)
 _PEERS = ("hf_", "ctranslate2", "openvino", "llama_cpp")  # how policies of other engines begin
 
 
@@ -34,10 +39,11 @@ def sentences(results: Sequence[Result]) -> list[str]:
         return _verdict(leader)
     telling = {key: leader.setting.get(key) for key in keys if key not in _HASHES}
     named = [f"{key} {short_name(value)}" for key, value in telling.items() if value is not None][:3]
-    which = "Best of" if leader.enough else "One of"
+    which = "Best of" if leader.enough and REGIME not in keys else "One of"
     words = ", ".join(named) or f"which differ in {', '.join(keys)}"
     first, *others = _verdict(leader)
-    return [*_over_seeds(results), f"{which} {len(groups)} settings ({words}): {first}", *others]
+    regimes = [APART] if REGIME in keys else []
+    return [*_over_seeds(results), f"{which} {len(groups)} settings ({words}): {first}", *others, *regimes]
 
 
 def _over_seeds(results: Sequence[Result]) -> list[str]:

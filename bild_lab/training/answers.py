@@ -88,7 +88,7 @@ def read_calibration(folder: Path) -> Calibration:
         parts = len(list(folder.glob("*.parquet")))
         raise UserError(f"the calibration data in {folder} is not finished ({parts} parts, no {MANIFEST}); {again}")
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         answers = tuple(answer for name in manifest["parts"] for answer in read_part(folder / name))
         digest, count = manifest["hash"], manifest["count"]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:

@@ -61,7 +61,7 @@ class TrainingFolder:
     def finished(self) -> dict[str, Any] | None:
         """The metrics of the training that finished here; None if there is none."""
         file = self.result / METRICS
-        return json.loads(file.read_text()) if file.is_file() else None
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
     def require_free(self) -> None:
         """Raise UserError if something that is not a training's result has the result's name."""
@@ -75,7 +75,7 @@ class TrainingFolder:
         if finished is not None:
             held = finished["identity"]
         elif self.last_checkpoint() is not None:
-            held = json.loads((self.work / _SETTINGS).read_text())
+            held = json.loads((self.work / _SETTINGS).read_text(encoding="utf-8"))
         else:
             return
         require_same_settings(self.root, "a training", held, identity)
@@ -99,7 +99,7 @@ class TrainingFolder:
         file = self.work / _MACHINE
         if wanted is not None or not file.is_file():
             return wanted
-        return json.loads(file.read_text())["threads"]
+        return json.loads(file.read_text(encoding="utf-8"))["threads"]
 
     def abandon(self) -> None:
         """Remove a training that has no weights yet, and its folder if that holds nothing else."""
@@ -170,7 +170,7 @@ def _complete(checkpoint: Path) -> bool:
     mark = checkpoint / _COMPLETE
     if not mark.is_file():
         return False
-    sizes = json.loads(mark.read_text() or "{}")
+    sizes = json.loads(mark.read_text(encoding="utf-8") or "{}")
     return all((checkpoint / name).is_file() and (checkpoint / name).stat().st_size == sizes[name] for name in sizes)
 
 
@@ -217,6 +217,6 @@ def keep_plan(folder: Path, what: str, plan: Mapping[str, Any], ignored: frozens
     """Write what is planned into the folder, or raise UserError if `what` it holds was made by another plan."""
     file = folder / "plan.json"
     if file.is_file():
-        require_same_settings(folder, what, json.loads(file.read_text()), plan, ignored)
+        require_same_settings(folder, what, json.loads(file.read_text(encoding="utf-8")), plan, ignored)
     else:
         write_json(file, plan)

@@ -14,7 +14,7 @@ import pytest
 from bild_lab import files
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.lab.data.examples import Continuation, Example
-from bild_lab.lab.hashing import content_hash, data_hash, file_hash
+from bild_lab.lab.hashing import content_hash, content_of, data_hash, file_hash
 
 
 def test_a_hash_depends_on_values_and_not_on_order() -> None:
@@ -86,3 +86,66 @@ def test_a_damaged_memory_of_hashes_is_made_anew(content: str, tmp_path: Path, h
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("no folder")  # nothing can be remembered
     assert files.file_digest(weights) == own == files.file_digest(weights) and len(hashed) == 4
+
+
+class Mine:
+    """A part of a user's own, whose parameters say nothing of files."""
+
+    def __init__(self, knob: object) -> None:
+        self.knob = knob
+
+
+MINE = f"{__name__}.Mine"
+
+
+@pytest.mark.parametrize(
+    "knob", ["table.json", "heads", ["a", {"b": "table.json"}], {"_target_": MINE, "knob": ["table.json"]}]
+)
+def test_a_file_that_a_users_part_gets_counts_with_its_content(
+    knob: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    policy = {"name": "mine", "decoder": {"_target_": MINE, "knob": knob}}
+    assert content_of(policy) == policy, "these paths name nothing yet"
+    (tmp_path / "heads").mkdir()
+    contents = []
+    for text in ("1", "2"):
+        (tmp_path / "table.json").write_text(text)
+        (tmp_path / "heads" / "weights").write_text(text)
+        contents.append(content_of(policy))
+    assert contents[0] != contents[1] and policy not in contents
+    (tmp_path / "table.json").rename(tmp_path / "other.json")
+    (tmp_path / "other.json").rename(tmp_path / "table.json")
+    assert content_of(policy) == contents[1]
+
+
+def test_words_that_happen_to_name_files_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two words of a knob, beside two files of these names with the same content, are two policies."""
+    monkeypatch.chdir(tmp_path)
+    for word in ("fast", "slow"):
+        (tmp_path / word).write_text("")
+    fast, slow = (content_of({"_target_": MINE, "knob": word}) for word in ("fast", "slow"))
+    assert fast != slow
+
+
+@pytest.mark.parametrize("knob", ["", " ", ".", "..", "/", "~", "outputs", "\0", "/dev/null", "x" * 5000, None, 3])
+def test_what_is_no_file_of_a_policy_is_left_alone(
+    knob: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Folders that hold the results would be new after each point."""
+    (tmp_path / "outputs" / "name").mkdir(parents=True)
+    (tmp_path / "outputs" / "name" / "sweep.csv").write_text("1")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    node = {"_target_": MINE, "knob": knob}
+    assert content_of(node) == node
+
+
+def test_a_part_of_ours_says_which_of_its_values_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its marks decide, so the place of a file does not count, and a word beside a file of its name is a word."""
+    monkeypatch.chdir(tmp_path)
+    node = {"_target_": "bild_lab.engine.drafters.suffix.SuffixDrafter", "corpus": "corpus", "budget": "corpus_too"}
+    (tmp_path / "corpus_too").write_text("1")
+    assert content_of(node) == node
+    (tmp_path / "corpus").write_text("1")
+    assert content_of(node) == node | {"corpus": file_hash("corpus")}

@@ -18,6 +18,7 @@ from bild_lab.lab import point as module
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.metrics import quality
 from bild_lab.lab.point import prepare
+from bild_lab.lab.score import baseline_is_target
 from tests.engine.heads.tiny import random_adapter
 from tests.tiny import tiny_llama
 
@@ -94,7 +95,7 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     assert point.knobs["window"] == 3 and point.knobs["stop_confidence"] is None
     assert point.composition == "ModelDrafter(window=3) + SpeculativeSampling(lenience=1.0)"
     assert (point.sampling.temperature, point.sampling.top_k, point.sampling.top_p) == (0.7, 5, 0.5)
-    assert point.decoding.temperature == 0.7 and not point.baseline_is_target
+    assert point.decoding.temperature == 0.7 and not baseline_is_target(point)
     assert (point.specs.dataset.max_source_tokens, point.resume, list(point.decoders)) == (
         40,
         False,
@@ -102,9 +103,9 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     )
     assert point.vanilla.method.target is point.vanilla.target is point.decoders["baseline"].target
     greedy = prepare(compose_config(base))
-    assert greedy.resume and greedy.batch == 1 and greedy.baseline_is_target and "batch" not in greedy.setting
+    assert greedy.resume and greedy.batch == 1 and baseline_is_target(greedy) and "batch" not in greedy.setting
     assert greedy.setting["threads"] == module.DEFAULT_THREADS
-    assert not prepare(compose_config([*base, "measure.baseline=speculative"])).baseline_is_target
+    assert not baseline_is_target(prepare(compose_config([*base, "measure.baseline=speculative"])))
 
 
 def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

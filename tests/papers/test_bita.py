@@ -16,8 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.lab.config import BASE, config_dir, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.data.examples import Example, conversation, with_answers
+from bild_lab.lab.data.examples import Example, conversation
+from bild_lab.lab.data.turns import with_answers
 from bild_lab.lab.point import cached_examples, prepare
+from bild_lab.lab.score import requests_of
 from bild_lab.papers.steps import _recipes
 from bild_lab.training.recipe import Recipe
 from tests.engine.heads.tiny import files_of
@@ -71,7 +73,7 @@ def test_what_reaches_bitas_targets_is_the_released_evaluations(
     cfg = composed("bita/tab1", f"pair={pair}", f"dataset={data}", *here)
     family, text = next(one for one in CHAT if pair.startswith(one)), Checkpoint(str(checkpoints / "llama"))
     point = prepare(cfg)
-    (request,) = point.requests(point.examples)
+    (request,) = requests_of(point, point.examples)
     wanted = asked(family, data)
     assert point.examples[0].prompt == wanted
     assert list(request.source.prompt) == text.tokenizer(wanted)["input_ids"]

@@ -9,7 +9,15 @@ import pytest
 from bild_lab.lab.schema.result import Result, Setting
 from bild_lab.papers import cells as rows
 from bild_lab.papers.cells import against_speculative as ahead
-from bild_lab.papers.cells import cost_ratios, greatest, match_rates, replaced_share, table, tokens_per_call
+from bild_lab.papers.cells import (
+    cost_ratios,
+    greatest,
+    in_one_regime,
+    match_rates,
+    replaced_share,
+    table,
+    tokens_per_call,
+)
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
 from bild_lab.papers.published import Cell, compare, load_published
@@ -237,3 +245,21 @@ def test_rows_are_named_after_facts_and_what_was_varied_not_after_folders() -> N
     assert rows.mask_tokens(bita(adapter="outputs/bita_m5/adapter")) == "3 mask tokens"
     fewer = bita(mask_tokens=1, prompt_tokens=8)  # than the 3 and 16 that were trained
     assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == ("1 mask tokens", "8 prompt tokens")
+
+
+def test_a_claim_is_judged_within_one_regime(caplog: pytest.LogCaptureFixture) -> None:
+    """Medusa with CUDA graphs beside BiTA without: their baselines differ, so the claim stays open."""
+
+    def under(regime: str, point: Result) -> Result:
+        return replace(point, setting=Setting({**point.setting, "compile": regime}))
+
+    published, figure = load_published("bita_fig7"), FIGURES["bita_fig7"]
+
+    def verdicts(*several: Result) -> set[str]:
+        measured = figure.numbers(in_one_regime([known("vicuna_7b", one) for one in several]))
+        return {line.verdict for line in compare(measured, published, "paper").claims}
+
+    assert verdicts(under("false", bita(2.0)), under("false", bita(1.5, "medusa"))) == {"holds"}
+    assert not caplog.records
+    assert verdicts(under("false", bita(2.0)), under("graphs", bita(1.5, "medusa"))) == {"not measured"}
+    assert "1 points with another runtime.compile" in caplog.text

@@ -194,3 +194,13 @@ def test_a_speedup_above_tokens_per_call_is_no_number() -> None:
     ):
         own = {"drafted": 3000, "tokens_per_target_call": 1.73, "tokens_per_s_ratio": 4.15}
         assert not sample_result("bild", {}, 4.15, **{**own, **changed}).impossible
+
+
+def test_points_with_graphs_and_without_are_not_compared() -> None:
+    """The setting with the greatest speedup is named, but not called the best: its baseline is another one."""
+    graphs, plain = {"compile": "graphs"}, {"compile": "false"}
+    mixed = [sample_result("medusa", {}, 1.5, setting=graphs), sample_result("bita", {}, 2.0, setting=plain)]
+    said = headline(mixed)
+    assert said.startswith("One of 2 settings (compile false): ") and "are not compared with each other" in said
+    alike = [sample_result("medusa", {}, 1.5, setting=plain), sample_result("bita", {}, 2.0, setting=plain)]
+    assert "not compared" not in headline(alike)

@@ -235,7 +235,7 @@ def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) ->
     Raises UserError for another file, and for trees that the adapter or the heads cannot draft.
     """
     try:
-        trees = trees_in(json.loads(Path(path).expanduser().read_text()))
+        trees = trees_in(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} must hold trees, got a file without ({error}); {MAKE}") from error
     if not trees or len(trees) > most_depth + 1:

@@ -307,7 +307,7 @@ def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleCon
     """The configuration of either format; what the weights show is taken from them."""
     path = folder / KIND.config
     try:
-        values: dict[str, Any] = json.loads(path.read_text())
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         layer = dict(values.get("transformer_layer_config", values))
         if (layers := layer.get("num_hidden_layers", 1)) != 1:
             raise UserError(f"an EAGLE has one layer, got {path} with {layers}; {KIND.remedy}")

@@ -131,7 +131,7 @@ def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
     if not path.is_file() or not (folder / kind.weights).is_file():
         raise UserError(f"{folder} is no {kind.noun}: it needs {kind.weights} and {kind.config}; {kind.remedy}")
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:  # also for bytes that are not text
         raise UserError(f"{path} is not JSON; {kind.remedy}") from error
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]

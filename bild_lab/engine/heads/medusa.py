@@ -152,7 +152,7 @@ def read_released(folder: Path) -> MedusaHeads:
     """
     tensors = tensors_of(folder, RELEASED, RELEASED_WEIGHTS)
     try:
-        config = json.loads((folder / RELEASED.config).read_text())
+        config = json.loads((folder / RELEASED.config).read_text(encoding="utf-8"))
         named, base = config["medusa_num_heads"], {"path": config["base_model_name_or_path"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -50,7 +50,7 @@ def within_memory(what: str, device: torch.device, remedy: str) -> Iterator[None
 def processor(*fields: str) -> str:
     """The lines of these fields in /proc/cpuinfo, each once, in order; nothing on systems without it."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         return ""
     return "\n".join(sorted({line for line in lines if line.startswith(fields)}))

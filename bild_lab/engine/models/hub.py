@@ -34,7 +34,7 @@ def require_hub(what: str, remedy: str) -> None:
 
 def hub_problem(timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     """Why the hub cannot be used, or None if a socket to it (or to its proxy) opens."""
-    for switch in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    for switch in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_DATASETS_OFFLINE"):
         if os.environ.get(switch, "").upper() in _TRUE_WORDS:
             return f"{switch} is set"
     host, port = _probe_address()

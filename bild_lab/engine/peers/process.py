@@ -64,7 +64,7 @@ def converted(
     decisive = (
         checkpoint.fingerprint,
         *(f"{name} {version}" for name, version in versions.items()),
-        SCRIPT.read_text(),
+        SCRIPT.read_text(encoding="utf-8"),
     )
     name = f"{engine}{bits or ''}-{hashlib.sha256(chr(0).join(decisive).encode()).hexdigest()[:16]}"
     folder = (cache or cache_folder() / "peers") / name
@@ -81,7 +81,7 @@ def _convert(checkpoint: Checkpoint, engine: str, folder: Path, bits: int | None
         made = Path(temporary) / "made"
         job = {"engine": engine, "source": str(checkpoint.files), "folder": str(made), "bits": bits}
         command = _command("convert", job | {"encoder_decoder": checkpoint.encoder_decoder})
-        done = subprocess.run(command, capture_output=True, text=True, env=_surroundings())
+        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=_surroundings())
         if done.returncode:
             raise UserError(
                 f"{engine} cannot convert {checkpoint.path}: {last_line(done.stderr)}; "
@@ -99,14 +99,14 @@ class Worker:
     """
 
     def __init__(self, job: dict[str, Any], variables: Mapping[str, str] | None = None) -> None:
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115, closed with the process; a pipe would fill up
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, closed with the process; a pipe would fill up
         self._name = job["engine"]
         self._process = subprocess.Popen(
             _command("serve", job),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            text=True,
+            encoding="utf-8",
             bufsize=1,
             env=_surroundings() | dict(variables or {}),
         )
@@ -183,7 +183,7 @@ def _command(work: str, job: dict[str, Any]) -> list[str]:
 
 def _surroundings() -> dict[str, str]:
     """Our environment variables, with everything read from disk."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUTF8": "1"}
 
 
 def _end(process: subprocess.Popen[str], errors: IO[str]) -> None:

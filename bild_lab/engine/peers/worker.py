@@ -37,7 +37,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when an interrupt ends us
     if sys.platform == "linux":  # the end of our input would not reach us while we are stopped
         ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # what the libraries print is no answer
     serve(job, answers.write)
 
@@ -88,9 +88,9 @@ def load_ctranslate2_translator(job: dict[str, Any]) -> Decode:
     import ctranslate2
 
     model = ctranslate2.Translator(job["model"], **ctranslate2_options(job))
-    names = json.loads(Path(job["model"], "shared_vocabulary.json").read_text())
+    names = json.loads(Path(job["model"], "shared_vocabulary.json").read_text(encoding="utf-8"))
     ids = {name: index for index, name in enumerate(names)}
-    start = ids[json.loads(Path(job["model"], "config.json").read_text())["decoder_start_token"]]
+    start = ids[json.loads(Path(job["model"], "config.json").read_text(encoding="utf-8"))["decoder_start_token"]]
 
     def decode(request: dict[str, Any]) -> list[int]:
         if request["prompt"] != [start]:
@@ -113,7 +113,7 @@ def load_ctranslate2_generator(job: dict[str, Any]) -> Decode:
     import ctranslate2
 
     model = ctranslate2.Generator(job["model"], **ctranslate2_options(job))
-    names = json.loads(Path(job["model"], "vocabulary.json").read_text())
+    names = json.loads(Path(job["model"], "vocabulary.json").read_text(encoding="utf-8"))
 
     def decode(request: dict[str, Any]) -> list[int]:
         (result,) = model.generate_batch(

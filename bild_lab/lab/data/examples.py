@@ -19,6 +19,7 @@ from bild_lab.files import shipped
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
 from bild_lab.lab.data.formats import Row
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
+from bild_lab.lab.data.turns import with_answers
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
 
@@ -374,28 +375,3 @@ def conversation(first: Example, questions: Sequence[str], template: Template) -
             )
         )
     return turns
-
-
-def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tuple[Example, ...]:
-    """The examples with complete prompts. answers: the answer to each earlier turn, by the turn's id.
-
-    Raises UserError if an answer is missing. A turn must come before the turns that continue it.
-    """
-    whole: dict[str, Example] = {}
-    for example in examples:
-        whole[example.id] = with_earlier_turns(example, whole, answers)
-    return tuple(whole.values())
-
-
-def with_earlier_turns(example: Example, before: Mapping[str, Example], answers: Mapping[str, str]) -> Example:
-    """One example with its complete prompt. before: the previous turns, with complete prompts."""
-    if example.continues is None:
-        return example
-    earlier = example.continues.id
-    if earlier not in answers:
-        raise UserError(
-            f"turn {example.turn} of example {example.id!r} needs the answer to {earlier!r}, which is not in "
-            "dataset.history; add it, set dataset.turns=1 for first turns only, or set dataset.history=null"
-        )
-    prompt = before[earlier].prompt + example.continues.between + answers[earlier] + example.prompt
-    return replace(example, prompt=prompt, continues=None)

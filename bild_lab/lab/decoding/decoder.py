@@ -25,10 +25,12 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.data.examples import Example, with_answers, with_earlier_turns
+from bild_lab.lab.config import compose_policy, resolved
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.turns import with_answers, with_earlier_turns
 from bild_lab.lab.decoding.languages import Languages, warn
 from bild_lab.lab.formatting import number, short_name
-from bild_lab.lab.hashing import content_hash
+from bild_lab.lab.hashing import code_hash, content_hash, modules_of
 
 METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
 SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
@@ -292,10 +294,10 @@ def settled(text: str) -> str:
     return text[: words[-2].start()].rstrip() if len(words) > 2 else ""
 
 
-# the keys of a point's setting that determine the target's own greedy answers
+# the keys of a point's setting that determine the target's own greedy answers, if it has them
 DECIDING = (
     *("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code", "max_source_tokens"),
-    *("processors", "source_language", "target_language"),
+    *("processors", "source_language", "target_language", "weight_bits", "device_map"),
 )
 
 
@@ -309,15 +311,16 @@ def with_history(
     """
     if not any(example.continues for example in examples):
         return examples
-    deciding = {name: setting[name] for name in (*DECIDING, "weight_bits") if name in setting}
-    key = content_hash({**deciding, "max_new_tokens": max_new_tokens})
+    deciding = {name: setting[name] for name in DECIDING if name in setting}
+    own_code = code_hash(tuple(sorted(modules_of(resolved(compose_policy("vanilla"))["decoder"]))))
+    key = content_hash({**deciding, "own_code": own_code, "max_new_tokens": max_new_tokens})
     file = folder / f"{key}.json"
     if not file.is_file():
         answers = greedy_history(examples, vanilla, max_new_tokens, setting["max_source_tokens"])
         content = json.dumps({"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False)
         write_atomically(file, content.encode() + b"\n")
     try:
-        answers = json.loads(file.read_text())["answers"]
+        answers = json.loads(file.read_text(encoding="utf-8"))["answers"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot read the conversations' history in {file}: {error}; remove this file") from error
     return with_answers(examples, answers)

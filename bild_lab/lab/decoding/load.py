@@ -185,9 +185,13 @@ def decided(runtime: RuntimeSpec, policy: DictConfig) -> RuntimeSpec:
     if runtime.compile != "auto":
         return runtime
     ours = runtime.engine in ("auto", "native") and runtime.device_map is None
-    graphs = on_gpu and ours and runtime.batch == 1
-    graphs = graphs and all(getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"]))
+    graphs = on_gpu and ours and runtime.batch == 1 and runs_in_graphs(policy)
     return replace(runtime, compile="graphs" if graphs else "false")
+
+
+def runs_in_graphs(policy: DictConfig) -> bool:
+    """Whether CUDA graphs hold all passes of a policy."""
+    return all(getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"]))
 
 
 @lru_cache(maxsize=4)

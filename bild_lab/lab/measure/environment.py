@@ -65,7 +65,9 @@ class Energy:
 
     def __init__(self, device: torch.device, folder: Path = POWERCAP) -> None:
         zones = sorted(folder.glob("intel-rapl:*/name")) if device.type == "cpu" else []
-        self._zones = [name.parent for name in zones if name.read_text().startswith("package")]  # which have the others
+        self._zones = [
+            name.parent for name in zones if name.read_text(encoding="utf-8").startswith("package")
+        ]  # which have the others
         self._gpu = _gpu_millijoules(device) if device.type == "cuda" else None
         self._before = self._counters()
 
@@ -83,7 +85,7 @@ class Energy:
             return [(1000 * self._gpu(), 1 << 64)]
         names = ("energy_uj", "max_energy_range_uj")
         with suppress(OSError, ValueError):
-            values = [[int((zone / name).read_text()) for name in names] for zone in self._zones]
+            values = [[int((zone / name).read_text(encoding="utf-8")) for name in names] for zone in self._zones]
             return [(now, most + 1) for now, most in values]
         return []
 
@@ -169,7 +171,12 @@ def git_commit() -> str | None:
 
     def git(*arguments: str) -> str:
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=5
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=True,
+            timeout=5,
         ).stdout.strip()
 
     try:
@@ -197,13 +204,13 @@ class DeviceUse:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         with suppress(OSError):  # other systems keep the peak of the whole process
-            Path("/proc/self/clear_refs").write_text("5")
+            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
         folder = Path(tempfile.gettempdir()) if folder is None else folder
         name = device.type
         if name == "cuda":  # unique on this machine, whatever subset of devices the process sees
             name = f"cuda-{torch.cuda.get_device_properties(device).uuid}"
         path = folder / f"bild_lab-{os.getuid()}-{name}.lock"
-        with path.with_suffix(".gate").open("w") as gate:
+        with path.with_suffix(".gate").open("w", encoding="utf-8") as gate:
             fcntl.flock(gate, fcntl.LOCK_EX)  # one process starts at a time
             self._stream = path.open("ab")
             try:

@@ -168,7 +168,7 @@ class Sweep:
         """The current time; just after the last stored point if the clock has been set back since."""
         file, now = self.folder / ".latest", datetime.now(UTC)
         with suppress(OSError, ValueError):  # the first point, or a damaged file
-            now = max(now, datetime.fromisoformat(file.read_text()) + timedelta(milliseconds=1))
+            now = max(now, datetime.fromisoformat(file.read_text(encoding="utf-8")) + timedelta(milliseconds=1))
         stamp = now.isoformat(timespec="milliseconds")
         write_atomically(file, stamp.encode())
         return stamp

@@ -39,8 +39,12 @@ FOLDER = "record"  # in the folder of a sweep
 
 
 def versions() -> dict[str, str]:
-    """Of the code that scores."""
-    return {"code": code_hash(), "torch": torch.__version__, "transformers": transformers.__version__}
+    """Of the code that scores and records."""
+    return {
+        "code": code_hash((RecordedModel.__module__,)),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
 
 
 @dataclass

@@ -116,7 +116,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
     """Raise UserError if the folder's table is of other data, another target or precision: its rows would be mixed."""
     file = folder / SUMMARY
-    before = json.loads(file.read_text())["setting"] if file.is_file() else setting
+    before = json.loads(file.read_text(encoding="utf-8"))["setting"] if file.is_file() else setting
     deciding = ("dataset", "weights", "dtype", "weight_bits")
     if changed := [key for key in deciding if before.get(key) != setting.get(key)]:
         key = changed[0]

@@ -34,6 +34,7 @@ from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point import Point, prepare, sweep_folder
 from bild_lab.lab.runner import time_methods
+from bild_lab.lab.score import requests_of
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
 from bild_lab.lab.screening.replay import FOLDER, CostModel, Judged, Records, Screened, Text, TimedText, decoded, judge
@@ -149,7 +150,8 @@ class Screening:
         for each in point.decoders.values():
             each.load_weights(stages.enter)
         limit, folder = point.decoding.max_new_tokens, self.folder / "history"
-        requests = point.requests(with_history(point.examples, point.vanilla, point.setting, limit, folder))
+        examples = with_history(point.examples, point.vanilla, point.setting, limit, folder)
+        requests = requests_of(point, examples)
         require_no_nan(decoder.running, requests[0])
         return requests
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shlex
 from collections import Counter
@@ -31,9 +32,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OFFLINE, ONLINE = "offline", "online"
+OFFLINE, ONLINE, DISABLED = "offline", "online", "disabled"
+_MODES = {"dryrun": OFFLINE, "run": ONLINE}  # old words for WANDB_MODE
+_PRIVATE = (ONLINE, OFFLINE, DISABLED)  # the more private mode comes later
 POINT, SWEEP, TRAINING = "point", "sweep", "training"  # types of jobs
 _INIT_TIMEOUT_S = 20
+_NOT_IN_NAMES = "/\\#?%:"  # of projects and entities: they are parts of an address
 _LONGEST_TAG = 64  # the service's limit
 _LONGEST_GROUP = 60  # characters of a group's name in the id of a run, which the service limits to 128
 _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
@@ -85,18 +89,49 @@ class WandbLogger:
     def __init__(
         self, project: str, entity: str | None, group: str, mode: str, tags: Sequence[str], directory: str
     ) -> None:
-        """Check the values; nothing is imported or contacted before the first point.
+        """Check the values, by the rules of wandb itself; nothing is contacted before the first point.
+
+        Where WANDB_MODE in the environment is more private than `mode`, it counts.
 
         Raises:
-            UserError: the mode is neither online nor offline.
+            UserError: the mode is neither online nor offline, or wandb does not take a name or a tag.
         """
         if mode not in (ONLINE, OFFLINE):
             raise UserError(f"logger mode wants online or offline, got {mode}; to log nowhere use logger=none")
         self._project, self._entity, self._group = project, entity, str(group)
-        self._mode, self._tags, self._directory = mode, list(tags), Path(directory)
+        self._tags, self._directory = tags if isinstance(tags, str) else list(tags), Path(directory)
+        self._require_names()
+        self._mode = private_mode(mode, os.environ.get("WANDB_MODE"))
+        if os.environ.get("WANDB_DIR"):
+            log.warning("WANDB_DIR is not used: runs are written to %s, which logger.directory names", directory)
         self._begun: Counter[str] = Counter()  # runs by mode
         self._address = ""  # of the last run online
         self._warned = False
+
+    def _require_names(self) -> None:
+        """Raise UserError for a project, entity, tag or group that wandb would refuse when the first run begins."""
+        import wandb  # takes seconds
+
+        if isinstance(self._tags, str) or not all(isinstance(tag, str | int | float) for tag in self._tags):
+            raise UserError(f"logger.tags must be a list of words, got {self._tags!r}; write logger.tags=[one,two]")
+        self._tags = [str(tag) for tag in self._tags]
+        for key, name in {"project": self._project, "entity": self._entity}.items():
+            text = "" if name is None else str(name).strip()
+            if (not text and (key, name) != ("entity", None)) or set(text) & set(_NOT_IN_NAMES):
+                raise UserError(
+                    f"logger.{key} must be a name without {' '.join(_NOT_IN_NAMES)}, got {name!r}; "
+                    "logger.entity=OWNER logger.project=NAME are two keys"
+                )
+        identity = self._id("0" * 12)
+        try:
+            wandb.Settings(project=str(self._project), run_tags=self._tags, run_group=self._group, run_id=identity)
+        except (wandb.errors.Error, ValueError) as error:
+            lines = [line.strip() for line in str(error).splitlines()]
+            what = next((line for line in lines if "characters" in line), lines[0])
+            raise UserError(
+                f"Weights & Biases does not take what the logger is given: {what.partition(' [type=')[0]}; "
+                "correct logger.project, logger.tags or logger.group"
+            ) from error
 
     def log_point(self, result: Result, config: dict, again: bool = False) -> None:
         """Write one result as a finished run: `config` as its configuration, the numbers as its summary.
@@ -104,6 +139,8 @@ class WandbLogger:
         Its row, its curves and its examples become tables and charts, its files an artifact. A measurement that is in
         the project already is left out unless `again` is set, or it joined or left its sweep's front since.
         """
+        if self._mode == DISABLED:
+            return
         others = Sweep(result.folder.parents[1]).results() if result.folder else []
         groups = by_setting([*(other for other in others if other.point != result.point), result])
         place = standing(result, next(group for group in groups if any(one is result for one in group.results)))
@@ -139,7 +176,7 @@ class WandbLogger:
         from bild_lab.report.headline import headline, leading
 
         results = sweep.results()
-        if not results:
+        if not results or self._mode == DISABLED:
             return
         groups = by_setting(results)
         last = {one.run: one for one in noted(self._directory)}
@@ -168,6 +205,8 @@ class WandbLogger:
 
     def closing(self) -> list[str]:
         """Where the runs of this process are: their address, and how to send those written offline."""
+        if self._mode == DISABLED:
+            return ["not logged to Weights & Biases, as WANDB_MODE=disabled is set"]
         lines = []
         if online := self._begun[ONLINE]:
             lines.append(
@@ -209,7 +248,7 @@ class WandbLogger:
                 wandb.teardown()  # otherwise its service keeps the run's id
                 log.warning("Weights & Biases could not be reached (%s); this and later runs are logged offline", error)
                 self._mode = OFFLINE
-        run = run or wandb.init(**about, mode=OFFLINE)
+        run = run or wandb.init(**about, mode=self._mode)
         self._begun[self._mode] += 1
         if self._mode == ONLINE:
             self._address = run.url
@@ -233,6 +272,14 @@ class WandbLogger:
     def _end(self, run: wandb.Run, logged: Logged) -> None:
         run.finish()
         note(self._directory, logged)
+
+
+def private_mode(mode: str, environment: str | None) -> str:
+    """The more private of the logger's mode and WANDB_MODE: disabled, offline, online. Raises UserError for another."""
+    asked = _MODES.get(environment or mode, environment or mode)
+    if asked not in _PRIVATE:
+        raise UserError(f"WANDB_MODE must be one of {', '.join(_PRIVATE)}, got {environment}; correct or unset it")
+    return max(mode, asked, key=_PRIVATE.index)
 
 
 def note(folder: Path, logged: Logged) -> None:

@@ -19,7 +19,14 @@ ROWS = b'{"translation": {"de": "Ja", "en": "Yes"}}\n{"translation": {"de": "Nei
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT", "HF_HUB_CACHE", "HF_DATASETS_CACHE")
+    hub = (
+        "HF_HUB_OFFLINE",
+        "TRANSFORMERS_OFFLINE",
+        "HF_DATASETS_OFFLINE",
+        "HF_ENDPOINT",
+        "HF_HUB_CACHE",
+        "HF_DATASETS_CACHE",
+    )
     names = (*hub, "http_proxy", "https_proxy", "all_proxy", "no_proxy")
     for name in names:
         monkeypatch.delenv(name, raising=False)

@@ -15,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec, Template, for_model
-from bild_lab.lab.data.examples import Continuation, Example, conversation, load_examples, with_answers
+from bild_lab.lab.data.examples import Continuation, Example, conversation, load_examples
+from bild_lab.lab.data.turns import with_answers
 
 CHAT = Template("[{question}]", " {answer} | [{question}]")
 FIRST = Example("81", "Write.", "", references=("a poem",), category="writing")

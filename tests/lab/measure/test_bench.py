@@ -261,3 +261,20 @@ def test_the_command_times_a_pair_and_keeps_its_rows(command, checkpoints: Path,
     found = json.loads(Path("outputs/mine/bench.json").read_text())
     assert {row["shape"] for row in found["rows"]} == {"llama"} and found["environment"]["read_gb_per_s"] > 0
     assert all(row["same_tokens"] for row in found["rows"] if row["method"] == "hf_loop")
+
+
+def test_all_shapes_of_a_device_have_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SHAPES", SHAPES)
+    usual = script.chosen([], [], gpu=False)
+    assert script.chosen(["all"], [], gpu=False) == usual == ["t5_small", "t5_large", "llama_2", "llama_12", "toy"]
+    assert script.chosen(["all"], [], gpu=True) == ["llama_1b", "t5_3b"]
+    assert script.chosen(["all", "llama_1b"], [], gpu=False) == [*usual[:-1], "llama_1b", "toy"]
+
+
+def test_a_bench_is_expected_to_take_longer_with_more_of_everything() -> None:
+    usual = bench.decoding_seconds(1_000_000_000, 48, 5, 10, 10.0)
+    assert usual == pytest.approx(bench.BEGIN_S + 10 * 6 * 48 * (bench.STEP_S + bench.READS * 0.1))
+    more = [(2_000_000_000, 48, 5, 10, 10.0), (1_000_000_000, 49, 5, 10, 10.0), (1_000_000_000, 48, 6, 10, 10.0)]
+    assert all(bench.decoding_seconds(*one) > usual for one in more)
+    halves = [bench.shape_seconds(SHAPES["t5_small"], one, 10.0) for one in (torch.bfloat16, torch.float32)]
+    assert bench.BEGIN_S < halves[0] < halves[1]

@@ -19,7 +19,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.wandb.logger import TRAINING, NoLogger, WandbLogger, flat_metrics, noted
+from bild_lab.report.wandb.logger import TRAINING, NoLogger, WandbLogger, flat_metrics, noted, private_mode
 from bild_lab.report.wandb.panels import front_key, front_lines, panels, title
 from bild_lab.training.reports import LogToRun
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
@@ -221,3 +221,66 @@ def test_no_logger_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     NoLogger().log_point(sample_baseline(), {})
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"project": "owner/project"}, "logger.project must be a name without /"),
+        ({"project": ""}, "logger.project must be a name"),
+        ({"project": None}, "logger.project must be a name"),
+        ({"project": "p" * 129}, "exceeded 128 characters"),
+        ({"entity": "owner/project"}, "logger.entity must be a name"),
+        ({"entity": ""}, "logger.entity must be a name"),
+        ({"tags": ["t" * 65]}, "is 65 characters"),
+        ({"tags": ["good", ""]}, "Tag at index 1 is empty"),
+        ({"tags": "word"}, "logger.tags must be a list"),
+        ({"tags": [{"a": 1}]}, "logger.tags must be a list"),
+    ],
+)
+def test_what_wandb_would_refuse_later_is_refused_at_once(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
+    usual = {"project": "bild_lab", "entity": None, "group": "first", "mode": "offline", "tags": [], "directory": "x"}
+    with pytest.raises(UserError, match=message):
+        WandbLogger(**{**usual, **wrong})
+    WandbLogger(**{**usual, "tags": ["t" * 64, 3], "entity": "owner", "group": "a b/c" * 40})
+
+
+@pytest.mark.parametrize(
+    ("mode", "environment", "counts"),
+    [
+        ("online", "offline", "offline"),
+        ("online", "dryrun", "offline"),
+        ("online", "disabled", "disabled"),
+        ("offline", "disabled", "disabled"),
+        ("offline", "online", "offline"),
+        ("online", None, "online"),
+        ("online", "", "online"),
+    ],
+)
+def test_the_more_private_of_environment_and_key_counts(mode: str, environment: str | None, counts: str) -> None:
+    assert private_mode(mode, environment) == counts
+
+
+def test_where_wandb_is_disabled_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    silent = logger(tmp_path / "first", "online")
+    silent.log_point(sample_baseline(), {})
+    silent.log_sweep(Sweep(tmp_path / "first"))
+    assert silent.closing() == ["not logged to Weights & Biases, as WANDB_MODE=disabled is set"]
+    assert not (tmp_path / "first").exists()
+    monkeypatch.setenv("WANDB_MODE", "silent")
+    with pytest.raises(UserError, match="WANDB_MODE must be one of online, offline, disabled"):
+        logger(tmp_path, "online")
+
+
+def test_the_environments_project_and_owner_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "theirs")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
+    chosen = compose_config(["logger=wandb"]).logger
+    assert (chosen.project, chosen.entity) == ("theirs", "team")
+    assert compose_config(["logger=wandb", "logger.project=mine"]).logger.project == "mine"
+    assert compose_config([], "wandb_report").project == "theirs"
+    monkeypatch.delenv("WANDB_PROJECT")
+    monkeypatch.delenv("WANDB_ENTITY")
+    chosen = compose_config(["logger=wandb"]).logger
+    assert (chosen.project, chosen.entity) == ("bild_lab", None)

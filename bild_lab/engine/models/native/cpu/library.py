@@ -76,7 +76,7 @@ def _compiled() -> Path:
     """The library's file, named by everything that decides its content."""
     compiler, runtime = _compiler(), _openmp()
     seen = processor("model name", "flags", "Features")  # by the compiler
-    sources = [file.read_text() for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    sources = [file.read_text(encoding="utf-8") for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
     decisive = (*sources, " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), seen)
     name = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
     folder = cache_folder() / "kernels"
@@ -117,7 +117,7 @@ def _compiler() -> str:
 
 def _openmp() -> Path:
     """The OpenMP library that PyTorch has loaded."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     found = next((line.split(maxsplit=5)[5] for line in lines if "libgomp" in line), None)
     if found is None:
         raise KernelError("PyTorch runs without GNU OpenMP")
@@ -126,7 +126,8 @@ def _openmp() -> Path:
 
 def _answer(*command: str) -> str:
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout.strip()
+        options = {"capture_output": True, "encoding": "utf-8", "errors": "replace", "timeout": 300}
+        return subprocess.run(command, check=True, **options).stdout.strip()
     except subprocess.CalledProcessError as error:
         raise KernelError(f"{' '.join(command[:2])} failed: {error.stderr.strip()[-500:]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -25,4 +25,4 @@ def declared(header: str) -> list[type[Structure]]:
     return list(made.values())
 
 
-Matrix, Layer, Model, Text, Pass, Chain, Growth, Heads, Markov = declared(HEADER.read_text())
+Matrix, Layer, Model, Text, Pass, Chain, Growth, Heads, Markov = declared(HEADER.read_text(encoding="utf-8"))

@@ -1,0 +1,52 @@
+"""What all commands share: words that are wanted, what is said when they are stopped, streams that are not UTF-8."""
+
+from __future__ import annotations
+
+import io
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, POINTS_KEPT, output, run_application, tolerate_streams
+from bild_lab.lab.config import config_dir
+
+
+@pytest.mark.parametrize("command", ["bench", "screen", "match_rates", "generate_calibration"])
+def test_a_command_that_takes_long_does_nothing_without_a_word(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"scripts/{command}.py"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(config_dir().parent / "scripts" / f"{command}.py"), run_name="__main__")
+    said = capsys.readouterr().err
+    assert ended.value.code == BAD_INPUT and "needed; python scripts/" in said and "got no word" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_stops_a_command_reads_what_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["any.py"])
+    for kept in ("nothing was written", POINTS_KEPT):
+        with pytest.raises(SystemExit) as ended:
+            run_application(stopped, None, kept=kept)
+        said = capsys.readouterr().err
+        assert ended.value.code == INTERRUPTED and f"stopped; {kept}" in said.replace("\n", " ")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_is_not_utf8_gets_replacements(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
+    tolerate_streams()
+    output.print("fallback 0.5 → 1.98× …")
+    sys.stdout.flush()
+    assert written.getvalue().decode(encoding).strip() == {"ascii": "fallback 0.5 ? 1.98? ?"}.get(
+        encoding, "fallback 0.5 ? 1.98× ?"
+    )

@@ -1,0 +1,109 @@
+"""What is checked and decided about a whole sweep before its first point is measured."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.lab import sweep
+from bild_lab.lab.cli import Refused
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.decoding.load import load_model
+from bild_lab.lab.sweep import MOST_CHECKED, NO_GRAPHS, Composer, _check_points, _share_a_regime, checked_points
+from tests.pretended import pretended_gpu
+
+TOY = [["pair=toy"], ["dataset=toy"], ["dataset.limit=2"]]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def values(key: str, *several: object) -> list[str]:
+    return [f"{key}={value}" for value in several]
+
+
+@pytest.mark.parametrize(
+    ("lists", "named"),
+    [
+        ([values("policy.fallback", 0.3, 0.5), values("policy.rollback", 1, 2, -4)], "policy.rollback=-4: "),
+        (
+            [values("policy", "vanilla", "speculative"), ["pair.draft=toy:small", "pair.draft=null"]],
+            "policy=speculative ",
+        ),
+        ([values("dataset.limit", 2, 0)], "dataset.limit=0: "),
+        ([values("decoding.temperature", 0, -1)], "decoding.temperature=-1: "),
+        ([values("policy", "vanilla", "bild"), values("policy.fallback", 0.5)], ""),  # the first lacks the knob
+        ([values("policy", "bild", "vanilla"), values("policy.fallback", 0.5)], "policy=vanilla: "),
+        ([values("dataset.path", "toy:corpus", "nowhere")], "dataset.path=nowhere: "),
+        ([["logger=none"], values("runtime.engine", "auto", "abacus")], "runtime.engine=abacus: "),
+    ],
+)
+def test_a_later_point_that_cannot_be_measured_is_refused_and_named(lists: list[list[str]], named: str) -> None:
+    with pytest.raises(Refused) as refused:
+        _check_points([*TOY, ["policy=bild"], *lists], "config")
+    assert refused.value.message.startswith(named)
+    assert not Path("outputs").exists(), "nothing is written"
+
+
+def test_points_that_differ_in_knobs_read_the_data_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = []
+    prepare = sweep.prepare
+    monkeypatch.setattr(sweep, "prepare", lambda cfg: prepared.append(cfg) or prepare(cfg))
+    knobs = [values("policy.fallback", 0.1, 0.2, 0.3), values("policy.rollback", 1, 2)]
+    configs = _check_points([*TOY, ["policy=bild"], *knobs], "config")
+    assert len(prepared) == 1
+    found = {(one.policy.fallback, one.policy.rollback) for one in configs}
+    assert found == {(fallback, rollback) for fallback in (0.1, 0.2, 0.3) for rollback in (1, 2)}
+
+
+def test_a_point_is_composed_as_hydra_composes_it() -> None:
+    compose = Composer("config")
+    words = ["pair=toy", "policy=bild", "dataset.metrics=[bleu,chrf]", "policy.fallback=0.25", "+mine=3", "name='a b'"]
+    compose([*words[:3], "policy.fallback=0.5", *words[4:]])
+    assert compose(words) == compose_config(words)
+
+
+def test_of_many_points_each_value_and_each_combination_of_files_is_checked() -> None:
+    jobs = [
+        values("policy", "a", "b"),
+        values("pair", "c", "d"),
+        values("policy.x", *range(40)),
+        values("seed.y", *range(40)),
+    ]
+    found = checked_points(jobs)
+    assert found[0] == tuple(several[0] for several in jobs) and len(found) == len(set(found)) < 2 * 84
+    assert {word for words in found for word in words} == {word for several in jobs for word in several}
+    assert {words[:2] for words in found} == {(one, other) for one in jobs[0] for other in jobs[1]}
+    few = [values("policy", "a", "b"), values("policy.x", *range(MOST_CHECKED // 2))]
+    assert len(checked_points(few)) == math.prod(map(len, few)) == MOST_CHECKED
+
+
+def overrides() -> DictConfig:
+    """A command's configuration as Hydra passes it, which cannot be written to."""
+    config = OmegaConf.create({"hydra": {"overrides": {"task": ["policy=…"]}}})
+    OmegaConf.set_readonly(config, True)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("words", "added"),
+    [
+        (["policy=bild", "policy=calm"], [NO_GRAPHS]),
+        (["policy=ppd", "policy=speculative"], [NO_GRAPHS]),
+        (["policy=bild", "policy=speculative"], []),  # all with graphs
+        (["policy=calm", "policy=ppd"], []),  # all without
+        (["policy=bild runtime.compile=graphs", "policy=calm runtime.compile=false"], []),  # as it was asked for
+        (["policy=bild runtime.device=cpu", "policy=calm runtime.device=cpu"], []),
+    ],
+)
+def test_a_sweep_on_a_gpu_has_one_regime(words: list[str], added: list[str]) -> None:
+    config, base = overrides(), ["pair=toy", "dataset=toy", "dataset.limit=2", "runtime.device=cuda"]
+    with pretended_gpu():
+        _share_a_regime(config, [compose_config([*base, *one.split()]) for one in words])
+    load_model.cache_clear()
+    assert config.hydra.overrides.task == ["policy=…", *added]
