@@ -38,7 +38,8 @@ from bild_lab.lab.config import (
 )
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, cached_examples
-from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
+from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, sampling_of
 from bild_lab.lab.decoding.load import decided, decoder_of
 from bild_lab.lab.hashing import code_hash, content_hash, data_hash, file_hash, modules_of, named_files
 from bild_lab.lab.measure.environment import hardware
@@ -82,7 +83,7 @@ class Specs:
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
+        return sampling_of(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
 
     def decoder(self, policy: DictConfig, **options: Any) -> Decoder:
         """A policy's decoder. options: as in `decoder_of`."""
@@ -134,8 +135,7 @@ class Point:
     def requests(self, examples: Iterable[Example]) -> list[Request]:
         """These examples as the point decodes them."""
         decoder, limit = self.decoders[METHOD], self.decoding.max_new_tokens
-        longest = self.specs.dataset.max_source_tokens
-        return decoder.requests([one.prompt for one in examples], limit, self.sampling, self.seed, longest)
+        return decoder.requests([one.prompt for one in examples], limit, self.sampling, self.seed)
 
     @property
     def baseline_is_target(self) -> bool:
@@ -152,7 +152,7 @@ def prepare(cfg: DictConfig) -> Point:
     require_policy(cfg.policy)
     specs = Specs.of(cfg)
     require_writable(sweep_folder(cfg))
-    scoring = Scoring(specs.dataset.scored, specs.dataset.cut or (), specs.measure.run_code)
+    scoring = Scoring(specs.dataset.scored, specs.measure.run_code)
     _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
@@ -162,12 +162,13 @@ def prepare(cfg: DictConfig) -> Point:
     values = {name: resolved(policy) for name, policy in policies.items()}
     decoders = {name: specs.decoder(policy) for name, policy in policies.items()}
     specs = replace(specs, dataset=for_model(specs.dataset, decoders[METHOD].target.checkpoint))
-    examples = cached_examples(specs.dataset)
+    whole = cached_examples(specs.dataset)
+    examples = cut_sources(whole, specs.dataset.max_source_tokens, decoders[METHOD].prompt_length)
     if specs.runtime.batch > 1:
         for name, policy in policies.items():
             require_batches(policy.name, decoders[name].method, decoders[name].models)
     contents = {name: _content_of(policy) for name, policy in values.items()}
-    setting = _setting(specs, examples, decoders, values)
+    setting = _setting(specs, whole, decoders, values)
     code = code_hash(_modules(values[METHOD], specs))
     return Point(
         id=content_hash(_inputs(specs, scoring, examples, decoders, contents, setting) | {"code": code}),
@@ -231,7 +232,7 @@ def _setting(
     code = code_hash(_modules(policies.get(BASELINE), specs))
     target = decoders.get(BASELINE, decoders[METHOD]).target
     unusual = {
-        "cut": (list(dataset.cut or ()), []),
+        "stop": (sorted(decoding.pop("stop")), []),
         "compile_drafter": (runtime.compile_drafter, "auto"),
         "batch": (runtime.batch, 1),
         "precision": (measure.precision, None),

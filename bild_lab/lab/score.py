@@ -122,8 +122,8 @@ def tokens_of(timed: Sequence[Timed] | None, nats: Sequence[float] | None) -> li
 
 def ends_of(timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Request]) -> dict[str, float]:
     """Fields of a Result: the shares of the baseline's texts that are empty, and that the length limit cut."""
-    pairs = [(one.token_ids, request.limits) for one, request in zip(timed, requests, strict=True)]
-    cut = [len(ids) == each.max_new_tokens and ids[-1] not in each.end_tokens for ids, each in pairs]
+    pairs = [([*request.source.prompt, *one.token_ids], request) for one, request in zip(timed, requests, strict=True)]
+    cut = [one.limits.room(tokens) <= 0 and not one.limits.ended(tokens) for tokens, one in pairs]
     empty = [not text.strip() for text in texts]
     return {"baseline_empty": sum(empty) / len(empty), "baseline_cut": sum(cut) / len(cut)}
 

@@ -36,7 +36,8 @@ class Example:
     """One input text and its references.
 
     prompt: the text for the tokenizer. While `continues` is set, the answer to the previous turn is not known, and
-    `prompt` is only the text after that answer. `with_answers` gives the complete prompt.
+    `prompt` is only the text after that answer. `with_answers` gives the complete prompt. source_text, around: of a
+    first turn, what a long prompt may lose the end of, and the texts before, between and behind its occurrences.
     """
 
     id: str  # from the dataset, or "SPLIT-INDEX"; unique within a split
@@ -46,6 +47,8 @@ class Example:
     category: str | None = None
     turn: int = 1
     continues: Continuation | None = None
+    source_text: str = ""
+    around: tuple[str, ...] = ()
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
@@ -119,8 +122,9 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             continue
         else:
             turns = _turns(spec, where, row)
-        source, question = _question(spec, where, row, turns[0])
-        question = shots + question
+        source, around = _question(spec, where, row, turns[0])
+        around = (shots + around[0], *around[1:])
+        question = turns[0].join(around)
         own_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
         example = Example(
             id=f"{split}-{index}" if own_id is None else str(own_id),
@@ -131,7 +135,9 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
         )
         for number, template in enumerate(spec.templates, start=1):
             asked = example if len(spec.templates) == 1 else replace(example, id=f"{example.id}@{number}")
-            asked_turns = conversation(asked, [question, *turns[1:]], template)
+            first, *later = conversation(asked, [question, *turns[1:]], template)
+            first = replace(first, source_text=turns[0], around=inserted(template.first.split("{question}"), around))
+            asked_turns = [first, *later]
             for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
                 yield turn if answer is None or not spec.reference_column else replace(turn, references=(answer,))
     if unanswered:
@@ -202,16 +208,18 @@ def _dialogue(spec: DatasetSpec, row: Row) -> tuple[list[str], list[str]]:
     return [question for question, _ in pairs], [answer for _, answer in pairs]
 
 
-def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, str]:
-    """The source with its input, and the question that the task asks about it."""
+def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, tuple[str, ...]]:
+    """The source with its input, and the texts around the source in the question that the task asks about it."""
     text = _optional(row, spec.input_column)
     if text is not None and not isinstance(text, str):
         raise UserError(f"{where}: {' or '.join(spec.input_column)} must be a string, got {text!r}")
+    parts = spec.prompt_template.split("{source}")
     if spec.input_column and "{input}" in spec.prompt_template:
-        return source, fill_template(spec.prompt_template, source=source, input=text or "")
-    if text and text.strip():
-        source = f"{source}\n{text}"
-    return source, fill_template(spec.prompt_template, source=source)
+        return source, tuple(fill_template(part, input=text or "") for part in parts)
+    if not text or not text.strip():
+        return source, tuple(parts)
+    first, *others = parts
+    return f"{source}\n{text}", (first, *(f"\n{text}{part}" for part in others))
 
 
 def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
@@ -280,6 +288,16 @@ def fill_template(template: str, **values: str) -> str:
     """The template with its placeholders replaced. Other braces, and braces in the values, are unchanged."""
     names = "|".join(map(re.escape, values))
     return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
+
+
+def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
+    """The texts around a source, where `inner` are those in a question, and `outer` those around the question."""
+    around = [outer[0]]
+    for text in outer[1:]:
+        around[-1] += inner[0]
+        around.extend(inner[1:])
+        around[-1] += text
+    return tuple(around)
 
 
 def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:

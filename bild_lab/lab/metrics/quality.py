@@ -42,21 +42,15 @@ class Judged:
 class Scoring:
     """How a sweep's outputs are scored.
 
-    metrics: by their names in the configuration; the first leads. cut: a text that is scored ends before the first
-    of these. run_code: whether pass_at_1 may run programs.
+    metrics: by their names in the configuration; the first leads. run_code: whether pass_at_1 may run programs.
     """
 
     metrics: tuple[str, ...]
-    cut: tuple[str, ...] = ()
     run_code: bool = False
 
     @property
     def lead(self) -> str:
         return self.metrics[0]
-
-    def scored_text(self, metric: str, text: str) -> str:
-        """The part of an output that the metric sees; all of it for agreement, which compares outputs themselves."""
-        return text if metric == AGREEMENT else cut_text(text, self.cut)
 
     def judge(
         self,
@@ -77,17 +71,8 @@ class Scoring:
                 found[metric] = judge(metric, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed)
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
-            ours, theirs = (
-                None if texts is None else [self.scored_text(metric, text) for text in texts]
-                for texts in (predictions, baseline)
-            )
-            found[metric] = judge(metric, ours, theirs, expected, seed=seed, run_code=self.run_code)
+            found[metric] = judge(metric, predictions, baseline, expected, seed=seed, run_code=self.run_code)
         return found
-
-
-def cut_text(text: str, cut: Sequence[str]) -> str:
-    """The text before the first of these marks."""
-    return text[: min((place for mark in cut if (place := text.find(mark)) >= 0), default=len(text))]
 
 
 def score(
