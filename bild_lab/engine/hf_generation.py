@@ -14,7 +14,7 @@ from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, St
 
 from bild_lab.engine.models.checkpoint import same_vocabulary
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
-from bild_lab.engine.processors import asked_for
+from bild_lab.engine.processors import STOP_STRINGS, asked_for, never_followed
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -75,8 +75,9 @@ class HuggingFaceAssisted(Generation):
             )
         # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods independent
         self._settings = copy.deepcopy(draft.checkpoint.generation)
-        for name in asked_for(self._settings):
-            setattr(self._settings, name, None)  # the drafter passes through the target's processors
+        # the drafter passes through the target's processors, and its drafts end where the target's text does
+        for name in (*asked_for(self._settings), *never_followed(self._settings), STOP_STRINGS):
+            setattr(self._settings, name, None)
         if window is not None:
             self._settings.num_assistant_tokens = window
             self._settings.num_assistant_tokens_schedule = "constant"

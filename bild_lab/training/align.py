@@ -143,10 +143,7 @@ def align(job: Alignment) -> dict[str, Any] | None:
 
 def examples(answers: Sequence[Answer]) -> tuple[Example, ...]:
     """Answers as examples whose reference is the target's text."""
-    whole = ("", "")  # a prompt that is too long loses its end
-    return tuple(
-        Example(one.id, one.prompt, one.prompt, (one.answer,), source_text=one.prompt, around=whole) for one in answers
-    )
+    return tuple(Example(answer.id, answer.prompt, answer.prompt, (answer.answer,)) for answer in answers)
 
 
 def _compared(job: Alignment, held_out: Sequence[Answer]) -> list[dict[str, float]]:

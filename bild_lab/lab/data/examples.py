@@ -13,6 +13,7 @@ from pathlib import Path
 from bild_lab.errors import UserError
 from bild_lab.files import shipped
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
+from bild_lab.lab.data.prompts import SourcePrompt
 from bild_lab.lab.data.rows import Row, canonical_split, hub_rows, local_rows
 from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
@@ -36,8 +37,7 @@ class Example:
     """One input text and its references.
 
     prompt: the text for the tokenizer. While `continues` is set, the answer to the previous turn is not known, and
-    `prompt` is only the text after that answer. `with_answers` gives the complete prompt. source_text, around: of a
-    first turn, what a long prompt may lose the end of, and the texts before, between and behind its occurrences.
+    `prompt` is only the text after that answer. `with_answers` gives the complete prompt.
     """
 
     id: str  # from the dataset, or "SPLIT-INDEX"; unique within a split
@@ -47,8 +47,6 @@ class Example:
     category: str | None = None
     turn: int = 1
     continues: Continuation | None = None
-    source_text: str = ""
-    around: tuple[str, ...] = ()
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
@@ -136,8 +134,8 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
         for number, template in enumerate(spec.templates, start=1):
             asked = example if len(spec.templates) == 1 else replace(example, id=f"{example.id}@{number}")
             first, *later = conversation(asked, [question, *turns[1:]], template)
-            first = replace(first, source_text=turns[0], around=inserted(template.first.split("{question}"), around))
-            asked_turns = [first, *later]
+            whole = SourcePrompt(turns[0], inserted(template.first.split("{question}"), around))
+            asked_turns = [replace(first, prompt=whole), *later]
             for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
                 yield turn if answer is None or not spec.reference_column else replace(turn, references=(answer,))
     if unanswered:

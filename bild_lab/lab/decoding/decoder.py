@@ -29,7 +29,7 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.config import stop_strings
 from bild_lab.lab.data.examples import Example, with_answers, with_earlier_turns
-from bild_lab.lab.data.prompts import longest_fitting
+from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
 from bild_lab.lab.decoding.languages import Languages, warn
 from bild_lab.lab.formatting import number, short_name
 from bild_lab.lab.hashing import content_hash
@@ -137,6 +137,8 @@ class Decoder:
         """
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
+        if isinstance(prompt, SourcePrompt) and max_source_tokens is not None:
+            prompt = prompt.within(max_source_tokens, self.prompt_length)
         if several_messages(prompt):
             prompt = self._chat_tokens(prompt, max_source_tokens)
         source = self.languages.text(self.target, prompt, max_source_tokens)
@@ -291,10 +293,11 @@ class Decoder:
         else:
             parts = iter([self.method.decode(request, Trace())[request.limits.prompt_length :]])
         emitted: list[int] = []
-        shown = ""
+        shown, stripped = "", self.target.checkpoint.encoder_decoder
         for part in parts:
             emitted += part
             text = settled(self.text(self._whole_characters(emitted), strings), strings)
+            text = text.rstrip() if stripped else text  # as the whole text is
             if text.startswith(shown) and len(text) > len(shown):
                 yield text[len(shown) :]
                 shown = text
