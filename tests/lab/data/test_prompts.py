@@ -25,7 +25,9 @@ def cut(folder: Path, most: int | None, **others: Any) -> Example:
     for split, source in (("test", SOURCE), ("train", "x y")):
         row = {"s": source, "i": "in", "r": "out"}
         (folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
-    spec = DatasetSpec(name="d", path=str(folder), source_column="s", metric=None, max_source_tokens=most, **others)
+    spec = DatasetSpec(
+        name="d", path=str(folder), source_column="s", metric="agreement", max_source_tokens=most, **others
+    )
     (example,) = cut_sources(load_examples(spec), most, words)
     return example
 
@@ -39,15 +41,7 @@ def cut(folder: Path, most: int | None, **others: Any) -> Example:
         ({"prompt_template": "To {source} with {input}", "input_column": "i"}, "To a b c with in"),
         ({"prompt_template": "To {source} say", "input_column": "i"}, "To a b c \nin say"),
         ({"prompt_template": "To {source}", "chat_template": "[ {question} ]"}, "[ To a b c ]"),
-        (
-            {
-                "prompt_template": "{source}",
-                "reference_column": "r",
-                "shots": 1,
-                "shot_template": "{source}{reference} ",
-            },
-            "x yout a b c d",
-        ),
+        ({"reference_column": "r", "shots": 1, "shot_template": "{source} {reference} "}, "x y out a b c"),
     ],
 )
 def test_the_source_alone_loses_its_end(tmp_path: Path, others: dict[str, Any], wanted: str) -> None:
