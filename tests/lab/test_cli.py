@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 import run
 from bild_lab.lab import application, cli, runner
 from bild_lab.lab.cli import quote_free_text
+from bild_lab.lab.config import compose_config
 from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.records import Sweep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -53,13 +54,13 @@ def chat_text(checkpoint: Checkpoint, messages: Sequence[Mapping[str, str]], cha
     Raises UserError for a value that the template does not name, and for messages that it refuses.
     """
     tokenizer = checkpoint.tokenizer
-    template = tokenizer.get_chat_template()
-    if unknown := [name for name in chat.values if name not in template]:
+    template = tokenizer.get_chat_template() if chat.values else ""
+    if unknown := [name for name in chat.values if not re.search(rf"\b{re.escape(name)}\b", template)]:
         raise UserError(
             f"the chat template of {checkpoint.path} does not name {unknown[0]}, so chat_template_kwargs would have no "
             "effect; leave it out, or correct the name"
         )
-    values = {"strftime_now": chat.day.strftime, **chat.values}
+    values = {"strftime_now": lambda style: chat.day.strftime(style), **chat.values}
     try:
         return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **values)
     except TemplateError as error:

@@ -150,7 +150,7 @@ def test_rows_of_padded_token_ids_are_refused(checkpoints: Path) -> None:
     decoder, row = bild_lab.load(checkpoints / "llama", policy="vanilla"), torch.tensor([2, 5, 9])
     wanted = decoder.generate([2, 5, 9], 6).token_ids
     assert decoder.generate(row, 6).token_ids == decoder.generate(row.numpy(), 6).token_ids == wanted
-    assert [one.token_ids for one in decoder.generate([row, [2, 5]], 6)][0] == wanted
+    assert decoder.generate([row, [2, 5]], 6)[0].token_ids == wanted
     for rows in (row[None], row[None].numpy(), torch.tensor(5)):
         with pytest.raises(UserError, match=r"are one row, got an array of [02] dimensions"):
             decoder.generate(rows, 6)
