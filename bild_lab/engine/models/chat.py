@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint
 
 DATE = "2026-01-01"  # the day that a template is told, unless another is chosen: the same prompts every day
-OURS = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template", "strftime_now")
+TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")  # a call of Transformers' function in a template
+OURS = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,30 @@ def chat_text(checkpoint: Checkpoint, messages: Sequence[Mapping[str, str]], cha
     Raises UserError for a value that the template does not name, and for messages that it refuses.
     """
     tokenizer = checkpoint.tokenizer
-    template = tokenizer.get_chat_template() if chat.values else ""
+    template = dated(tokenizer.get_chat_template(), chat.day, checkpoint.path)
     if unknown := [name for name in chat.values if not re.search(rf"\b{re.escape(name)}\b", template)]:
         raise UserError(
             f"the chat template of {checkpoint.path} does not name {unknown[0]}, so chat_template_kwargs would have no "
             "effect; leave it out, or correct the name"
         )
-    values = {"strftime_now": lambda style: chat.day.strftime(style), **chat.values}
+    options = {"tokenize": False, "add_generation_prompt": True, "chat_template": template}
     try:
-        return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **values)
+        return tokenizer.apply_chat_template(list(messages), **options, **chat.values)
     except TemplateError as error:
         raise UserError(
             f"the chat template of {checkpoint.path} refuses these messages: {error}; correct them"
         ) from error
+
+
+def dated(template: str, day: date, name: str) -> str:
+    """The template with this day written where it would write today's.
+
+    Raises UserError for a template whose dates have no fixed format.
+    """
+    written = TODAY.sub(lambda call: repr(day.strftime(call[2])), template)
+    if re.search(r"strftime_now\s*\(", written):
+        raise UserError(
+            f"the chat template of {name} writes the date in a format that it computes, so every day would be another "
+            "setting; give the template as text: dataset.chat_template"
+        )
+    return written
