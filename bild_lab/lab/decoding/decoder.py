@@ -34,7 +34,7 @@ from bild_lab.lab.decoding.languages import Languages, warn
 from bild_lab.lab.formatting import number, short_name
 from bild_lab.lab.hashing import content_hash
 
-# what `clean_up_tokenization` of Transformers writes without its first space, or without any
+# what decoders of WordPiece, and `clean_up_tokenization` of Transformers, write without spaces
 CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're", " do not")
 KNOWS_NO_STOP = (
     "{} knows no stop strings here, so its seconds would count what comes after them; set decoding.stop=null, or use "
