@@ -27,6 +27,10 @@ _MODULES = {
 __all__ = ["Decoder", "Generation", "load", "load_results", "run"]
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import torch and transformers only when decoding is asked for; reading results needs neither."""
     if name in _MODULES:

@@ -78,10 +78,12 @@ def pair_bench(
     """
     from bild_lab.engine.peers.methods import LlamaCpp, Peer
     from bild_lab.engine.request import Request
+    from bild_lab.engine.stop import before_stop
     from bild_lab.engine.vocabularies import in_vocabulary_of
     from bild_lab.lab.bench import Limits, bench_of, peer_methods
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
+    from bild_lab.lab.data.prompts import cut_sources
     from bild_lab.lab.decoding.load import build_method, load_model
     from bild_lab.lab.metrics.quality import Scoring
     from bild_lab.lab.metrics.text_metrics import PASS_AT_1, needs_references
@@ -91,14 +93,15 @@ def pair_bench(
     checkpoint = target[0].checkpoint
     checkpoint.check()
     dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), checkpoint)
-    examples = load_examples(dataset)
+    count = lambda prompt: checkpoint.source(prompt).length  # noqa: E731
+    examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
     draft = None if pair.draft is None else loaded(pair.draft, pair.draft_revision, device, dtype)
     if draft is not None:
         draft[0].checkpoint.check()
         draft = tuple(in_vocabulary_of(checkpoint, each) for each in draft)
     requests = []
     for example in examples:
-        source = target[0].source(example.prompt, dataset.max_source_tokens)
+        source = target[0].source(example.prompt)
         requests.append(Request(source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)))
     shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary  # as OpenVINO wants it
     others = peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype) if peers and not policy else {}
@@ -115,11 +118,12 @@ def pair_bench(
         others[f"llama_cpp_{model.checkpoint.precision}"] = partial(LlamaCpp, target[1], file)
     judge, metric = None, dataset.scored[0]
     if needs_references(metric) and metric != PASS_AT_1:  # which would run programs
-        scoring = Scoring((metric,), dataset.cut or (), writing=dataset.writing(pair.target_language))
+        scoring = Scoring((metric,), writing=dataset.writing(pair.target_language))
         scoring = scoring.fitted([one.references for one in examples])
 
         def judge(texts: Sequence[Sequence[int]]) -> float:
-            words = [checkpoint.tokenizer.decode(one, skip_special_tokens=True).strip() for one in texts]
+            whole = [checkpoint.tokenizer.decode(one, skip_special_tokens=True) for one in texts]
+            words = [before_stop(text, decoding.stop).strip() for text in whole]
             return scoring.judge(words, None, [one.references for one in examples], 0)[metric].score.value
 
     return bench_of(name, target, draft, tuple(requests), others, kept, judge)

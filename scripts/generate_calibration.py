@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path, require_whole
 from bild_lab.lab.cli import console, escape, output, refusing, run_application
-from bild_lab.lab.config import hydra_main, typed
+from bild_lab.lab.config import hydra_main, stop_strings, typed
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +52,7 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     from bild_lab.engine.models.device import resolve_dtype
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
+    from bild_lab.lab.data.prompts import cut_sources
     from bild_lab.lab.decoding.load import load_model
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
@@ -71,9 +72,11 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto", device_map=device_map)
     target.checkpoint.check()
     dataset = for_model(dataset, target.checkpoint)
-    examples = load_examples(dataset)
+    count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
+    examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
     sizes = (limit, cfg.batch_size, cfg.part_size)
-    return CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words())
+    stop = stop_strings(cfg.decoding.stop)
+    return CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words(), stop)
 
 
 def print_summary(job: CalibrationJob, answered: int) -> None:

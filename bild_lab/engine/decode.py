@@ -28,7 +28,7 @@ class TokenLoop(Method, Protocol):
 
     @abstractmethod
     def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        """Yields the tokens that each round adds to the text, until an end token or the length limit."""
+        """Yields the tokens that each round adds to the text, until the text ends."""
 
     def prepare(self, request: Request) -> None:
         """Nothing to prepare."""
@@ -102,7 +102,7 @@ class DraftThenVerify(TokenLoop):
                 draft = limits.fitting(text.propose(tokens), tokens)
             verified = self.verify_tail or len(tokens) - limits.prompt_length < self.acceptance.exact_prefix
             if not verified and limits.reached(tail := limits.append(tokens, draft.token_list)):
-                trace.step(draft, None, limits.end_tokens)
+                trace.step(draft, None, limits.end_tokens, limits.tokens_until_stop(tail, committed))
                 yield tail[committed:]
                 return
             with trace.span("verify"):
@@ -115,6 +115,6 @@ class DraftThenVerify(TokenLoop):
             text.observe(draft, scores, verdict)
             drafted = draft.token_list
             tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
-            trace.step(draft, verdict, limits.end_tokens)
+            trace.step(draft, verdict, limits.end_tokens, limits.tokens_until_stop(tokens, committed))
             trace.emitted(tokens[committed:], scores.logits, rows)
             yield tokens[committed:]

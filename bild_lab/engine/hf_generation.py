@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
+from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from bild_lab.engine.models.checkpoint import same_vocabulary
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
-from bild_lab.engine.processors import asked_for
+from bild_lab.engine.processors import STOP_STRINGS, asked_for, never_followed
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -73,8 +75,9 @@ class HuggingFaceAssisted(Generation):
             )
         # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods independent
         self._settings = copy.deepcopy(draft.checkpoint.generation)
-        for name in asked_for(self._settings):
-            setattr(self._settings, name, None)  # the drafter passes through the target's processors
+        # the drafter passes through the target's processors, and its drafts end where the target's text does
+        for name in (*asked_for(self._settings), *never_followed(self._settings), STOP_STRINGS):
+            setattr(self._settings, name, None)
         if window is not None:
             self._settings.num_assistant_tokens = window
             self._settings.num_assistant_tokens_schedule = "constant"
@@ -118,6 +121,34 @@ class HuggingFacePromptLookup(Generation):
         return super().decode(request, trace)
 
 
+class AtStopStrings(StoppingCriteria):
+    """Ends each row of `generate` with the token that completes a stop string, found as by our own loops.
+
+    first: the place of the first new token in every row. Transformers' own `stop_strings` compares pieces of the
+    vocabulary, which miss characters of several tokens.
+    """
+
+    def __init__(self, requests: Sequence[Request], first: int) -> None:
+        self._requests, self._first = requests, first
+        self._texts = [list(request.source.prompt) for request in requests]
+
+    def __call__(self, input_ids: Int[Tensor, "rows n"], scores: Any, **options: Any) -> Bool[Tensor, " rows"]:
+        for place, row in enumerate(input_ids[:, self._first :].tolist()):
+            text, limits = self._texts[place], self._requests[place].limits
+            seen = len(text) - limits.prompt_length
+            if not limits.ended(text):
+                self._texts[place] = limits.append(text, row[seen:])
+        ended = [request.limits.ended(text) for request, text in zip(self._requests, self._texts, strict=True)]
+        return torch.tensor(ended, device=input_ids.device)
+
+
+def stopping(requests: Sequence[Request], first: int) -> dict[str, Any]:
+    """The option of `generate` that ends texts at their stop strings; none without them."""
+    if all(request.limits.stop is None for request in requests):
+        return {}
+    return {"stopping_criteria": StoppingCriteriaList([AtStopStrings(requests, first)])}
+
+
 def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list[int]:
     """Call `generate` for one prompt. Returns prompt and continuation, cut by the request's limits."""
     module, source, limits = target.module, request.source, request.limits
@@ -134,7 +165,7 @@ def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list
     with torch.random.fork_rng(devices=devices, enabled=request.generator is not None):
         if request.generator is not None:  # `generate` draws from the global generator
             torch.manual_seed(request.generator.initial_seed())
-        out = module.generate(**inputs, **options)[0].tolist()
+        out = module.generate(**inputs, **options, **stopping([request], limits.prompt_length))[0].tolist()
     return limits.append(out[: limits.prompt_length], out[limits.prompt_length :])
 
 
@@ -166,6 +197,7 @@ def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> 
         pad_sequence(each, batch_first=True, padding_value=value, padding_side=side).to(target.device)
         for each, value in ((rows, settings.pad_token_id), ([torch.ones_like(row) for row in rows], 0))
     )
+    options |= stopping(requests, first)
     out = module.generate(input_ids=ids, attention_mask=seen, **options).tolist()
     pairs = zip(requests, out, strict=True)
     return [one.limits.append(list(one.source.prompt), row[first:]) for one, row in pairs]

@@ -37,6 +37,19 @@ SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (1,),
     "watermarking_config": (),
 }
+# Fields that change the text of `generate` in other ways, with the values that switch them off.
+SEARCH: dict[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0.0,),
+    "dola_layers": (),
+    "constraints": ([],),
+    "force_words_ids": ([],),
+    "token_healing": (False,),
+    "max_length": (20,),  # what Transformers writes where nobody asked for a length
+    "max_time": (),
+}
+STOP_STRINGS = "stop_strings"
 REFUSED = ("guidance_scale", "watermarking_config")
 STATEFUL = (
     ClassifierFreeGuidanceLogitsProcessor,
@@ -47,8 +60,17 @@ STATEFUL = (
 
 def asked_for(generation: GenerationConfig) -> dict[str, Any]:
     """The fields of a generation configuration that would change scores, with their values."""
-    found = {name: getattr(generation, name, None) for name in SWITCHED_OFF}
-    return {name: value for name, value in found.items() if value is not None and value not in SWITCHED_OFF[name]}
+    return _switched_on(generation, SWITCHED_OFF)
+
+
+def never_followed(generation: GenerationConfig) -> dict[str, Any]:
+    """The fields that would change the text of `generate` by another search or length, with their values."""
+    return _switched_on(generation, SEARCH)
+
+
+def _switched_on(generation: GenerationConfig, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    values = {name: getattr(generation, name, None) for name in known}
+    return {name: value for name, value in values.items() if value is not None and value not in known[name]}
 
 
 @dataclass(frozen=True)

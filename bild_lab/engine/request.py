@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.trace import until_end
 
 if TYPE_CHECKING:
@@ -38,6 +39,11 @@ class Source:
         """The decoder's and the encoder's tokens, on the host."""
         return self.prompt, () if self.encoder_ids is None else tuple(self.encoder_ids[0].tolist())
 
+    @property
+    def length(self) -> int:
+        """How many tokens the model reads of the prompt: of an encoder–decoder those of its encoder."""
+        return len(self.prompt) if self.encoder_ids is None else self.encoder_ids.shape[1]
+
     def to(self, device: torch.device) -> Source:
         ids = None if self.encoder_ids is None else self.encoder_ids.to(device)
         return replace(self, encoder_ids=ids, device=device)
@@ -45,16 +51,18 @@ class Source:
 
 @dataclass(frozen=True)
 class Limits:
-    """Where decoding stops: an end token after the prompt, or the length limit.
+    """Where decoding stops: an end token after the prompt, a stop string, or the length limit.
 
     Every method's output passes through `append`, so emitted tokens are counted in the same way. positions: how many
-    tokens the models can read; None for any number. A text may fill them, and its last token is never read.
+    tokens the models can read; None for any number. A text may fill them, and its last token is never read. stop: the
+    token that completes one of these strings is the text's last.
     """
 
     prompt_length: int
     max_new_tokens: int
     end_tokens: frozenset[int] = frozenset()
     positions: int | None = None
+    stop: StopStrings | None = None
 
     def room(self, tokens: Sequence[int]) -> int:
         """How many more tokens may be emitted."""
@@ -69,12 +77,33 @@ class Limits:
         return draft.within(self.reach(tokens))
 
     def reached(self, tokens: Sequence[int]) -> bool:
-        return self.room(tokens) <= 0 or (len(tokens) > self.prompt_length and tokens[-1] in self.end_tokens)
+        return self.room(tokens) <= 0 or self.ended(tokens)
+
+    def ended(self, tokens: Sequence[int]) -> bool:
+        """Whether the text has ended by itself: with an end token or a stop string."""
+        return len(tokens) > self.prompt_length and (tokens[-1] in self.end_tokens or self.stopped(tokens))
+
+    def stopped(self, tokens: Sequence[int]) -> bool:
+        """Whether the last token completes a stop string."""
+        new = tokens[self.prompt_length :]
+        return self.stop is not None and len(new) > 0 and self.stop.completed(new)
+
+    def tokens_until_stop(self, tokens: Sequence[int], committed: int) -> int | None:
+        """How many tokens a round added, if the last one completes a stop string; None if it does not."""
+        return len(tokens) - committed if self.stopped(tokens) else None
 
     def append(self, tokens: Sequence[int], new: Sequence[int]) -> list[int]:
-        """The tokens followed by `new`, cut after the first end token and at the length limit."""
+        """The tokens followed by `new`, cut after the first end token or stop string and at the length limit."""
         new = new[: self.room(tokens)]
-        return [*tokens, *new[: until_end(new, self.end_tokens)]]
+        new = new[: until_end(new, self.end_tokens)]
+        if self.stop is None:
+            return [*tokens, *new]
+        text = list(tokens)
+        for token in new:
+            text.append(token)
+            if self.stopped(text):
+                break
+        return text
 
 
 @dataclass(frozen=True)

@@ -91,19 +91,29 @@ class Trace:
     def emitted(self, tokens: Sequence[int], logits: Float[Tensor, "n vocab"], rows: Sequence[int]) -> None:
         """A round emits these tokens, each after one of these rows of the target's logits."""
 
-    def step(self, draft: Draft, verdict: Verdict | None, end_tokens: frozenset[int] = frozenset()) -> None:
+    def step(
+        self,
+        draft: Draft,
+        verdict: Verdict | None,
+        end_tokens: frozenset[int] = frozenset(),
+        stopped: int | None = None,
+    ) -> None:
         """Record one round. Without a verdict the whole draft is accepted unverified.
 
         No drafted token after an end token counts, whether it was accepted or not: a drafter on an accelerator drafts
-        on without looking.
+        on without looking. stopped: how many of the round's tokens there are up to the one that completes a stop
+        string; None without. What was drafted after it does not count either.
         """
         drafted, chain = draft.token_list, draft.parents is None
         path = range(len(draft)) if verdict is None else verdict.path
         taken = [drafted[node] for node in path]
-        accepted = until_end(taken, end_tokens)
+        accepted = until_end(taken[:stopped], end_tokens)
         next_token = None if verdict is None else (*taken, verdict.next_token)[accepted]
-        counted = until_end(drafted, end_tokens) if chain else len(drafted)
-        ended = bool(accepted) and taken[accepted - 1] in end_tokens  # nothing more could have been accepted
+        in_draft = stopped is not None and stopped <= len(taken)  # else the target's own token completes the string
+        ended = in_draft or (bool(accepted) and taken[accepted - 1] in end_tokens)  # nothing more could be accepted
+        counted = len(drafted)
+        if chain:
+            counted = accepted if in_draft else until_end(drafted, end_tokens)
         self.rounds.append(
             Round(
                 drafted=tuple(drafted[:counted]),

@@ -34,6 +34,9 @@ from bild_lab.lab.config import compose_config, config_dir
 from bild_lab.lab.glossary import terms_text
 
 BAD_INPUT, INTERRUPTED = 2, 130
+ESCAPES = {"n": "\n", "t": "\t"}
+# of an override's value: quoted text, or what lies between quotes, commas and brackets
+PART_OF_VALUE = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,\[\]'"]+"""
 WIDTH = 80  # columns of help
 CONSOLE_COMMAND = "bild-lab"  # where the package is installed
 KEPT = "the same command goes on from what it has stored, if anything"
@@ -254,8 +257,9 @@ def quote_free_text(word: str) -> str:
     """Put an override's free text in quotes: Hydra's grammar needs them, but the shell removes them.
 
     Free text is a template, and a path. Without quotes `dataset.prompt_template=German: {source}` does not parse.
-    Quoted values, and lists of paths to sweep over, are unchanged.
+    Quoted values, and lists of paths to sweep over, are unchanged, but for \\n and \\t (`with_line_breaks`).
     """
+    word = with_line_breaks(word)
     key, equals, value = word.partition("=")
     if not equals or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
         return word
@@ -265,8 +269,36 @@ def quote_free_text(word: str) -> str:
     )
     if not named and not _exists(value):
         return word
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    # the grammar reads a backslash as itself, unless a quote follows
+    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value)
     return f"{key}='{escaped}'"
+
+
+def with_line_breaks(word: str) -> str:
+    """An override of a template or of stop strings, with line breaks and tabs for \\n and \\t.
+
+    Hydra's grammar has no such escapes, and would take a backslash and a letter. Two backslashes before the letter
+    stand for these.
+    """
+    key, _, value = word.partition("=")
+    kind = re.split(r"[._]", key)[-1]
+    if kind not in ("template", "cut", "stop") or not re.search(r"\\[nt]", value):
+        return word
+    if kind == "template" and value[:1] not in "['\"":  # one free text, which is put in quotes afterwards
+        return f"{key}={unescaped(value)}"
+    return f"{key}={re.sub(PART_OF_VALUE, lambda part: _quoted(part[0]), value)}"
+
+
+def _quoted(part: str) -> str:
+    """A part of an override's value, in quotes if it needs them for its line breaks."""
+    text = unescaped(part)
+    if text == part or part[:1] in "'\"":
+        return text
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+def unescaped(text: str) -> str:
+    return re.sub(r"\\(\\?)([nt])", lambda found: found[1] + found[2] if found[1] else ESCAPES[found[2]], text)
 
 
 def _exists(path: str) -> bool:

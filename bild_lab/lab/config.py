@@ -83,6 +83,18 @@ def whole(least: int, most: int = MOST_WHOLE, default: Any = dataclasses.MISSING
     return dataclasses.field(default=default, metadata={"range": (least, most)})
 
 
+def stop_strings(given: Any) -> tuple[str, ...]:
+    """Stop strings as a tuple, none for None. Raises UserError for anything but texts that are not empty."""
+    if given is None:
+        return ()
+    strings = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (None,)
+    if not all(isinstance(one, str) and one for one in strings):
+        raise UserError(
+            f"decoding.stop must be a text or a list of texts, none of them empty, got {given!r}; null switches it off"
+        )
+    return tuple(dict.fromkeys(strings))
+
+
 @dataclass
 class PairSpec:
     """Checkpoints: the keys of `pair`. `Languages` checks the languages."""
@@ -117,13 +129,20 @@ class PairSpec:
 
 @dataclass
 class DecodingSpec:
-    """How long to decode and how to choose tokens. `Sampling` and `processors_of` check all but the first."""
+    """How long to decode and how to choose tokens.
+
+    `Sampling` checks temperature, top_k and top_p, `processors_of` the processors.
+    """
 
     max_new_tokens: int = whole(1, MOST_TOKENS)
     temperature: float = 0.0
     top_k: int | None = None
     top_p: float | None = None
+    stop: Any = None  # one or several stop strings: a text ends before the first of them
     processors: Any = "none"  # none, checkpoint, or a list of Transformers' logits processors
+
+    def __post_init__(self) -> None:
+        self.stop = stop_strings(self.stop)
 
 
 @dataclass

@@ -38,7 +38,8 @@ from bild_lab.lab.config import (
 )
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, cached_examples
-from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
+from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, sampling_of
 from bild_lab.lab.decoding.load import decided, decoder_of
 from bild_lab.lab.hashing import (
     code_hash,
@@ -91,7 +92,7 @@ class Specs:
 
     @property
     def sampling(self) -> Sampling:
-        return Sampling(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
+        return sampling_of(self.decoding.temperature, self.decoding.top_k, self.decoding.top_p)
 
     def decoder(self, policy: DictConfig, **options: Any) -> Decoder:
         """A policy's decoder. options: as in `decoder_of`."""
@@ -151,7 +152,7 @@ def prepare(cfg: DictConfig) -> Point:
     specs = Specs.of(cfg)
     require_writable(sweep_folder(cfg))
     writing = specs.dataset.writing(specs.pair.target_language)
-    scoring = Scoring(specs.dataset.scored, specs.dataset.cut or (), specs.measure.run_code, writing)
+    scoring = Scoring(specs.dataset.scored, specs.measure.run_code, writing)
     _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
@@ -161,13 +162,14 @@ def prepare(cfg: DictConfig) -> Point:
     values = {name: resolved(policy) for name, policy in policies.items()}
     decoders = {name: specs.decoder(policy) for name, policy in policies.items()}
     specs = replace(specs, dataset=for_model(specs.dataset, decoders[METHOD].target.checkpoint))
-    examples = cached_examples(specs.dataset)
+    whole = cached_examples(specs.dataset)
+    examples = cut_sources(whole, specs.dataset.max_source_tokens, decoders[METHOD].prompt_length)
     scoring = scoring.fitted([one.references for one in examples])
     if specs.runtime.batch > 1:
         for name, policy in policies.items():
             require_batches(policy.name, decoders[name].method, decoders[name].models)
     contents = {name: _without_name(content_of(policy)) for name, policy in values.items()}
-    setting = _setting(specs, examples, decoders, values)
+    setting = _setting(specs, whole, decoders, values)
     modules = _modules(values[METHOD], specs)
     if fits_a_tree(decoders[METHOD].method):
         modules.add(TREE_SEARCH)
@@ -245,7 +247,7 @@ def _setting(
     code = code_hash(tuple(sorted(_modules(policies.get(BASELINE), specs))))
     target = decoders.get(BASELINE, decoders[METHOD]).target
     unusual = {
-        "cut": (list(dataset.cut or ()), []),
+        "stop": (sorted(decoding.pop("stop")), []),
         "tokenize": (dataset.tokenize, None),
         "language": (dataset.language, None),
         "compile_drafter": (runtime.compile_drafter, "auto"),

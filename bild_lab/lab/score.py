@@ -64,8 +64,7 @@ class Clock:
 def requests_of(point: Point, examples: Iterable[Example]) -> list[Request]:
     """These examples as the point decodes them."""
     decoder, limit = point.decoders[METHOD], point.decoding.max_new_tokens
-    longest = point.specs.dataset.max_source_tokens
-    return decoder.requests([one.prompt for one in examples], limit, point.sampling, point.seed, longest)
+    return decoder.requests([one.prompt for one in examples], limit, point.sampling, point.seed)
 
 
 def baseline_is_target(point: Point) -> bool:
@@ -134,8 +133,8 @@ def tokens_of(timed: Sequence[Timed] | None, nats: Sequence[float] | None) -> li
 
 def ends_of(timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Request]) -> dict[str, float]:
     """Fields of a Result: the shares of the baseline's texts that are empty, and that the length limit cut."""
-    pairs = [(one.token_ids, request.limits) for one, request in zip(timed, requests, strict=True)]
-    cut = [len(ids) == each.max_new_tokens and ids[-1] not in each.end_tokens for ids, each in pairs]
+    pairs = [([*request.source.prompt, *one.token_ids], request) for one, request in zip(timed, requests, strict=True)]
+    cut = [one.limits.room(tokens) <= 0 and not one.limits.ended(tokens) for tokens, one in pairs]
     empty = [not text.strip() for text in texts]
     return {"baseline_empty": sum(empty) / len(empty), "baseline_cut": sum(cut) / len(cut)}
 

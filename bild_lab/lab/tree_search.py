@@ -32,6 +32,7 @@ from bild_lab.files import cache_folder, write_atomically
 from bild_lab.lab.cli import console, escape
 from bild_lab.lab.config import resolved
 from bild_lab.lab.data.examples import Example, load_examples
+from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder
 from bild_lab.lab.hashing import content_hash, content_of, data_hash
@@ -130,7 +131,7 @@ def fit_tree(decoder: Decoder, requests: Sequence[Request], facts: dict[str, Any
     for request in requests:
         trace = Trace()
         tokens = collector.decode(request, trace)
-        ended = tokens[-1] in request.limits.end_tokens
+        ended = request.limits.ended(tokens)
         texts.append(Text(tokens, request.limits.prompt_length, trace.rounds, ended))
         seen += len(trace.rounds)
         if seen >= ROUNDS:
@@ -270,14 +271,15 @@ def with_fitted_tree(point: Point) -> Point:
 
 def other_texts(point: Point) -> tuple[str, list[Example]]:
     """A split that the point does not report on, with its first texts; the point's own if there is no other."""
-    dataset = point.specs.dataset
+    dataset, count = point.specs.dataset, point.decoders[METHOD].prompt_length
     reported = {one.prompt for one in point.examples}
     for split in ("validation", "train"):
         if split == canonical_split(dataset.split):
             continue
         spec = replace(dataset, split=split, limit=AUTO_EXAMPLES, turns=1, history=None)
         with suppress(UserError):  # the dataset lacks this split
-            examples = [one for one in load_examples(spec) if one.prompt not in reported]
+            whole = cut_sources(load_examples(spec), spec.max_source_tokens, count)
+            examples = [one for one in whole if one.prompt not in reported]
             if examples:
                 return split, examples
     return dataset.split, [one for one in point.examples if one.turn == 1][:AUTO_EXAMPLES]

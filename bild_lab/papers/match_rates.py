@@ -34,9 +34,10 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Rows, Session, Want
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, progress
-from bild_lab.lab.config import typed
+from bild_lab.lab.config import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.formatting import short_name
@@ -269,7 +270,9 @@ def match_rates(cfg: DictConfig) -> None:
     require_whole("decoding.max_new_tokens", longest, 1)
     target = target_of(cfg)
     dataset = for_model(dataset, target.checkpoint)
-    examples = load_examples(dataset)
+    stop = stop_strings(cfg.decoding.stop)
+    decoder = Decoder(target, alone(target), (target,), stop=stop)
+    examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, decoder.prompt_length)
     settings = {
         "model.path": target.checkpoint.path,
         "model.weights": target.checkpoint.fingerprint,
@@ -279,6 +282,7 @@ def match_rates(cfg: DictConfig) -> None:
         "heads' files": [file_hash(heads) for heads in spec.heads],
         "positions": spec.positions,
         "decoding.max_new_tokens": longest,
+        **({"decoding.stop": sorted(stop)} if stop else {}),
         "runtime.dtype": str(target.dtype).removeprefix("torch."),
         **{f"dataset.{key}": value for key, value in asdict(dataset).items()},
         "data": data_hash(examples),
@@ -291,8 +295,7 @@ def match_rates(cfg: DictConfig) -> None:
                 f"{file} does not describe match rates; choose another name=NAME, or remove the folder"
             ) from error
         require_same_settings(folder, "match rates", held, settings, MOVED)
-    prompts, cut = [one.prompt for one in examples], dataset.max_source_tokens
-    requests = Decoder(target, alone(target), (target,)).requests(prompts, longest, None, 0, cut)
+    requests = decoder.requests([one.prompt for one in examples], longest)
     with progress() as bar:
         task = bar.add_task("texts", total=len(requests))
         found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))

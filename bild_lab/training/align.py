@@ -90,8 +90,8 @@ def require_fits(calibration: Calibration, small: Checkpoint) -> None:
 def split_answers(calibration: Calibration, held_out: int) -> tuple[list[Answer], list[Answer]]:
     """Answers to train on and held-out answers, which are spread evenly over the data.
 
-    Answers cut at the length limit are left out: the drafter would learn to end where the target does not. Raises
-    UserError if no answers are left to train on.
+    Answers that a length limit or a stop string cut are left out: the drafter would learn to end where the target does
+    not. Raises UserError if no answers are left to train on.
     """
     whole = [answer for answer in calibration.answers if answer.finish_reason == END]
     if len(whole) < held_out + 1:

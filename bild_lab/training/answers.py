@@ -22,12 +22,13 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.stop import StopStrings
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.hashing import content_hash
 
 MANIFEST = "manifest.json"
-END, LENGTH = "end", "length"
+END, STOP, LENGTH = "end", "stop", "length"
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Answer:
     """One row: a prompt as the tokenizer gets it, and the target's answer.
 
     answer: without special tokens. answer_token_ids: as emitted, the end token included. finish_reason: "end", or
-    "length" if max_new_tokens cut the answer.
+    "stop" if a stop string did, or "length" if max_new_tokens cut the answer.
     """
 
     id: str
@@ -149,20 +150,20 @@ def greedy_answers(
     max_new_tokens: int,
     batch_size: int,
     advance: Callable[[int], None] = lambda count: None,
+    stop: Sequence[str] = (),
 ) -> list[list[int]]:
     """The tokens that `vanilla` emits for each prompt, decoded in batches, the longest prompts first.
 
     They are vanilla's on the CPU kernels in every precision, and on our own decoders in float32. A model on hf answers
     by batched `generate`. batch_size: at most; fewer where their caches would not fit. advance: called with 1 after
-    each answer.
+    each answer. stop: stop strings, which end an answer too.
     """
-    lengths = [len(one.prompt) if one.encoder_ids is None else one.encoder_ids.shape[1] for one in sources]
-    order = sorted(range(len(sources)), key=lambda index: -lengths[index])
-    requests = [
-        Request(sources[index].to(model.device), Limits(len(sources[index].prompt), max_new_tokens, ends))
-        for ends in [model.checkpoint.end_tokens]
-        for index in order
-    ]
+    order = sorted(range(len(sources)), key=lambda index: -sources[index].length)
+    stops = StopStrings(tuple(stop), model.checkpoint) if stop else None
+    requests = []
+    for index in order:
+        limits = Limits(len(sources[index].prompt), max_new_tokens, model.checkpoint.end_tokens, stop=stops)
+        requests.append(Request(sources[index].to(model.device), limits))
     method: Method = HuggingFaceGenerate(model)
     if model.engine != "hf":
         method = DraftThenVerify(model, NoDraft(model), ExactMatch())

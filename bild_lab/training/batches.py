@@ -19,6 +19,7 @@ from bild_lab.engine.models.pieces import begin_of_text
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import cut_sources
 
 IGNORED = -100  # a label without a loss
 _CHUNK = 1000  # texts tokenized at once
@@ -55,14 +56,15 @@ def tokenize(
 ) -> list[TokenizedExample]:
     """Prompts as decoding tokenizes them (`Checkpoint.source`), and first references as answers.
 
-    max_source_tokens: None keeps whole prompts. An answer has no special token but the end token, which counts. Raises
-    UserError for a decoder's prompt without tokens.
+    max_source_tokens: of a longer prompt the end of the source is left out; None keeps whole prompts. An answer has no
+    special token but the end token, which counts. Raises UserError for a decoder's prompt without tokens.
     """
     found = []
-    cut = {} if max_source_tokens is None else {"truncation": True, "max_length": max_source_tokens}
+    count = lambda prompt: len(tokenizer(prompt, verbose=False)["input_ids"])  # noqa: E731
+    examples = cut_sources(examples, max_source_tokens, count)
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]
-        prompts = tokenizer([example.prompt for example in chunk], verbose=False, **cut)["input_ids"]
+        prompts = tokenizer([example.prompt for example in chunk], verbose=False)["input_ids"]
         answers = tokenizer([example.references[0] for example in chunk], add_special_tokens=False, verbose=False)
         for example, prompt, answer in zip(chunk, prompts, answers["input_ids"], strict=True):
             prompt = prompt or begin_of_text(tokenizer)

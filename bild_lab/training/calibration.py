@@ -15,9 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bild_lab.engine.drafters.ngram import vocabulary_hash
+from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import within_memory
 from bild_lab.engine.models.ranks import launched
 from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -25,7 +27,17 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.measure.environment import environment
-from bild_lab.training.answers import END, LENGTH, MANIFEST, SCHEMA, Answer, contents_hash, greedy_answers, read_part
+from bild_lab.training.answers import (
+    END,
+    LENGTH,
+    MANIFEST,
+    SCHEMA,
+    STOP,
+    Answer,
+    contents_hash,
+    greedy_answers,
+    read_part,
+)
 from bild_lab.training.folder import keep_plan, write_json, writing
 
 _WHAT, _REMEDY = "the calibration data", "finished parts are kept; make room and run the same command again"
@@ -37,7 +49,7 @@ class CalibrationJob:
     """What to answer, with which model, and the folder for the answers.
 
     batch_size: prompts decoded at once. part_size: examples of one file; a kill loses at most one file per process.
-    dataset_words: of the command that chose the dataset.
+    dataset_words: of the command that chose the dataset. stop: stop strings, which end an answer.
     """
 
     target: LoadedModel
@@ -48,6 +60,7 @@ class CalibrationJob:
     part_size: int
     folder: Path
     dataset_words: Sequence[str] = ()
+    stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_whole("decoding.max_new_tokens", self.max_new_tokens, 1)
@@ -58,6 +71,7 @@ class CalibrationJob:
     def plan(self) -> dict[str, Any]:
         """Everything that decides the rows and how they are divided into parts."""
         checkpoint, dtype = self.target.checkpoint, str(self.target.dtype).removeprefix("torch.")
+        stop = {"stop": sorted(self.stop)} if self.stop else {}
         return {
             "schema": 1,
             "model": {
@@ -68,7 +82,7 @@ class CalibrationJob:
                 "encoder_decoder": checkpoint.encoder_decoder,
                 "vocabulary": vocabulary_hash(checkpoint.vocabulary),
             },
-            "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype},
+            "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype, **stop},
             "dataset": asdict(self.dataset),
             "data": content_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
             "count": len(self.examples),
@@ -116,20 +130,20 @@ def generate_calibration(job: CalibrationJob, report: Callable[[int, int], None]
 
 def _write_part(job: CalibrationJob, part: range, process: int, advance: Callable[[int], None]) -> None:
     examples, checkpoint = [job.examples[index] for index in part], job.target.checkpoint
-    sources = [checkpoint.source(example.prompt, job.dataset.max_source_tokens) for example in examples]
+    sources = [checkpoint.source(example.prompt) for example in examples]
     started = time.perf_counter()
     with within_memory(checkpoint.path, job.target.device, "set runtime.dtype=bfloat16, or use a larger device"):
         job.target.load()
     with within_memory(f"batch_size={job.batch_size}", job.target.device, "lower it, finished parts are kept"):
-        emitted = greedy_answers(job.target, sources, job.max_new_tokens, job.batch_size, advance)
+        emitted = greedy_answers(job.target, sources, job.max_new_tokens, job.batch_size, advance, job.stop)
     seconds = time.perf_counter() - started
     rows = [
         Answer(
             example.id,
             example.prompt,
-            checkpoint.tokenizer.decode(tokens, skip_special_tokens=True).strip(),
+            before_stop(checkpoint.tokenizer.decode(tokens, skip_special_tokens=True), job.stop).strip(),
             tokens,
-            END if tokens[-1] in checkpoint.end_tokens else LENGTH,
+            _reason(checkpoint, tokens, job.stop),
         )
         for example, tokens in zip(examples, emitted, strict=True)
     ]
@@ -138,6 +152,13 @@ def _write_part(job: CalibrationJob, part: range, process: int, advance: Callabl
     pq.write_table(table.replace_schema_metadata({"seconds": str(seconds), "process": str(process)}), content)
     with writing(job.file(part), _WHAT, _REMEDY):
         write_atomically(job.file(part), content.getvalue())
+
+
+def _reason(checkpoint: Checkpoint, tokens: list[int], stop: tuple[str, ...]) -> str:
+    """Why an answer has ended."""
+    if tokens[-1] in checkpoint.end_tokens:
+        return END
+    return STOP if stop and StopStrings(stop, checkpoint).completed(tokens) else LENGTH
 
 
 def _write_manifest(job: CalibrationJob) -> None:

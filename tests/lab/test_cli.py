@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 import run
 from bild_lab.lab import application, cli, runner
 from bild_lab.lab.cli import quote_free_text
+from bild_lab.lab.config import compose_config
 from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.records import Sweep
@@ -307,10 +308,31 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ("comparison.path=/a b", "comparison.path='/a b'"),
         ("unaligned.path=/a=b", "unaligned.path='/a=b'"),
         ("policy.fallback=0.5,0.6", "policy.fallback=0.5,0.6"),
+        (r"dataset.prompt_template=\frac {source}", r"dataset.prompt_template='\frac {source}'"),
+        ("dataset.prompt_template={source}\\", r"dataset.prompt_template='{source}\\'"),
     ],
 )
 def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -> None:
     assert quote_free_text(word) == expected
+
+
+@pytest.mark.parametrize(
+    ("word", "wanted"),
+    [
+        (r'dataset.cut="\n"', "\n"),
+        (r"dataset.cut=\n", "\n"),  # what a shell leaves of it
+        (r"decoding.stop=[\n\n,Question:]", ["\n\n", "Question:"]),
+        (r"decoding.stop=['\t',\"it's\n\"]", ["\t", "it's\n"]),
+        (r"decoding.stop=['a\\nb']", [r"a\nb"]),  # a backslash and a letter, as code may have
+        (r"dataset.prompt_template=Q: {source}\nA, b:", "Q: {source}\nA, b:"),
+        (r"dataset.chat_template=['a\n{question}','{question}']", ["a\n{question}", "{question}"]),
+        (r"dataset.path=a\nb", r"a\nb"),  # no text of a prompt
+    ],
+)
+def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: object) -> None:
+    group, key = word.partition("=")[0].split(".")
+    cfg = compose_config(["dataset=local", quote_free_text(word)])
+    assert cfg[group][key] == wanted
 
 
 BAD_INPUT = {

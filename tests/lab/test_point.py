@@ -112,14 +112,15 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
     """A part under another key would measure every finished point again."""
     seen: list[dict] = []
     monkeypatch.setattr(module, "content_hash", lambda parts: seen.append(parts) or "a name")
-    point = prepare(compose_config([*base, "policy=speculative", "measure.certify=true", "dataset.cut=[w4,w5]"]))
+    point = prepare(compose_config([*base, "policy=speculative", "measure.certify=true", "dataset.cut=[w5,w4]"]))
     parts = "policies setting traced_examples certify target_log_probability metrics categories weights external code"
     assert point.id == "a name" and set(seen[-1]) == set(parts.split())
     assert seen[-1]["certify"] is True and seen[-1]["categories"] == [one.category for one in point.examples]
     assert seen[-1]["setting"] == {
         key: value for key, value in point.setting.items() if key not in ("target", "draft", "second_draft")
     }
-    assert point.scoring.cut == ("w4", "w5") and point.setting["cut"] == ["w4", "w5"]
+    assert point.setting["stop"] == ["w4", "w5"] and "stop" not in point.setting["decoding"]
+    assert {decoder.stop for decoder in (*point.decoders.values(), point.vanilla)} == {("w5", "w4")}
     prepare(compose_config([*base, "dataset.metrics=[bleu,chrf]"]))
     assert seen[-1]["metrics"] == {"chrf": ""}
     assert not {"tokenize", "language"} & set(seen[-1]["setting"])

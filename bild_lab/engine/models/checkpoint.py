@@ -32,8 +32,9 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from bild_lab.engine.models.chat import ChatSettings, chat_text
 from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_progress_bars, require_hub
-from bild_lab.engine.models.pieces import Pieces, begin_of_text
+from bild_lab.engine.models.pieces import METASPACE, Pieces, begin_of_text
 from bild_lab.engine.models.weights import StoredWeights
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
@@ -189,7 +190,7 @@ class Checkpoint:
             ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"] or begin_of_text(self.tokenizer)
             ids = self._once_started(prompt, ids)
         elif prompt and isinstance(prompt[0], Mapping):
-            ids = self._chat(prompt)[:max_tokens]
+            ids = self.chat_tokens(prompt, ChatSettings())[:max_tokens]
         else:
             ids = [int(token) for token in prompt][:max_tokens]
             size = self.config.get_text_config(decoder=True).vocab_size
@@ -203,17 +204,27 @@ class Checkpoint:
             return Source(prompt=(self.decoder_start,), encoder_ids=torch.tensor([ids]))
         return Source(prompt=tuple(ids))
 
+    def continuation(self, tokens: Sequence[int]) -> str:
+        """What new tokens write behind a prompt, without special tokens. Leading spaces are kept."""
+        text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        if self.encoder_decoder:
+            return text
+        pieces = self.tokenizer.convert_ids_to_tokens(list(tokens), skip_special_tokens=True)
+        written = "".join(piece or "" for piece in pieces)
+        spaces = len(written) - len(written.lstrip(METASPACE))
+        return " " * spaces + text.lstrip(" ") if spaces else text
+
     def _once_started(self, text: str, ids: list[int]) -> list[int]:
         """The tokens without the start token that was added to a text that has it, as chat templates write it."""
         start = self.tokenizer.bos_token
         twice = start is not None and text.startswith(start) and ids[:2] == [self.tokenizer.bos_token_id] * 2
         return ids[1:] if twice else ids
 
-    def _chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def chat_tokens(self, messages: Sequence[Mapping[str, str]], chat: ChatSettings) -> list[int]:
+        """The messages of a chat as token ids. Raises UserError for a tokenizer without a chat template."""
         if self.tokenizer.chat_template is None:
             raise UserError(f"the tokenizer of {self.path} has no chat template; give the prompt as text")
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return self.tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
+        return self.tokenizer(chat_text(self, messages, chat), verbose=False, add_special_tokens=False)["input_ids"]
 
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         """Load the model on the CPU, or where these options of `from_pretrained` put it.

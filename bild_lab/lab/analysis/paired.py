@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.statistics import paired_ratio
 from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.metrics.quality import NO_REFERENCE, Difference, Judged, cut_text, judge, judge_values
+from bild_lab.lab.metrics.quality import NO_REFERENCE, Difference, Judged, judge, judge_values
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, metric_named
 from bild_lab.lab.metrics.writing import Writing
 from bild_lab.lab.schema.examples import MeasuredExample
@@ -223,7 +224,8 @@ class _Side:
 
     def judged(self, metric: str, baseline: _Side | None = None) -> Judged | None:
         """These outputs, beside others if there are any, from their stored values or else from their texts."""
-        shown, cut = self.quality(metric).metric, self.result.setting.get("cut") or ()
+        shown = self.quality(metric).metric
+        cut = self.result.setting.get("cut") or ()  # of older results, whose texts went on behind stop strings
         sides = [one.examples for one in (self, baseline) if one is not None]
         if all(metric in (one.scores or {}) for side in sides for one in side):
             return judge_values(shown, *([one.scores[metric] for one in side] for side in sides), seed=SACREBLEU_SEED)
@@ -236,7 +238,7 @@ class _Side:
             return judge(metric, sums[0], theirs, [NO_REFERENCE] * len(sums[0]), seed=SACREBLEU_SEED)
         if self.references is None:
             return None
-        texts, theirs = [[cut_text(one.prediction, cut) for one in side] for side in sides], None
+        texts, theirs = [[before_stop(one.prediction, cut) for one in side] for side in sides], None
         if baseline is not None:
             theirs = texts[1]
         return judge(metric, texts[0], theirs, self.references, seed=SACREBLEU_SEED, writing=self.writing)

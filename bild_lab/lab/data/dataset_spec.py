@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from bild_lab.engine.models.chat import ChatSettings, chat_text
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.formats import plain_stem, suffix_of
 from bild_lab.lab.data.rows import SPLIT_WORDS, canonical_split, split_of
@@ -83,6 +83,10 @@ class DatasetSpec:
     prompt_template: str = "{source}"
     # holds {question}; with several, each question is asked in all; checkpoint: as the model's tokenizer writes turns
     chat_template: Any = "{question}"
+    # of chat_template=checkpoint: the day for templates that write the date, such as 2026-01-01, which null means
+    chat_template_date: str | None = None
+    # of chat_template=checkpoint: what its template is told, such as {enable_thinking: false}
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
     next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
     # a file or folder with columns `id` and `answer`, which later turns continue; references: the dataset's own answers
@@ -99,20 +103,20 @@ class DatasetSpec:
     # of the references: en, de, zh-CN and so on; it chooses the words and a decimal comma; null: pair.target_language,
     # else by the script of the references
     language: str | None = None
-    cut: Any = None  # the text that is scored ends before the first of these; agreement compares all
+    cut: Any = None  # stop strings of the task, which decoding.stop takes: a text ends before the first of them
     # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and {answer} for the output
     reference_template: str | None = None
     shots: int = 0  # how many solved examples come before every question
     shot_split: str = "train"  # the first examples of this split; it must be another one than split
     shot_template: str = SHOT  # of a solved example; must hold both
-    max_source_tokens: int | None = None  # the tokenizer cuts the prompt to this length, at least 1; null: never
+    max_source_tokens: int | None = None  # a longer prompt loses the end of its source, at least 1; null: never
 
     def __post_init__(self) -> None:
-        for field in (*_COLUMNS, "metrics", "cut"):
-            object.__setattr__(self, field, _names(field, getattr(self, field)))
-        for field in ("limit", "max_source_tokens", "turns"):
-            if getattr(self, field) is not None:
-                require_whole(f"dataset.{field}", getattr(self, field), 1, remedy="use null for no limit")
+        for key in (*_COLUMNS, "metrics", "cut"):
+            object.__setattr__(self, key, _names(key, getattr(self, key)))
+        for key in ("limit", "max_source_tokens", "turns"):
+            if getattr(self, key) is not None:
+                require_whole(f"dataset.{key}", getattr(self, key), 1, remedy="use null for no limit")
         require_whole("dataset.shots", self.shots, 0)
         chat = (self.chat_template,) if isinstance(self.chat_template, str) else tuple(self.chat_template or ())
         if not chat or not all(isinstance(one, str) for one in chat):
@@ -120,6 +124,12 @@ class DatasetSpec:
         object.__setattr__(self, "chat_template", chat)
         if chat != (CHECKPOINT,):
             _ = self.templates
+            _require(
+                self.chat_template_date is None and not self.chat_template_kwargs,
+                "chat_template_date and chat_template_kwargs have an effect on a model's own chat template alone; "
+                "set template=chat, or leave them out",
+            )
+        _ = self.chat
         if self.name is None:
             object.__setattr__(self, "name", _name_of(self.path, self.hub_id))
         if self.split is None:
@@ -156,10 +166,9 @@ class DatasetSpec:
             f"got {self.reference_template!r}; conf/dataset/humaneval.yaml has one",
         )
         _require(
-            self.max_source_tokens is None
-            or (self.turns == 1 and all(one.endswith("{question}") for one in self.chat_template)),
-            "max_source_tokens cuts a prompt at its end, which a chat template and later turns need whole, "
-            f"got {self.max_source_tokens}; set dataset.max_source_tokens=null",
+            self.max_source_tokens is None or self.turns == 1,
+            "max_source_tokens cuts the source of a first turn, and later turns need whole ones, "
+            f"got {self.max_source_tokens}; set dataset.max_source_tokens=null or dataset.turns=1",
         )
         _require(self.path or self.hub_id, f"path=DIR or dataset.hub_id must be set for {self.name!r}")
 
@@ -188,6 +197,11 @@ class DatasetSpec:
         return Writing(self.tokenize, self.language or target_language)
 
     @property
+    def chat(self) -> ChatSettings:
+        """What the model's own chat template is told."""
+        return ChatSettings(self.chat_template_date, self.chat_template_kwargs)
+
+    @property
     def has_references(self) -> bool:
         return bool(self.reference_column or self.reference_template)
 
@@ -204,17 +218,17 @@ def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
     """
     if spec.chat_template != (CHECKPOINT,):
         return spec
-    first, later = own_template(checkpoint)
+    first, later = own_template(checkpoint, spec.chat)
     if later is None and spec.turns != 1:
         raise UserError(
             f"the chat template of {checkpoint.path} writes a first turn otherwise once it is answered, so later turns "
             "cannot continue it; set dataset.turns=1, or give dataset.chat_template and next_turn_template as text"
         )
-    return replace(spec, chat_template=first, next_turn_template=later or Template.next_turn)
+    texts = {"chat_template": first, "next_turn_template": later or Template.next_turn}
+    return replace(spec, **texts, chat_template_date=None, chat_template_kwargs={})  # they are in these texts
 
 
-@lru_cache(maxsize=4)
-def own_template(checkpoint: Checkpoint) -> tuple[str, str | None]:
+def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str | None]:
     """A tokenizer's chat template as the texts of `Template`; None for later turns that do not continue the first.
 
     The system prompt is the template's own. What it does to single texts, such as trimming them, is left out.
@@ -226,10 +240,7 @@ def own_template(checkpoint: Checkpoint) -> tuple[str, str | None]:
             "another, such as template=vicuna_short, or leave it out for a model that was not trained to chat"
         )
     question, answer = ({"role": role, "content": f"{{{text}}}"} for role, text in ROLES.items())
-    once, again = (
-        tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        for turns in ([question], [question, answer, question])
-    )
+    once, again = (chat_text(checkpoint, turns, chat) for turns in ([question], [question, answer, question]))
     later = again.removeprefix(once) if again.startswith(once) else None
     start = tokenizer.bos_token
     if start is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:  # it adds the token itself

@@ -18,6 +18,7 @@ from bild_lab.errors import UserError
 from bild_lab.files import shipped
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
 from bild_lab.lab.data.formats import Row
+from bild_lab.lab.data.prompts import SourcePrompt
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
 from bild_lab.lab.data.turns import with_answers
 from bild_lab.lab.metrics.programs import ANSWER
@@ -128,8 +129,9 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             continue
         else:
             turns = _turns(spec, where, row)
-        source, question = _question(spec, where, row, turns[0])
-        question = shots + question
+        source, around = _question(spec, where, row, turns[0])
+        around = (shots + around[0], *around[1:])
+        question = turns[0].join(around)
         own_id, category = _optional(row, spec.id_column), _optional(row, spec.category_column)
         example = Example(
             id=f"{split}-{index}" if own_id is None else str(own_id),
@@ -140,7 +142,9 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
         )
         for number, template in enumerate(spec.templates, start=1):
             asked = example if len(spec.templates) == 1 else replace(example, id=f"{example.id}@{number}")
-            asked_turns = conversation(asked, [question, *turns[1:]], template)
+            first, *later = conversation(asked, [question, *turns[1:]], template)
+            whole = SourcePrompt(turns[0], inserted(template.first.split("{question}"), around))
+            asked_turns = [replace(first, prompt=whole), *later]
             for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
                 yield turn if answer is None or not spec.reference_column else replace(turn, references=(answer,))
     if instructed:
@@ -247,16 +251,18 @@ def _dialogue(spec: DatasetSpec, messages: Sequence[Message]) -> tuple[list[str]
     return questions, answers
 
 
-def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, str]:
-    """The source with its input, and the question that the task asks about it."""
+def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, tuple[str, ...]]:
+    """The source with its input, and the texts around the source in the question that the task asks about it."""
     text = _optional(row, spec.input_column)
     if text is not None and not isinstance(text, str):
         raise UserError(f"{where}: {' or '.join(spec.input_column)} must be a string, got {text!r}")
+    parts = spec.prompt_template.split("{source}")
     if spec.input_column and "{input}" in spec.prompt_template:
-        return source, fill_template(spec.prompt_template, source=source, input=text or "")
-    if text and text.strip():
-        source = f"{source}\n{text}"
-    return source, fill_template(spec.prompt_template, source=source)
+        return source, tuple(fill_template(part, input=text or "") for part in parts)
+    if not text or not text.strip():
+        return source, tuple(parts)
+    first, *others = parts
+    return f"{source}\n{text}", (first, *(f"\n{text}{part}" for part in others))
 
 
 def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
@@ -356,6 +362,16 @@ def fill_template(template: str, **values: str) -> str:
     """The template with its placeholders replaced. Other braces, and braces in the values, are unchanged."""
     names = "|".join(map(re.escape, values))
     return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
+
+
+def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
+    """The texts around a source, where `inner` are those in a question, and `outer` those around the question."""
+    around = [outer[0]]
+    for text in outer[1:]:
+        around[-1] += inner[0]
+        around.extend(inner[1:])
+        around[-1] += text
+    return tuple(around)
 
 
 def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,25 +14,38 @@ import torch
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch, quiet_batch, require_batches, require_room
 from bild_lab.engine.models.admission import trained_positions
+from bild_lab.engine.models.chat import ChatSettings
 from bild_lab.engine.models.checkpoint import Prompt
+from bild_lab.engine.models.pieces import BYTE
 from bild_lab.engine.processors import Processors
-from bild_lab.engine.protocols import Method, Prepares, Streams
+from bild_lab.engine.protocols import External, Method, Prepares, Streams
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.stop import UNFINISHED, StopStrings, before_stop
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.config import compose_policy, resolved
+from bild_lab.lab.config import compose_policy, resolved, stop_strings
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
 from bild_lab.lab.data.turns import with_answers, with_earlier_turns
 from bild_lab.lab.decoding.languages import Languages, warn
 from bild_lab.lab.formatting import number, short_name
 from bild_lab.lab.hashing import code_hash, content_hash, modules_of
 
+# what decoders of WordPiece, and `clean_up_tokenization` of Transformers, write without spaces
+CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're", " do not")
+KNOWS_NO_STOP = (
+    "{} knows no stop strings here, so its seconds would count what comes after them; set decoding.stop=null, or use "
+    "policy=hf_generate"
+)
 METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
-SPACE = "▁"  # how SentencePiece writes a space, of which decoding drops the first
+
+
+A_PROMPT = "text, token ids or the messages of a chat, or a list of such prompts"
+RAW = (bytes, bytearray, memoryview)  # sequences of numbers that are no token ids
 
 
 @dataclass(frozen=True)
@@ -63,13 +75,29 @@ class Timed:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A target model and a method that decodes with it."""
+    """A target model and a method that decodes with it.
+
+    stop: stop strings of all its texts, for which a call may give others. chat: how the messages of a chat are written.
+    policy: its name.
+    """
 
     target: LoadedModel
     method: Method
     models: tuple[LoadedModel, ...]  # the target, then the models that draft
     processors: Processors = Processors()
     languages: Languages = Languages()
+    stop: tuple[str, ...] = ()
+    chat: ChatSettings = ChatSettings()
+    policy: str = ""
+
+    def __repr__(self) -> str:
+        drafters = "".join(f", draft={model.checkpoint.path}" for model in self.models if model is not self.target)
+        policy = self.policy or type(self.method).__name__
+        precision = str(self.target.dtype).removeprefix("torch.")
+        if self.target.bits is not None:
+            precision = f"{precision}, weights={self.target.bits}"
+        engine = f"engine={self.method.engine}, dtype={precision}"
+        return f"Decoder(policy={policy}, target={self.target.checkpoint.path}{drafters}, {engine})"
 
     @property
     def running(self) -> tuple[LoadedModel, ...]:
@@ -102,13 +130,25 @@ class Decoder:
         sampling: Sampling | None = None,
         seed: int = 0,
         max_source_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
     ) -> Request:
-        """Tokenize a prompt (text, token ids or messages) and set its limits and sampling."""
+        """Tokenize a prompt (text, token ids or messages) and set its limits and sampling.
+
+        stop: stop strings; None for those of the decoder.
+        """
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
+        if isinstance(prompt, SourcePrompt) and max_source_tokens is not None:
+            prompt = prompt.within(max_source_tokens, self.prompt_length)
+        if several_messages(prompt):
+            prompt = self._chat_tokens(prompt, max_source_tokens)
         source = self.languages.text(self.target, prompt, max_source_tokens)
         positions = self._require_positions(source, max_new_tokens)
-        limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens, positions)
+        checkpoint, strings = self.target.checkpoint, self.stop if stop is None else tuple(stop)
+        stops = StopStrings(strings, checkpoint) if strings else None
+        if stops and isinstance(self.method, External):
+            raise UserError(KNOWS_NO_STOP.format(self.method.engine))
+        limits = Limits(len(source.prompt), max_new_tokens, checkpoint.end_tokens, positions, stops)
         if self.processors:
             processors = self.processors.for_text(source, limits, self.target.checkpoint.config)
             source = replace(source, processors=processors)
@@ -127,6 +167,29 @@ class Decoder:
                     f"{len(lengths)} here may be longer; lower dataset.max_source_tokens or decoding.max_new_tokens"
                 )
         return found
+
+    def prompt_length(self, prompt: Prompt) -> int:
+        """How many tokens the target reads of a prompt."""
+        return self.languages.text(self.target, prompt, None).length
+
+    def _chat_tokens(self, messages: Sequence[Mapping[str, str]], most: int | None) -> list[int]:
+        """A chat as token ids, at most so many of them: the end of the last message is left out."""
+        checkpoint, (*earlier, last) = self.target.checkpoint, messages
+
+        def tokens_of(characters: int | None) -> list[int]:
+            shortened = {**last, "content": last["content"][:characters]}
+            return checkpoint.chat_tokens([*earlier, shortened], self.chat)
+
+        whole = tokens_of(None)
+        if most is None or len(whole) <= most:
+            return whole
+        fitting = longest_fitting(len(last["content"]), lambda length: len(tokens_of(length)) <= most)
+        if not fitting:
+            raise UserError(
+                f"max_source_tokens={most} leaves no room for the last message: the chat without it has "
+                f"{len(tokens_of(0))} tokens; raise it, or leave earlier messages out"
+            )
+        return tokens_of(fitting)
 
     def _require_positions(self, source: Source, max_new_tokens: int) -> int | None:
         """How many tokens all models can read; None for any number. Raises UserError for a longer request."""
@@ -165,22 +228,24 @@ class Decoder:
         seed: int = 0,
         max_source_tokens: int | None = None,
         batch: int | None = 1,
+        stop: str | Sequence[str] | None = None,
     ) -> Generation | list[Generation]:
         """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round and its stages.
 
         prompt: text, token ids, or the messages of a chat; or a list of such prompts, which gives a list.
-        max_source_tokens: a longer prompt is cut to so many tokens; None: never.
+        max_source_tokens: a longer prompt is cut to so many tokens, of a chat the last message; None: never.
+        stop: one or several stop strings; the text ends before the first of them. None: those of `load`.
         batch: how many of several prompts to decode at once, to the same texts; their traces then have no stages. None:
         as many as pay where nobody times, one for what decodes no batches.
         """
-        if hasattr(prompt, "tolist"):  # a tensor or an array
-            prompt = prompt.tolist()
-        options = (max_new_tokens, Sampling(temperature, top_k, top_p), seed, max_source_tokens)
+        prompt = plain_prompt(prompt)
+        strings = self.stop if stop is None else stop_strings(stop)
+        options = (max_new_tokens, sampling_of(temperature, top_k, top_p), seed, max_source_tokens, strings)
         if several(prompt):
             if batch == 1:
-                own = (max_new_tokens, temperature, top_k, top_p, seed, max_source_tokens)
+                own = (max_new_tokens, temperature, top_k, top_p, seed, max_source_tokens, 1, strings)
                 return [self.generate(one, *own) for one in prompt]
-            return self._generate_together(self.requests(prompt, *options), batch)
+            return self._generate_together(self.requests(prompt, *options), batch, strings)
         (request,) = self.requests([prompt], *options)
         self.load_weights()
         if isinstance(self.method, Prepares):
@@ -190,9 +255,9 @@ class Decoder:
         tokens = self.method.decode(request, trace)
         self.synchronize()
         emitted = tokens[request.limits.prompt_length :]
-        return Generation(self.text(emitted), emitted, trace, time.perf_counter() - started)
+        return Generation(self.text(emitted, strings), emitted, trace, time.perf_counter() - started)
 
-    def _generate_together(self, requests: list[Request], batch: int | None) -> list[Generation]:
+    def _generate_together(self, requests: list[Request], batch: int | None, stop: Sequence[str]) -> list[Generation]:
         """Raises UserError for a method that decodes no batches, and for a batch that does not fit into memory."""
         self.load_weights()
         if batch is None:
@@ -201,7 +266,7 @@ class Decoder:
             require_batches(type(self.method).__name__, self.method, self.models)
             require_room(self.models, requests, batch)
         texts = decode_batch(self.method, requests, Batch(batch))
-        return [Generation(self.text(one.token_ids), one.token_ids, one.trace, one.latency_s) for one in texts]
+        return [Generation(self.text(one.token_ids, stop), one.token_ids, one.trace, one.latency_s) for one in texts]
 
     def stream(
         self,
@@ -211,39 +276,51 @@ class Decoder:
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
+        stop: str | Sequence[str] | None = None,
     ) -> Iterator[str]:
         """The text of `generate` in pieces, as tokens are accepted.
 
         A method that cannot stream, such as a peer, gives the text in one piece.
         """
+        prompt = plain_prompt(prompt)
         if several(prompt):
             raise UserError(f"a stream has one prompt, got a list of {len(prompt)}; use generate, or stream each")
-        (request,) = self.requests([prompt], max_new_tokens, Sampling(temperature, top_k, top_p), seed)
+        strings = self.stop if stop is None else stop_strings(stop)
+        sampling = sampling_of(temperature, top_k, top_p)
+        (request,) = self.requests([prompt], max_new_tokens, sampling, seed, None, strings)
         self.load_weights()
         if isinstance(self.method, Streams):
             parts = self.method.stream(request, Trace())
         else:
             parts = iter([self.method.decode(request, Trace())[request.limits.prompt_length :]])
         emitted: list[int] = []
-        shown = ""
+        shown, stripped = "", self.target.checkpoint.encoder_decoder
         for part in parts:
             emitted += part
-            text = settled(self.text(emitted))
+            text = settled(self.text(self._whole_characters(emitted), strings), strings)
+            text = text.rstrip() if stripped else text  # as the whole text is
             if text.startswith(shown) and len(text) > len(shown):
                 yield text[len(shown) :]
                 shown = text
-        if rest := self.text(emitted)[len(shown) :]:
+        if rest := self.text(emitted, strings)[len(shown) :]:
             yield rest
 
-    def text(self, token_ids: list[int]) -> str:
-        """Without special tokens. Behind the prompt it gives the whole text: leading spaces are kept."""
+    def text(self, token_ids: Sequence[int], stop: Sequence[str] | None = None) -> str:
+        """Without special tokens, and before the first stop string; None for those of the decoder.
+
+        Behind the prompt it gives the whole text: leading spaces are kept.
+        """
         checkpoint = self.target.checkpoint
-        text = checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True)
-        if checkpoint.encoder_decoder:
-            return text.strip()
-        written = "".join(checkpoint.tokenizer.convert_ids_to_tokens(token_ids, skip_special_tokens=True))
-        spaces = len(written) - len(written.lstrip(SPACE))
-        return " " * spaces + text.lstrip(" ") if spaces else text
+        text = before_stop(checkpoint.continuation(token_ids), self.stop if stop is None else stop)
+        return text.strip() if checkpoint.encoder_decoder else text
+
+    def _whole_characters(self, token_ids: list[int]) -> list[int]:
+        """The tokens without those at the end that write single bytes: the next byte may make them invalid."""
+        names = self.target.checkpoint.tokenizer.convert_ids_to_tokens(token_ids)
+        length = len(names)
+        while length and BYTE.fullmatch(names[length - 1] or ""):
+            length -= 1
+        return token_ids[:length]
 
     def pieces(self, token_ids: Iterable[int]) -> dict[int, str]:
         """The text that each token adds, with its leading space, by token id. Special tokens are given by name."""
@@ -270,6 +347,19 @@ def loading_size(place: Path) -> str:
     return f", {number(size / 1e9, 1)} GB" if size >= 1e8 else ""
 
 
+def sampling_of(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:
+    """How tokens are chosen. Raises UserError for top_k or top_p where nothing is sampled."""
+    sampling = Sampling(temperature, top_k, top_p)
+    unused = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
+    if sampling.greedy and unused:
+        name, value = next(iter(unused.items()))
+        raise UserError(
+            f"decoding.{name}={value} has no effect without sampling, as decoding.temperature is 0; set "
+            f"decoding=sample, or decoding.{name}=null"
+        )
+    return sampling
+
+
 def several(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Whether it is a list of prompts: its first entry is text, token ids or a list of messages.
 
@@ -277,27 +367,57 @@ def several(prompt: Prompt | Sequence[Prompt]) -> bool:
     """
     if isinstance(prompt, str):
         return False
-    known = isinstance(prompt, Sequence)
-    if not known or not all(isinstance(one, Mapping | Sequence) or hasattr(one, "__index__") for one in prompt):
-        wanted = "text, token ids or the messages of a chat, or a list of such prompts"
-        raise UserError(f"a prompt is {wanted}, got {prompt!r:.80}")
+    if not isinstance(prompt, Sequence) or isinstance(prompt, RAW) or not all(map(is_part, prompt)):
+        raise UserError(f"a prompt is {A_PROMPT}, got {prompt!r:.80}")
     return bool(prompt) and isinstance(prompt[0], Sequence)
 
 
-def settled(text: str) -> str:
-    """The text without its last two words.
+def is_part(one: object) -> bool:
+    """Whether a list of it can be a prompt or several: a token id, a message, or a prompt."""
+    if isinstance(one, (bool, *RAW)):
+        return False
+    return isinstance(one, Mapping | Sequence) or hasattr(one, "__index__")
 
-    Later tokens may still change these: a character may take several tokens, and some tokenizers remove spaces
-    before punctuation.
+
+def several_messages(prompt: Prompt) -> bool:
+    """Whether the prompt is the messages of a chat."""
+    return not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
+def plain_prompt(prompt: Any) -> Any:
+    """The prompt with tensors and arrays as lists of token ids. Raises UserError for those of other shapes or types."""
+    if isinstance(prompt, list | tuple):
+        return [plain_prompt(one) if hasattr(one, "ndim") and one.ndim else one for one in prompt]
+    if not hasattr(prompt, "ndim") or isinstance(prompt, RAW):
+        return prompt
+    if prompt.ndim != 1:
+        raise UserError(
+            f"the token ids of a prompt are one row, got an array of {prompt.ndim} dimensions; give a list of prompts, "
+            "each without padding"
+        )
+    return prompt.tolist()
+
+
+def settled(text: str, stop: Sequence[str] = ()) -> str:
+    """The text without what later tokens may still change.
+
+    This is a part of a character, a space that some tokenizers remove before punctuation, and the beginning of a stop
+    string.
     """
-    words = list(re.finditer(r"\S+", text))
-    return text[: words[-2].start()].rstrip() if len(words) > 2 else ""
+    text = text.rstrip(UNFINISHED)
+    changing = [part for part in (*CLEANED, *stop) if begun(part, text)]
+    return text[: len(text) - max((begun(part, text) for part in changing), default=0)]
+
+
+def begun(part: str, text: str) -> int:
+    """How many characters at the end of the text may be the beginning of this part."""
+    return next((length for length in range(len(part) - 1, 0, -1) if text.endswith(part[:length])), 0)
 
 
 # the keys of a point's setting that determine the target's own greedy answers, if it has them
 DECIDING = (
     *("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code", "max_source_tokens"),
-    *("processors", "source_language", "target_language", "weight_bits", "device_map"),
+    *("processors", "stop", "source_language", "target_language", "weight_bits", "device_map"),
 )
 
 

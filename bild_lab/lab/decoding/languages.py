@@ -12,7 +12,7 @@ from typing import Any
 from transformers import M2M100Tokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerBase
 
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
-from bild_lab.engine.processors import asked_for
+from bild_lab.engine.processors import STOP_STRINGS, asked_for, never_followed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
@@ -81,8 +81,16 @@ def warn_of_what_is_left_out(wanted: Any, languages: Languages, checkpoint: Chec
     """Log, once for each checkpoint, what it says about generation that will not be followed."""
     if languages.target is None and wanted != CHECKPOINT and languages_of(checkpoint.tokenizer):
         warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
-    if wanted == NONE and (settings := asked_for(checkpoint.generation)):
+    settings, others = list(asked_for(checkpoint.generation)), list(never_followed(checkpoint.generation))
+    if checkpoint.generation.stop_strings and wanted != CHECKPOINT:
+        (settings if wanted == NONE else others).append(STOP_STRINGS)
+    if wanted == NONE and settings:
         warn(f"{checkpoint.path} asks for {', '.join(settings)}; decoding.processors={CHECKPOINT} follows it")
+    if others:
+        warn(
+            f"{checkpoint.path} sets {', '.join(others)} for `generate`, which is left out: one text is decoded, up to "
+            "decoding.max_new_tokens and decoding.stop"
+        )
 
 
 @lru_cache

@@ -15,6 +15,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
+from bild_lab.engine.models.chat import ChatSettings
 from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.device import resolve_device, resolve_dtype
 from bild_lab.engine.models.gguf_file import GgufCheckpoint, recognized
@@ -33,9 +34,10 @@ from bild_lab.lab.config import (
     describe_decoder,
     find_part,
     resolved,
+    stop_strings,
     typed,
 )
-from bild_lab.lab.decoding.decoder import Decoder
+from bild_lab.lab.decoding.decoder import KNOWS_NO_STOP, Decoder
 from bild_lab.lab.decoding.languages import CHECKPOINT, NONE, Languages, warn_of_what_is_left_out
 from bild_lab.lab.hashing import parts_of
 
@@ -62,14 +64,16 @@ def load(
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
     options: knobs; and by the names and with the values of the configuration the keys of `RuntimeSpec` (`dtype`,
     `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language` …), and `processors`, which
-    may also be objects. `threads` is of the whole process. Weights load at the first decoding, and later decoders share
+    may also be objects, `stop` (stop strings), `chat_template_date` and `chat_template_kwargs` of `dataset`, for the
+    messages of a chat. `threads` is of the whole process. Weights load at the first decoding, and later decoders share
     them. Raises UserError if the parts do not fit together.
     """
     given = {"target": target, "draft": draft, "second_draft": second_draft}
     in_memory = {key: one for key, one in given.items() if not isinstance(one, str | Path | None)}
     paths = {key: None if one is None else key if key in in_memory else str(one) for key, one in given.items()}
     chosen = {group: {key: options.pop(key) for key in keys & options.keys()} for group, keys in OPTIONS.items()}
-    decoding = DecodingSpec(max_new_tokens=1, processors=options.pop("processors", NONE))
+    decoding = DecodingSpec(1, stop=options.pop("stop", None), processors=options.pop("processors", NONE))
+    chat = ChatSettings(options.pop("chat_template_date", None), options.pop("chat_template_kwargs", {}))
     if options and not isinstance(policy, str):
         raise UserError(f"knobs need a policy's name, got a composed policy; set {', '.join(options)} in it instead")
     node = compose_policy(policy, options) if isinstance(policy, str) else policy
@@ -78,7 +82,7 @@ def load(
     decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
-    return decoder
+    return replace(decoder, chat=chat)
 
 
 def decoder_of(
@@ -124,8 +128,11 @@ def decoder_of(
             f"{method.engine} knows neither processors nor target languages here; set decoding.processors={NONE} and "
             "pair.target_language=null, or use policy=hf_generate"
         )
+    stop = stop_of(decoding, target.checkpoint)
+    if isinstance(method, External) and stop:
+        raise UserError(KNOWS_NO_STOP.format(method.engine))
     warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
-    return Decoder(target, method, (target, *drafts), processors, languages)
+    return Decoder(target, method, (target, *drafts), processors, languages, stop, policy=str(policy.name))
 
 
 class _Models:
@@ -305,6 +312,12 @@ def processors_of(wanted: Any, checkpoint: Checkpoint) -> Processors:
             f"[{{_target_: transformers.NoRepeatNGramLogitsProcessor, ngram_size: 3}}], got {wanted!r}"
         )
     return Processors(own=tuple(_processor(each) for each in wanted))
+
+
+def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The stop strings of `decoding.stop`, and with `processors: checkpoint` those of the generation settings."""
+    theirs = checkpoint.generation.stop_strings if decoding.processors == CHECKPOINT else None
+    return tuple(dict.fromkeys((*decoding.stop, *stop_strings(theirs))))
 
 
 def _processor(node: Any) -> LogitsProcessor:

@@ -55,12 +55,11 @@ class Judged:
 class Scoring:
     """How a sweep's outputs are scored.
 
-    metrics: by their names in the configuration; the first leads. cut: a text that is scored ends before the first
-    of these. run_code: whether pass_at_1 may run programs. writing: how the references are written.
+    metrics: by their names in the configuration; the first leads. run_code: whether pass_at_1 may run programs.
+    writing: how the references are written.
     """
 
     metrics: tuple[str, ...]
-    cut: tuple[str, ...] = ()
     run_code: bool = False
     writing: Writing = BY_SCRIPT
 
@@ -86,10 +85,6 @@ class Scoring:
     def lead(self) -> str:
         return self.metrics[0]
 
-    def scored_text(self, metric: str, text: str) -> str:
-        """The part of an output that the metric sees; all of it for agreement, which compares outputs themselves."""
-        return text if metric == AGREEMENT else cut_text(text, self.cut)
-
     def judge(
         self,
         predictions: Sequence[str],
@@ -109,11 +104,7 @@ class Scoring:
                 found[metric] = judge(metric, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed)
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
-            ours, theirs = (
-                None if texts is None else [self.scored_text(metric, text) for text in texts]
-                for texts in (predictions, baseline)
-            )
-            found[metric] = judge(metric, ours, theirs, expected, seed, self.run_code, self.writing)
+            found[metric] = judge(metric, predictions, baseline, expected, seed, self.run_code, self.writing)
         return found
 
 
@@ -141,11 +132,6 @@ def require_references(metric: str, references: References, writing: Writing) ->
 def first_call(metric: str, references: tuple[tuple[str, ...], ...], writing: Writing) -> None:
     """Score the first reference of each example: what a metric cannot do shows before anything is decoded."""
     measure_of(metric, [several[0] for several in references], references, False, writing)
-
-
-def cut_text(text: str, cut: Sequence[str]) -> str:
-    """The text before the first of these marks."""
-    return text[: min((place for mark in cut if (place := text.find(mark)) >= 0), default=len(text))]
 
 
 def score(

@@ -308,7 +308,7 @@ class Screening:
         if lead == AGREEMENT:
             references = [(decoder.text(list(text.token_ids)),) for text in screened[0].texts]
         if counted is None:
-            pool = [scoring.scored_text(lead, decoder.text(list(tokens))) for _, tokens in found]
+            pool = [decoder.text(list(tokens)) for _, tokens in found]
         else:
             nats = [self._log_probability(*key) if lead == LOG_PROBABILITY else None for key in found]
             pool = [counted(len(tokens), known) for (_, tokens), known in zip(found, nats, strict=True)]

@@ -21,6 +21,7 @@ from bild_lab.lab.cli import escape, output, stages
 from bild_lab.lab.config import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
+from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.lab.decoding.load import load_model
 from bild_lab.lab.point import sweep_folder
 from bild_lab.lab.results.records import require_writable
@@ -213,15 +214,18 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
         )
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
     dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
-    examples, folder = load_examples(dataset), sweep_folder(cfg) / "calibration"
+    folder = sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         device, dtype = process_group(recipe.on_cpu).device, resolve_dtype(settings.dtype)
         where = (str(device), dtype, "auto")
         target = load_model(cfg.model.path, cfg.model.revision, *where, device_map=placed.device_map)
+        count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
+        examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
+        job = CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words(), tuple(dataset.cut or ()))
         with answers_bar() as report:
-            generate_calibration(CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words()), report)
+            generate_calibration(job, report)
     load_model.cache_clear()  # the training needs the memory
     return read_calibrations([folder])
 

@@ -22,6 +22,7 @@ from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash
 from bild_lab.training.batches import IGNORED, tokenize
 from bild_lab.training.modules.conversations import tokenize_conversations
@@ -167,8 +168,8 @@ def reference_answers(
     if any(example.continues for example in examples):
         answers = tuple(tokenize_conversations(base, dataset.templates[0], examples, max_target_tokens))
     else:
-        limits = (dataset.max_source_tokens, max_target_tokens)
-        tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, *limits)
+        examples = cut_sources(examples, dataset.max_source_tokens, lambda prompt: base.source(prompt).length)
+        tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, None, max_target_tokens)
         answers = tuple(
             Answer(example.id, example.prompt, example.references[0], one.answer.tolist(), END)
             for example, one in zip(examples, tokenized, strict=True)

@@ -84,6 +84,33 @@ def test_a_checkpoints_own_template_writes_both_turns_as_transformers_does() -> 
     assert for_model(spec, Chats(None)) is spec
 
 
+DATED = """{{ strftime_now("%d %B %Y") }}{% if thinking %} think{% endif %} {{ messages[0].content }}"""
+
+
+def test_a_template_that_writes_the_date_writes_the_same_one_every_day() -> None:
+    assert for_model(chat_spec(), Chats(DATED)).chat_template == ("01 January 2026 {question}",)
+    told = chat_spec(chat_template_date="2025-12-24", chat_template_kwargs={"thinking": True})
+    spec = for_model(told, Chats(DATED))
+    assert spec.chat_template == ("24 December 2025 think {question}",)
+    assert hash(spec) == hash(for_model(told, Chats(DATED))) and not spec.chat_template_kwargs
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"chat_template_date": "24.12.2025"}, "chat_template_date must be a day such as 2026-01-01"),
+        ({"chat_template_kwargs": {"thinkin": True}}, "chats does not name thinkin"),
+        ({"chat_template_kwargs": {"messages": []}}, "cannot hold messages, which is set here"),
+        ({"chat_template": "{question}", "chat_template_kwargs": {"thinking": True}}, "set template=chat"),
+    ],
+)
+def test_settings_that_no_template_reads_are_refused(others: dict[str, Any], message: str) -> None:
+    others = {"chat_template": "checkpoint", **others}
+    with pytest.raises(UserError, match=message):
+        spec = DatasetSpec(name="chat", path="x", source_column="prompt", metric=None, **others)
+        for_model(spec, Chats(DATED))
+
+
 def test_a_checkpoint_without_a_usable_template_is_refused() -> None:
     with pytest.raises(UserError, match=r"tokenizer of chats has no chat template; give another, such as"):
         for_model(chat_spec(), Chats(None))

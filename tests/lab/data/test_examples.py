@@ -235,7 +235,6 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
         ({"path": None}, "path=DIR", "'made'"),
         ({"turns": 2}, "turns", "dataset.metric=agreement"),
         ({"turns": None, "metric": "agreement", "max_source_tokens": 9}, "max_source_tokens", "9"),
-        ({"chat_template": "[{question}]", "max_source_tokens": 9}, "max_source_tokens", "9"),
         *(({"chat_template": value}, "chat_template", repr(value)) for value in ([], "hello", "<s> {question}")),
         *(
             ({"next_turn_template": value}, "next_turn_template", value)

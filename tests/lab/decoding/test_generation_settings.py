@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogits
 from bild_lab.engine.models.checkpoint import LoadedCheckpoint
 from bild_lab.engine.processors import asked_for
 from bild_lab.errors import UserError
+from bild_lab.lab.config import DecodingSpec
 from bild_lab.lab.decoding.languages import Languages, warn, warn_of_what_is_left_out
-from bild_lab.lab.decoding.load import load, processors_of
+from bild_lab.lab.decoding.load import load, processors_of, stop_of
 from tests.policies import shipped
 from tests.tiny_architectures import build, word_tokenizer
 
@@ -91,6 +93,27 @@ def test_a_translator_without_a_language_is_told_loudly(caplog: pytest.LogCaptur
     assert message == "NO TARGET LANGUAGE: some/bart may write any; set pair.target_language"
     warn_of_what_is_left_out("none", Languages(target="de_DE"), translator)
     assert len(caplog.messages) == 1
+
+
+def test_what_generate_would_follow_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"stop_strings": ["w31"], "num_beams": 4, "min_length": 5, "max_length": 20}
+    warn_of_what_is_left_out("none", Languages(), checkpoint(**settings))
+    asked, left_out = caplog.messages
+    assert asked == "some/bart asks for min_length, stop_strings; decoding.processors=checkpoint follows it"
+    assert left_out.startswith("some/bart sets num_beams for `generate`, which is left out")
+    warn.cache_clear()
+    warn_of_what_is_left_out([NGRAM], Languages(), checkpoint(**settings))
+    assert caplog.messages[-1].startswith("some/bart sets num_beams, stop_strings for `generate`")
+    before = len(caplog.messages)
+    warn_of_what_is_left_out("checkpoint", Languages(), checkpoint(stop_strings=["w31"]))
+    assert len(caplog.messages) == before
+
+
+def test_a_checkpoints_stop_strings_are_followed_with_its_processors() -> None:
+    said = checkpoint(stop_strings=["w31", "w5"])
+    wanted = DecodingSpec(1, stop="w5", processors="checkpoint")
+    assert stop_of(wanted, said) == ("w5", "w31")
+    assert stop_of(replace(wanted, processors="none"), said) == ("w5",)
 
 
 def test_other_engines_are_refused_processors(checkpoints: Path, fake_engines: Path) -> None:

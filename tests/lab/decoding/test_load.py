@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 import bild_lab
 from bild_lab.errors import UserError
 from bild_lab.lab.config import compose_policy, describe_decoder, policy_label
+from bild_lab.lab.decoding.decoder import settled
 from tests.engine.vocabularies.foreign import foreign_module
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
 from tests.thinned import thinned
@@ -131,12 +132,84 @@ def test_a_composition_is_described_and_changes_are_marked() -> None:
     assert policy_label(policy) == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
 
 
-@pytest.mark.parametrize("prompt", [5, None, [None], [5.0], {"role": "user"}, [[5], None]])
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *(5, None, [None], [5.0], [True], {"role": "user"}, [[5], None], {5, 6}),
+        *(b"w5", bytearray(b"w5"), memoryview(b"w5"), [b"w5"]),
+    ],
+)
 def test_what_is_no_prompt_is_refused_in_words(prompt: object, checkpoints: Path) -> None:
     decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
     for use in (decoder.generate, decoder.stream):
         with pytest.raises(UserError, match="a prompt is text, token ids or the messages of a chat"):
             list(use(prompt))
+
+
+def test_rows_of_padded_token_ids_are_refused(checkpoints: Path) -> None:
+    decoder, row = bild_lab.load(checkpoints / "llama", policy="vanilla"), torch.tensor([2, 5, 9])
+    wanted = decoder.generate([2, 5, 9], 6).token_ids
+    assert decoder.generate(row, 6).token_ids == decoder.generate(row.numpy(), 6).token_ids == wanted
+    assert decoder.generate([row, [2, 5]], 6)[0].token_ids == wanted
+    for rows in (row[None], row[None].numpy(), torch.tensor(5)):
+        with pytest.raises(UserError, match=r"are one row, got an array of [02] dimensions"):
+            decoder.generate(rows, 6)
+
+
+def test_a_decoder_says_in_one_line_what_it_is(checkpoints: Path) -> None:
+    target, draft = checkpoints / "llama", checkpoints / "llama-draft"
+    decoder = bild_lab.load(target, draft, policy="speculative", engine="native")
+    models = f"target={target}, draft={draft}"
+    assert repr(decoder) == f"Decoder(policy=speculative, {models}, engine=native, dtype=float32)"
+    assert {"load", "load_results", "run", "Decoder", "Generation", "__version__"} <= set(dir(bild_lab))
+
+
+def test_stop_strings_of_a_call_or_of_the_decoder_end_text_stream_and_batch(checkpoints: Path) -> None:
+    target = checkpoints / "llama"
+    whole = bild_lab.load(target, policy="vanilla").generate("w5 w9", 20).text
+    words = whole.split()
+    stop = f"{words[4]} {words[5][:1]}"
+    for decoder, options in (
+        (bild_lab.load(target, policy="vanilla", stop=[stop]), {}),
+        (bild_lab.load(target, policy="vanilla"), {"stop": stop}),
+    ):
+        found = decoder.generate("w5 w9", 20, **options)
+        assert found.text == whole[: whole.index(stop)] and len(found.token_ids) < 20
+        assert "".join(decoder.stream("w5 w9", 20, **options)) == found.text
+        together = decoder.generate(["w5 w9", "w7"], 20, batch=2, **options)
+        assert (together[0].text, together[0].token_ids) == (found.text, found.token_ids)
+    unstopped = bild_lab.load(target, policy="vanilla", stop=[stop]).generate("w5 w9", 20, stop=[])
+    assert unstopped.text == whole
+    with pytest.raises(UserError, match="stop must be a text or a list of texts, none of them empty"):
+        bild_lab.load(target, policy="vanilla", stop=[""])
+
+
+@pytest.mark.parametrize("knob", [{"top_p": 0.9}, {"top_k": 5}])
+def test_what_limits_draws_is_refused_where_nothing_is_drawn(knob: dict[str, float], checkpoints: Path) -> None:
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
+    for use in (decoder.generate, decoder.stream):
+        with pytest.raises(UserError, match=r"has no effect without sampling.*set decoding=sample, or decoding.top_"):
+            list(use([2, 5], 4, **knob))
+    assert decoder.generate([2, 5], 4, temperature=1.0, **knob).token_ids
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("你好世界", (), "你好世界"),
+        ("one two", (), "one two"),
+        ("one two\ufffd\ufffd", (), "one two"),
+        ("one two ", (), "one two"),  # a full stop may follow
+        ("one can n", (), "one can"),
+        ("one do n", (), "one"),  # do not becomes don't
+        ("one '", (), "one"),
+        ("one Quest", ("Question:",), "one"),
+        ("one\n", ("\n\n",), "one"),
+        ("one\n", (), "one\n"),
+    ],
+)
+def test_a_stream_holds_back_only_what_may_still_change(text: str, stop: tuple[str, ...], shown: str) -> None:
+    assert settled(text, stop).rstrip(" ") == shown
 
 
 def test_threads_are_those_of_the_process(checkpoints: Path) -> None:

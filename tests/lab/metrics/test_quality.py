@@ -11,7 +11,7 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
 from bild_lab.lab.metrics.measures import resampled_sums
-from bild_lab.lab.metrics.quality import Difference, Scoring, cut_text, judge, judge_values, p_value, score, score_pool
+from bild_lab.lab.metrics.quality import Difference, Scoring, judge, judge_values, p_value, score, score_pool
 from bild_lab.lab.metrics.text_metrics import METRICS
 from tests.lab.metrics.test_text_metrics import corpus
 
@@ -163,29 +163,6 @@ def test_values_of_examples_that_were_stored_judge_as_the_texts_did() -> None:
         (judged.score.value, judged.score.low, judged.score.high)
     )
     assert judge("bleu", ours, theirs, references).per_example is None  # corpus BLEU is no mean
-
-
-def test_a_text_is_cut_before_the_first_of_the_marks() -> None:
-    assert cut_text("    return 1\n\ndef g():\nclass", ["\nclass", "\ndef"]) == "    return 1\n"
-    assert cut_text("one END two END three", ["END"]) == "one "
-    assert cut_text("END of it", ["END"]) == ""
-    assert cut_text("nothing", ["\ndef"]) == cut_text("nothing", ()) == "nothing"
-
-
-def test_every_metric_is_that_of_the_cut_texts_except_agreement() -> None:
-    ours, theirs = ["12 Question: 5", "7 Question: 9"], ["12 Question: 6", "8 Question: 9"]
-    references = [["12"], ["8"]]
-    scoring = Scoring(("numeric", "chrf", "agreement"), cut=("Question:",))
-    judged = scoring.judge(ours, theirs, references, seed=3)
-    assert list(judged) == ["numeric", "chrf", "agreement"] and scoring.lead == "numeric"
-    assert judged["numeric"].score.value == 50 and judged["numeric"].difference.value == -50
-    cut = ["12 ", "7 "], ["12 ", "8 "]
-    alone = score("chrf", cut[0], references, seed=3)
-    assert (judged["chrf"].score.value, judged["chrf"].score.low) == (alone.value, alone.low)
-    assert judged["chrf"].difference == compare("chrf", *cut, references, seed=3)
-    assert judged["agreement"].score.value == 0  # the texts themselves all differ
-    same = Scoring(("agreement",), cut=("Question:",)).judge(ours[:1], ours[:1], references[:1], seed=3)
-    assert same["agreement"].score.value == 100
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""How the messages of a chat are written: the tokenizer's own template, and what it is told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint import Checkpoint
+
+DATE = "2026-01-01"  # the day that a template is told, unless another is chosen: the same prompts every day
+TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")  # a call of Transformers' function in a template
+OURS = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """What a chat template is told besides the messages.
+
+    date: for templates that write the day, as YYYY-MM-DD; None: `DATE`. values: keywords of `apply_chat_template`,
+    such as enable_thinking. Raises UserError for another date, and for keywords that are set here.
+    """
+
+    date: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.day
+        except (TypeError, ValueError) as error:
+            raise UserError(f"chat_template_date must be a day such as {DATE}, got {self.date!r}") from error
+        if not isinstance(self.values, Mapping):
+            raise UserError(
+                f"chat_template_kwargs must be names with values, such as {{enable_thinking: false}}, got "
+                f"{self.values!r}"
+            )
+        if own := [name for name in OURS if name in self.values]:
+            raise UserError(f"chat_template_kwargs cannot hold {own[0]}, which is set here; leave it out")
+
+    @property
+    def day(self) -> date:
+        return date.fromisoformat(DATE if self.date is None else self.date)
+
+
+def chat_text(checkpoint: Checkpoint, messages: Sequence[Mapping[str, str]], chat: ChatSettings) -> str:
+    """The messages as the tokenizer's template writes them, up to where the answer begins.
+
+    Raises UserError for a value that the template does not name, and for messages that it refuses.
+    """
+    tokenizer = checkpoint.tokenizer
+    template = dated(tokenizer.get_chat_template(), chat.day, checkpoint.path)
+    if unknown := [name for name in chat.values if not re.search(rf"\b{re.escape(name)}\b", template)]:
+        raise UserError(
+            f"the chat template of {checkpoint.path} does not name {unknown[0]}, so chat_template_kwargs would have no "
+            "effect; leave it out, or correct the name"
+        )
+    options = {"tokenize": False, "add_generation_prompt": True, "chat_template": template}
+    try:
+        return tokenizer.apply_chat_template(list(messages), **options, **chat.values)
+    except TemplateError as error:
+        raise UserError(
+            f"the chat template of {checkpoint.path} refuses these messages: {error}; correct them"
+        ) from error
+
+
+def dated(template: str, day: date, name: str) -> str:
+    """The template with this day written where it would write today's.
+
+    Raises UserError for a template whose dates have no fixed format.
+    """
+    written = TODAY.sub(lambda call: repr(day.strftime(call[2])), template)
+    if re.search(r"strftime_now\s*\(", written):
+        raise UserError(
+            f"the chat template of {name} writes the date in a format that it computes, so every day would be another "
+            "setting; give the template as text: dataset.chat_template"
+        )
+    return written

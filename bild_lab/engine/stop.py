@@ -1,0 +1,59 @@
+"""Stop strings: texts that end decoding, found in what the new tokens write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint import Checkpoint
+
+UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
+STEP = 8  # tokens by which the part that is decoded grows, so that neighbouring tokens decode the same parts
+MARGIN = 8  # characters that a tokenizer may write otherwise at the beginning of a part
+KEPT = 64  # decoded parts that are remembered
+
+
+@dataclass(frozen=True)
+class StopStrings:
+    """A text ends with the first token after which what was written holds one of these strings.
+
+    Only a text's last tokens are decoded: so many that no stop string, and no part of a character, can begin before
+    them. The result is that of decoding all new tokens after each of them.
+    """
+
+    strings: tuple[str, ...]
+    checkpoint: Checkpoint
+    _decode: Callable[[tuple[int, ...]], str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tokenizer = self.checkpoint.tokenizer
+        decode = lru_cache(KEPT)(lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True))
+        object.__setattr__(self, "_decode", decode)
+
+    def completed(self, tokens: Sequence[int]) -> bool:
+        """Whether the last of these new tokens completes a stop string. None before it did."""
+        start = self._start(tokens)
+        if start == 0:
+            text = self.checkpoint.continuation(tokens)
+            return any(stop in text for stop in self.strings)
+        text = self._decode(tuple(tokens[start:]))
+        return any(text.find(stop, MARGIN) >= 0 for stop in self.strings)
+
+    def _start(self, tokens: Sequence[int]) -> int:
+        """From which token on to decode: the text before the last token must be longer than any stop string."""
+        longest = max(map(len, self.strings)) + 2 * MARGIN
+        start = ((len(tokens) - 1) // STEP - 1) * STEP
+        while start > 0:
+            before = self._decode(tuple(tokens[start:-1])).rstrip(UNFINISHED)  # later tokens complete this character
+            if len(before) >= longest and UNFINISHED not in before:
+                return start
+            start -= STEP
+        return 0
+
+
+def before_stop(text: str, strings: Sequence[str]) -> str:
+    """The text before the first of these strings."""
+    return text[: min((place for stop in strings if (place := text.find(stop)) >= 0), default=len(text))]

@@ -1,0 +1,75 @@
+"""Prompts that are too long: the source is cut, and nothing around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from bild_lab.lab.data.examples import Example
+
+
+class SourcePrompt(str):
+    """A prompt that knows its source: the text of which a long prompt loses the end.
+
+    around: the texts before, between and behind its occurrences, which stay whole.
+    """
+
+    source: str
+    around: tuple[str, ...]
+
+    def __new__(cls, source: str, around: Sequence[str]) -> SourcePrompt:
+        prompt = super().__new__(cls, source.join(around))
+        prompt.source, prompt.around = source, tuple(around)
+        return prompt
+
+    def __getnewargs__(self) -> tuple[str, tuple[str, ...]]:  # for copies
+        return self.source, self.around
+
+    def within(self, most: int, count: Callable[[str], int]) -> SourcePrompt:
+        """The prompt with at most so many tokens. count: how many a prompt has.
+
+        Raises UserError if what is around the source leaves no room for it.
+        """
+        if count(self) <= most:
+            return self
+        fitting = longest_fitting(len(self.source), lambda length: count(self._shorter(length)) <= most)
+        if not fitting:
+            raise UserError(
+                f"dataset.max_source_tokens={most} cuts the source alone, and what is around it has "
+                f"{count(self._shorter(0))} tokens, so no room is left for {self.source!r:.40}; raise it, or shorten "
+                "the template, the solved examples (dataset.shots) or the input"
+            )
+        return self._shorter(fitting)
+
+    def _shorter(self, characters: int) -> SourcePrompt:
+        return SourcePrompt(self.source[:characters], self.around)
+
+
+def cut_sources(examples: Sequence[Example], most: int | None, count: Callable[[str], int]) -> tuple[Example, ...]:
+    """The examples with prompts of at most so many tokens, as `SourcePrompt.within` cuts them; None: any number.
+
+    A prompt that is plain text is all source.
+    """
+    if most is None:
+        return tuple(examples)
+    return tuple(replace(one, prompt=_with_source(one.prompt).within(most, count)) for one in examples)
+
+
+def _with_source(prompt: str) -> SourcePrompt:
+    return prompt if isinstance(prompt, SourcePrompt) else SourcePrompt(prompt, ("", ""))
+
+
+def longest_fitting(length: int, fits: Callable[[int], bool]) -> int:
+    """The greatest number below `length` that fits, where smaller numbers fit too; 0 if none does."""
+    fitting, too_long = 0, length
+    while too_long - fitting > 1:
+        middle = (fitting + too_long) // 2
+        if fits(middle):
+            fitting = middle
+        else:
+            too_long = middle
+    return fitting
