@@ -131,11 +131,10 @@ inline int round_rows(const Matrix& matrix, const float* x, int stride, int rows
     for (int row = 0; row < rows; ++row) {
         uint16_t* to = b.halves + int64_t(row) * inputs;
         for (int i = 0; i < inputs; i += LANES) {
-            words bits{};
-            if (i + LANES <= matrix.inputs) bits = (words)load(x + int64_t(row) * stride + i);
-            else std::memcpy(&bits, x + int64_t(row) * stride + i, 4 * std::max(0, matrix.inputs - i));
-            bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-            *reinterpret_cast<halves*>(to + i) = __builtin_convertvector(bits, halves);
+            vec floats{};
+            if (i + LANES <= matrix.inputs) floats = load(x + int64_t(row) * stride + i);
+            else std::memcpy(&floats, x + int64_t(row) * stride + i, 4 * std::max(0, matrix.inputs - i));
+            *reinterpret_cast<halves*>(to + i) = narrow(floats);
         }
     }
     return inputs;
