@@ -51,10 +51,16 @@ inline void add_pair(const float* x, int stride, int k, const Pair& weights, vec
 template <int R, class T>
 inline void multiply(const float* x, int stride, const T* w, int inputs, vec out[R][2]) {
     vec even[R][2] = {}, odd[R][2] = {};
-    for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
+    int k = 0;
+    for (; k + 1 < inputs; k += 2, w += 2 * PANEL) {
         const Pair weights = pair(w);
         ask_for<sizeof(T) * 2 * PANEL>(w);
         add_pair<R>(x, stride, k, weights, even, odd);
+    }
+    if (k < inputs) {  // the last of an odd number: what lies behind it in the row is no input
+        const Pair weights = pair(w);
+        for (int r = 0; r < R; ++r)
+            for (int half = 0; half < 2; ++half) even[r][half] += x[r * stride + k] * weights.even[half];
     }
     #pragma GCC unroll ROWS
     for (int r = 0; r < R; ++r)
