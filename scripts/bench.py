@@ -30,7 +30,7 @@ from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import console, escape, output, run_application, stages
 from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_config, typed
@@ -211,7 +211,7 @@ def main() -> None:
     stages.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
-    from bild_lab.engine.models.device import resolve_device, resolve_dtype
+    from bild_lab.engine.models.device import DTYPES, resolve_device
     from bild_lab.lab.bench import (
         SHAPES,
         decoding_seconds,
@@ -230,7 +230,8 @@ def main() -> None:
     from bild_lab.lab.schema.result import BUSY_REMEDY
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
-    device, dtype = resolve_device(runtime.device), resolve_dtype(runtime.dtype)
+    require_choice("runtime.dtype", runtime.dtype, DTYPES)  # a shape has no precision of its own
+    device, dtype = resolve_device(runtime.device), DTYPES[runtime.dtype]
     long = "long" in words
     files = [word for word in words if word.endswith(".gguf")]
     shapes = chosen([word for word in words if word not in ("long", *files)], overrides, device.type == "cuda")

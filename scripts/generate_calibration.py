@@ -49,7 +49,8 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     """The configuration, checked; no weights are read. device: this process's own."""
     import torch
 
-    from bild_lab.engine.models.device import resolve_dtype
+    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.precision import resolve_dtype
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
@@ -67,14 +68,14 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    dtype, limit = resolve_dtype(cfg.runtime.dtype), cfg.decoding.max_new_tokens
+    dtype = resolve_dtype(cfg.runtime.dtype, Checkpoint(cfg.model.path, cfg.model.revision), device)
     device_map = BasePlacement(cfg.runtime.device_map).device_map
     target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto", device_map=device_map)
     target.checkpoint.check()
     dataset = for_model(dataset, target.checkpoint)
     count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
     examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
-    sizes = (limit, cfg.batch_size, cfg.part_size)
+    sizes = (cfg.decoding.max_new_tokens, cfg.batch_size, cfg.part_size)
     stop = stop_strings(cfg.decoding.stop)
     return CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words(), stop)
 

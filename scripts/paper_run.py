@@ -138,6 +138,8 @@ def main() -> None:
     hours = sum(each.hours or 0.0 for each in everything)
     total = f"together {sum(sizes.values()):.0f} GB to download ({listed}), about {hours:.1f} h on {machine.gpu}"
     output.print(escape(total if sizes else "nothing to download"))
+    if machine.warning:
+        output.print(escape(machine.warning))
     if unseen := sorted(set(unverified()) & set(sizes)):
         output.print(escape(f"not seen on the hub's pages: {', '.join(unseen)}"))
 

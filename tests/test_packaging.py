@@ -7,9 +7,14 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from bild_lab.__main__ import main
 
@@ -104,3 +109,42 @@ def test_every_experiment_composes_and_sweeps_run_with_the_next_hydra_without_wh
     done = subprocess.run([*python, "pytest", *WITH_NEXT], cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
     assert list(tmp_path.glob("lib/python*/site-packages/hydra_core-1.4*"))
+
+
+def pinned() -> set[str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}
+
+
+def declared() -> list[Requirement]:
+    """What pyproject.toml asks for, with all extras."""
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    listed = [*PROJECT["project"]["dependencies"], *(each for extra in extras for each in extra)]
+    return [one for one in map(Requirement, listed) if one.name != PROJECT["project"]["name"]]
+
+
+def needed(requirements: Iterable[Requirement]) -> dict[str, str]:
+    """These packages and all that they need here, each with the one that asks for it; of missing ones nothing more."""
+    found: dict[str, str] = {}
+    waiting = [(one, "pyproject.toml") for one in requirements]
+    seen: set[tuple[str, str]] = set()
+    while waiting:
+        requirement, asking = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        found.setdefault(name, asking)
+        for extra in {"", *requirement.extras}:
+            if (name, extra) in seen:
+                continue
+            seen.add((name, extra))
+            with suppress(PackageNotFoundError):
+                further = map(Requirement, requires(name) or ())
+                waiting += [
+                    (one, name) for one in further if one.marker is None or one.marker.evaluate({"extra": extra})
+                ]
+    return found
+
+
+def test_every_package_that_is_installed_is_pinned() -> None:
+    missing = {name: asking for name, asking in needed(declared()).items() if name not in pinned()}
+    installers = {"pip", "setuptools"}  # an environment has them before anything is installed
+    assert {name: asking for name, asking in missing.items() if name not in installers} == {}

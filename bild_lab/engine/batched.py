@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import psutil
-import torch
-
 from bild_lab.engine.batch import Batch
+from bild_lab.engine.free_memory import free_bytes
 from bild_lab.engine.models.native.layers import cache_bytes
 from bild_lab.engine.protocols import DecodesTogether, Method
 from bild_lab.engine.request import Request
@@ -137,9 +135,3 @@ def bytes_of_text(models: Iterable[LoadedModel], requests: Sequence[Request]) ->
     sources = [0 if one.source.encoder_ids is None else one.source.encoder_ids.shape[1] for one in requests]
     native = [model for model in models if model.engine in ("native", "kernels")]
     return 2 * sum(cache_bytes(model.checkpoint.config, model.dtype, tokens, max(sources)) for model in native)
-
-
-def free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available

@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from bild_lab.errors import require_finite, require_number, require_whole
+from bild_lab.errors import UserError, require_finite, require_number, require_whole
+
+COOLEST, HOTTEST = 1e-5, 1e5  # temperatures; logits divided by them stay finite in float32, and differ from each other
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Sampling:
     top_p: float | None = None
 
     def __post_init__(self) -> None:
-        require_finite("decoding.temperature", self.temperature, 0, remedy="0 is greedy decoding")
+        require_temperature("decoding.temperature", self.temperature)
         if self.top_k is not None:
             require_whole("decoding.top_k", self.top_k, 1, remedy="null switches it off")
         if self.top_p is not None:
@@ -59,11 +61,22 @@ class Sampling:
         return draw(self.probs(logits), generator)
 
 
+def require_temperature(key: str, value: float) -> None:
+    """Raise UserError unless the value is 0, for greedy decoding, or a temperature that logits can be divided by."""
+    require_finite(key, value, 0, remedy="0 is greedy decoding")
+    if value != 0 and not COOLEST <= value <= HOTTEST:
+        raise UserError(
+            f"{key} must lie in [{COOLEST:g}, {HOTTEST:g}] or be 0, which is greedy decoding, got {value!r}; set 0 for "
+            "the most likely tokens"
+        )
+
+
 def outside_nucleus(logits: Float[Tensor, "n vocab"], top_p: float) -> Tensor:
     """True for tokens outside the smallest set of the most likely tokens whose probability reaches top_p."""
     ordered, order = logits.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # probability of the likelier tokens
-    return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
+    beyond = (before >= top_p) & (before > 0)  # a top_p that rounds to 0 keeps the most likely token, too
+    return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, beyond)
 
 
 def pick(probs: Float[Tensor, "n vocab"], uniforms: Float[Tensor, " n"]) -> Int[Tensor, " n"]:

@@ -153,7 +153,7 @@ class RuntimeSpec:
     engine: str = "auto"  # kernels, native, hf, or the first of these that can run the model
     compile: str = "auto"  # native steps: graphs, CUDA graphs of PyTorch's kernels; true, through torch.compile; false
     compile_drafter: str = "auto"  # draft a window as one program: auto (where there is one), true (or refuse), false
-    dtype: str = "float32"
+    dtype: str = "auto"  # float32, bfloat16, float16, float64; auto: float32 on a CPU, on a GPU as stored
     batch: int = whole(1, MOST_BATCH, default=1)  # texts that decode at once
     threads: int | None = whole(1, MOST_THREADS, default=None)  # of the CPU; null: PyTorch chooses
     seed: int = whole(0, default=0)

@@ -156,7 +156,7 @@ def prepare(cfg: DictConfig) -> Point:
     _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
-    specs = replace(specs, runtime=decided(specs.runtime, cfg.policy))
+    specs = replace(specs, runtime=decided(specs.runtime, cfg.policy, specs.pair))
     if specs.measure.baseline is not None:
         policies[BASELINE] = compose_policy(specs.measure.baseline)
     values = {name: resolved(policy) for name, policy in policies.items()}

@@ -401,7 +401,7 @@ def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:
     if any(str(one.runtime.compile) != "auto" for one in points):
         return
     without = list(dict.fromkeys(one.policy.name for one in points if not runs_in_graphs(one.policy)))
-    if not without or not any(decided(Specs.of(one).runtime, one.policy).compile == "graphs" for one in points):
+    if not without or not any(_decodes_in_graphs(point) for point in points):
         return
     with read_write(config.hydra.overrides):
         config.hydra.overrides.task.append(NO_GRAPHS)
@@ -409,6 +409,11 @@ def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:
         f"CUDA graphs are off for all points of this sweep, as {', '.join(without)} runs without: "
         f"speeds are compared in one regime ({NO_GRAPHS})"
     )
+
+
+def _decodes_in_graphs(config: DictConfig) -> bool:
+    specs = Specs.of(config)
+    return decided(specs.runtime, config.policy, specs.pair).compile == "graphs"
 
 
 def _log_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:

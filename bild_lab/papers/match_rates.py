@@ -27,7 +27,10 @@ from bild_lab.engine.batched import quiet_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
-from bild_lab.engine.models.device import resolve_device, resolve_dtype
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.gguf_file import recognized
+from bild_lab.engine.models.precision import resolve_dtype
 from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
@@ -310,8 +313,9 @@ def target_of(cfg: DictConfig) -> LoadedModel:
     if cfg.runtime.threads is not None:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
-    device, dtype = str(resolve_device(cfg.runtime.device)), resolve_dtype(cfg.runtime.dtype)
-    target = load_model(cfg.model.path, cfg.model.revision, device, dtype, "auto")
+    device = resolve_device(cfg.runtime.device)
+    dtype = resolve_dtype(cfg.runtime.dtype, recognized(Checkpoint(cfg.model.path, cfg.model.revision)), device)
+    target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
     target.checkpoint.check()
     target.require_layers("measuring match rates")
     return target

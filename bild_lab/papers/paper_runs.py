@@ -20,13 +20,19 @@ from bild_lab.lab.screening.candidates import read_lists
 from bild_lab.papers.published import load_published, published_names
 
 HUB = Path(__file__).parent / "hub.yaml"
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "auto": 4}  # of auto the most
 PROMPT = 512  # tokens, where nothing else is known
 CONTEXT_GB = 1.0  # what CUDA, its libraries and activations take
 GPUS = {  # memory in GB, and how fast it is read, in GB/s, as their makers say
     "t4": (16, 320),
     "l4": (24, 300),
     "a10": (24, 600),
+    "a10g": (24, 600),
+    "a40": (48, 696),
+    "l40s": (48, 864),
+    "v100": (16, 900),
+    "rtx3090": (24, 936),
+    "rtx4090": (24, 1008),
     "a100": (80, 2039),
     "h100": (80, 3350),
     "h200": (141, 4800),
@@ -35,6 +41,7 @@ READ_SHARE = 0.6  # of that speed that decoding reaches
 LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
 SAVED = 1.5  # a policy's time is about the baseline's over this
 WARMUP = 3
+ASSUMED_GPU = "a100"  # for the estimates of a machine without a GPU, or with one that is not in the list
 ALL = "all"
 CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
 SETTINGS = ("pair", "dataset", "model", "template")  # groups of which each choice is a setting of its own

@@ -24,6 +24,7 @@ from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config import plain_values
 from bild_lab.papers.paper_runs import (
+    ASSUMED_GPU,
     GPUS,
     SETTINGS,
     Setting,
@@ -173,6 +174,7 @@ class Machine:
     """Where steps run. gpu: of paper_runs.GPUS, for estimates. room_gb: of its memory; None: there is no GPU here.
 
     gpus: how many. tries: steps also start where they should not fit. gated: ids that want a login may be read.
+    warning: that the estimates are of another GPU than the one here; empty if they are not.
     """
 
     gpu: str
@@ -180,6 +182,7 @@ class Machine:
     gated: bool
     tries: bool = False
     gpus: int = 1
+    warning: str = ""
 
 
 def machine_of(gpu: str | None, tries: bool) -> Machine:
@@ -191,11 +194,22 @@ def machine_of(gpu: str | None, tries: bool) -> Machine:
     if gpu is not None:
         require_choice("gpu", gpu, GPUS)
         return Machine(gpu, GPUS[gpu][0], gated, tries)
+    assumed = f"times are estimated for an {ASSUMED_GPU}; gpu=NAME takes another of {', '.join(GPUS)}"
     if not torch.cuda.is_available():
-        return Machine("a100", None, gated, tries)
-    here = torch.cuda.get_device_properties(0)
-    alike = [name for name in GPUS if name in here.name.lower().split("-")[0].split()]
-    return Machine(alike[0] if alike else "a100", here.total_memory / 1e9, gated, tries, torch.cuda.device_count())
+        return Machine(ASSUMED_GPU, None, gated, tries, warning=f"there is no GPU here, so {assumed}")
+    here, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
+    if (known := known_gpu(here.name)) is None:
+        warning = f"the GPU here, {here.name}, is not in the list, so {assumed}"
+        return Machine(ASSUMED_GPU, here.total_memory / 1e9, gated, tries, count, warning)
+    return Machine(known, here.total_memory / 1e9, gated, tries, count)
+
+
+def known_gpu(name: str) -> str | None:
+    """Which of `GPUS` this is, by the name that CUDA gives it; None for others, and for a part of one or a laptop's."""
+    words = re.sub(r"\brtx (?=\d)", "rtx", name.lower()).replace("-", " ").split()
+    if "mig" in words or "laptop" in words:
+        return None
+    return next((known for known in GPUS if known in words), None)
 
 
 def obstacle(step: Step, machine: Machine) -> str | None:

@@ -62,7 +62,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
     for failure in failures:
         texts = (TIMES, f"{failure.policy} {knob_label(failure, list(failure.knobs), ' ')}", "failed")
         table.add_row(*(Text(text) for text in texts), style="red")
-    table.caption = Text(_LEGEND, style="dim", justify="left")
+    table.caption = Text(f"{_LEGEND} {_precisions(results)}".strip(), style="dim", justify="left")
     if any(disturbance(result) for result in results):
         table.caption.append(f"\n{_DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
@@ -70,6 +70,12 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
         said = said if len(said) <= _MESSAGE_AT_MOST else f"{said[:_MESSAGE_AT_MOST]}\u2026"
         table.caption.append(f"\n{TIMES} {said}", style="red")
     return table
+
+
+def _precisions(results: Sequence[Result]) -> str:
+    """In which precisions, and where, the models ran; empty without results."""
+    words = dict.fromkeys(f"{one.setting.dtype} on {one.setting.device}" for one in results)
+    return f"Decoded in {', '.join(words)}." if words else ""
 
 
 def category_table(results: Sequence[Result]) -> Table | None:

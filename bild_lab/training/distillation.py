@@ -27,7 +27,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.request import Limits, Request
-from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.sampling import Sampling, require_temperature
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_choice, require_finite, require_number, require_whole
@@ -126,6 +126,7 @@ class Teaching:
         require_choice("align.data", self.data, DATA)
         require_choice("align.loss", self.loss, (None, *DIVERGENCES))
         require_number("align.temperature", self.temperature, 0, 100)
+        require_temperature("align.temperature", self.temperature)
         for key in ("decay", "keep"):
             require_number(f"align.{key}", getattr(self, key), 0, 1, above=True)
         for key in ("fallback", "elsewhere"):

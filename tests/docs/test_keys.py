@@ -90,7 +90,7 @@ def test_the_logger_and_every_file_of_every_group_are_listed() -> None:
 
 def test_defaults_are_those_that_a_command_takes() -> None:
     composed = compose_config([])
-    assert {key.default for key in listed()["runtime.dtype"]} == {"float32"}
+    assert {key.default for key in listed()["runtime.dtype"]} == {"auto"}
     for name in ("pair.target", "dataset.metric", "decoding.max_new_tokens", "measure.repeats", "policy.rollback"):
         assert str(OmegaConf.select(composed, name)) in {key.default for key in listed()[name]}
     assert [key.default for key in listed()["dataset.turns"]] == ["1"]  # of the schema, as the toy corpus has none

@@ -13,8 +13,9 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.drafters.model import require_confidence
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.sampling import Sampling, pick
+from bild_lab.engine.sampling import COOLEST, HOTTEST, Sampling, pick
 from bild_lab.errors import UserError
+from bild_lab.training.distillation import Teaching
 from tests.stubs import SESSION, StubModel
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
@@ -75,6 +76,28 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -
 def test_sampling_out_of_range_is_refused(values: dict) -> None:
     with pytest.raises(UserError, match=rf"decoding.{next(iter(values))} must"):
         Sampling(**values)
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-320, 5e-324, 0.9e-5, 1.1e5, 1e39, 1e300])
+def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature: float) -> None:
+    with pytest.raises(UserError, match=r"decoding.temperature must lie in \[1e-05, 100000\] or be 0, .* set 0 for"):
+        Sampling(temperature)
+    with pytest.raises(UserError, match=r"align.temperature must lie in"):
+        Teaching(temperature=temperature)
+
+
+@pytest.mark.parametrize("top_p", [None, 0.9, 1e-20, 1e-46, 5e-324])
+@pytest.mark.parametrize("top_k", [None, 1, 3, 5, 10**9])
+@pytest.mark.parametrize("temperature", [COOLEST, 1.0, HOTTEST])
+def test_whatever_is_kept_is_a_distribution_with_the_most_likely_token(
+    temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    logits = torch.tensor([[3e4, 2.9e4, -3e4, float("-inf")], [1.0, 2.0, 0.0, -2.0]])
+    probs = Sampling(temperature, top_k, top_p).probs(logits)
+    torch.testing.assert_close(probs.sum(-1), torch.ones(2))
+    assert (probs >= 0).all() and probs[0, 0] > 0 and probs[1, 1] > 0
+    if temperature == COOLEST or top_k == 1 or (top_p is not None and top_p < 0.1):
+        assert probs.argmax(-1).tolist() == logits.argmax(-1).tolist() and (probs.amax(-1) > 1 - 1e-6).all()
 
 
 def test_a_token_without_probability_is_never_picked() -> None:

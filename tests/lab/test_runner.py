@@ -14,7 +14,7 @@ import bild_lab
 from bild_lab.lab import point as points
 from bild_lab.lab import runner
 from bild_lab.lab.config import compose_config
-from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, loading_size
+from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.measure import summary
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.point import Point, prepare
@@ -202,13 +202,6 @@ def test_programs_are_run_for_the_policy_and_the_baseline_and_their_verdicts_are
     same = [mine == theirs for mine, theirs in zip(texts["method"], texts["baseline"], strict=True)]
     assert (result.quality.metric, result.quality.value, result.quality.baseline) == ("pass@1", 25 * sum(same), 100)
     assert [one.scores["pass_at_1"] for one in read_examples(result.folder)] == [100.0 * equal for equal in same]
-
-
-def test_the_size_of_weights_is_that_of_their_files(tmp_path: Path) -> None:
-    for name, size in (("model-1.safetensors", 2_000_000_000), ("model-2.safetensors", 1_100_000_000), ("log", 9**10)):
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(size)  # takes no room
-    assert loading_size(tmp_path) == ", 3.1 GB" and loading_size(tmp_path / "log") == loading_size(Path("an/id")) == ""
 
 
 @pytest.mark.parametrize(("most", "repeats", "said"), [(9, 4, "0.5 %"), (3, 3, "20.0 %")])

@@ -10,13 +10,15 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from bild_lab.errors import UserError
 from bild_lab.papers import steps
 from bild_lab.papers.published import SCALES, published_names
-from bild_lab.papers.steps import Machine, Step, is_done, obstacle, outlook, run_steps, steps_of
+from bild_lab.papers.steps import Machine, Step, is_done, machine_of, obstacle, outlook, run_steps, steps_of
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
 from tests.thinned import thinned
@@ -254,3 +256,43 @@ def test_an_item_runs_whole_on_the_toy_pair_and_its_second_run_has_nothing_to_do
     assert code == 0 and "step" not in told
     _, told = command(paper_run, *words[:2], words[3])
     assert [line.split(":")[0] for line in told.splitlines()[:4]] == ["1 done", "2 done", "3 done", "4 done"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("NVIDIA A10", "a10"),
+        ("NVIDIA A10G", "a10g"),
+        ("NVIDIA L4", "l4"),
+        ("NVIDIA L40S", "l40s"),
+        ("Tesla T4", "t4"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GeForce GTX 1080", None),
+    ],
+)
+def test_estimates_are_of_the_gpu_that_is_here_or_say_that_they_are_not(
+    name: str, gpu: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = SimpleNamespace(name=name, total_memory=24e9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    machine = machine_of(None, tries=False)
+    assert (machine.gpu, machine.room_gb, machine.gpus) == (gpu or "a100", 24, 2)
+    told = (
+        f"the GPU here, {name}, is not in the list, so times are estimated for an a100; gpu=NAME takes another of t4,"
+    )
+    assert machine.warning.startswith("" if gpu else told) and bool(machine.warning) == (gpu is None)
+    assert machine_of("l4", tries=True).warning == ""
+
+
+def test_without_a_gpu_estimates_say_which_they_assume(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    machine = machine_of(None, tries=False)
+    assert machine.room_gb is None and machine.warning.startswith("there is no GPU here, so times are estimated for an")

@@ -34,6 +34,11 @@ def test_table_separates_settings():
     assert [line.split()[-1] for line in lines if line.strip().startswith("setting")] == ["multi30k", "iwslt"]
 
 
+def test_the_precision_that_the_models_ran_in_is_said():
+    lines = rendered([sample_result("bild", {"fallback": 0.3}, 1.7)], [])
+    assert "Decoded in bfloat16 on " in " ".join(line.strip() for line in lines)
+
+
 def test_table_of_only_failures_renders():
     assert any("failed" in line for line in rendered([], [sample_failure()]))
 

@@ -212,9 +212,10 @@ class Trial:
     def _difference(self, ours: Float[Tensor, "m vocab"], own: Float[Tensor, "m vocab"]) -> float:
         """The rows' distances relative to the spread of the module's logits: of the worst row, or the middle one.
 
-        In half precision a rounding may send a single row to other experts.
+        In half precision a rounding may send a single row to other experts. Infinite logits do not count; a NaN does.
         """
-        ours, own = (logits.double().nan_to_num(posinf=0.0, neginf=0.0) for logits in (ours, own.to(ours.device)))
+        kept = {"nan": torch.nan, "posinf": 0.0, "neginf": 0.0}
+        ours, own = (logits.double().nan_to_num(**kept) for logits in (ours, own.to(ours.device)))
         spread = (own - own.mean(-1, keepdim=True)).norm(dim=-1).clamp(min=1e-30)
         distances = (ours - own).norm(dim=-1) / spread
         return float(distances.max() if self._module.dtype.itemsize > 2 else distances.median())

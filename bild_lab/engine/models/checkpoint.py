@@ -35,12 +35,19 @@ from transformers import (
 from bild_lab.engine.models.chat import ChatSettings, chat_text
 from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_progress_bars, require_hub
 from bild_lab.engine.models.pieces import METASPACE, Pieces, begin_of_text
+from bild_lab.engine.models.weight_files import (
+    holds_weights,
+    in_folder,
+    is_pickled,
+    named_in_config,
+    require_no_adapter,
+    require_weights,
+)
 from bild_lab.engine.models.weights import StoredWeights
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest, pin_of, shipped
 
-PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 PICKLE_REMEDY = (
     "set runtime.allow_pickles=true (in scripts/finetune.py model.allow_pickles=true) to read tensors from them, and "
     "nothing else, or give a revision that has safetensors, or save them anew with Transformers: AutoModelForCausalLM "
@@ -118,22 +125,35 @@ class Checkpoint:
     def check(self) -> None:
         """Raise UserError unless the small files exist and fit together, and the weights are safe to read."""
         _ = self.vocabulary, self.end_tokens
-        if not self.allow_pickles and (pickles := self._pickles_alone):
-            raise UserError(f"{self.path} has {pickles[0]} and no safetensors weights; {PICKLE_REMEDY}")
+        self._require_weights()
         if self.encoder_decoder:
             _ = self.decoder_start
 
+    def _require_weights(self) -> None:
+        """Raise UserError unless there are weights that Transformers reads, all of them, and safe to read."""
+        if not (names := self._file_names):
+            return
+        first = require_weights(self.path, names, named_in_config(self.files / "config.json"))
+        if is_pickled(first) and not self.allow_pickles:
+            raise UserError(f"{self.path} has {first} and no safetensors weights; {PICKLE_REMEDY}")
+        if not self.in_folder:
+            return
+        folder = Path(self.location)
+        if missing := [name for name in in_folder(folder) if not (folder / name).is_file()]:
+            raise UserError(
+                f"{self.path} lacks {missing[0]}, which its {first} lists; copy it from where the model came from, or "
+                f"remove {first} if the weights are in another file"
+            )
+
     @cached_property
-    def _pickles_alone(self) -> list[str]:
-        """The names of pickled weights; none where there are safetensors, or a hub that cannot be asked."""
-        names: list[str] = []
+    def _file_names(self) -> Sequence[str]:
+        """Of the folder or the hub's repository; empty for a hub that cannot be asked."""
         if self.in_folder:
-            names = [file.name for file in Path(self.location).iterdir()]
-        elif self.on_hub and hub_problem() is None:
+            return os.listdir(self.location)
+        if self.on_hub and hub_problem() is None:
             with suppress(HTTPError, OSError, ValueError):  # the configuration came from the cache
-                names = HfApi().list_repo_files(self.location, revision=self.commit)
-        safe = any(name.endswith(".safetensors") for name in names)
-        return [] if safe else sorted(name for name in names if name.endswith(PICKLES))
+                return HfApi().list_repo_files(self.location, revision=self.commit)
+        return []
 
     @property
     def encoder_decoder(self) -> bool:
@@ -267,13 +287,20 @@ class Checkpoint:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies the weights: the hub's commit, or a hash of a folder's files without a training's log files."""
+        """Identifies the weights: the hub's commit, or a hash of the files of a folder that can be read for its model.
+
+        Files with weights that are not read do not count, nor do a training's log files. Python code of a checkpoint
+        may read any file, so all count beside it.
+        """
         if not self.in_folder:
             return self.files.name
+        folder, names = Path(self.location), set(os.listdir(self.location)) - set(ACCOUNTS)
+        if not any(name.endswith(".py") for name in names):
+            names = {name for name in names if not holds_weights(name)}
         digest = hashlib.sha256()
-        for file in sorted(Path(self.location).iterdir()):
-            if file.is_file() and file.name not in ACCOUNTS:
-                digest.update(file.name.encode() + bytes.fromhex(file_digest(file)))
+        for name in sorted(names | set(in_folder(folder))):
+            if (folder / name).is_file():
+                digest.update(name.encode() + bytes.fromhex(file_digest(folder / name)))
         return digest.hexdigest()[:16]
 
     def _read(self, part: str, kind: Any, **options: Any) -> Any:
@@ -309,7 +336,7 @@ class Checkpoint:
         folder = Path(self.location)
         has_config = (folder / "config.json").is_file()
         if (folder / "adapter_config.json").is_file():
-            raise UserError(f"{self.path} is an adapter; merge it into its base with peft's merge_and_unload first")
+            require_no_adapter(self.path, os.listdir(folder))
         if not has_config and (files := sorted(folder.glob("*.gguf"))):
             raise UserError(f"{self.path} is a folder with a GGUF file; give the file: {self.path}/{files[0].name}")
         if folder.is_file():
@@ -348,6 +375,7 @@ class LoadedCheckpoint(Checkpoint):
     module: PreTrainedModel | None = None
     own_tokenizer: PreTrainedTokenizerBase | None = None
     weight_files: ClassVar[None] = None
+    _file_names: ClassVar[tuple[str, ...]] = ()
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__

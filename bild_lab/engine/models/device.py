@@ -1,4 +1,4 @@
-"""The device and the precision that a configuration names."""
+"""The device that a configuration names, and the precisions that there are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from bild_lab.errors import UserError, require_choice
+from bild_lab.errors import UserError
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
@@ -26,11 +26,6 @@ def resolve_device(name: str) -> torch.device:
             f"{str(error).splitlines()[0]}"
         ) from error
     return device
-
-
-def resolve_dtype(name: str) -> torch.dtype:
-    require_choice("runtime.dtype", name, DTYPES)
-    return DTYPES[name]
 
 
 @contextmanager

@@ -12,9 +12,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
-ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+from bild_lab.engine.models.weight_files import fetched
 
 Item = TypeVar("Item")
 
@@ -107,12 +106,7 @@ class StoredWeights:
     @staticmethod
     def from_pretrained(location: str, **options: Any) -> StoredWeights | None:
         """A checkpoint's safetensors files, from the hub if need be; None if it has none. Reads no weights."""
-        options["_raise_exceptions_for_missing_entries"] = False
-        if (index := cached_file(location, INDEX, **options)) is not None:
-            paths, _ = get_checkpoint_shard_files(location, index, **options)
-        elif (file := cached_file(location, ONE_FILE, **options)) is not None:
-            paths = [file]
-        else:
+        if not (paths := fetched(location, **options)):
             return None
         files: dict[str, str] = {}
         shapes: dict[str, list[int]] = {}

@@ -17,6 +17,7 @@ from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.chat import ChatSettings
 from bild_lab.engine.models.checkpoint import Prompt
 from bild_lab.engine.models.pieces import BYTE
+from bild_lab.engine.models.weight_files import in_folder
 from bild_lab.engine.processors import Processors
 from bild_lab.engine.protocols import External, Method, Prepares, Streams
 from bild_lab.engine.request import Limits, Request, Source
@@ -341,9 +342,9 @@ class Decoder:
 
 
 def loading_size(place: Path) -> str:
-    """Of the weights in this folder or file, as `, 3.1 GB`; empty below a tenth, and for a model of the hub."""
-    files = list(place.iterdir()) if place.is_dir() else [place]
-    size = sum(one.stat().st_size for one in files if one.suffix in (".safetensors", ".bin", ".gguf") and one.is_file())
+    """Of the weights in this folder or GGUF file, as `, 3.1 GB`; empty below a tenth, and for a model of the hub."""
+    files = [place / name for name in in_folder(place)] if place.is_dir() else [place]
+    size = sum(file.stat().st_size for file in files if file.is_file())
     return f", {number(size / 1e9, 1)} GB" if size >= 1e8 else ""
 
 

@@ -17,10 +17,11 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from bild_lab.engine.models.chat import ChatSettings
 from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
-from bild_lab.engine.models.device import resolve_device, resolve_dtype
+from bild_lab.engine.models.device import DTYPES, resolve_device
 from bild_lab.engine.models.gguf_file import GgufCheckpoint, recognized
 from bild_lab.engine.models.hf import HuggingFaceModel, SpreadModel, require_device_map
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
+from bild_lab.engine.models.precision import AUTO, resolve_dtype
 from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.session import LoadedModel
@@ -99,7 +100,7 @@ def decoder_of(
     by their keys in `pair`. Raises UserError if the parts do not fit together.
     """
     require_choice("runtime.engine", runtime.engine, ENGINES)
-    runtime = decided(runtime, policy)
+    runtime = decided(runtime, policy, pair, in_memory)
     models = _Models(pair, runtime, in_memory)
     target = wrap(models.load("target", runtime.device_map))
     drafts: list[LoadedModel] = []
@@ -142,7 +143,7 @@ class _Models:
         device = resolve_device(runtime.device)
         require_device_map(runtime.device_map, device)
         self.device = str(device)
-        self.dtype = resolve_dtype(runtime.dtype)
+        self.dtype = DTYPES[runtime.dtype]
         on_hf = runtime.engine == "auto" and (runtime.device_map is not None or in_memory)
         self.engine = "hf" if on_hf else runtime.engine
         self._pair, self._runtime, self._in_memory = pair, runtime, in_memory
@@ -161,11 +162,7 @@ class _Models:
             raise UserError(
                 "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
             )
-        given = self._in_memory[key]
-        if not isinstance(given, tuple):
-            raise UserError(f"a model in memory comes with its tokenizer: ({type(given).__name__}, tokenizer)")
-        module, tokenizer = given
-        checkpoint = LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
+        checkpoint = _loaded_checkpoint(self._in_memory[key])
         return HuggingFaceModel(checkpoint, torch.device(self.device), self.dtype)
 
     def drafting(self, model: LoadedModel) -> LoadedModel:
@@ -180,20 +177,41 @@ class _Models:
         return model.step_by_step() if wanted == "false" and native else model
 
 
-def decided(runtime: RuntimeSpec, policy: DictConfig) -> RuntimeSpec:
-    """With `compile: auto` decided: CUDA graphs on a GPU, for one text at a time and a policy whose passes they hold.
+def _loaded_checkpoint(loaded: Loaded) -> LoadedCheckpoint:
+    """Of a model in memory. Raises UserError for one without its tokenizer."""
+    if not isinstance(loaded, tuple):
+        raise UserError(f"a model in memory comes with its tokenizer: ({type(loaded).__name__}, tokenizer)")
+    module, tokenizer = loaded
+    return LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
+
+
+def decided(
+    runtime: RuntimeSpec, policy: DictConfig, pair: PairSpec, in_memory: Mapping[str, Loaded] = MappingProxyType({})
+) -> RuntimeSpec:
+    """With `dtype: auto` decided by the target, and `compile: auto` by the policy. Reads no weights."""
+    device = resolve_device(runtime.device)
+    if "target" in in_memory and runtime.dtype == AUTO:
+        dtype = _loaded_checkpoint(in_memory["target"]).module.dtype
+    else:
+        target = Checkpoint(pair.target, pair.target_revision, runtime.trust_remote_code)
+        dtype = resolve_dtype(runtime.dtype, recognized(target), device)
+    return replace(runtime, dtype=str(dtype).removeprefix("torch."), compile=_decided_compile(runtime, policy, device))
+
+
+def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.device) -> str:
+    """What `compile: auto` is: CUDA graphs on a GPU, for one text at a time and a policy whose passes they hold.
 
     The others, such as layers one by one, would pay for launches that the baseline is spared; all of it runs without.
     Their parts say `in_graphs = False`. Raises UserError for graphs without a GPU.
     """
-    on_gpu = resolve_device(runtime.device).type == "cuda"
+    on_gpu = device.type == "cuda"
     if runtime.compile == "graphs" and not on_gpu:
         raise UserError(f"CUDA graphs need a GPU, got runtime.device={runtime.device}; set runtime.compile=auto")
     if runtime.compile != "auto":
-        return runtime
+        return runtime.compile
     ours = runtime.engine in ("auto", "native") and runtime.device_map is None
     graphs = on_gpu and ours and runtime.batch == 1 and runs_in_graphs(policy)
-    return replace(runtime, compile="graphs" if graphs else "false")
+    return "graphs" if graphs else "false"
 
 
 def runs_in_graphs(policy: DictConfig) -> bool:

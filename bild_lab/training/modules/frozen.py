@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from transformers import TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.device import resolve_dtype
+from bild_lab.engine.models.precision import resolve_dtype
 from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.cli import escape, output, stages
@@ -217,7 +217,8 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
     folder = sweep_folder(cfg) / "calibration"
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
-        device, dtype = process_group(recipe.on_cpu).device, resolve_dtype(settings.dtype)
+        device = process_group(recipe.on_cpu).device
+        dtype = resolve_dtype(settings.dtype, Checkpoint(cfg.model.path, cfg.model.revision), device)
         where = (str(device), dtype, "auto")
         target = load_model(cfg.model.path, cfg.model.revision, *where, device_map=placed.device_map)
         count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731

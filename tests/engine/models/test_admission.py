@@ -17,7 +17,7 @@ from bild_lab.engine.models.layer_control import Branches
 from bild_lab.engine.models.module_layers import ModuleLayers
 from bild_lab.engine.models.slot_cache import SNAPSHOTS, SlotCache, Snapshots
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Feed
+from bild_lab.engine.session import Feed, Scores
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import load
 from tests.models_tried import try_architecture
@@ -111,6 +111,18 @@ def test_logits_that_are_no_numbers_are_no_verdict() -> None:
     module = build("llama")
     module.lm_head.weight.data[5] = torch.nan
     assert checked(module, Feed.ROWS) is None
+
+
+def test_a_session_whose_logits_are_no_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, extend = build("llama"), CachedSession.extend
+
+    def with_a_nan(self: CachedSession, *arguments: object, **options: object) -> Scores:
+        scores = extend(self, *arguments, **options)
+        scores.logits[..., 5] = torch.nan
+        return scores
+
+    monkeypatch.setattr(CachedSession, "extend", with_a_nan)
+    assert checked(module, Feed.ROWS).failed == ROW_BY_ROW
 
 
 def test_a_refusal_comes_before_any_text_and_names_what_would_be_exact() -> None:

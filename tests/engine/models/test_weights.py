@@ -17,12 +17,13 @@ import bild_lab
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.hf import weightless
 from bild_lab.engine.models.native.stack import Stack, Weight
-from bild_lab.engine.models.weights import ONE_FILE, OnDemand, Weights, file_weights
+from bild_lab.engine.models.weights import OnDemand, Weights, file_weights
 from bild_lab.lab.decoding.load import load_model
 from tests.sessions import needs_kernels
 from tests.tiny import TINY, save
 
 CPU = torch.device("cpu")
+ONE_FILE = "model.safetensors"
 
 
 def stored(folder: Path, dtype: torch.dtype = torch.float32) -> Weights | None:

@@ -155,10 +155,11 @@ def quantized(
 def panels(matrix: Float[Tensor, "out in"], gated: bool = False) -> Tensor:
     """A matrix in panels of 32 outputs, as the kernels read it.
 
-    float32: [panels, in / 2, 2, 32]. bfloat16: [panels, in / 2, 32, 2], the inputs padded to a multiple of 32.
+    float32: [panels, in / 2, 2, 32], the inputs padded to an even number. bfloat16: [panels, in / 2, 32, 2], the inputs
+    padded to a multiple of 32.
     """
-    if matrix.dtype == torch.bfloat16 and matrix.shape[1] % PANEL:  # a pad of nothing would copy
-        matrix = pad(matrix, (0, -matrix.shape[1] % PANEL))
+    if missing := -matrix.shape[1] % (2 if matrix.dtype == torch.float32 else PANEL):  # a pad of nothing would copy
+        matrix = pad(matrix, (0, missing))
     pairs = in_panels(matrix, gated).view(-1, PANEL, matrix.shape[1] // 2, 2)
     order = (0, 2, 3, 1) if matrix.dtype == torch.float32 else (0, 2, 1, 3)
     return pairs.permute(order).contiguous()

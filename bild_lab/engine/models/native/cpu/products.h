@@ -51,10 +51,16 @@ inline void add_pair(const float* x, int stride, int k, const Pair& weights, vec
 template <int R, class T>
 inline void multiply(const float* x, int stride, const T* w, int inputs, vec out[R][2]) {
     vec even[R][2] = {}, odd[R][2] = {};
-    for (int k = 0; k < inputs; k += 2, w += 2 * PANEL) {
+    int k = 0;
+    for (; k + 1 < inputs; k += 2, w += 2 * PANEL) {
         const Pair weights = pair(w);
         ask_for<sizeof(T) * 2 * PANEL>(w);
         add_pair<R>(x, stride, k, weights, even, odd);
+    }
+    if (k < inputs) {  // the last of an odd number: what lies behind it in the row is no input
+        const Pair weights = pair(w);
+        for (int r = 0; r < R; ++r)
+            for (int half = 0; half < 2; ++half) even[r][half] += x[r * stride + k] * weights.even[half];
     }
     #pragma GCC unroll ROWS
     for (int r = 0; r < R; ++r)
@@ -131,11 +137,10 @@ inline int round_rows(const Matrix& matrix, const float* x, int stride, int rows
     for (int row = 0; row < rows; ++row) {
         uint16_t* to = b.halves + int64_t(row) * inputs;
         for (int i = 0; i < inputs; i += LANES) {
-            words bits{};
-            if (i + LANES <= matrix.inputs) bits = (words)load(x + int64_t(row) * stride + i);
-            else std::memcpy(&bits, x + int64_t(row) * stride + i, 4 * std::max(0, matrix.inputs - i));
-            bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-            *reinterpret_cast<halves*>(to + i) = __builtin_convertvector(bits, halves);
+            vec floats{};
+            if (i + LANES <= matrix.inputs) floats = load(x + int64_t(row) * stride + i);
+            else std::memcpy(&floats, x + int64_t(row) * stride + i, 4 * std::max(0, matrix.inputs - i));
+            *reinterpret_cast<halves*>(to + i) = narrow(floats);
         }
     }
     return inputs;

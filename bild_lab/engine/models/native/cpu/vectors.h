@@ -56,6 +56,10 @@ inline void narrow(float x, bfloat16* to) {  // to nearest, ties to even
     std::memcpy(&bits, &x, 4);
     to->bits = x != x ? 0x7fc0 : uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
+inline halves narrow(vec x) {  // the same of each; a NaN's bits would be carried over to those of zero
+    const words bits = (words)x, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    return __builtin_convertvector(x == x ? nearest : words{} + 0x7fc0, halves);
+}
 
 // e to the x by a polynomial of degree 6 over half a binary order; within 2 units of the last place
 inline vec exponential(vec x) {
@@ -78,7 +82,7 @@ inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
 enum Activation { RELU, SILU, GELU_TANH, GELU };
 inline vec activate(vec x, int kind) {
     switch (kind) {
-        case RELU: return x > 0.0f ? x : vec{};
+        case RELU: return x < 0.0f ? vec{} : x;  // a NaN stays one
         case SILU: return x * sigmoid(x);
         case GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
         default:

@@ -1,0 +1,87 @@
+"""`dtype=auto`: float32 on a CPU; on a GPU as the checkpoint is stored, large float32 ones in bfloat16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, PreTrainedConfig
+
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.precision import LARGE, parameters, resolve_dtype
+from bild_lab.errors import UserError
+from bild_lab.lab.config import compose_config
+from bild_lab.lab.decoding.load import load, load_model
+from bild_lab.lab.point import prepare
+from tests.policies import shipped
+from tests.pretended import pretended_gpu
+from tests.tiny_architectures import build, word_tokenizer
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@dataclass(frozen=True)
+class Configured(Checkpoint):
+    """A configuration without weights."""
+
+    settings: PreTrainedConfig = field(default_factory=LlamaConfig)
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        return self.settings
+
+
+def llama(dtype: str | None, layers: int = 1) -> Configured:
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 100, "num_hidden_layers": layers}
+    return Configured("llama", settings=LlamaConfig(**sizes, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("stored", "layers", "on_gpu"),
+    [
+        ("bfloat16", 1, torch.bfloat16),
+        ("float16", 1, torch.float16),
+        ("float32", 1, torch.float32),
+        (None, 1, torch.float32),
+        ("float32", 200, torch.bfloat16),
+        (None, 200, torch.bfloat16),
+        ("float16", 200, torch.float16),
+    ],
+)
+def test_auto_is_float32_on_a_cpu_and_on_a_gpu_what_is_stored(
+    stored: str | None, layers: int, on_gpu: torch.dtype
+) -> None:
+    checkpoint = llama(stored, layers)
+    assert resolve_dtype("auto", checkpoint, CPU) == torch.float32
+    assert resolve_dtype("auto", checkpoint, GPU) == on_gpu
+    assert resolve_dtype("float64", checkpoint, GPU) == torch.float64
+    assert (parameters(checkpoint) >= LARGE) == (layers == 200)
+
+
+def test_an_unknown_precision_is_refused() -> None:
+    with pytest.raises(UserError, match=r"runtime\.dtype must be one of auto, float32, .* got 'half'"):
+        resolve_dtype("half", llama(None), CPU)
+
+
+def test_a_point_stores_the_precision_that_auto_was() -> None:
+    words = ["pair=toy", "dataset=toy", "dataset.limit=2", "policy=bild"]  # the toy pair is stored in bfloat16
+    automatic, named = (prepare(compose_config([*words, *more])) for more in ([], ["runtime.dtype=float32"]))
+    assert automatic.setting["dtype"] == "float32"
+    assert automatic.id == named.id  # finished points stay finished
+    with pretended_gpu():
+        point = prepare(compose_config([*words, "runtime.device=cuda"]))
+        models = [model for each in (*point.decoders.values(), point.vanilla) for model in each.models]
+    load_model.cache_clear()  # its models are on a GPU that is gone
+    assert point.setting["dtype"] == point.specs.runtime.dtype == "bfloat16"
+    assert {model.dtype for model in models} == {torch.bfloat16}
+
+
+def test_a_model_in_memory_keeps_its_precision(tmp_path: Path) -> None:
+    loaded = (build("llama").bfloat16(), word_tokenizer())
+    decoder = load(loaded, policy=shipped("vanilla"))
+    assert decoder.target.dtype == torch.bfloat16 and len(decoder.generate("w5 w9", 4).token_ids) == 4
+    with pytest.raises(UserError, match="a model in memory comes with its tokenizer"):
+        load(loaded[0], policy=shipped("vanilla"))
