@@ -308,7 +308,8 @@ def _check(config: DictConfig) -> None:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
         typed(ReportSpec, config.report, "report")
-        prepare(without_hydra(config))
+        point = prepare(without_hydra(config))
+        point.requests(one for one in point.examples if one.continues is None)  # raises for prompts that do not fit
     except (UserError, HydraException, OmegaConfBaseException) as error:
         refuse(error)
     except Exception:  # a bug of ours: Hydra would only warn and continue

@@ -36,7 +36,7 @@ from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_pr
 from bild_lab.engine.models.pieces import Pieces, begin_of_text
 from bild_lab.engine.models.weights import StoredWeights
 from bild_lab.engine.request import Source
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import file_digest, pin_of, shipped
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -125,16 +125,16 @@ class Checkpoint:
             self.require_row(self.decoder_start, "the decoder's start token")
 
     def require_row(self, token: int, what: str, rows: int | None = None) -> None:
-        """Raise UserError for a token without an embedding. rows: how many embeddings there are; None: the decoder's."""
+        """Raise UserError for a token without an embedding. rows: how many there are; None: the decoder's."""
         rows = self.rows if rows is None else rows
         if 0 <= token < rows:
             return
         piece = piece_of(self.tokenizer, token) if token >= 0 else None
         named = "" if piece is None else f" ({piece!r})"
         raise UserError(
-            f"{what} of {self.path} must be from 0 to {rows - 1}, as the model has {rows} embeddings, got {token}{named}; "
-            "resize the model's embeddings to its tokenizer (resize_token_embeddings) and save both, or take both from "
-            "one checkpoint"
+            f"{what} must be from 0 to {rows - 1}, as {self.path} has {rows} embeddings, got {token}{named}; resize "
+            "the model's embeddings to its tokenizer (resize_token_embeddings) and save both, or take both from one "
+            "checkpoint"
         )
 
     def require_rows(self, source: Source) -> None:
@@ -236,6 +236,7 @@ class Checkpoint:
         """
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
         if isinstance(prompt, str):
+            require_unicode("a prompt", prompt)
             ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"] or begin_of_text(self.tokenizer)
             ids = self._once_started(prompt, ids)
         elif prompt and isinstance(prompt[0], Mapping):
@@ -260,6 +261,7 @@ class Checkpoint:
         if self.tokenizer.chat_template is None:
             raise UserError(f"the tokenizer of {self.path} has no chat template; give the prompt as text")
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        require_unicode("a prompt", text)
         return self.tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
 
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
@@ -452,6 +454,34 @@ def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
 def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
     """Whether both tokenizers map the same pieces to the same ids."""
     return target.vocabulary == draft.vocabulary
+
+
+LACKING = 0.25  # of the target's ordinary tokens: a draft model that lacks more reads them better in its own
+
+
+def alike(target: Checkpoint, draft: Checkpoint) -> bool:
+    """Whether a text's tokens have the same ids in both vocabularies.
+
+    They are equal; or one holds the other, with equal ids; or they differ in added and special tokens alone. What
+    begins and ends a text must be in both, and most of the target's ordinary tokens in the draft model's.
+    """
+    ours, theirs = target.vocabulary, draft.vocabulary
+    lacking = {piece: token for piece, token in ours.items() if theirs.get(piece) != token}
+    further = {piece: token for piece, token in theirs.items() if ours.get(piece) != token}
+    added = [set(each.tokenizer.get_added_vocab()) for each in (target, draft)]
+    ordinary = lacking.keys() - added[0], further.keys() - added[1]
+    if lacking and further and (ordinary[0] or ordinary[1]):
+        return False
+    framing = {*target.end_tokens, target.tokenizer.bos_token_id}
+    if target.encoder_decoder:
+        framing.add(target.decoder_start)
+    return framing.isdisjoint(lacking.values()) and len(ordinary[0]) <= LACKING * len(ours)
+
+
+def without_row(target: Checkpoint, draft: Checkpoint) -> list[int]:
+    """The target's tokens that the draft model has no embedding for."""
+    rows = min(draft.rows, draft.source_rows)
+    return sorted(token for token in target.vocabulary.values() if rows <= token < target.rows)
 
 
 def quantization(config: PreTrainedConfig) -> str | None:

@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from bild_lab.engine.models.checkpoint import Checkpoint
 
 
-def head_bias(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
-) -> Float[Tensor, " vocab"] | None:
+def head_bias(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Float[Tensor, " vocab"] | None:
     """What is added to a head's scores: −inf for ids without a token, 0 for all others; None if all have one."""
     if not checkpoint.unknown:
         return None

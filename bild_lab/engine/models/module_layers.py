@@ -37,7 +37,8 @@ class ModuleLayers(Layers):
     """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first slots.
 
     one_by_one: run rows behind the prompt each in a forward of its own, for a recurrent module that begins several
-    rows from an empty state. bias: added to the scores (`head_bias`). Raises UserError for a module that takes no cache.
+    rows from an empty state. bias: added to the scores (`head_bias`). Raises UserError for a module that takes no
+    cache.
     """
 
     def __init__(

@@ -22,7 +22,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.engine.vocabularies import TranslatedModel
+from bild_lab.engine.vocabularies import AlikeModel, TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.data.examples import Example, with_answers, with_earlier_turns
@@ -105,6 +105,9 @@ class Decoder:
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
         source = self.languages.text(self.target, prompt, max_source_tokens)
+        for model in self.models:
+            if not isinstance(model, TranslatedModel | AlikeModel):  # which read tokens of their own
+                model.checkpoint.require_rows(source)
         positions = self._require_positions(source, max_new_tokens)
         limits = Limits(len(source.prompt), max_new_tokens, self.target.checkpoint.end_tokens, positions)
         if self.processors:

@@ -83,9 +83,9 @@ class Stack:
     """Runs rows through any range of layers. There is no batch axis: one sequence, [m, dim].
 
     hidden: inner width of the feed-forward. activation: one of ACTIVATIONS. scale: of attention scores. final_scale: of
-    what the head reads. head_bias: added to the head's scores. distance_bias: added to a score by the query's position minus the key's, the last for all
-    beyond. bidirectional: an encoder, whose rows see all others; its distance_bias begins with the key that is farthest
-    ahead.
+    what the head reads. head_bias: added to the head's scores. distance_bias: added to a score by the query's position
+    minus the key's, the last for all beyond. bidirectional: an encoder, whose rows see all others; its distance_bias
+    begins with the key that is farthest ahead.
     """
 
     layers: Sequence[Layer]

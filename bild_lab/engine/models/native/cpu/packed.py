@@ -247,8 +247,8 @@ class PackedDecoder:
             raise IndexError(f"token {token} has no embedding: the model has {self.known}, and {work.mask_count} masks")
         if refused < 0:
             raise IndexError(
-                f"text {-refused} of a pass needs a slot behind its cache, a position behind {work.table} rotations, or "
-                "a token that the head may draft and nothing embeds"
+                f"text {-refused} of a pass needs a slot behind its cache, a position behind {work.table} rotations, "
+                "or an embedding for tokens that the head may draft"
             )
 
     def _pass(
