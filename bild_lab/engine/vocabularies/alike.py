@@ -67,13 +67,12 @@ class AlikeModel:
     @cached_property
     def stand_ins(self) -> dict[int, int]:
         """What it reads in place of the target's tokens that it does not have."""
-        ours, draft, unknown = self._target, self.model.checkpoint, self.model.checkpoint.tokenizer.unk_token_id
-        readable = set(self.shared.tokens.tolist())
+        draft, shared = self.model.checkpoint, set(self.shared.tokens.tolist())
         found = {}
-        for piece, token in ours.vocabulary.items():
-            if token not in readable:
-                named = draft.vocabulary.get(piece, unknown)
-                found[token] = named if named is not None and named < draft.rows else 0
+        for piece, token in self._target.vocabulary.items():
+            if token not in shared:
+                possible = (draft.vocabulary.get(piece), draft.tokenizer.unk_token_id)
+                found[token] = next((each for each in possible if each is not None and each < draft.rows), 0)
         return found
 
     @cached_property
