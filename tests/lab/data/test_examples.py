@@ -399,8 +399,10 @@ def test_half_a_character_in_a_prompt_or_a_reference_is_refused_with_its_row(row
         load_examples(spec(path=rows_file(*rows)))
 
 
-def test_so_is_one_in_the_history_and_in_a_solved_example(rows_file, tmp_path: Path) -> None:
+def test_so_is_one_in_the_answers_of_a_history(rows_file, tmp_path: Path) -> None:
     path = rows_file({"de": ["eins", "zwei"], "en": "one"})
     (tmp_path / "answers.jsonl").write_text(json.dumps({"id": "test-0", "answer": "\udc00"}) + "\n")
     with pytest.raises(UserError, match="must be Unicode text"):
-        load_examples(spec(path=path, turns=2, history=str(tmp_path / "answers.jsonl")))
+        load_examples(
+            spec(path=path, turns=2, metric="agreement", history=str(tmp_path / "answers.jsonl"), reference_column=None)
+        )
