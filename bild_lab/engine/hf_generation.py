@@ -64,7 +64,7 @@ class HuggingFaceAssisted(Generation):
     on the whole sequence again in every round (seen in transformers 5.23). False is as shipped.
     window: draft exactly this many tokens in each round; None leaves the draft length as shipped.
 
-    Raises UserError for a draft model of another vocabulary.
+    Raises UserError for a draft model of another vocabulary, and for one that cannot read every token of the target.
     """
 
     def __init__(
@@ -79,7 +79,8 @@ class HuggingFaceAssisted(Generation):
         if without_row(ours, own) or not alike(ours, own):
             raise UserError(
                 f"assisted generation needs a draft model of the target's vocabulary, got {kind(draft)} for "
-                f"{kind(target)}; use policy=speculative, which takes the tokens that both have"
+                f"{kind(target)}, which has other tokens, or more than the draft model has embeddings; use "
+                "policy=speculative, which takes the tokens that both have"
             )
         # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods independent
         self._settings = copy.deepcopy(draft.checkpoint.generation)
