@@ -54,6 +54,19 @@ def require_choice(key: str, value: object, known: Iterable[object]) -> None:
         raise UserError(f"{key} must be one of {words}, got {value!r}")
 
 
+def require_unicode(what: str, *texts: str) -> None:
+    """Raise UserError for a text that no file can hold: JSON may name one half of a character (a lone surrogate)."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(text[error.start]):04x}"
+            raise UserError(
+                f"{what} must be Unicode text, got {half} alone at character {error.start}, one half of a character; "
+                "correct or remove it"
+            ) from error
+
+
 def require_model_path(key: str, value: object) -> None:
     """Raise UserError unless the value may name a checkpoint."""
     if not isinstance(value, str) or not value:

@@ -166,3 +166,17 @@ def save(model: PreTrainedModel, folder: Path, words: list[str] = WORDS, unknown
     model.save_pretrained(folder)
     tiny_tokenizer(model.config.is_encoder_decoder, words, unknown).save_pretrained(folder)
     return folder
+
+
+def padded(model: PreTrainedModel, rows: int) -> PreTrainedModel:
+    """The model with rows beyond its tokenizer, whose scores often win: each is that of a token before, thrice."""
+    model.config.tie_word_embeddings = False
+    embedding, head = model.get_input_embeddings(), model.lm_head.weight.detach()
+    spare = torch.arange(rows - VOCABULARY)
+    wider = torch.nn.Embedding(rows, model.config.hidden_size)
+    wider.weight.data = torch.cat([embedding.weight.detach(), embedding.weight.detach()[spare]])
+    model.set_input_embeddings(wider)
+    model.lm_head = torch.nn.Linear(model.config.hidden_size, rows, bias=False)
+    model.lm_head.weight.data = torch.cat([head, 3 * head[spare + 5]])
+    model.config.vocab_size = rows
+    return model

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
-from bild_lab.engine.models.checkpoint import same_vocabulary
+from bild_lab.engine.models.checkpoint import alike, decoder_depth, without_row
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.processors import STOP_STRINGS, asked_for, never_followed
 from bild_lab.engine.request import Request
@@ -57,7 +68,7 @@ class HuggingFaceAssisted(Generation):
     on the whole sequence again in every round (seen in transformers 5.23). False is as shipped.
     window: draft exactly this many tokens in each round; None leaves the draft length as shipped.
 
-    Raises UserError for a draft model of another vocabulary.
+    Raises UserError for a draft model of another vocabulary, and for one that cannot read every token of the target.
     """
 
     def __init__(
@@ -68,10 +79,12 @@ class HuggingFaceAssisted(Generation):
         for model in (target, draft):
             require_cache("assisted generation", model)
         self._draft = draft.transformers
-        if not same_vocabulary(target.checkpoint, draft.checkpoint):
+        ours, own = target.checkpoint, draft.checkpoint
+        if without_row(ours, own) or not alike(ours, own):
             raise UserError(
                 f"assisted generation needs a draft model of the target's vocabulary, got {kind(draft)} for "
-                f"{kind(target)}; use policy=speculative, which takes the tokens that both have"
+                f"{kind(target)}, which has other tokens, or more than the draft model has embeddings; use "
+                "policy=speculative, which takes the tokens that both have"
             )
         # `generate` adapts the drafter's settings from call to call: a copy of our own keeps methods independent
         self._settings = copy.deepcopy(draft.checkpoint.generation)
@@ -86,11 +99,13 @@ class HuggingFaceAssisted(Generation):
 
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
-        options: dict[str, Any] = {"assistant_model": self._draft.module}
-        self._draft.module.generation_config = self._settings
+        draft = self._draft.module
+        options: dict[str, Any] = {"assistant_model": draft}
+        draft.generation_config = self._settings
         if self._decoder_mask:
             options["decoder_attention_mask"] = torch.ones(1, 1, dtype=torch.long, device=self._target.device)
-        return generate(self._target, request, **options)
+        with taken_for_alike(self._target.module, draft):
+            return generate(self._target, request, only_known(self._target, self._draft), **options)
 
 
 class HuggingFacePromptLookup(Generation):
@@ -149,18 +164,66 @@ def stopping(requests: Sequence[Request], first: int) -> dict[str, Any]:
     return {"stopping_criteria": StoppingCriteriaList([AtStopStrings(requests, first)])}
 
 
-def generate(target: HuggingFaceModel, request: Request, **options: Any) -> list[int]:
-    """Call `generate` for one prompt. Returns prompt and continuation, cut by the request's limits."""
+class OnlyKnown(LogitsProcessor):
+    """−inf for ids without a token.
+
+    width: of the target's scores, which a drafter's become too: `generate` compares them. unknown: the ids.
+    """
+
+    def __init__(self, width: int, unknown: Sequence[int], device: torch.device) -> None:
+        self._bias = torch.zeros(width, device=device)
+        self._bias[list(unknown)] = float("-inf")
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        missing = self._bias.shape[0] - scores.shape[-1]
+        if missing:
+            scores = pad(scores, (0, missing), value=float("-inf"))  # a negative number cuts
+        return scores + self._bias
+
+
+def only_known(target: HuggingFaceModel, draft: LoadedModel | None = None) -> LogitsProcessorList:
+    """What keeps ids without a token from being chosen; nothing if all have one, and scores of a drafter one width."""
+    checkpoint = target.checkpoint
+    if not checkpoint.unknown and (draft is None or draft.checkpoint.columns == checkpoint.columns):
+        return LogitsProcessorList()
+    return LogitsProcessorList([OnlyKnown(checkpoint.columns, checkpoint.unknown, target.device)])
+
+
+@contextmanager
+def taken_for_alike(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[None]:
+    """While inside, the drafter's configuration names the target's vocabulary size, and its decoder's depth alone.
+
+    transformers 5.23 takes models of two sizes for models of two tokenizers, and models padded to two sizes have one.
+    And it sizes the drafter's cache by the depth of its encoder.
+    """
+    config, wanted = draft.config.get_text_config(), target.config.get_text_config().vocab_size
+    before = config.vocab_size, config.num_hidden_layers
+    config.vocab_size, config.num_hidden_layers = wanted, decoder_depth(draft.config)
+    try:
+        yield
+    finally:
+        config.vocab_size, config.num_hidden_layers = before
+
+
+def generate(
+    target: HuggingFaceModel, request: Request, processors: LogitsProcessorList | None = None, **options: Any
+) -> list[int]:
+    """Call `generate` for one prompt. Returns prompt and continuation, cut by the request's limits.
+
+    processors: what scores pass before the request's own; None: those of `only_known`.
+    """
     module, source, limits = target.module, request.source, request.limits
     module.generation_config = plain_generation_config(target, request)  # else the checkpoint's settings apply
     ids = torch.tensor([source.prompt], device=target.device)
-    if source.processors is not None:
-        options["logits_processor"] = source.processors
+    processors = only_known(target) if processors is None else processors
+    if processors := LogitsProcessorList([*processors, *(source.processors or ())]):
+        options["logits_processor"] = processors
     if source.encoder_ids is None:
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     else:
         mask = torch.ones_like(source.encoder_ids)
         inputs = {"input_ids": source.encoder_ids, "attention_mask": mask, "decoder_input_ids": ids}
+        options |= own_cache(target)
     devices = [target.device] if target.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices, enabled=request.generator is not None):
         if request.generator is not None:  # `generate` draws from the global generator
@@ -186,8 +249,7 @@ def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> 
     options: dict[str, Any] = {}
     if target.checkpoint.encoder_decoder:
         rows, first = [source.encoder_ids[0] for source in sources], 1
-        # transformers 5.23 sizes the cache it makes itself by the depth of the encoder
-        options["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        options |= own_cache(target)
         options["decoder_input_ids"] = torch.tensor([source.prompt for source in sources], device=target.device)
         side = "right"
     else:
@@ -198,9 +260,18 @@ def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> 
         for each, value in ((rows, settings.pad_token_id), ([torch.ones_like(row) for row in rows], 0))
     )
     options |= stopping(requests, first)
+    if processors := only_known(target):
+        options["logits_processor"] = processors
     out = module.generate(input_ids=ids, attention_mask=seen, **options).tolist()
     pairs = zip(requests, out, strict=True)
     return [one.limits.append(list(one.source.prompt), row[first:]) for one, row in pairs]
+
+
+def own_cache(target: HuggingFaceModel) -> dict[str, EncoderDecoderCache]:
+    """A cache for an encoder–decoder of two depths: transformers 5.23 sizes its own by the depth of the encoder."""
+    if target.depth == target.checkpoint.config.get_text_config().num_hidden_layers:
+        return {}
+    return {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
 
 
 def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:

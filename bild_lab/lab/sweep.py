@@ -50,6 +50,7 @@ from bild_lab.lab.progress import PointProgress, Progress, record_command, rough
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
 from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Result
+from bild_lab.lab.score import requests_of
 
 T = TypeVar("T")
 
@@ -374,7 +375,10 @@ def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
         typed(ReportSpec, config.report, "report")
-        return prepare(without_hydra(config))
+        point = prepare(without_hydra(config))
+        if not changed or not all(word.startswith("policy.") for word in changed):  # knobs alone change no prompt
+            requests_of(point, [one for one in point.examples if one.continues is None])  # raises for what does not fit
+        return point
 
     return _refusing(look, changed)
 

@@ -86,3 +86,18 @@ def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
     if policy == "hf_assisted":
         with pytest.raises(UserError, match="assisted generation of transformers needs a model with a key-value cache"):
             bild_lab.load(attentive, stateful, shipped(policy))
+
+
+@pytest.mark.parametrize("layers", [(1, 3), (3, 1)])
+def test_encoders_and_decoders_of_two_depths_are_taken_by_every_method(tmp_path: Path, layers: tuple[int, int]) -> None:
+    """Of the target and of the drafter, whose caches Transformers would size by their encoders."""
+    target = str(save(tiny_t5(1, *layers), tmp_path / "target"))
+    draft = str(save(tiny_t5(1, *layers[::-1]), tmp_path / "draft"))
+    prompts = ["w5 w9 w30 w12", "w7", "w20 w21"]
+    expected = [each.token_ids for each in bild_lab.load(target, policy="vanilla").generate(prompts, 12)]
+    for policy in ("hf_generate", "hf_prompt_lookup", "hf_assisted"):
+        for drafter in (draft, target):
+            decoder = bild_lab.load(target, drafter, policy)
+            assert [each.token_ids for each in decoder.generate(prompts, 12)] == expected, policy
+    together = bild_lab.load(target, policy="hf_generate").generate(prompts, 12, batch=3)
+    assert [each.token_ids for each in together] == expected

@@ -26,6 +26,7 @@ from bild_lab.engine.drafters.trees import (
 from bild_lab.engine.heads.bita import BitaAdapter
 from bild_lab.engine.heads.markov import on_engine
 from bild_lab.engine.heads.medusa import MedusaHeads
+from bild_lab.engine.models.head_bias import head_bias
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -160,8 +161,14 @@ def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads
     if packed and shared and heads.part is None:
         return PackedHeads(heads.blocks, heads.biases, target.packed)
     outputs = target.vocabulary_weights()[1][None] if shared else heads.outputs
-    outputs = outputs if heads.part is None else outputs[:, heads.part.tokens]
-    return PackedHeads(heads.blocks, heads.biases, outputs) if packed else copy.copy(heads).attach(outputs)
+    bias = head_bias(target.checkpoint, heads.blocks.dtype, target.device)
+    if heads.part is not None:
+        outputs, bias = outputs[:, heads.part.tokens], None
+    if packed:
+        return PackedHeads(heads.blocks, heads.biases, outputs, bias)
+    attached = copy.copy(heads).attach(outputs)
+    attached.bias = bias
+    return attached
 
 
 class MaskTokenDrafter(CandidateDrafter):

@@ -11,6 +11,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.drafters.state_trees import StateSession, StateTreeDrafter
 from bild_lab.engine.heads.eagle import EAGLE3, Eagle, joined_states
+from bild_lab.engine.models.head_bias import head_bias
 from bild_lab.engine.models.native.attention import KeyValueCache, place_rows
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Request
@@ -35,6 +36,7 @@ class EagleDrafter(StateTreeDrafter):
 
     def opened(self, request: Request, target: Session) -> EagleSession:
         self._heads.attach(*self._target.vocabulary_weights())
+        self._heads.bias = head_bias(self._target.checkpoint, self._target.dtype, self._target.device)
         room = len(request.source.prompt) + request.limits.max_new_tokens
         return EagleSession(self._heads, room, target.forwards)
 

@@ -211,6 +211,7 @@ def load_table(target: LoadedModel, path: FilePath | None, order: int) -> NGramT
             f"the n-gram table {path} ({table.corpus}) has another vocabulary than {checkpoint.path} "
             f"({len(checkpoint.vocabulary)} pieces); make one with: {BUILD.replace('DIR', checkpoint.path, 1)}"
         )
+    checkpoint.require_row(int(table.unigrams.tokens.max()), f"the tokens of the n-gram table {path}")
     if table.order < order:
         raise UserError(f"{path} holds unigrams, but bigrams are wanted; make them with: {BUILD}")
     return table.unigram() if order == 1 else table

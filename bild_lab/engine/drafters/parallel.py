@@ -18,6 +18,7 @@ from bild_lab.engine.drafters.trees import ProbedTree, TokenTrees
 from bild_lab.engine.heads.markov import AnyMarkov, on_engine
 from bild_lab.engine.heads.parallel import ParallelDecoder, ParallelHeads
 from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.head_bias import head_bias
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.native.t5 import Memory
@@ -53,6 +54,7 @@ class ParallelDrafter(StateTreeDrafter):
     @cached_property
     def _made(self) -> Made:
         decoder = ParallelDecoder(self._heads, self._target.checkpoint.config, *self._target.vocabulary_weights())
+        decoder.head_bias = head_bias(self._target.checkpoint, self._target.dtype, self._target.device)
         packed, trees = PackedDecoder(decoder) if self._target.engine == "kernels" else None, None
         if self._static is not None:
             cuts = (tuple(self._static.cut(depth)) for depth in range(self._growth.depth + 1))

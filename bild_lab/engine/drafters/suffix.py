@@ -73,9 +73,11 @@ class SuffixDrafter(Drafter):
             automaton = self._idle.pop()
         else:
             automaton = SuffixAutomaton()
-            tokenizer = self._target.checkpoint.tokenizer if self._files else None
             for file in self._files:
-                automaton.learn(tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"])
+                checkpoint = self._target.checkpoint
+                tokens = checkpoint.tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+                checkpoint.require_row(max(tokens, default=0), f"the tokens of {file}")
+                automaton.learn(tokens)
         key, before = request.source.key, list(self._answers.values())
         if key in self._answers:
             before = before[: list(self._answers).index(key)]

@@ -24,6 +24,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 
 from bild_lab.engine.heads.folder import Kind, fill, released_folder, require_made_for, tensors_of, write_module
+from bild_lab.engine.models.head_bias import biased
 from bild_lab.engine.models.native.stack import rotate
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath
@@ -116,6 +117,7 @@ class Eagle(nn.Module):
         if config.embeds:
             self.register_buffer("embed_tokens", torch.zeros(config.vocabulary, dim))
         self._target: tuple[Tensor, Tensor] | None = None
+        self.bias: Tensor | None = None  # of ids without a token (`head_bias`)
 
     def attach(self, embedding: Float[Tensor, "vocab dim"], head: Float[Tensor, "vocab dim"]) -> Eagle:
         """Use the target's embedding and head. They may have rows for padding after the vocabulary."""
@@ -185,10 +187,10 @@ class Eagle(nn.Module):
         """Scores of the target's tokens; those that the head does not know have −inf."""
         own = self.own_logits(states)
         if self.tokens is None:
-            return own
+            return biased(own, self.bias)
         every = own.new_full((*own.shape[:-1], self.config.vocabulary), float("-inf"))
         every[..., self.tokens] = own
-        return every
+        return biased(every, self.bias)
 
     @cached_property
     def tokens(self) -> Int[Tensor, " own"] | None:

@@ -66,13 +66,14 @@ class PackedMarkov:
         matrix, *held = packed_matrix(Weight(after))
         self.before, self._held, half = before[:, :rank], (before, matrix, held), markov.after.dtype == torch.bfloat16
         places = {"before": before.data_ptr(), "after": addressof(matrix)}
-        self._markov = c.Markov(vocab=vocabulary, half=half, stride=before.shape[1], **places)
+        self._markov = c.Markov(vocab=vocabulary, half=half, stride=before.shape[1], known=len(before), **places)
 
     def draft(self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout) -> Int[Tensor, " n"]:
         """As `MarkovHead.draft`."""
         tokens, given = torch.empty(len(layout.above), dtype=torch.long), scores.float().contiguous()
         sizes, nodes = (len(tokens), last, torch.get_num_threads(), tokens.data_ptr()), layout.numbers
-        self._library.draft_by_parents(byref(self._markov), given.data_ptr(), nodes.data_ptr(), *sizes)
+        if self._library.draft_by_parents(byref(self._markov), given.data_ptr(), nodes.data_ptr(), *sizes):
+            raise IndexError(f"token {last} is none of the {len(self.before)} that a Markov head knows")
         return tokens
 
 

@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, described, released_folder, shapes, tensors_of
 from bild_lab.engine.heads.markov import MarkovHead
+from bild_lab.engine.models.head_bias import biased
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import FilePath
@@ -87,6 +88,7 @@ class MedusaHeads(SavedModule):
             self.outputs = nn.Parameter(torch.zeros(config.heads, config.vocabulary, dim))
         self.markov = MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
         self._attached: tuple[Tensor, ...] = ()
+        self.bias: Tensor | None = None  # of ids without a token (`head_bias`)
 
     @classmethod
     def fresh(
@@ -140,7 +142,7 @@ class MedusaHeads(SavedModule):
         x = rows.expand(depth, *rows.shape)
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
-        return x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT
+        return biased(x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT, self.bias)
 
 
 def read_released(folder: Path) -> MedusaHeads:

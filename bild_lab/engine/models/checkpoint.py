@@ -45,7 +45,7 @@ from bild_lab.engine.models.weight_files import (
 )
 from bild_lab.engine.models.weights import StoredWeights
 from bild_lab.engine.request import Source
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import file_digest, pin_of, shipped
 
 PICKLE_REMEDY = (
@@ -124,10 +124,33 @@ class Checkpoint:
 
     def check(self) -> None:
         """Raise UserError unless the small files exist and fit together, and the weights are safe to read."""
-        _ = self.vocabulary, self.end_tokens
+        _ = self.vocabulary
+        for token in sorted(self.end_tokens):
+            self.require_row(token, "an end token")
         self._require_weights()
         if self.encoder_decoder:
-            _ = self.decoder_start
+            self.require_row(self.decoder_start, "the decoder's start token")
+
+    def require_row(self, token: int, what: str, rows: int | None = None) -> None:
+        """Raise UserError for a token without an embedding. rows: how many there are; None: the decoder's."""
+        rows = self.rows if rows is None else rows
+        if 0 <= token < rows:
+            return
+        piece = piece_of(self.tokenizer, token) if token >= 0 else None
+        named = "" if piece is None else f" ({piece!r})"
+        raise UserError(
+            f"{what} must be from 0 to {rows - 1}, as {self.path} has {rows} embeddings, got {token}{named}; resize "
+            "the model's embeddings to its tokenizer (resize_token_embeddings) and save both, or take both from one "
+            "checkpoint"
+        )
+
+    def require_rows(self, source: Source) -> None:
+        """Raise UserError for a source with a token that the model has no embedding for."""
+        for token in {min(source.prompt), max(source.prompt)}:
+            self.require_row(token, "the tokens of a prompt")
+        if source.encoder_ids is not None:
+            for token in {int(source.encoder_ids.min()), int(source.encoder_ids.max())}:
+                self.require_row(token, "the tokens of a prompt", self.source_rows)
 
     def _require_weights(self) -> None:
         """Raise UserError unless there are weights that Transformers reads, all of them, and safe to read."""
@@ -177,6 +200,32 @@ class Checkpoint:
     def vocabulary(self) -> dict[str, int]:
         return self.tokenizer.get_vocab()
 
+    @property
+    def rows(self) -> int:
+        """How many tokens the decoder embeds."""
+        apart = getattr(self.config, "decoder_vocab_size", None)  # of models whose encoder has another vocabulary
+        return apart or self.config.get_text_config(decoder=True).vocab_size
+
+    @property
+    def columns(self) -> int:
+        """How many scores the head gives."""
+        return self.rows
+
+    @property
+    def source_rows(self) -> int:
+        """How many tokens the encoder embeds; of a decoder-only model, how many a prompt may have."""
+        return getattr(self.config.get_text_config(encoder=True), "vocab_size", None) or self.rows
+
+    @cached_property
+    def unknown(self) -> tuple[int, ...]:
+        """The ids that have a score and no token, as in models padded beyond their tokenizer.
+
+        Nobody can read such an id, so no text has one: its score is −inf in every forward. End tokens are known.
+        """
+        known = {*self.vocabulary.values(), *self.end_tokens}
+        spare = [token for token in range(self.columns) if token not in known]
+        return tuple(token for token in spare if token >= self.rows or piece_of(self.tokenizer, token) is None)
+
     @cached_property
     def pieces(self) -> Pieces:
         """What each token writes."""
@@ -203,23 +252,22 @@ class Checkpoint:
 
         prompt: text, to which the tokenizer's special tokens are added, an empty one the begin-of-text token alone;
         token ids, taken as they are; or messages ("role", "content") for the tokenizer's chat template. Raises
-        UserError for a prompt without tokens, for ids beyond the vocabulary, and for messages without a template.
+        UserError for a prompt without tokens, for a token without an embedding, for text that is no Unicode, and for
+        messages without a template.
         """
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
         if isinstance(prompt, str):
+            require_unicode("a prompt", prompt)
             ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"] or begin_of_text(self.tokenizer)
             ids = self._once_started(prompt, ids)
         elif prompt and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt, ChatSettings())[:max_tokens]
         else:
             ids = [int(token) for token in prompt][:max_tokens]
-            size = self.config.get_text_config(decoder=True).vocab_size
-            if wrong := [token for token in ids if not 0 <= token < size]:
-                raise UserError(
-                    f"the tokens of a prompt must be from 0 to {size - 1}, got {wrong[0]}; tokenize it anew"
-                )
         if not ids:
             raise UserError(f"the prompt {prompt!r} has no tokens; a model needs at least one")
+        for token in (min(ids), max(ids)):
+            self.require_row(token, "the tokens of a prompt", self.source_rows)
         if self.encoder_decoder:
             return Source(prompt=(self.decoder_start,), encoder_ids=torch.tensor([ids]))
         return Source(prompt=tuple(ids))
@@ -244,7 +292,9 @@ class Checkpoint:
         """The messages of a chat as token ids. Raises UserError for a tokenizer without a chat template."""
         if self.tokenizer.chat_template is None:
             raise UserError(f"the tokenizer of {self.path} has no chat template; give the prompt as text")
-        return self.tokenizer(chat_text(self, messages, chat), verbose=False, add_special_tokens=False)["input_ids"]
+        text = chat_text(self, messages, chat)
+        require_unicode("a prompt", text)
+        return self.tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
 
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         """Load the model on the CPU, or where these options of `from_pretrained` put it.
@@ -388,6 +438,24 @@ class LoadedCheckpoint(Checkpoint):
     def tokenizer(self) -> PreTrainedTokenizerBase:
         return self.own_tokenizer
 
+    @property
+    def rows(self) -> int:
+        return self._entries(self.module.get_decoder() if self.encoder_decoder else self.module, super().rows)
+
+    @property
+    def source_rows(self) -> int:
+        return self._entries(self.module.get_encoder() if self.encoder_decoder else self.module, super().source_rows)
+
+    @property
+    def columns(self) -> int:
+        head = self.module.get_output_embeddings()
+        return self.rows if head is None else getattr(head, "out_features", self.rows)
+
+    @staticmethod
+    def _entries(part: PreTrainedModel, otherwise: int) -> int:
+        """How many tokens a module embeds, which its configuration may not say."""
+        return getattr(part.get_input_embeddings(), "num_embeddings", otherwise)
+
     @cached_property
     def generation(self) -> GenerationConfig:
         return copy.deepcopy(self.module.generation_config) or GenerationConfig.from_model_config(self.config)
@@ -414,9 +482,46 @@ def root_cause(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
+    """The piece of this id; None for an id that the tokenizer cannot decode."""
+    try:
+        piece = tokenizer.convert_ids_to_tokens(token)
+    except (IndexError, KeyError, OverflowError):  # of tokenizers in Python
+        return None
+    return None if piece == tokenizer.unk_token and token != tokenizer.unk_token_id else piece
+
+
 def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
     """Whether both tokenizers map the same pieces to the same ids."""
     return target.vocabulary == draft.vocabulary
+
+
+LACKING = 0.25  # of the target's ordinary tokens: a draft model that lacks more reads them better in its own
+
+
+def alike(target: Checkpoint, draft: Checkpoint) -> bool:
+    """Whether a text's tokens have the same ids in both vocabularies.
+
+    They are equal; or one holds the other, with equal ids; or they differ in added and special tokens alone. What
+    begins and ends a text must be in both, and most of the target's ordinary tokens in the draft model's.
+    """
+    ours, theirs = target.vocabulary, draft.vocabulary
+    lacking = {piece: token for piece, token in ours.items() if theirs.get(piece) != token}
+    further = {piece: token for piece, token in theirs.items() if ours.get(piece) != token}
+    added = [set(each.tokenizer.get_added_vocab()) for each in (target, draft)]
+    ordinary = lacking.keys() - added[0], further.keys() - added[1]
+    if lacking and further and (ordinary[0] or ordinary[1]):
+        return False
+    framing = {*target.end_tokens, target.tokenizer.bos_token_id}
+    if target.encoder_decoder:
+        framing.add(target.decoder_start)
+    return framing.isdisjoint(lacking.values()) and len(ordinary[0]) <= LACKING * len(ours)
+
+
+def without_row(target: Checkpoint, draft: Checkpoint) -> list[int]:
+    """The target's tokens that the draft model has no embedding for."""
+    rows = min(draft.rows, draft.source_rows)
+    return sorted(token for token in target.vocabulary.values() if rows <= token < target.rows)
 
 
 def quantization(config: PreTrainedConfig) -> str | None:

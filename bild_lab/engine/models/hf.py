@@ -18,6 +18,7 @@ from bild_lab.engine.models.admission import check, input_device, learned_positi
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.head_bias import biased, head_bias
 from bild_lab.engine.models.hub import no_progress_bars
 from bild_lab.engine.models.layer_control import decoder_layers, logits_equal, wrap_blocks
 from bild_lab.engine.models.module_layers import NO_SINGLE_LAYERS, ModuleLayers, additive
@@ -58,6 +59,11 @@ class HuggingFaceModel:
         for check_weights in self._checks:
             check_weights(module, self.checkpoint.path)
         return module
+
+    @cached_property
+    def bias(self) -> Float[Tensor, " vocab"] | None:
+        """What is added to the module's scores; None for nothing."""
+        return head_bias(self.checkpoint, self.dtype, self.device)
 
     @property
     def transformers(self) -> HuggingFaceModel:
@@ -105,7 +111,7 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        return whole_logits(self.module, text)
+        return biased(whole_logits(self.module, text), self.bias)
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
@@ -145,7 +151,7 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
-        return processed(open_session(self.module, source, opening, self._one_by_one), source)
+        return processed(open_session(self.module, source, opening, self._one_by_one, self.bias), source)
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
@@ -169,10 +175,15 @@ class HuggingFaceModel:
 
 
 def open_session(
-    module: PreTrainedModel, source: Source, opening: Opening = ALONE, one_by_one: bool = False
+    module: PreTrainedModel,
+    source: Source,
+    opening: Opening = ALONE,
+    one_by_one: bool = False,
+    bias: Float[Tensor, " vocab"] | None = None,
 ) -> CachedSession:
     """A session of a module, as in `Model.start` and `ModuleLayers`."""
-    return CachedSession(ModuleLayers(module, source, opening.prefix, one_by_one), source.prompt, opening.forwards)
+    layers = ModuleLayers(module, source, opening.prefix, one_by_one, bias)
+    return CachedSession(layers, source.prompt, opening.forwards)
 
 
 def weightless(checkpoint: Checkpoint) -> PreTrainedModel:

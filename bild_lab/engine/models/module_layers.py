@@ -17,6 +17,7 @@ from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.admission import input_device
 from bild_lab.engine.models.cached_session import Layers, Pass
 from bild_lab.engine.models.checkpoint import decoder_depth
+from bild_lab.engine.models.head_bias import biased
 from bild_lab.engine.models.layer_control import Branches, Plan, following, sets_positions, wrap_layers
 from bild_lab.engine.models.slot_cache import SlotCache, Snapshots
 from bild_lab.engine.request import Source
@@ -36,11 +37,17 @@ class ModuleLayers(Layers):
     """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first slots.
 
     one_by_one: run rows behind the prompt each in a forward of its own, for a recurrent module that begins several
-    rows from an empty state. Raises UserError for a module that takes no cache.
+    rows from an empty state. bias: added to the scores (`head_bias`). Raises UserError for a module that takes no
+    cache.
     """
 
     def __init__(
-        self, module: PreTrainedModel, source: Source, prefix: Prefix | None = None, one_by_one: bool = False
+        self,
+        module: PreTrainedModel,
+        source: Source,
+        prefix: Prefix | None = None,
+        one_by_one: bool = False,
+        bias: Float[Tensor, " vocab"] | None = None,
     ) -> None:
         self.module, self.config = module, module.config
         self.device, self.depth = input_device(module), decoder_depth(module.config)
@@ -51,7 +58,7 @@ class ModuleLayers(Layers):
         self._cache_name = cache_name(module)
         self._encoded: dict[str, Any] = {}
         self._cache = SlotCache(module.config)
-        self._one_by_one = one_by_one
+        self._one_by_one, self._bias = one_by_one, bias
         self._snapshots = None if self._cache.cuts else Snapshots(self._cache)
         self._past: SlotCache | EncoderDecoderCache = self._cache
         self._ids_name = "input_ids"
@@ -139,7 +146,7 @@ class ModuleLayers(Layers):
         hidden = tuple(plan.outputs[depth].to(self.device) for depth in work.hidden)
         if not work.read:
             return Scores(None, hidden=hidden)
-        logits = logits[0, -work.logits :]
+        logits = biased(logits[0, -work.logits :], self._bias)
         read_there = read[0][0, -work.head_input :].to(logits.device) if read else None
         return Scores(logits, read_there, hidden)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from bild_lab.engine.decode import TokenLoop
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of
+from bild_lab.engine.models.head_bias import biased, head_bias
 from bild_lab.engine.ppd.lanes import Together, two_lanes
 from bild_lab.engine.ppd.theory import require_exit
 from bild_lab.engine.request import Request
@@ -98,7 +99,10 @@ class PredictivePipeline(TokenLoop):
         """The heads trained for each layer; None if the target's own head is used."""
         if self.heads == SHARED:
             return None
-        return LayerHeads.load(self.heads).to(self.target.device, self.target.dtype).requires_grad_(False).logits
+        target = self.target
+        heads = LayerHeads.load(self.heads).to(target.device, target.dtype).requires_grad_(False)
+        bias = head_bias(target.checkpoint, target.dtype, target.device)
+        return lambda layer, states: biased(heads.logits(layer, states), bias)
 
     @property
     def _exit(self) -> int:

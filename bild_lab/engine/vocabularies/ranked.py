@@ -36,6 +36,7 @@ def draft_vocabulary(
         found = found[:tokens]
     if unknown := set(found) - set(checkpoint.vocabulary.values()):
         raise UserError(f"{path} names the token {min(unknown)}, which {checkpoint.path} does not have; count anew")
+    checkpoint.require_row(max(found), f"the tokens of {path}")
     return DraftVocabulary([*found, *checkpoint.end_tokens], target.device)
 
 

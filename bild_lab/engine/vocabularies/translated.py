@@ -8,10 +8,11 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.models.checkpoint import Checkpoint, same_vocabulary
+from bild_lab.engine.models.checkpoint import Checkpoint, alike, same_vocabulary, without_row
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, LoadedModel, Opening, Session
+from bild_lab.engine.vocabularies.alike import AlikeModel
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
 from bild_lab.engine.vocabularies.overlap import Overlap, overlap_of, require_shared
 from bild_lab.errors import UserError
@@ -62,7 +63,7 @@ class TranslatedModel:
 
 
 def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:
-    """The draft model itself if it has the target's vocabulary, else translated.
+    """The draft model itself if it has the target's vocabulary, or all but a few tokens of it; else translated.
 
     Raises UserError for models of two kinds, and for vocabularies that share too little.
     """
@@ -73,8 +74,9 @@ def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:
             f"target and draft must be of one kind, got {target.path} ({kinds[target.encoder_decoder]}) and "
             f"{draft.path} ({kinds[draft.encoder_decoder]}); choose both of one family"
         )
-    if same_vocabulary(target, draft):
-        return model
+    if alike(target, draft):
+        same = same_vocabulary(target, draft) and not without_row(target, draft)
+        return model if same else AlikeModel(model, target)
     overlap = overlap_of(target, draft)
     require_shared(overlap)
     return TranslatedModel(model, overlap)

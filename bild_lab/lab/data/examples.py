@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import shipped
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
 from bild_lab.lab.data.formats import Row
@@ -101,6 +101,7 @@ def _history(path: str, split: str) -> dict[str, str]:
     for where, row in local_rows(Path(path).expanduser(), canonical_split(split)):
         if not isinstance(row.get("answer"), str) or "id" not in row:
             raise UserError(f"{where}: dataset.history needs columns id and answer (text), got {columns_of(row)}")
+        require_unicode(where, row["answer"])
         answers[str(row["id"])] = row["answer"]
     return answers
 
@@ -140,6 +141,8 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             references=tuple(answers[:1]) if answers else _references(spec, where, row),
             category=None if category is None else str(category),
         )
+        texts = (question, *turns, *answers, *example.references, example.id, example.category or "")
+        require_unicode(where, *texts)
         for number, template in enumerate(spec.templates, start=1):
             asked = example if len(spec.templates) == 1 else replace(example, id=f"{example.id}@{number}")
             first, *later = conversation(asked, [question, *turns[1:]], template)
@@ -168,6 +171,7 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
     whole = ((where, row) for where, row in _rows(other) if not _lacks_source(spec, row))
     for where, row in islice(whole, spec.shots):
         source, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
+        require_unicode(where, source, reference)
         found.append((source, fill_template(spec.shot_template, source=source, reference=reference)))
     if len(found) < spec.shots:
         raise UserError(f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(found)} examples")

@@ -25,7 +25,7 @@ from bild_lab.engine.models.precision import AUTO, resolve_dtype
 from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.vocabularies import in_vocabulary_of
+from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.config import (
     DecodingSpec,
@@ -39,7 +39,7 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.decoding.decoder import KNOWS_NO_STOP, Decoder
-from bild_lab.lab.decoding.languages import CHECKPOINT, NONE, Languages, warn_of_what_is_left_out
+from bild_lab.lab.decoding.languages import CHECKPOINT, NONE, Languages, warn, warn_of_what_is_left_out
 from bild_lab.lab.hashing import parts_of
 
 ENGINES = ("auto", "kernels", "native", "hf")
@@ -110,6 +110,7 @@ def decoder_of(
             raise UserError(f"policy {policy.name} drafts with a small model; give one with pair.{key} ({key}=)")
         model = models.drafting(models.load(key))
         drafts.append(in_vocabulary_of(target.checkpoint, wrap(model)))
+        warn_of_translation(drafts[-1])
         return drafts[-1]
 
     parts = {key: partial(draft_model, key) for key in ("draft", "second_draft")}
@@ -134,6 +135,18 @@ def decoder_of(
         raise UserError(KNOWS_NO_STOP.format(method.engine))
     warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
     return Decoder(target, method, (target, *drafts), processors, languages, stop, policy=str(policy.name))
+
+
+def warn_of_translation(draft: LoadedModel) -> None:
+    """Log, once for each pair, that a drafter has another vocabulary than the target, and what that costs."""
+    if not isinstance(draft, TranslatedModel):
+        return
+    facts = draft.facts
+    warn(
+        f"{facts['draft']} has another vocabulary than the target, which shares {facts['shared']} of its "
+        f"{facts['target_pieces']} pieces with it: texts are translated, and tokens drafted one forward at a time, "
+        "which is slower; a drafter with the target's tokenizer needs no translation"
+    )
 
 
 class _Models:

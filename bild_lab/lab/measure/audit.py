@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bild_lab.engine.models.checkpoint import Prompt
 from bild_lab.engine.sampling import Sampling, most_likely
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_unicode
 from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.measure.certificate import DEFECT, EQUAL, TIE, certify, distribution
 from bild_lab.lab.measure.recorder import OneRow
@@ -106,8 +106,10 @@ class Wording:
 
     def __init__(self, decoder: Decoder, answer: Answer) -> None:
         self._decoder, self._checkpoint = decoder, decoder.target.checkpoint
-        given, size = answer.answer, self._checkpoint.config.get_text_config(decoder=True).vocab_size
+        given, size = answer.answer, self._checkpoint.rows
         is_text = isinstance(given, str)
+        if is_text:
+            require_unicode(f"line {answer.line}", given)
         self.tokens = self._checkpoint.tokenizer.encode(given, add_special_tokens=False) if is_text else given
         if max(self.tokens, default=0) >= size:
             raise UserError(

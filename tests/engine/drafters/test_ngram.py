@@ -33,6 +33,10 @@ CORPUS = [[0, 5, 6, 5, 7, 1], [0, 5, 6, 1]]  # a start token, words, an end toke
 UNIFORM = StubModel(lambda _: torch.zeros(WIDTH))
 
 
+def fits(token: int, what: str) -> None:
+    """A model with an embedding for every token."""
+
+
 def table(order: int = 2) -> NGramTable:
     return estimate(CORPUS, order, VOCABULARY, "two texts")
 
@@ -149,7 +153,7 @@ def test_a_saved_table_reads_as_it_was(order: int, tmp_path: Path) -> None:
 
 
 def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
-    target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY))
+    target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY, require_row=fits))
     other = SimpleNamespace(checkpoint=SimpleNamespace(path="there", vocabulary={**VOCABULARY, "w8": 8}))
     path = tmp_path / "table.safetensors"
     with pytest.raises(UserError, match=r"policy.table must be .*, got null; make one with: python scripts/train_mod"):
@@ -171,7 +175,7 @@ def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_of_order_2_serves_as_unigrams_too(tmp_path: Path) -> None:
-    target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY))
+    target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY, require_row=fits))
     table().save(tmp_path / "table.safetensors")
     assert load_table(target, str(tmp_path / "table.safetensors"), 1).most_likely_after(6) == 5
     assert load_table(target, str(tmp_path / "table.safetensors"), 2).most_likely_after(6) == 1

@@ -176,3 +176,12 @@ def test_a_stray_window_changes_no_engine(tmp_path: Path) -> None:
     texts = [load(tmp_path, policy=shipped("vanilla"), engine=each).generate(prompt, 20).token_ids for each in ENGINES]
     plain = load((build("llama"), word_tokenizer()), policy=shipped("vanilla")).generate(prompt, 20).token_ids
     assert texts == [plain] * len(ENGINES)
+
+
+@pytest.mark.parametrize("prompt", ["w5 \ud800", [{"role": "user", "content": "w5 \udfff"}]])
+def test_half_a_character_in_a_prompt_is_refused(tmp_path: Path, prompt: object) -> None:
+    save(tiny_llama(1), tmp_path)
+    decoder = load(tmp_path, policy="vanilla")
+    decoder.target.checkpoint.tokenizer.chat_template = TEMPLATE
+    with pytest.raises(UserError, match=r"a prompt must be Unicode text, got \\ud[8f][0f][0f] alone at character"):
+        decoder.generate(prompt, max_new_tokens=2)

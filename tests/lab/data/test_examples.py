@@ -421,3 +421,20 @@ def test_humaneval_has_a_program_for_each_answer() -> None:
     assert len(examples) == 164 and all(one.references[0].count("{answer}") == 1 for one in examples)
     assert examples[0].references[0].startswith(examples[0].prompt)
     assert examples[0].references[0].endswith("\n\ncheck(has_close_elements)\n")
+
+
+@pytest.mark.parametrize("column", ["de", "en"])
+def test_half_a_character_in_a_prompt_or_a_reference_is_refused_with_its_row(rows_file, column: str) -> None:
+    """JSON can name one, and no tokenizer, hash or file can hold it."""
+    rows = [{"de": "eins", "en": "one"}, {"de": "zwei", "en": "two"} | {column: "ab\ud800"}]
+    with pytest.raises(UserError, match=r"line 2 must be Unicode text, got \\ud800 alone at character 2"):
+        load_examples(spec(path=rows_file(*rows)))
+
+
+def test_so_is_one_in_the_answers_of_a_history(rows_file, tmp_path: Path) -> None:
+    path = rows_file({"de": ["eins", "zwei"], "en": "one"})
+    (tmp_path / "answers.jsonl").write_text(json.dumps({"id": "test-0", "answer": "\udc00"}) + "\n")
+    with pytest.raises(UserError, match="must be Unicode text"):
+        load_examples(
+            spec(path=path, turns=2, metric="agreement", history=str(tmp_path / "answers.jsonl"), reference_column=None)
+        )

@@ -62,7 +62,9 @@ def translator(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model of random weights and its tokenizer."""
     tokenizer = TOKENIZERS[name]()
     config = configuration("m2m_100" if name in ("m2m_100", "nllb") else "mbart")
-    config.vocab_size, config.pad_token_id, config.eos_token_id, config.forced_eos_token_id = 300, 1, END, None
+    known = (*tokenizer.get_vocab().values(), *languages_of(tokenizer).values())
+    config.vocab_size = 1 + max(known)  # without padding, which `generate` may emit
+    config.pad_token_id, config.eos_token_id, config.forced_eos_token_id = 1, END, None
     config.decoder_start_token_id = START
     torch.manual_seed(1)
     return AutoModelForSeq2SeqLM.from_config(config).eval(), tokenizer

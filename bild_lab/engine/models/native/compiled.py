@@ -15,7 +15,6 @@ from bild_lab.engine.models.cached_session import Pass
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.drafting import Window
 from bild_lab.engine.models.native.llama import LlamaDecoder
-from bild_lab.engine.models.native.stack import product
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
 from bild_lab.engine.session import Chain, DraftedChain
 
@@ -200,7 +199,7 @@ def forward(
     )
     x = decoder.run(decoder.embed(tokens), rows, cache, *memory, layers=range(len(decoder.layers)))
     final = decoder.final(x)
-    return product(final, decoder.head), final
+    return decoder.scores(final), final
 
 
 def captured(run: Callable[[], Result]) -> Callable[[], Result]:

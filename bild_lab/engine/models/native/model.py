@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.batch import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Prompt, quantization
+from bild_lab.engine.models.head_bias import head_bias
 from bild_lab.engine.models.hf import HuggingFaceModel, weightless
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
@@ -72,6 +73,7 @@ class NativeModel:
         if not self.kernels and self.bits is not None:
             for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
                 round_weights(stack, self.bits)
+        decoder.head_bias = head_bias(self.checkpoint, self.dtype, self.device)
         return decoder
 
     def _weights(self) -> tuple[PreTrainedModel, Weights]:

@@ -83,9 +83,9 @@ class Stack:
     """Runs rows through any range of layers. There is no batch axis: one sequence, [m, dim].
 
     hidden: inner width of the feed-forward. activation: one of ACTIVATIONS. scale: of attention scores. final_scale: of
-    what the head reads. distance_bias: added to a score by the query's position minus the key's, the last for all
-    beyond. bidirectional: an encoder, whose rows see all others; its distance_bias begins with the key that is farthest
-    ahead.
+    what the head reads. head_bias: added to the head's scores. distance_bias: added to a score by the query's position
+    minus the key's, the last for all beyond. bidirectional: an encoder, whose rows see all others; its distance_bias
+    begins with the key that is farthest ahead.
     """
 
     layers: Sequence[Layer]
@@ -101,6 +101,7 @@ class Stack:
     scale: float = 1.0
     final_scale: float = 1.0
     embedding_scale: float = 1.0
+    head_bias: Float[Tensor, " vocab"] | None = None
     distance_bias: Float[Tensor, "heads distances"] | None = None
     bidirectional: bool = False
 
@@ -114,7 +115,9 @@ class Stack:
     ) -> Float[Tensor, "m vocab"]:
         """The head's scores of its input. vocabulary: the other tokens get −inf; None: of all."""
         if vocabulary is None:
-            return product(states, self.head)
+            return product(states, self.head, self.head_bias)
+        if vocabulary.is_most_of(self.embedding.shape[0]):
+            return vocabulary.masked(product(states, self.head))
         part = linear(states, vocabulary.made_for(self, lambda: numbers_of(self.head, states.dtype)[vocabulary.tokens]))
         return vocabulary.widened(part, self.embedding.shape[0], float("-inf"))
 

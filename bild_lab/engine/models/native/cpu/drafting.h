@@ -156,7 +156,8 @@ struct GrowingTree {
         for (int child = 0; child < kept; ++child) {
             if (child) best = largest(logits, model.vocab);
             tokens[row * kept + child] = token_of(model, best);
-            chances[row * kept + child] = most * exponential(all((logits[best] - top) / growth.temperature))[0];
+            const float chance = exponential(all((logits[best] - top) / growth.temperature))[0];  // never quite 0
+            chances[row * kept + child] = logits[best] > -INFINITY ? most * chance : 0.0f;
             logits[best] = -INFINITY;
         }
     }

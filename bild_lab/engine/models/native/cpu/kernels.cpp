@@ -74,11 +74,30 @@ void run_markov(const Markov& markov, const float* scores, const int32_t* parent
     }
 }
 
+// 0 if a pass reads only what there is: an embedding of each token, a slot and a position of each row, with `later` rows
+// of each text behind them. Otherwise the place of the first token without an embedding, from 1, or minus that of the
+// first text that is too long
+inline int readable(const Model& model, const Pass& pass, const int64_t* later) {
+    const int64_t* tokens = pass.tokens;
+    const int64_t end = pass.masks ? pass.first_mask + pass.mask_count : model.known;
+    for (int i = 0; i < pass.texts; ++i) {
+        const Text& text = pass.text[i];
+        for (int row = 0; row < text.count && !pass.states; ++row)
+            if (tokens[row] < 0 || tokens[row] >= end) return int(tokens + row - pass.tokens) + 1;
+        tokens += text.count;
+        const int64_t slots = text.start + text.count + (later ? later[i] : 0);
+        if (slots > text.capacity || (model.rotary && slots - text.reserved > pass.table)) return -i - 1;
+        if (later && !model.tokens && model.vocab > model.known) return -i - 1;
+    }
+    return 0;
+}
+
 }  // namespace
 
 extern "C" {
 
-void run(const Model* model, const Pass* given) {
+int run(const Model* model, const Pass* given) {
+    if (int refused = readable(*model, *given, nullptr)) return refused;
     Pass pass = *given;
     Rows rows;
     rows.add_all(pass);
@@ -86,19 +105,27 @@ void run(const Model* model, const Pass* given) {
     std::vector<Layout> layouts(pass.texts);
     for (int i = 0; i < pass.texts; ++i) layouts[i].place(rows.texts[i], pass, pass.tokens + rows.texts[i].first);
     with_buffers(*model, pass, 0, [&]<class T>(Buffers& b) { forward<T>(*model, pass, b); });
+    return 0;
 }
 
 // Draft a chain for each text: the first forward runs the pass's rows, each later one the token drafted before it
-void draft_chains(const Model* model, const Pass* pass, Chain* chain) {
+int draft_chains(const Model* model, const Pass* pass, Chain* chain) {
+    std::vector<int64_t> rows(pass->texts);
+    for (int i = 0; i < pass->texts; ++i) rows[i] = chain[i].steps - 1;
+    if (int refused = readable(*model, *pass, rows.data())) return refused;
     Chains all(*model, *pass, chain);
     int later = 0;
     for (int i = 0; i < pass->texts; ++i) later = std::max(later, chain[i].steps);
     with_buffers(*model, all.pass, later, [&]<class T>(Buffers& b) { draft<T>(*model, all, b); });
+    return 0;
 }
 
 // Grow a tree for each text: the first forward runs the pass's rows, each later one the most likely leaves. The logits
 // have room for `width` rows of each
-void grow_trees(const Model* model, const Pass* pass, Growth* growth) {
+int grow_trees(const Model* model, const Pass* pass, Growth* growth) {
+    std::vector<int64_t> rows(pass->texts);
+    for (int i = 0; i < pass->texts; ++i) rows[i] = int64_t(growth[i].depth - 1) * growth[i].width;
+    if (int refused = readable(*model, *pass, rows.data())) return refused;
     Trees all(*model, *pass, growth);
     Pass widest = all.pass;
     int later = 0, leaves = 0;
@@ -109,6 +136,7 @@ void grow_trees(const Model* model, const Pass* pass, Growth* growth) {
     widest.count = std::max(widest.count, leaves);
     with_buffers(*model, widest, later, [&]<class T>(Buffers& b) { draft<T>(*model, all, b); });
     for (auto& tree : all.trees) tree.finish();
+    return 0;
 }
 
 // The `count` most likely tokens of each of the first `depth` heads after a state: [depth][count]; or their logits, if
@@ -127,8 +155,9 @@ void most_likely_tokens(const Heads* heads, const float* hidden, int depth, int 
 }
 
 // The tokens of a tree. nodes: [3][n], the parents, depths and ranks. last: the token before the tree
-void draft_by_parents(const Markov* markov, const float* scores, const int32_t* nodes, int n, int64_t last, int threads,
-                      int64_t* tokens) {
+int draft_by_parents(const Markov* markov, const float* scores, const int32_t* nodes, int n, int64_t last, int threads,
+                     int64_t* tokens) {
+    if (last < 0 || last >= markov->known) return 1;
     const int64_t own = PANEL * PANEL + PANEL * int64_t(markov->stride) / 2;
     by_team(threads, markov->half, padded(markov->vocab, PANEL), own, [&](float* row, float* tiles) {
         Buffers b{};
@@ -137,6 +166,7 @@ void draft_by_parents(const Markov* markov, const float* scores, const int32_t* 
         if (markov->half) run_markov<bfloat16>(*markov, scores, nodes, n, last, row, b, tokens);
         else run_markov<float>(*markov, scores, nodes, n, last, row, b, tokens);
     });
+    return 0;
 }
 
 // Read these bytes, by all threads: the least time in which weights can be used. Returns what was read, summed

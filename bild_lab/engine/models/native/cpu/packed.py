@@ -16,7 +16,7 @@ from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.models.native.cpu import structures as c
 from bild_lab.engine.models.native.cpu.library import library
-from bild_lab.engine.models.native.cpu.panels import packed_matrix
+from bild_lab.engine.models.native.cpu.panels import in_panel_order, packed_matrix
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
 from bild_lab.engine.session import NOTHING, Chain, DraftedChain, GrownTree, Growth, Skipped
 
@@ -72,12 +72,13 @@ class PackedDecoder:
         self._held.append(layers)
         bias = stack.distance_bias
         self.known, self.dim = stack.embedding.shape
-        head = self._matrix(Weight(stack.head))
+        head = self._matrix(Weight(stack.head, stack.head_bias))
         self.vocab, self.depth = head.outputs, len(layers)
         self._model = c.Model(
             **{name: getattr(stack, name) for name in NUMBERS},
             dim=self.dim,
             vocab=self.vocab,
+            known=self.known,
             half=stack.embedding.dtype == torch.bfloat16,
             activation=list(ACTIVATIONS).index(stack.activation),
             gated=gated,
@@ -145,12 +146,13 @@ class PackedDecoder:
         read = None if states is None else states.float().contiguous()
         work, held = self._pass(texts, layers, skipped)
         work.fill, work.first_mask, work.tokens = fill, self.known, tokens.data_ptr()
+        work.mask_count = 0 if masks is None else masks.shape[0]
         work.states, work.masks, work.hidden = pointer(read), pointer(masks), pointer(outputs)
         work.head_input, work.logits = pointer(head_input), pointer(logits)
         if bar is not None:
             before, ran = torch.empty(self.dim), c_int32(self.depth)
             work.bar, work.before, work.ran = bar, before.data_ptr(), addressof(ran)
-        self._library.run(byref(model), byref(work))
+        self._require_read(self._library.run(byref(model), byref(work)), work, tokens.tolist)
         del held
         logits = self._widened(logits, vocabulary, float("-inf"))
         return PackedScores(logits, head_input, outputs, None if bar is None else ran.value)
@@ -235,8 +237,19 @@ class PackedDecoder:
         fed = [token for each in tokens for token in each]
         ids, logits = (c_int64 * len(fed))(*fed), torch.empty(sum(later), model.vocab)
         work.tokens, work.logits = addressof(ids), logits.data_ptr()
-        program(byref(model), byref(work), asks)
+        self._require_read(program(byref(model), byref(work), asks), work, lambda: fed)
         del held
+
+    def _require_read(self, refused: int, work: c.Pass, tokens: Callable[[], list[int]]) -> None:
+        """Raise IndexError if the kernels refused a pass. refused: as `readable` of `cpu/kernels.cpp` says."""
+        if refused > 0:
+            token = tokens()[refused - 1]
+            raise IndexError(f"token {token} has no embedding: the model has {self.known}, and {work.mask_count} masks")
+        if refused < 0:
+            raise IndexError(
+                f"text {-refused} of a pass needs a slot behind its cache, a position behind {work.table} rotations, "
+                "or an embedding for tokens that the head may draft"
+            )
 
     def _pass(
         self, texts: Sequence[TextRows], layers: Sequence[int] | None, skipped: Skipped
@@ -275,6 +288,13 @@ class PackedDecoder:
 
         def make() -> tuple[c.Model, list[object]]:
             whole, model = self._stack.head, c.Model.from_buffer_copy(self._model)
+            if int(vocabulary.tokens[-1]) >= min(self.vocab, self.known):
+                raise IndexError(f"a draft vocabulary names token {int(vocabulary.tokens[-1])} of {self.known}")
+            if vocabulary.is_most_of(self.vocab):  # the whole head, without the others' scores
+                bias = vocabulary.widened(torch.zeros(1, len(vocabulary)), self.vocab, float("-inf"))
+                panels = in_panel_order(bias[0])
+                model.head.bias = panels.data_ptr()
+                return model, [panels]
             if isinstance(whole, tuple):  # in blocks of a GGUF file, of which no row can be taken
                 model.head, *held = packed_matrix(Weight(whole[0][vocabulary.tokens]), 8)
             else:
@@ -333,7 +353,7 @@ class PackedHeads:
     """Medusa's heads by the kernels.
 
     blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: of each head, or one that all heads share;
-    or the target's decoder, whose matrix to the vocabulary all heads share.
+    or the target's decoder, whose matrix to the vocabulary all heads share. bias: of each output, of matrices.
     """
 
     def __init__(
@@ -341,6 +361,7 @@ class PackedHeads:
         blocks: Float[Tensor, "heads layers dim dim"],
         biases: Float[Tensor, "heads layers dim"],
         outputs: Float[Tensor, "ends vocab dim"] | PackedDecoder,
+        bias: Float[Tensor, " vocab"] | None = None,
     ) -> None:
         self._library = library()
         whole = isinstance(outputs, PackedDecoder)
@@ -348,7 +369,7 @@ class PackedHeads:
             raise ValueError(f"heads in {blocks.dtype} cannot share a matrix in {outputs.dtype}")
         pairs = zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
         matrices = [packed_matrix(Weight(matrix, bias)) for matrix, bias in pairs]
-        ends = [(outputs.head, outputs)] if whole else [packed_matrix(Weight(matrix)) for matrix in outputs]
+        ends = [(outputs.head, outputs)] if whole else [packed_matrix(Weight(matrix, bias)) for matrix in outputs]
         self._held = (
             (c.Matrix * len(matrices))(*(made for made, *_ in matrices)),
             (c.Matrix * len(ends))(*(made for made, *_ in ends)),

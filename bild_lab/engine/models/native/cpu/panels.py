@@ -32,9 +32,7 @@ def packed_matrix(weight: Weight, bits: int | None = None) -> tuple[Matrix, list
     bits: 8 or 4 to quantize it, if it has a multiple of 32 inputs; None: in its own precision. Tensors of a GGUF file
     keep their scales and numbers. Raises UserError where outputs of one panel have different types.
     """
-    bias = None
-    if weight.bias is not None:  # in the order of the panels' outputs
-        bias = panels(weight.bias.float()[:, None].expand(-1, 2), weight.gated)[:, 0, 0].contiguous()
+    bias = None if weight.bias is None else in_panel_order(weight.bias, weight.gated)
     parts = weight.matrix if isinstance(weight.matrix, tuple) else (weight.matrix,)
     outputs, inputs = sum(part.shape[0] for part in parts), parts[0].shape[1]
     alike = [list(group) for _, group in groupby(parts, kind_of)]
@@ -49,6 +47,11 @@ def packed_matrix(weight: Weight, bits: int | None = None) -> tuple[Matrix, list
         matrices[index] = Matrix(packed.data_ptr(), address, after, outputs, inputs, kind, first, len(packed))
         first += len(packed)
     return matrices[0], [packed for _, packed in made], [matrices, bias]
+
+
+def in_panel_order(bias: Float[Tensor, " out"], gated: bool = False) -> Float[Tensor, "panels 32"]:
+    """A bias in the order of the panels' outputs."""
+    return panels(bias.float()[:, None].expand(-1, 2), gated)[:, 0, 0].contiguous()
 
 
 def kind_of(part: Tensor | PackedTensor) -> str:

@@ -27,6 +27,7 @@ struct Model {
     const Layer* layer;
     const float* final_norm;
     Matrix head, embedding;     // head: its rows may be some tokens'. embedding: of type 0, packed is [vocab][dim]
+    int64_t known;              // how many rows the embedding has
     const int64_t* tokens;      // [vocab]: of each row of the head, or null if it is its number
     const float* distance_bias; // [heads][farthest + 1] by query minus key, or null; bidirectional: [heads][2 farthest + 1]
 };
@@ -52,7 +53,7 @@ struct Pass {
     const int64_t* tokens;        // [count]
     const float* states;          // [count][dim]: what the first layer reads, or null for the tokens' embeddings
     const void* masks;            // [..][dim]: embeddings of the token ids from first_mask on, which alone see the prefix;
-    int64_t first_mask;           // or null
+    int64_t first_mask, mask_count;  // or null; how many there are
     const int32_t* layer;         // [layers]
     const int32_t* skipped;       // [layers], or null: 1 for no attention, 2 for no feed-forward, 3 for neither
     const float *cos, *sin;       // [kinds][table][head_dim]: of every position
@@ -102,8 +103,8 @@ struct Heads {
 
 // A bias on a token's logits by the token before it
 struct Markov {
-    int32_t vocab, half, stride;
-    const float* before;   // [vocab][stride], of a multiple of 32 with zeros at the end
+    int32_t vocab, half, stride, known;
+    const float* before;   // [known][stride], of a multiple of 32 with zeros at the end
     const Matrix* after;
 };
 

@@ -1,0 +1,141 @@
+"""A draft model whose tokens have the target's ids, except a few that one of the two lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.processed_session import SessionOver, processed
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import (
+    ALONE,
+    EVERYTHING,
+    Chain,
+    DraftedChain,
+    GrownTree,
+    Growth,
+    LoadedModel,
+    Opening,
+    Rows,
+    Scores,
+    Session,
+    Want,
+    as_rows,
+)
+
+
+class AlikeModel:
+    """A loaded model that drafts only the tokens that have one id in both vocabularies (see `alike`).
+
+    It reads any token of the target: one that it lacks, or has no embedding for, is read as its own token of that name,
+    or else as its token for unknown text. All else, such as the checkpoint, is the model's own.
+    """
+
+    def __init__(self, model: LoadedModel, target: Checkpoint) -> None:
+        self.model, self._target = model, target
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    @property
+    def transformers(self) -> AlikeModel:
+        """The same checkpoint as a module of Transformers."""
+        return AlikeModel(self.model.transformers, self._target)
+
+    def by_kernels(self) -> AlikeModel:
+        """The same weights, run by the CPU kernels."""
+        return AlikeModel(self.model.by_kernels(), self._target)
+
+    @cached_property
+    def shared(self) -> DraftVocabulary:
+        """The tokens that it may draft."""
+        ours, draft = self._target, self.model.checkpoint
+        width = min(ours.rows, ours.columns, draft.rows, draft.columns)
+        same = [token for piece, token in ours.vocabulary.items() if draft.vocabulary.get(piece) == token < width]
+        ends = [token for token in ours.end_tokens & draft.end_tokens if token < width]  # which may have no piece
+        return DraftVocabulary([*same, *ends], self.model.device)
+
+    @cached_property
+    def stand_ins(self) -> dict[int, int]:
+        """What it reads in place of the target's tokens that it does not have."""
+        draft, shared = self.model.checkpoint, set(self.shared.tokens.tolist())
+        found = {}
+        for piece, token in self._target.vocabulary.items():
+            if token not in shared:
+                possible = (draft.vocabulary.get(piece), draft.tokenizer.unk_token_id)
+                found[token] = next((each for each in possible if each is not None and each < draft.rows), 0)
+        return found
+
+    @cached_property
+    def _table(self) -> Int[Tensor, " ids"]:
+        """What it reads in place of each id."""
+        size = max(self._target.rows, self._target.source_rows, *self.stand_ins) + 1
+        table = torch.arange(size)
+        table[list(self.stand_ins)] = torch.tensor(list(self.stand_ins.values()))
+        return table.clamp_(max=max(self.model.checkpoint.rows, self.model.checkpoint.source_rows) - 1).to(
+            self.model.device
+        )
+
+    def read(self, tokens: Sequence[int] | Int[Tensor, "*n"]) -> Sequence[int] | Int[Tensor, "*n"]:
+        """The model's own tokens for these of the target."""
+        if not self.stand_ins:
+            return tokens
+        if isinstance(tokens, Tensor):
+            return self._table[tokens]
+        return [self.stand_ins.get(token, token) for token in tokens]
+
+    def source(self, source: Source) -> Source:
+        """The source in the model's own tokens."""
+        encoder_ids = None if source.encoder_ids is None else self.read(source.encoder_ids)
+        return replace(source, prompt=tuple(self.read(source.prompt)), encoder_ids=encoder_ids)
+
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        session = self.model.start(replace(self.source(source), processors=None), room, opening)
+        return processed(AlikeSession(session, self), source)
+
+    def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
+        """The scores after every token of the text, −inf for what it may not draft."""
+        return self.scored(self.model.text_logits(self.source(text)), self.shared)
+
+    def scored(self, logits: Float[Tensor, "n own"], vocabulary: DraftVocabulary) -> Float[Tensor, "n vocab"]:
+        """Scores as wide as the target's, −inf for all but these tokens."""
+        missing = self._target.columns - logits.shape[1]
+        masked = vocabulary.masked(logits)
+        return pad(masked, (0, missing), value=float("-inf")) if missing else masked  # a negative number cuts
+
+
+class AlikeSession(SessionOver):
+    """A session of an `AlikeModel`, which takes, and drafts, tokens of the target."""
+
+    def __init__(self, session: Session, model: AlikeModel) -> None:
+        super().__init__(session)
+        self._model = model
+
+    def _vocabulary(self, wanted: DraftVocabulary | None) -> DraftVocabulary:
+        return self._model.shared.among(wanted)
+
+    @torch.inference_mode()
+    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+        rows, vocabulary = as_rows(rows), self._vocabulary(want.vocabulary)
+        own = replace(rows, tokens=self._model.read(rows.tokens))
+        scores = self._session.extend(own, replace(want, vocabulary=vocabulary))
+        return (
+            scores if scores.logits is None else replace(scores, logits=self._model.scored(scores.logits, vocabulary))
+        )
+
+    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+        chain = replace(chain, vocabulary=self._vocabulary(chain.vocabulary))
+        return self._session.draft(self._model.read(rows), chain)
+
+    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+        growth = replace(growth, vocabulary=self._vocabulary(growth.vocabulary))
+        return self._session.grow(self._model.read(rows), growth)
