@@ -91,13 +91,16 @@ def merge(cfg: DictConfig) -> None:
 def predict(cfg: DictConfig) -> None:
     """The best window of each sweep's points, by how their drafts were accepted. Raises UserError for bad input."""
     from bild_lab.lab.analysis.prediction import best_window, read_profile
+    from bild_lab.lab.formatting import knob_label
+    from bild_lab.lab.results.groups import telling_knobs
 
     for sweep in given_sweeps(cfg):
         titles = ["policy", "knobs", "tokens_per_call", "acceptance_rate", "speedup", "best_window", "its_gain"]
         text, table = io.StringIO(newline=""), Table(*(title.replace("_", " ") for title in titles))
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
-        for one in sweep.results():
+        results = sweep.results()
+        for one in results:
             if one.is_baseline:
                 continue
             knobs = " ".join(f"{knob} {value}" for knob, value in one.knobs.items())
@@ -105,7 +108,8 @@ def predict(cfg: DictConfig) -> None:
             profile, cost = read_profile(one.folder), one.prediction and one.prediction.cost_ratio
             numbers += (profile and cost is not None and best_window(profile, cost)) or (None, None)
             writer.writerow([one.policy, knobs, *numbers])
-            table.add_row(one.policy, knobs, *("–" if number is None else f"{number:.2f}" for number in numbers))
+            told = knob_label(one, telling_knobs(one, results), " ")
+            table.add_row(one.policy, told, *("–" if number is None else f"{number:.2f}" for number in numbers))
         file = sweep.folder / "predicted.csv"
         write_atomically(file, text.getvalue().encode())
         output.print(table)

@@ -28,6 +28,7 @@ from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBas
 
 from bild_lab.errors import UserError, require_choice, require_finite, require_model_path, require_number, require_whole
 from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.formatting import knob_value
 
 T = TypeVar("T")
 
@@ -325,6 +326,18 @@ def shipped_knobs(name: str) -> dict[str, Any] | None:
     if name not in policy_names():
         return None
     return knob_values(OmegaConf.to_container(compose_policy(name), resolve=False))
+
+
+def changed_knobs(policy: str, knobs: Mapping[str, Any]) -> list[str]:
+    """The knobs whose values differ from those of the policy's file; all of them without such a file.
+
+    policy: a name, or a label of `policy_label`.
+    """
+    shipped = shipped_knobs(policy.partition(" (changed")[0])
+    if shipped is None:
+        return list(knobs)
+    usual = {knob: knob_value(value) for knob, value in shipped.items()}
+    return [knob for knob, value in knobs.items() if knob_value(value) != usual.get(knob)]
 
 
 def policy_names() -> list[str]:

@@ -8,7 +8,7 @@ from math import exp, log
 from bild_lab.lab.analysis.prediction import Reasons, reasons
 from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES, best_at_loss, for_choice, mean_of_few
 from bild_lab.lab.formatting import duration, interval, number, percent, point_label, short_name, signed, times
-from bild_lab.lab.results.groups import Group, by_setting, differing_in, differing_keys, varying_knobs
+from bild_lab.lab.results.groups import Group, by_setting, differing_in, differing_keys, telling_knobs
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.grid import Screened
 from bild_lab.report.provenance import disturbance, unreliable
@@ -49,9 +49,8 @@ def _over_seeds(results: Sequence[Result]) -> list[str]:
         losses = [one.quality.difference for one in several]
         if not first.setting.temperature or None in [*speeds, *losses] or len(speeds) < len(several):
             continue
-        peers = [each[0] for each in pooled if each[0].policy == first.policy]
         (speed, *ends), (loss, *around) = mean_of_few(speeds), mean_of_few(losses)
-        label = point_label(first, varying_knobs(peers) if len(peers) > 1 else list(first.knobs))
+        label = point_label(first, telling_knobs(first, [each[0] for each in pooled]))
         seeds = ", ".join(str(one.setting.seed) for one in several)
         change = f"{first.quality.metric} {signed(loss)} {interval(*around, write=signed)}"
         lines.append((speed, f"{label} {times(speed)} {interval(*ends)}, {change} (seeds {seeds})"))
@@ -205,6 +204,28 @@ def _without_comparison(group: Group) -> str:
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
     fact = f"{label}, {duration(fastest.latency_s.median)} an example (median), {quality}"
     return f"{reason}, so there is no speedup to report. {'Measured' if few else 'Fastest'}: {fact}."
+
+
+def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str, str]]:
+    """The Pareto front, fastest first: each point, its label, and its numbers in words.
+
+    `1.62× [1.56, 1.68], BLEU 82.40, −6.88 [−9.80, −3.90]`. bounds: with the intervals.
+    """
+    lines = []
+    for result in group.front():
+        quality = result.quality
+        speed = times(result.speedup.value) if group.relative else duration(result.latency_s.mean)
+        if group.relative and bounds:
+            speed = _speedup(result)
+        numbers = f"{speed}, {group.metric} {number(quality.value)}"
+        if quality.difference is not None:
+            numbers += f", {signed(quality.difference)}"
+        if quality.difference is not None and bounds:
+            numbers += f" {interval(quality.difference_low, quality.difference_high, write=signed)}".rstrip()
+        if why := disturbance(result):
+            numbers += f"; {why}"
+        lines.append((result, group.label(result), numbers))
+    return lines
 
 
 def reason_lines(group: Group) -> list[tuple[str, str]]:
