@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from math import exp, log
 
 from bild_lab.lab.analysis.prediction import Reasons, reasons
-from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES, best_at_loss, for_choice, mean_of_few
+from bild_lab.lab.analysis.statistics import (
+    ENOUGH_DIFFERENT,
+    ENOUGH_EXAMPLES,
+    TOLERANCE,
+    best_at_loss,
+    for_choice,
+    mean_of_few,
+)
 from bild_lab.lab.formatting import duration, interval, number, percent, point_label, short_name, signed, times
 from bild_lab.lab.results.groups import Group, by_setting, differing_in, differing_keys, telling_knobs
 from bild_lab.lab.schema.result import Result
@@ -31,13 +38,14 @@ def sentences(results: Sequence[Result]) -> list[str]:
         return ["No point finished, so there is nothing to report."]
     keys = differing_keys(groups)
     if len(groups) == 1 or not keys:
-        return _verdict(leader)
+        return [*_counts_first(leader), *_verdict(leader)]
     telling = {key: leader.setting.get(key) for key in keys if key not in _HASHES}
     named = [f"{key} {short_name(value)}" for key, value in telling.items() if value is not None][:3]
     which = "Best of" if leader.enough else "One of"
     words = ", ".join(named) or f"which differ in {', '.join(keys)}"
     first, *others = _verdict(leader)
-    return [*_over_seeds(results), f"{which} {len(groups)} settings ({words}): {first}", *others]
+    found = [*_over_seeds(results), f"{which} {len(groups)} settings ({words}): {first}", *others]
+    return [*_counts_first(leader), *found]
 
 
 def _over_seeds(results: Sequence[Result]) -> list[str]:
@@ -86,6 +94,57 @@ def _verdict(group: Group) -> list[str]:
     if len(candidates) > 1 and group.best(1.0) is not None:
         claims.append(_selection(group, len(candidates)))
     return claims
+
+
+def _counts_first(group: Group) -> list[str]:
+    """Where the timing of every point is disturbed: why, and what does not depend on it; else nothing."""
+    candidates = [result for result in group.results if not result.is_baseline]
+    loaded = [one for one in candidates if one.environment.busy or one.environment.shared_device]
+    if not candidates or len(loaded) < len(candidates):
+        return []
+    fewest = [_fewest_calls(candidates, loss) for loss in (0.0, 1.0)]
+    counted = list(dict.fromkeys(_counted(group, one) for one in fewest if one is not None))
+    why = _load(candidates)
+    if not counted:
+        return [f"{why}: do not rely on the speedups, time them again on an idle machine."]
+    first, *others = counted
+    return [f"{why}, so counts come first, which no load changes: {first}", *others, "Do not rely on these speedups:"]
+
+
+def _load(results: Sequence[Result]) -> str:
+    """What disturbed the timing of all these points."""
+    busy = [result.environment.busy_elsewhere_percent for result in results if result.environment.busy]
+    if len(busy) == len(results):
+        used = " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy))))
+        timed = "the point was" if len(busy) == 1 else "all points were"
+        return f"Other programs used {used} % of the machine while {timed} timed"
+    return f"{'The point was' if len(results) == 1 else 'All points were'} timed beside other work"
+
+
+def _fewest_calls(results: Sequence[Result], loss: float) -> Result | None:
+    """The point with the most tokens per call of the target, of those that lose at most so much quality."""
+    kept = [
+        one
+        for one in results
+        if one.counts.tokens_per_target_call is not None and (one.quality.difference or 0.0) >= -loss - TOLERANCE
+    ]
+    return max(kept, key=lambda one: one.counts.tokens_per_target_call, default=None)
+
+
+def _counted(group: Group, result: Result) -> str:
+    """The counts of a point, its quality, and the speedup that they predict."""
+    counts, prediction = result.counts, result.prediction
+    details = []
+    if counts.target_calls is not None:
+        details.append(f"{counts.target_calls:,} forwards for {result.tokens:,} tokens")
+    if counts.acceptance_rate is not None:
+        details.append(f"{percent(counts.acceptance_rate)} of its drafted tokens accepted")
+    words = f"{group.label(result)} emits {number(counts.tokens_per_target_call)} tokens per call of the target"
+    words += f" ({', '.join(details)}), {_change(group, result)}." if details else f", {_change(group, result)}."
+    if prediction is not None:
+        cost = f"a drafter step at {percent(prediction.cost_ratio)} of a token of the target"
+        words += f" With {cost} these counts predict {times(prediction.rounds)}, before the cost of checking drafts."
+    return words
 
 
 def _claims(group: Group, candidates: list[Result]) -> list[str]:
@@ -238,7 +297,8 @@ def reason_lines(group: Group) -> list[tuple[str, str]]:
         results = group.of_policy(policy)
         chosen = best_at_loss(results, 0.0) or results[0]
         if (why := reasons(chosen)) is not None:
-            label = f"{group.label(chosen)}, {times(chosen.speedup.value)}"
+            speed = ", ".join(filter(None, [times(chosen.speedup.value), disturbance(chosen)]))
+            label = f"{group.label(chosen)}, {speed}"
             lines.append((label, explanation(chosen, why)))
     return lines
 
