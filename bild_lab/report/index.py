@@ -16,10 +16,10 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.cli import console, escape
 from bild_lab.lab.config import changed_knobs
-from bild_lab.lab.formatting import MISSING, interval, knob_value, times
+from bild_lab.lab.formatting import MISSING, interval, knob_value, number, times
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.groups import data_title, pair_title
-from bild_lab.lab.schema.result import Setting
+from bild_lab.lab.schema.result import BUSY_PERCENT, Setting
 
 PAGE = "index.html"
 _TOO_FEW = "too few examples"
@@ -118,7 +118,11 @@ def _best(rows: pd.DataFrame, loss: float) -> str:
         return _TOO_FEW if enough.empty and not drafted.empty else MISSING
     best = kept.loc[kept["speedup"].idxmax()]
     bounds = interval(*(None if pd.isna(best[end]) else best[end] for end in ("speedup_low", "speedup_high")))
-    return f"{_label(best, rows)} {times(best['speedup'])} {bounds}".strip()
+    said = f"{_label(best, rows)} {times(best['speedup'])} {bounds}".strip()
+    busy, shared = best.get("busy_elsewhere_percent"), best.get("shared_device")
+    if pd.notna(busy) and busy > BUSY_PERCENT:
+        said += f", machine {number(busy, 0)} % busy"
+    return f"{said}, device shared" if pd.notna(shared) and shared else said
 
 
 def _label(best: pd.Series, rows: pd.DataFrame) -> str:
