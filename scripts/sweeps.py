@@ -35,7 +35,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.errors import UserError, require_flag
+from bild_lab.errors import UserError, require_flag, suggestion
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import (
     console,
@@ -47,6 +47,7 @@ from bild_lab.lab.cli import (
     words_as_list,
 )
 from bild_lab.lab.config import hydra_main
+from bild_lab.lab.formatting import counted
 
 if TYPE_CHECKING:
     from bild_lab.lab.results.records import Sweep
@@ -120,8 +121,13 @@ def list_runs(cfg: DictConfig) -> None:
     """Print the runs that contain all words, or the points of one sweep."""
     require_flag("latex", cfg.latex)
     words = [str(word) for word in cfg.sweeps]
-    if len(words) == 1 and (Path(words[0]) / "points").is_dir():
-        print_points(Path(words[0]), cfg.latex)
+    for word in words:
+        folder, of_outputs = Path(word).expanduser(), word.startswith(f"{cfg.outputs}/")
+        if (of_outputs or word[:1] in "/.~") and not (folder / "points").is_dir():
+            there = "has no points" if folder.is_dir() else "is no folder"
+            raise UserError(f"{word} {there}; give the folder of a sweep, outputs/NAME, or words that a run contains")
+    if len(words) == 1 and (Path(words[0]).expanduser() / "points").is_dir():
+        print_points(Path(words[0]).expanduser(), cfg.latex)
     else:
         print_runs(Path(str(cfg.outputs)), words)
 
@@ -139,6 +145,9 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
     except OSError as error:  # another user's folder, or a full disk
         runs, written = read_runs(outputs), f"{outputs / PAGE} was not written: {error}"
     chosen = [run for run in runs if run.contains(words)]
+    if words and not chosen:
+        named = suggestion(words[0], [run.name for run in runs])
+        raise UserError(f"none of the {counted(len(runs), 'run')} in {outputs} contains {' '.join(words)}{named}")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("name, date", "models, data", "points", "no loss", "one point"):
         table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
@@ -248,7 +257,8 @@ def main(cfg: DictConfig) -> None:
     with refusing("sweeps"):
         if cfg.what not in COMMANDS:
             given = cfg.what or (cfg.sweeps[0] if cfg.sweeps else "nothing")
-            raise UserError(f"the first word must be one of {', '.join(COMMANDS)}, got {given}")
+            meant = suggestion(given, COMMANDS)
+            raise UserError(f"the first word must be one of {', '.join(COMMANDS)}, got {given}{meant}")
         COMMANDS[cfg.what](cfg)
 
 

@@ -204,8 +204,8 @@ def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead
     assert first == (
         "Other programs used 74 % of the machine while the point was timed, so counts come first, which no load "
         "changes: bild emits 3.30 tokens per call of the target (500 forwards for 1,650 tokens, 90 % of its drafted "
-        "tokens accepted), no change in BLEU. With a drafter step at 17 % of a token of the target these counts predict "
-        "1.86×, before the cost of checking drafts."
+        "tokens accepted), no change in BLEU. With a drafter step at 17 % of a token of the target these counts "
+        "predict 1.86×, before the cost of checking drafts."
     )
     assert others[0] == "Do not rely on these speedups:" and "decodes 1.50×" in others[1]
     few = sentences([bild(1.5, **counted, **load, setting={"n_examples": 2})])

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, suggestion
 from bild_lab.lab.metrics.programs import passes
 from bild_lab.lab.metrics.sentences import sentence_lines, splitter_name
 
@@ -66,7 +66,7 @@ def metric_named(name: str) -> Metric:
     if "." in name:
         return Metric(name.rpartition(".")[2], partial(mean_of_function, own_function(name)))
     if name not in METRICS:
-        raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}")
+        raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}{suggestion(name, METRICS)}")
     return METRICS[name]
 
 
