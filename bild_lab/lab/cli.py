@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.spinner import Spinner
 
 from bild_lab.engine.models.ranks import launched
-from bild_lab.errors import UserError, suggestion
+from bild_lab.errors import UserError, did_you_mean, suggestion
 from bild_lab.lab.config import compose_config, config_dir
 from bild_lab.lab.glossary import terms_text
 
@@ -40,6 +40,7 @@ VALUED_OPTIONS = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp"),
     *("--config-name", "-cn", "--config-dir", "-cd"),
 )
+FLAGS = ("--hydra-help", "--version", "--resolve", "--run", "-r", "--experimental-rerun", *MULTIRUN, *VALUED_OPTIONS)
 FREE_OPTIONS = ("--info", "-i", "--shell-completion", "-sc")  # what follows them is theirs
 LONG_DASHES, CURLED_QUOTES = ("\u2013", "\u2014", "\u2212"), ("\u201c", "\u201d", "\u2018", "\u2019")
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
@@ -229,13 +230,16 @@ def require_overrides(words: Sequence[str]) -> None:
             raise UserError(f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}")
         if word[:2] == "--" and equals:
             raise UserError(f"{word!r} is no option; keys have no hyphens before them: {word.lstrip('-')}")
+        if word[:1] == "-" and not any(flag.startswith(word) for flag in FLAGS):  # an option may be shortened
+            meant = did_you_mean(word, FLAGS) or "keys are KEY=VALUE without hyphens"
+            raise UserError(f"there is no option {word!r}; {meant}")
         if word[:1] in ("-", "~"):
             continue
-        if not equals and later[:1] == "=" or (equals and not value and later and "=" not in later):
-            rest = words[place + 1 : place + 3] if later == "=" else [later]
-            raise UserError(
-                f"a space around = parts the key from its value; write them together: {word}{''.join(rest)}"
-            )
+        parted_before = not equals and later[:1] == "="
+        parted_after = equals and not value and later and "=" not in later and later[:1] != "-"
+        if parted_before or parted_after:
+            together = "".join([word, *words[place + 1 : place + (3 if later == "=" else 2)]])
+            raise UserError(f"a space around = parts the key from its value; write them together: {together}")
         if not equals:
             raise UserError(_no_override(word, words[place - 1] if place else ""))
         if key.endswith("template"):  # free text
@@ -394,8 +398,11 @@ def wanted_value(said: str) -> str:
     match = re.fullmatch(r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float|Boolean)", said.strip())
     if match is None:
         return said
-    kinds = {"Integer": "a whole number without an exponent", "Float": "a number", "Boolean": "true or false"}
-    return f"{kinds[match[2]]} is wanted, got {match[1]}"
+    kinds = {"Integer": "a whole number without point or exponent", "Float": "a number", "Boolean": "true or false"}
+    value, kind = match[1], match[2]
+    if kind == "Integer" and re.fullmatch(r"-?\d+\.0", value):  # 1e3 has become 1000.0
+        return f"{kinds[kind]} is wanted: {value.removesuffix('.0')}"
+    return f"{kinds[kind]} is wanted, got {value}"
 
 
 def several_values(word: str) -> str:
