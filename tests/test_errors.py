@@ -28,7 +28,7 @@ def test_the_most_similar_word_is_meant_in_whatever_case_and_none_for_others() -
         (lambda: resolve_device("cuda0"), "cuda:0"),
         (lambda: resolve_device("CPU"), "cpu"),
         (lambda: resolve_dtype("bf16"), "bfloat16"),
-        (lambda: items_of("bild/fg4"), "bild_fig4"),
+        (lambda: items_of("bild/fg4"), "bild/fig4"),
     ],
 )
 def test_a_name_that_is_nearly_right_is_refused_with_the_right_one(refused, meant: str) -> None:

@@ -388,6 +388,9 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
         return unknown_choice(match[1], options)
     if match := re.search(r"Error merging override (.+)\n(.+)", text):
         return f"{match[1]}: {wanted_value(match[2])}"
+    if match := re.search(r"LexerNoViableAltException: (.+)", text):
+        signs = " ".join(dict.fromkeys(sign for sign in match[1] if not sign.isascii()))
+        return f"{match[1]} cannot be read{signs and f' because of {signs}'}; write plain signs, or quote the value"
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return several_values(match[1])
     return " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line)
