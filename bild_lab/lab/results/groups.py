@@ -61,7 +61,7 @@ class Group:
         """The quality of the baseline, from its own result or from those compared with it."""
         own = [result.quality.value for result in self.results if result.is_baseline]
         beside = [result.quality.baseline for result in self.results]
-        return next((value for value in [*own, *beside] if value is not None), None)
+        return next((value for value in [*own, *beside] if value is not None and isfinite(value)), None)
 
     @property
     def policies(self) -> list[str]:

@@ -100,3 +100,10 @@ def test_a_lone_point_is_named_by_what_differs_from_its_policys_file():
     pair = [sample_result("bild", {**usual, "rollback": value}, 1.5) for value in (2.0, 5.0)]
     (group,) = by_setting(pair)
     assert {group.label(one) for one in group.results} == {"bild (rollback 2)", "bild (rollback 5)"}
+
+
+def test_a_quality_that_is_no_number_is_not_drawn_and_no_baseline():
+    nan = float("nan")
+    lost = with_quality(sample_result("bild", {}, 1.5), value=nan, baseline=nan, difference=nan)
+    (group,) = by_setting([lost])
+    assert (group.baseline_quality, group.front(), group.placed) == (None, [], [])
