@@ -131,8 +131,13 @@ def points_text(group: Group, latex: bool) -> str:
     if latex:
         return latex_table(table, titles(_FOR_PAPERS), unreliable(group.results))
     chosen = titles(("policy", *_COLUMNS))
-    rows = [[f"{one.text} {one.detail}".strip() for one in cells] for cells in _chosen(table, chosen)]
+    rows = [[_in_markdown(f"{one.text} {one.detail}".strip()) for one in cells] for cells in _chosen(table, chosen)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (chosen, ["---"] * len(chosen), *rows))
+
+
+def _in_markdown(text: str) -> str:
+    """A table's cell: a bar would end it, and a bracket begin a tag."""
+    return text.replace("|", r"\|").replace("<", "&lt;")
 
 
 def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:
