@@ -115,7 +115,7 @@ def draw_pareto(results: Sequence[Result], path: Path, kinds: Sequence[str] = PI
 
 def _below(group: Group, look: _Look) -> float:
     """Inches below a panel: the axis' title, the legend, the list of the front and what a caption must say."""
-    lines = 1.5 + _legend_rows(group, look) + len(_listed(group, look)) + len(_foot(group, look))
+    lines = 1.5 + 1.2 * _legend_rows(group, look) + len(_listed(group, look)) + len(_foot(group, look))
     return look.axis + look.line * lines
 
 
@@ -302,7 +302,9 @@ def _draw_legend(panel: _Panel) -> None:
     front = f"Pareto front{' (filled marks)' if panel.look.titled else ''}"
     size, drawn = panel.look.mark, {one.policy for one, _ in panel.group.placed if not one.is_baseline}
     handles = [
-        Line2D([], [], ls="", marker=mark.marker, ms=size, mfc=mark.colour, mec=mark.colour, label=policy)
+        Line2D(
+            [], [], ls="", marker=mark.marker, ms=size, mfc=mark.colour, mec=mark.colour, label=_shortened(policy, 40)
+        )
         for policy, mark in panel.colours.items()
         if policy in drawn
     ]
