@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, did_you_mean
 from bild_lab.lab import application
 from bild_lab.lab.cli import CONSOLE_COMMAND, refuse, show, tolerate_streams
 
@@ -36,8 +35,8 @@ def main() -> None:
         texts = {"run": application.__doc__, **texts}
         show("\n".join([HEAD, *(f"  {one:21} {str(text).partition(': python ')[0]}" for one, text in texts.items())]))
     if name not in ("run", *files):
-        near = difflib.get_close_matches(name, ["run", *files], n=1)
-        meant = f"did you mean {near[0]}? " if near else ""
+        meant = did_you_mean(name, ["run", *files])
+        meant = f"{meant} " if meant else ""
         refuse(UserError(f"there is no command {word!r}; {meant}{CONSOLE_COMMAND} --help lists them"), None)
     sys.argv = [f"{CONSOLE_COMMAND} {name}", *sys.argv[2:]]
     if name == "run":

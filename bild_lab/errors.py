@@ -1,5 +1,6 @@
 """The one exception that means "the input was wrong", shown to the user as a single message."""
 
+import difflib
 import math
 from collections.abc import Iterable
 
@@ -47,11 +48,24 @@ def require_finite(key: str, value: object, least: float = -math.inf, above: boo
         raise UserError(f"{key} must be a finite number{bound}, got {value!r}{remedy and f'; {remedy}'}")
 
 
+def did_you_mean(word: object, known: Iterable[object]) -> str:
+    """`did you mean bild?`, of the known word that is most similar, in whatever case; empty if none is similar."""
+    words = {str(one).lower(): str(one) for one in known}
+    near = difflib.get_close_matches(str(word).lower(), words, n=1, cutoff=0.5)
+    return f"did you mean {words[near[0]]}?" if near else ""
+
+
+def suggestion(word: object, known: Iterable[object]) -> str:
+    """The same for the end of a message: `; did you mean bild?`."""
+    meant = did_you_mean(word, known)
+    return meant and f"; {meant}"
+
+
 def require_choice(key: str, value: object, known: Iterable[object]) -> None:
     """Raise UserError unless the value is one of those known; None among them is the word null."""
     if value not in (known := list(known)):
-        words = ", ".join("null" if one is None else str(one) for one in known)
-        raise UserError(f"{key} must be one of {words}, got {value!r}")
+        words = ["null" if one is None else str(one) for one in known]
+        raise UserError(f"{key} must be one of {', '.join(words)}, got {value!r}{suggestion(value, words)}")
 
 
 def require_unicode(what: str, *texts: str) -> None:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, require_choice, suggestion
 from bild_lab.lab.cli import console, escape, output, run_application, stages
-from bild_lab.lab.config import PICTURE_KINDS, ReportSpec
+from bild_lab.lab.config import PICTURE_KINDS, picture_kinds
 from bild_lab.papers.published import published_names
 
 ALL = "all"
@@ -43,8 +43,9 @@ def parse(words: Sequence[str]) -> Wanted:
     names = [word for word in words if "=" not in word]
     if unknown := sorted(set(settings) - {"outputs", "scale", "run", "format"}):
         known = "outputs=DIR, scale=paper|small, format=png,pdf,svg and run=true"
-        raise UserError(f"settings are {known}, got {unknown[0]}; leave it out")
-    kinds = ReportSpec(settings.get("format", ",".join(PICTURE_KINDS)).split(",")).figures
+        meant = suggestion(unknown[0], ("outputs", "scale", "run", "format")) or "; leave it out"
+        raise UserError(f"settings are {known}, got {unknown[0]}{meant}")
+    kinds = picture_kinds(settings.get("format", PICTURE_KINDS))
     if settings.get("run", "false") not in ("true", "false"):
         raise UserError(f"run must be true or false, got {settings['run']!r}")
     if not names:
@@ -55,7 +56,9 @@ def parse(words: Sequence[str]) -> Wanted:
         raise UserError(
             "run=true runs the small experiments, which write to outputs; give scale=small and no outputs=DIR with it"
         )
-    figures = published_names() if names == [ALL] else names
+    figures = published_names() if names == [ALL] else [name.replace("/", "_") for name in names]
+    for name in figures:
+        require_choice("figure", name, published_names())
     return Wanted(figures, outputs, settings.get("scale"), run, kinds)
 
 

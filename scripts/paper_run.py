@@ -62,6 +62,8 @@ def parse(words: list[str]) -> Wanted:
         raise UserError(f"launcher must be slurm, with slurm.KEY=VALUE, or left out; got {launcher}")
     if len(names) != 1 or run not in FLAGS or force not in FLAGS:
         raise UserError(f"give one item such as bild/fig4, or all, then KEY=VALUE; got {' '.join(words) or 'nothing'}")
+    if options_of := [word for word in names if word[:1] == "-"]:
+        raise UserError(f"settings are KEY=VALUE, such as run=true, got {options_of[0]}")
     overrides = [f"{key}={value}" for key, value in settings.items()]
     slurm = options if launcher == "slurm" else None
     return Wanted(names[0], scale, gpu, run == "true", force == "true", slurm, overrides)

@@ -35,7 +35,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.errors import UserError, require_flag
+from bild_lab.errors import UserError, require_flag, suggestion
 from bild_lab.files import write_atomically
 from bild_lab.lab.cli import (
     console,
@@ -47,6 +47,7 @@ from bild_lab.lab.cli import (
     words_as_list,
 )
 from bild_lab.lab.config import hydra_main
+from bild_lab.lab.formatting import counted
 
 if TYPE_CHECKING:
     from bild_lab.lab.results.records import Sweep
@@ -91,13 +92,16 @@ def merge(cfg: DictConfig) -> None:
 def predict(cfg: DictConfig) -> None:
     """The best window of each sweep's points, by how their drafts were accepted. Raises UserError for bad input."""
     from bild_lab.lab.analysis.prediction import best_window, read_profile
+    from bild_lab.lab.formatting import knob_label
+    from bild_lab.lab.results.groups import telling_knobs
 
     for sweep in given_sweeps(cfg):
         titles = ["policy", "knobs", "tokens_per_call", "acceptance_rate", "speedup", "best_window", "its_gain"]
         text, table = io.StringIO(newline=""), Table(*(title.replace("_", " ") for title in titles))
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
-        for one in sweep.results():
+        results = sweep.results()
+        for one in results:
             if one.is_baseline:
                 continue
             knobs = " ".join(f"{knob} {value}" for knob, value in one.knobs.items())
@@ -105,7 +109,8 @@ def predict(cfg: DictConfig) -> None:
             profile, cost = read_profile(one.folder), one.prediction and one.prediction.cost_ratio
             numbers += (profile and cost is not None and best_window(profile, cost)) or (None, None)
             writer.writerow([one.policy, knobs, *numbers])
-            table.add_row(one.policy, knobs, *("–" if number is None else f"{number:.2f}" for number in numbers))
+            told = knob_label(one, telling_knobs(one, results), " ")
+            table.add_row(one.policy, told, *("–" if number is None else f"{number:.2f}" for number in numbers))
         file = sweep.folder / "predicted.csv"
         write_atomically(file, text.getvalue().encode())
         output.print(table)
@@ -116,8 +121,13 @@ def list_runs(cfg: DictConfig) -> None:
     """Print the runs that contain all words, or the points of one sweep."""
     require_flag("latex", cfg.latex)
     words = [str(word) for word in cfg.sweeps]
-    if len(words) == 1 and (Path(words[0]) / "points").is_dir():
-        print_points(Path(words[0]), cfg.latex)
+    for word in words:
+        folder, of_outputs = Path(word).expanduser(), word.startswith(f"{cfg.outputs}/")
+        if (of_outputs or word[:1] in "/.~") and not (folder / "points").is_dir():
+            there = "has no points" if folder.is_dir() else "is no folder"
+            raise UserError(f"{word} {there}; give the folder of a sweep, outputs/NAME, or words that a run contains")
+    if len(words) == 1 and (Path(words[0]).expanduser() / "points").is_dir():
+        print_points(Path(words[0]).expanduser(), cfg.latex)
     else:
         print_runs(Path(str(cfg.outputs)), words)
 
@@ -135,6 +145,9 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
     except OSError as error:  # another user's folder, or a full disk
         runs, written = read_runs(outputs), f"{outputs / PAGE} was not written: {error}"
     chosen = [run for run in runs if run.contains(words)]
+    if words and not chosen:
+        named = suggestion(words[0], [run.name for run in runs])
+        raise UserError(f"none of the {counted(len(runs), 'run')} in {outputs} contains {' '.join(words)}{named}")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("name, date", "models, data", "points", "no loss", "one point"):
         table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
@@ -244,7 +257,8 @@ def main(cfg: DictConfig) -> None:
     with refusing("sweeps"):
         if cfg.what not in COMMANDS:
             given = cfg.what or (cfg.sweeps[0] if cfg.sweeps else "nothing")
-            raise UserError(f"the first word must be one of {', '.join(COMMANDS)}, got {given}")
+            meant = suggestion(given, COMMANDS)
+            raise UserError(f"the first word must be one of {', '.join(COMMANDS)}, got {given}{meant}")
         COMMANDS[cfg.what](cfg)
 
 

@@ -46,6 +46,8 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
     from bild_lab.training.reports import dataset_words, training_logger
 
+    if cfg.layers is None:
+        raise UserError("layers must list after which layers there is a head, got null; such as layers=[4,6,8]")
     spec = typed(LayerHeadsSpec, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
     base, placed = frozen_model(cfg, spec), placement_of(cfg)
     if cfg.calibration is not None and spec.labels != SELF:

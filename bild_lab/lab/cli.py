@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import logging
 import os
@@ -12,7 +11,7 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Timer
@@ -29,7 +28,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.spinner import Spinner
 
 from bild_lab.engine.models.ranks import launched
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, did_you_mean, suggestion
 from bild_lab.lab.config import compose_config, config_dir
 from bild_lab.lab.glossary import terms_text
 
@@ -42,6 +41,14 @@ CONSOLE_COMMAND = "bild-lab"  # where the package is installed
 KEPT = "the same command goes on from what it has stored, if anything"
 POINTS_KEPT = "finished points are kept, the same command runs the rest"
 SOON_S, SILENT_S = 3.0, 60.0  # without a line in a file or a pipe: of a stage, of any command
+MULTIRUN = ("-m", "--multirun")
+VALUED_OPTIONS = (
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp"),
+    *("--config-name", "-cn", "--config-dir", "-cd"),
+)
+FLAGS = ("--hydra-help", "--version", "--resolve", "--run", "-r", "--experimental-rerun", *MULTIRUN, *VALUED_OPTIONS)
+FREE_OPTIONS = ("--info", "-i", "--shell-completion", "-sc")  # what follows them is theirs
+LONG_DASHES, CURLED_QUOTES = ("\u2013", "\u2014", "\u2212"), ("\u201c", "\u201d", "\u2018", "\u2019")
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
@@ -195,9 +202,12 @@ def run_application(
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
     logging.captureWarnings(True)
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are about our calls, not the user's
-    multirun = [word for word in sys.argv[1:] if word in ("-m", "--multirun")]  # Hydra needs it first
-    sys.argv[1:] = [*multirun[:1], *(quote_free_text(word) for word in sys.argv[1:] if word not in multirun)]
+    multirun = [word for word in sys.argv[1:] if word in MULTIRUN]
+    options, words = options_first([word for word in sys.argv[1:] if word not in multirun])
     try:
+        if config_name is not None:
+            require_overrides(words)
+        sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]  # Hydra wants its options first
         require_no_secrets(sys.argv[1:])
         if launched().first and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
             stages.enter("reading the configuration")  # options make Hydra itself print
@@ -219,6 +229,62 @@ def run_application(
     finally:
         stages.leave()
     sys.exit(0)
+
+
+def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra's options that have a value, each with it, and all other words."""
+    options, others, rest = [], [], list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in VALUED_OPTIONS and rest:
+            options += [word, rest.pop(0)]
+        elif word.partition("=")[0] in VALUED_OPTIONS:
+            options.append(word)
+        else:
+            others.append(word)
+    return options, others
+
+
+def require_overrides(words: Sequence[str]) -> None:
+    """Raise UserError for a word that is no KEY=VALUE, by what a shell, a keyboard or another tool's habits make.
+
+    Hydra itself only names the place in its grammar where it stopped.
+    """
+    if any(word.partition("=")[0] in FREE_OPTIONS for word in words):
+        return
+    for place, word in enumerate(words):
+        key, equals, value = word.partition("=")
+        later = words[place + 1] if place + 1 < len(words) else ""
+        if word[:1] in LONG_DASHES:
+            raise UserError(f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}")
+        if word[:2] == "--" and equals:
+            raise UserError(f"{word!r} is no option; keys have no hyphens before them: {word.lstrip('-')}")
+        if word[:1] == "-" and not any(flag.startswith(word) for flag in FLAGS):  # an option may be shortened
+            meant = did_you_mean(word, FLAGS) or "keys are KEY=VALUE without hyphens"
+            raise UserError(f"there is no option {word!r}; {meant}")
+        if word[:1] in ("-", "~"):
+            continue
+        parted_before = not equals and later[:1] == "="
+        parted_after = equals and not value and later and "=" not in later and later[:1] != "-"
+        if parted_before or parted_after:
+            together = "".join([word, *words[place + 1 : place + (3 if later == "=" else 2)]])
+            raise UserError(f"a space around = parts the key from its value; write them together: {together}")
+        if not equals:
+            raise UserError(_no_override(word, words[place - 1] if place else ""))
+        if key.endswith("template"):  # free text
+            continue
+        if value[:1] in CURLED_QUOTES:
+            raise UserError(f"{word!r} has curled quotes; write straight ones, ' or \", or none")
+        if value.endswith(",") and len(value) > 1:
+            remedy = f"{word}{later}" if later and "=" not in later else word.rstrip(",")
+            raise UserError(f"{word!r} ends with a comma; values have no space between them: {remedy}")
+
+
+def _no_override(word: str, before: str) -> str:
+    """What to do about a word that has no =. before: the word before it."""
+    if "=" in before:
+        return f"{word!r} is no KEY=VALUE; a value with spaces needs quotes: '{before} {word}'"
+    return f"{word!r} is no KEY=VALUE, such as policy=bild; `{this_script()} --help` lists the keys"
 
 
 def usage(text: str, config_name: str | None) -> str:
@@ -379,8 +445,34 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
         return unknown_choice(match[1], options)
     if match := re.search(r"Error merging override (.+)\n(.+)", text):
-        return f"{match[1]}: {match[2]}"
+        return f"{match[1]}: {wanted_value(match[2])}"
+    if match := re.search(r"LexerNoViableAltException: (.+)", text):
+        signs = " ".join(dict.fromkeys(sign for sign in match[1] if not sign.isascii()))
+        return f"{match[1]} cannot be read{signs and f' because of {signs}'}; write plain signs, or quote the value"
+    if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
+        return several_values(match[1])
     return " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line)
+
+
+def wanted_value(said: str) -> str:
+    """OmegaConf's words for a value of a wrong type, with the value that was wanted."""
+    match = re.fullmatch(r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float|Boolean)", said.strip())
+    if match is None:
+        return said
+    kinds = {"Integer": "a whole number without point or exponent", "Float": "a number", "Boolean": "true or false"}
+    value, kind = match[1], match[2]
+    if kind == "Integer" and re.fullmatch(r"-?\d+\.0", value):  # 1e3 has become 1000.0
+        return f"{kinds[kind]} is wanted: {value.removesuffix('.0')}"
+    return f"{kinds[kind]} is wanted, got {value}"
+
+
+def several_values(word: str) -> str:
+    """A message about values with commas outside a sweep."""
+    key, _, values = word.partition("=")
+    if re.fullmatch(r"-?\d+,\d+", values):
+        decimal = f"{key}={values.replace(',', '.')}"
+        return f"{word} has two values: a decimal has a point, {decimal}; to sweep over both, add -m"
+    return f"{word} has several values: add -m to sweep over them, or write a list as {key}=[{values}]"
 
 
 def unknown_key(key: str, config_name: str) -> str:
@@ -388,9 +480,7 @@ def unknown_key(key: str, config_name: str) -> str:
     known = known_keys(config_name)
     if key in known:
         return f"not every chosen configuration has the key {key}; run policies with different knobs one by one"
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    return f"there is no configuration key {key}{meant} `{this_script()} --cfg job` lists them all"
+    return f"there is no configuration key {key}{suggestion(key, known)} `{this_script()} --cfg job` lists them all"
 
 
 def unknown_choice(choice: str, options: list[str]) -> str:
@@ -403,8 +493,7 @@ def unknown_choice(choice: str, options: list[str]) -> str:
     files = [file.relative_to(folder).with_suffix("").as_posix() for file in sorted(folder.rglob("*.yaml"))]
     if inside := [file for file in files if file.startswith(f"{name}/")]:
         return f"{group}={name} is a folder; choose one of its files: {', '.join(inside)}"
-    near = difflib.get_close_matches(name, [*files, *options], n=1, cutoff=0.5)
-    meant = f"; did you mean {near[0]}?" if near else "."
+    meant = suggestion(name, [*files, *options]) or "."
     return f"there is no {group or 'config'} {name!r}{meant} There are {', '.join(dict.fromkeys([*options, *files]))}"
 
 

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, wraps
@@ -32,8 +32,17 @@ from hydra.version import VersionBase
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 
-from bild_lab.errors import UserError, require_choice, require_finite, require_model_path, require_number, require_whole
+from bild_lab.errors import (
+    UserError,
+    require_choice,
+    require_finite,
+    require_model_path,
+    require_number,
+    require_whole,
+    suggestion,
+)
 from bild_lab.lab.data.dataset_spec import DatasetSpec
+from bild_lab.lab.formatting import knob_value
 
 T = TypeVar("T")
 
@@ -201,12 +210,20 @@ class ReportSpec:
     """What a sweep's report draws: the keys of `report`."""
 
     # pictures of quality against latency: png for a screen; pdf, svg for a paper, 8 cm wide
-    figures: list[str] = dataclasses.field(default_factory=lambda: list(PICTURE_KINDS))
+    figures: Any = PICTURE_KINDS  # a word or a list of them
 
     def __post_init__(self) -> None:
-        kinds = ("png", "pdf", "svg")
-        if not self.figures or set(self.figures) - set(kinds):
-            raise UserError(f"figures are {', '.join(kinds)}, one or more of them, got {list(self.figures)}")
+        self.figures = picture_kinds(self.figures)
+
+
+def picture_kinds(figures: Any) -> list[str]:
+    """The kinds of files of `report.figures`: `png`, `png,pdf` or a list of such words. Raises UserError for others."""
+    kinds = ("png", "pdf", "svg")
+    words = figures.split(",") if isinstance(figures, str) else figures
+    chosen = [str(word).strip() for word in words] if isinstance(words, Iterable) else []
+    if not chosen or set(chosen) - set(kinds):
+        raise UserError(f"figures are {', '.join(kinds)}, one or more of them, got {figures}")
+    return chosen
 
 
 SCHEMAS = {
@@ -292,10 +309,14 @@ def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictCon
     try:
         policy = copy.deepcopy(_with_policy(name, tuple(_search_path()))).policy
     except (HydraException, ValueError) as error:  # a ValueError for a number, such as 3
-        raise UserError(f"policy must be one of {', '.join(policy_names())}, got {name!r}") from error
+        known = policy_names()
+        meant = suggestion(name, known)
+        raise UserError(f"policy must be one of {', '.join(known)}, got {name!r}{meant}") from error
     for knob, value in (knobs or {}).items():
         if knob not in policy or knob in ("name", "decoder"):
-            raise UserError(f"policy {name} has no knob {knob!r}; it has {', '.join(knob_values(policy)) or 'none'}")
+            known = list(knob_values(policy))
+            meant = suggestion(knob, known)
+            raise UserError(f"policy {name} has no knob {knob!r}; it has {', '.join(known) or 'none'}{meant}")
         policy[knob] = value
     return policy
 
@@ -398,6 +419,18 @@ def shipped_knobs(name: str) -> dict[str, Any] | None:
     if name not in policy_names():
         return None
     return knob_values(OmegaConf.to_container(compose_policy(name), resolve=False))
+
+
+def changed_knobs(policy: str, knobs: Mapping[str, Any]) -> list[str]:
+    """The knobs whose values differ from those of the policy's file; all of them without such a file.
+
+    policy: a name, or a label of `policy_label`.
+    """
+    shipped = shipped_knobs(policy.partition(" (changed")[0])
+    if shipped is None:
+        return list(knobs)
+    usual = {knob: knob_value(value) for knob, value in shipped.items()}
+    return [knob for knob, value in knobs.items() if knob_value(value) != usual.get(knob)]
 
 
 def policy_names() -> list[str]:

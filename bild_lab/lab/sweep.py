@@ -33,11 +33,11 @@ from bild_lab.errors import UserError
 from bild_lab.lab.cli import POINTS_KEPT, Stopped, console, escape, plain_message, refuse, stages
 from bild_lab.lab.config import (
     ReportSpec,
+    changed_knobs,
     compose_config,
     knob_values,
     plain_values,
     policy_label,
-    shipped_knobs,
     typed,
     without_hydra,
 )
@@ -138,8 +138,8 @@ def _title(point: Point) -> str:
 def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) -> str:
     """The point's place, policy and drafter, and the knobs that were given or differ from the policy's file."""
     given = {word.partition("=")[0].lstrip("+") for word in overrides}
-    usual = shipped_knobs(point.policy) or {}
-    knobs = [knob for knob, value in point.knobs.items() if f"policy.{knob}" in given or usual.get(knob, ...) != value]
+    changed = changed_knobs(point.policy, point.knobs)
+    knobs = [knob for knob in point.knobs if f"policy.{knob}" in given or knob in changed]
     drafters = [f"drafter {short_name(model.checkpoint.path)}" for model in point.decoders[METHOD].models[1:]]
     number = f"{place}/{points} " if points > 1 else ""
     return number + ", ".join(filter(None, [point.policy, *drafters, knob_label(point, knobs, " ")]))

@@ -108,7 +108,9 @@ def items_of(name: str) -> list[str]:
     if (item := name.replace("/", "_")) in published_names():
         return [item]
     if not (config_dir() / "experiment" / f"{name}.yaml").is_file():
-        load_published(name)
+        folder = config_dir() / "experiment"
+        experiments = [file.relative_to(folder).with_suffix("").as_posix() for file in sorted(folder.rglob("*.yaml"))]
+        require_choice("item", name, dict.fromkeys([ALL, *published_names(), *experiments]))
     return [name]
 
 

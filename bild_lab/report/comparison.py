@@ -15,7 +15,7 @@ from rich.text import Text
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared, ComparedQuality
 from bild_lab.lab.formatting import MISSING, counted, interval, knob_label, number, short_name, signed, times
-from bild_lab.lab.results.groups import varying_knobs
+from bild_lab.lab.results.groups import telling_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.base import page_environment, plotly_js
@@ -186,10 +186,9 @@ def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
 
 
 def _point(one: Compared, compared: Sequence[Compared]) -> TableCell:
-    """A point's name. Knobs that all points of its policy share are left out."""
+    """A point's name, with the knobs that tell it from others."""
     own = one.pair.a
-    peers = [other.pair.a for other in compared if other.pair.a.policy == own.policy]
-    knobs = [knob for knob in varying_knobs(peers) if knob in own.knobs] if len(peers) > 1 else list(own.knobs)
+    knobs = telling_knobs(own, [other.pair.a for other in compared])
     setting = ", ".join(f"{key} {short_name(value)}" for key, value in one.pair.distinct.items())
     return TableCell(own.policy, ", ".join(filter(None, (knob_label(own, knobs), setting))))
 

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from math import exp, log
 
 from bild_lab.lab.analysis.prediction import Reasons, reasons
-from bild_lab.lab.analysis.statistics import ENOUGH_DIFFERENT, ENOUGH_EXAMPLES, best_at_loss, for_choice, mean_of_few
+from bild_lab.lab.analysis.statistics import (
+    ENOUGH_DIFFERENT,
+    ENOUGH_EXAMPLES,
+    TOLERANCE,
+    best_at_loss,
+    for_choice,
+    mean_of_few,
+)
 from bild_lab.lab.formatting import duration, interval, number, percent, point_label, short_name, signed, times
-from bild_lab.lab.results.groups import Group, by_setting, differing_in, differing_keys, varying_knobs
+from bild_lab.lab.results.groups import Group, by_setting, differing_in, differing_keys, telling_knobs
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.grid import Screened
 from bild_lab.report.provenance import disturbance, unreliable
@@ -36,14 +43,15 @@ def sentences(results: Sequence[Result]) -> list[str]:
         return ["No point finished, so there is nothing to report."]
     keys = differing_keys(groups)
     if len(groups) == 1 or not keys:
-        return _verdict(leader)
+        return [*_counts_first(leader), *_verdict(leader)]
     telling = {key: leader.setting.get(key) for key in keys if key not in _HASHES}
     named = [f"{key} {short_name(value)}" for key, value in telling.items() if value is not None][:3]
     which = "Best of" if leader.enough and REGIME not in keys else "One of"
     words = ", ".join(named) or f"which differ in {', '.join(keys)}"
     first, *others = _verdict(leader)
     regimes = [APART] if REGIME in keys else []
-    return [*_over_seeds(results), f"{which} {len(groups)} settings ({words}): {first}", *others, *regimes]
+    found = [*_over_seeds(results), f"{which} {len(groups)} settings ({words}): {first}", *others, *regimes]
+    return [*_counts_first(leader), *found]
 
 
 def _over_seeds(results: Sequence[Result]) -> list[str]:
@@ -55,9 +63,8 @@ def _over_seeds(results: Sequence[Result]) -> list[str]:
         losses = [one.quality.difference for one in several]
         if not first.setting.temperature or None in [*speeds, *losses] or len(speeds) < len(several):
             continue
-        peers = [each[0] for each in pooled if each[0].policy == first.policy]
         (speed, *ends), (loss, *around) = mean_of_few(speeds), mean_of_few(losses)
-        label = point_label(first, varying_knobs(peers) if len(peers) > 1 else list(first.knobs))
+        label = point_label(first, telling_knobs(first, [each[0] for each in pooled]))
         seeds = ", ".join(str(one.setting.seed) for one in several)
         change = f"{first.quality.metric} {signed(loss)} {interval(*around, write=signed)}"
         lines.append((speed, f"{label} {times(speed)} {interval(*ends)}, {change} (seeds {seeds})"))
@@ -93,6 +100,57 @@ def _verdict(group: Group) -> list[str]:
     if len(candidates) > 1 and group.best(1.0) is not None:
         claims.append(_selection(group, len(candidates)))
     return claims
+
+
+def _counts_first(group: Group) -> list[str]:
+    """Where the timing of every point is disturbed: why, and what does not depend on it; else nothing."""
+    candidates = [result for result in group.results if not result.is_baseline]
+    loaded = [one for one in candidates if one.environment.busy or one.environment.shared_device]
+    if not candidates or len(loaded) < len(candidates):
+        return []
+    fewest = [_fewest_calls(candidates, loss) for loss in (0.0, 1.0)]
+    counted = list(dict.fromkeys(_counted(group, one) for one in fewest if one is not None))
+    why = _load(candidates)
+    if not counted:
+        return [f"{why}: do not rely on the speedups, time them again on an idle machine."]
+    first, *others = counted
+    return [f"{why}, so counts come first, which no load changes: {first}", *others, "Do not rely on these speedups:"]
+
+
+def _load(results: Sequence[Result]) -> str:
+    """What disturbed the timing of all these points."""
+    busy = [result.environment.busy_elsewhere_percent for result in results if result.environment.busy]
+    if len(busy) == len(results):
+        used = " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy))))
+        timed = "the point was" if len(busy) == 1 else "all points were"
+        return f"Other programs used {used} % of the machine while {timed} timed"
+    return f"{'The point was' if len(results) == 1 else 'All points were'} timed beside other work"
+
+
+def _fewest_calls(results: Sequence[Result], loss: float) -> Result | None:
+    """The point with the most tokens per call of the target, of those that lose at most so much quality."""
+    kept = [
+        one
+        for one in results
+        if one.counts.tokens_per_target_call is not None and (one.quality.difference or 0.0) >= -loss - TOLERANCE
+    ]
+    return max(kept, key=lambda one: one.counts.tokens_per_target_call, default=None)
+
+
+def _counted(group: Group, result: Result) -> str:
+    """The counts of a point, its quality, and the speedup that they predict."""
+    counts, prediction = result.counts, result.prediction
+    details = []
+    if counts.target_calls is not None:
+        details.append(f"{counts.target_calls:,} forwards for {result.tokens:,} tokens")
+    if counts.acceptance_rate is not None:
+        details.append(f"{percent(counts.acceptance_rate)} of its drafted tokens accepted")
+    words = f"{group.label(result)} emits {number(counts.tokens_per_target_call)} tokens per call of the target"
+    words += f" ({', '.join(details)}), {_change(group, result)}." if details else f", {_change(group, result)}."
+    if prediction is not None:
+        cost = f"a drafter step at {percent(prediction.cost_ratio)} of a token of the target"
+        words += f" With {cost} these counts predict {times(prediction.rounds)}, before the cost of checking drafts."
+    return words
 
 
 def _claims(group: Group, candidates: list[Result]) -> list[str]:
@@ -213,6 +271,28 @@ def _without_comparison(group: Group) -> str:
     return f"{reason}, so there is no speedup to report. {'Measured' if few else 'Fastest'}: {fact}."
 
 
+def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str, str]]:
+    """The Pareto front, fastest first: each point, its label, and its numbers in words.
+
+    `1.62× [1.56, 1.68], BLEU 82.40, −6.88 [−9.80, −3.90]`. bounds: with the intervals.
+    """
+    lines = []
+    for result in group.front():
+        quality = result.quality
+        speed = times(result.speedup.value) if group.relative else duration(result.latency_s.mean)
+        if group.relative and bounds:
+            speed = _speedup(result)
+        numbers = f"{speed}, {group.metric} {number(quality.value)}"
+        if quality.difference is not None:
+            numbers += f", {signed(quality.difference)}"
+        if quality.difference is not None and bounds:
+            numbers += f" {interval(quality.difference_low, quality.difference_high, write=signed)}".rstrip()
+        if why := disturbance(result):
+            numbers += f"; {why}"
+        lines.append((result, group.label(result), numbers))
+    return lines
+
+
 def reason_lines(group: Group) -> list[tuple[str, str]]:
     """Label and explanation of each policy's fastest point at no loss, or of its fastest; none for what is not traced.
 
@@ -223,7 +303,8 @@ def reason_lines(group: Group) -> list[tuple[str, str]]:
         results = group.of_policy(policy)
         chosen = best_at_loss(results, 0.0) or results[0]
         if (why := reasons(chosen)) is not None:
-            label = f"{group.label(chosen)}, {times(chosen.speedup.value)}"
+            speed = ", ".join(filter(None, [times(chosen.speedup.value), disturbance(chosen)]))
+            label = f"{group.label(chosen)}, {speed}"
             lines.append((label, explanation(chosen, why)))
     return lines
 

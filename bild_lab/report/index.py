@@ -15,10 +15,11 @@ from bild_lab.engine.models.ranks import launched
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
 from bild_lab.lab.cli import console, escape
-from bild_lab.lab.formatting import MISSING, interval, knob_value, times
+from bild_lab.lab.config import changed_knobs
+from bild_lab.lab.formatting import MISSING, interval, knob_value, number, times
 from bild_lab.lab.progress import read_commands
 from bild_lab.lab.results.groups import data_title, pair_title
-from bild_lab.lab.schema.result import Setting
+from bild_lab.lab.schema.result import BUSY_PERCENT, Setting
 
 PAGE = "index.html"
 _TOO_FEW = "too few examples"
@@ -117,15 +118,23 @@ def _best(rows: pd.DataFrame, loss: float) -> str:
         return _TOO_FEW if enough.empty and not drafted.empty else MISSING
     best = kept.loc[kept["speedup"].idxmax()]
     bounds = interval(*(None if pd.isna(best[end]) else best[end] for end in ("speedup_low", "speedup_high")))
-    return f"{_label(best, rows)} {times(best['speedup'])} {bounds}".strip()
+    said = f"{_label(best, rows)} {times(best['speedup'])} {bounds}".strip()
+    busy, shared = best.get("busy_elsewhere_percent"), best.get("shared_device")
+    if pd.notna(busy) and busy > BUSY_PERCENT:
+        said += f", machine {number(busy, 0)} % busy"
+    return f"{said}, device shared" if pd.notna(shared) and shared else said
 
 
 def _label(best: pd.Series, rows: pd.DataFrame) -> str:
-    """The policy with the knobs in which the point differs from others of its policy."""
+    """The policy with the knobs in which the point differs from others of its policy, or from the policy's file."""
     names, peers = list(rows), rows[rows["policy"] == best["policy"]]
     knobs = names[names.index("policy") + 1 : names.index("target")]
-    telling = [knob for knob in knobs if pd.notna(best[knob]) and peers[knob].nunique(dropna=False) > 1]
-    label = ", ".join(f"{knob} {knob_value(best[knob])}" for knob in telling)
+    known = {knob: best[knob] for knob in knobs if pd.notna(best[knob])}
+    if len(peers) > 1:
+        telling = [knob for knob in known if peers[knob].nunique(dropna=False) > 1]
+    else:
+        telling = changed_knobs(best["policy"], known)
+    label = ", ".join(f"{knob} {knob_value(known[knob])}" for knob in telling)
     return f"{best['policy']} ({label})" if label else best["policy"]
 
 

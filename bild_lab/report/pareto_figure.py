@@ -1,7 +1,7 @@
 """The Pareto figure as a static image: quality against latency, one panel per setting (BiLD Figure 4).
 
-Front points have their knobs beside them where there is room. A vector figure is as wide as a column of a paper and has
-no title; what its caption must say is below it.
+Marks of the front have their place in it, from 1, as on the HTML page; a list below the picture says what they are. A
+vector figure is as wide as a column of a paper and has no title; what its caption must say is below it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config import PICTURE_KINDS
-from bild_lab.lab.formatting import MINUS, TIMES, knob_label, short_name
+from bild_lab.lab.formatting import MINUS, TIMES, short_name
 from bild_lab.lab.results.groups import FEW, Group, by_setting, setting_title
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.headline import sizes
+from bild_lab.report.headline import front_in_words, sizes
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import (
     COLUMN,
@@ -48,24 +48,27 @@ from bild_lab.report.style import (
 class _Look:
     """Sizes of a panel, on a screen or in a column of a paper.
 
-    inches: width, and height without the lines below. area: of the axes in it. titled: with a heading, and names of
-    lines beside the axes. mark: its diameter in points. labels: at most so many. bars: of at most so many points all.
+    inches: width, and height without what is below. area: of the axes in it. titled: with a heading, and names of
+    lines beside the axes. mark: its diameter in points. listed: at most so many points of the front. bars: of at most
+    so many points all. axis: inches for the axis' title. line: of a line of text below. letters: on such a line.
     """
 
     inches: tuple[float, float]
     area: tuple[float, float, float, float]
     titled: bool
     mark: float
-    labels: int
+    listed: int
     bars: int
+    axis: float
+    line: float
+    letters: int
 
 
-_SCREEN = _Look((8.0, 4.1), (0.72, 0.13, 6.48, 2.9), True, 6.5, 6, FEW)
-_COLUMN = _Look((COLUMN, 2.35), (0.45, 0.33, 2.6, 1.6), False, 3.6, 3, 6)
-_BELOW, _LINE = 0.9, 0.125  # inches: below the panel on a screen, and of a line of text in a column
-_LETTERS = 66  # on a line below the figure in a column
-_DISTANCES = (14, 24, 36, 52, 70, 92)  # pixels
-_ANGLES = (45, 135, 90, 315, 225, 270, 0, 180, 20, 160, 70, 110)  # degrees
+_SCREEN = _Look((8.0, 4.1), (0.72, 0.13, 6.48, 2.9), True, 6.5, 12, FEW, 0.55, 0.18, 122)
+_COLUMN = _Look((COLUMN, 2.35), (0.45, 0.33, 2.6, 1.6), False, 3.6, 8, 6, 0.0, 0.125, 66)
+_DISTANCES = (3, 6, 10, 15, 22, 30, 40, 52)  # pixels between a mark and its number
+_ANGLES = (225, 315, 135, 45, 270, 90, 180, 0, 200, 340, 160, 20)  # degrees
+_LED = 12  # pixels, beyond which a line leads from a mark to its number
 
 XY = tuple[float, float]  # in pixels
 
@@ -85,7 +88,7 @@ def draw_pareto(results: Sequence[Result], path: Path, kinds: Sequence[str] = PI
     """Draw quality against latency relative to the baseline, for a screen, for a paper or both.
 
     Results of different settings never share a panel: each further setting adds one below. path: without or with a
-    suffix, which the kinds replace. kinds: "png" is 1200 x 750 pixels, "pdf" and "svg" are as wide as a column.
+    suffix, which the kinds replace. kinds: "png" is 1200 pixels wide, "pdf" and "svg" are as wide as a column.
 
     Raises:
         UserError: no result has both a latency and a quality.
@@ -98,35 +101,76 @@ def draw_pareto(results: Sequence[Result], path: Path, kinds: Sequence[str] = PI
         if not (chosen := [kind for kind in kinds if (kind in VECTOR) is not look.titled]):
             continue
         across, up = look.inches
-        below = [_BELOW if look.titled else _LINE * (1.5 + _legend_rows(group) + len(_foot(group))) for group in groups]
+        below = [_below(group, look) for group in groups]
         heights = [up + each for each in below]
         with written_figure(path, (across, sum(heights)), chosen) as figure:
             parts = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)[:, 0]
             for part, group, height, room in zip(parts, groups, heights, below, strict=True):
                 left, bottom, width, tall = look.area
-                more = _LINE * len(_beyond(group, look))
+                more = look.line * len(_beyond(group, look))
                 bottom, tall = bottom + room + more, tall - more
                 area = (left / across, bottom / height, width / across, tall / height)
                 _draw_panel(_Panel(part, part.add_axes(area), group, colours, look))
 
 
-def _legend_rows(group: Group) -> int:
-    """Rows of the legend in a column, at most: an entry takes as much as its letters and the mark."""
+def _below(group: Group, look: _Look) -> float:
+    """Inches below a panel: the axis' title, the legend, the list of the front and what a caption must say."""
+    lines = 1.5 + 1.2 * _legend_rows(group, look) + len(_listed(group, look)) + len(_foot(group, look))
+    return look.axis + look.line * lines
+
+
+def _legend_rows(group: Group, look: _Look) -> int:
+    """Rows of the legend, at most: an entry takes as much as its letters and the mark."""
     letters = max(len(policy) + 6 for policy in [*group.policies, "Pareto front"])
-    return math.ceil((len(group.policies) + 2) / max(1, _LETTERS // letters))
+    return math.ceil((len(group.policies) + 2) / max(1, look.letters // letters))
+
+
+def _listed(group: Group, look: _Look) -> list[str]:
+    """A line for each numbered point of the front: `1 bild (fallback 0.5): 1.62× [1.56, 1.68], BLEU 82.40, −6.88 …`."""
+    front, numbered = front_in_words(group, bounds=look.titled), _numbered(group, look)
+    lines = []
+    for place in numbered:
+        result, label, numbers = front[place - 1]
+        if any(result is outside for outside in group.beyond):
+            numbers += "; beyond the axis"
+        lines += _list_entry(f"{place}  {label}", numbers, look.letters)
+    if len(numbered) < len(front):
+        lines.append(f"and {len(front) - len(numbered)} more on the front, in the report")
+    return lines
+
+
+def _list_entry(named: str, numbers: str, letters: int) -> list[str]:
+    """A point's name and numbers on one line, or on two; what is too long for a line ends in an ellipsis."""
+    if len(named) + len(numbers) + 2 <= letters:
+        return [f"{named}: {numbers}"]
+    return [_shortened(f"{named}:", letters), _shortened(f"     {numbers}", letters)]
+
+
+def _shortened(line: str, letters: int) -> str:
+    return line if len(line) <= letters else f"{line[: letters - 1]}…"
+
+
+def _numbered(group: Group, look: _Look) -> list[int]:
+    """The places in the front, from 1, of the points that have a number: evenly over the front, with both ends."""
+    count = len(group.front())
+    if count <= look.listed:
+        return list(range(1, count + 1))
+    return [1 + round(place * (count - 1) / (look.listed - 1)) for place in range(look.listed)]
 
 
 def _beyond(group: Group, look: _Look) -> list[str]:
     """Lines that name what is beyond the axis."""
-    return textwrap.wrap(beyond_axis(group), 100 if look.titled else _LETTERS - 8)
+    return textwrap.wrap(beyond_axis(group), look.letters - 8)
 
 
-def _foot(group: Group) -> list[str]:
+def _foot(group: Group, look: _Look) -> list[str]:
     """Lines below a figure in a column: what was measured, and how far it can be relied on."""
+    if look.titled:
+        return []
     setting = group.setting
     said = [f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}", sizes(group.results)]
-    said += [f"bars: 95 % intervals{' of some points' if len(group.results) > _COLUMN.bars else ''}"]
-    return textwrap.wrap("; ".join(filter(None, [*said, caption(group.results)])) + ".", _LETTERS - 3)
+    said += [f"bars: 95 % intervals{' of some points' if len(group.results) > look.bars else ''}"]
+    return textwrap.wrap("; ".join(filter(None, [*said, caption(group.results)])) + ".", look.letters - 3)
 
 
 def _draw_panel(panel: _Panel) -> None:
@@ -142,7 +186,7 @@ def _draw_panel(panel: _Panel) -> None:
         panel.axes.step(*zip(*front, strict=True), where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3)
     _draw_texts(panel)
     _draw_legend(panel)
-    _label_front(panel)
+    _number_front(panel)
 
 
 def _draw_points(panel: _Panel) -> None:
@@ -223,8 +267,8 @@ def _draw_texts(panel: _Panel) -> None:
     words = f"Latency per example, {unit} (further left is faster)" if panel.look.titled else f"Latency {unit}"
     panel.axes.set_xlabel("\n".join([words, *_beyond(group, panel.look)]), labelpad=0.9 * panel.look.mark)
     panel.axes.set_ylabel(group.metric)
+    _draw_lines_below(panel)
     if not panel.look.titled:
-        part.text(0.02, _LINE / 4 / _height(part), "\n".join(_foot(group)), va="bottom", color=MUTED, linespacing=1.15)
         return
     data = f"{short_name(setting.dataset)} ({setting.split})"
     title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
@@ -232,20 +276,35 @@ def _draw_texts(panel: _Panel) -> None:
     measured = f"{draft}{setting.n_examples} examples, {setting.dtype} on {setting.device}"
     bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
     subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
-    for share, text, font in (
-        (0.952, title, {"size": 11.5, "weight": "bold"}),
-        (0.908, subtitle, {"color": MUTED}),
-        (0.872, caption(group.results), {"color": INK}),  # left of the upper axis' title
+    for inches, text, font in (
+        (0.24, title, {"size": 11.5, "weight": "bold"}),
+        (0.46, subtitle, {"color": MUTED}),
+        (0.64, caption(group.results), {"color": INK}),  # left of the upper axis' title
     ):
         if text:
-            part.text(0.09, share, text, va="center", **font)
+            part.text(0.09, 1 - inches / _height(part), text, va="center", **font)
+
+
+def _draw_lines_below(panel: _Panel) -> None:
+    """The list of the front, and below it what a caption must say."""
+    part, look, group = panel.figure, panel.look, panel.group
+    foot, listed = _foot(group, look), _listed(group, look)
+    left = 0.09 if look.titled else 0.02
+    style = {"va": "bottom", "linespacing": 1.15, "size": "small" if look.titled else "medium"}
+    if foot:
+        part.text(left, look.line / 4 / _height(part), "\n".join(foot), color=MUTED, **style)
+    for number, line in enumerate(reversed(listed)):
+        bottom = look.line * (number + len(foot) + 0.35) / _height(part)
+        part.text(left, bottom, line, color=INK, **style)
 
 
 def _draw_legend(panel: _Panel) -> None:
     front = f"Pareto front{' (filled marks)' if panel.look.titled else ''}"
     size, drawn = panel.look.mark, {one.policy for one, _ in panel.group.placed if not one.is_baseline}
     handles = [
-        Line2D([], [], ls="", marker=mark.marker, ms=size, mfc=mark.colour, mec=mark.colour, label=policy)
+        Line2D(
+            [], [], ls="", marker=mark.marker, ms=size, mfc=mark.colour, mec=mark.colour, label=_shortened(policy, 40)
+        )
         for policy, mark in panel.colours.items()
         if policy in drawn
     ]
@@ -253,7 +312,8 @@ def _draw_legend(panel: _Panel) -> None:
         baseline = panel.group.setting.baseline
         handles.insert(0, Line2D([], [], ls="", marker="x", ms=1.2 * size, mew=0.34 * size, color=INK, label=baseline))
     handles.append(Line2D([], [], color=INK, lw=0.2 * size, alpha=0.7, label=front))
-    below = 0 if panel.look.titled else _LINE * (0.4 + len(_foot(panel.group))) / _height(panel.figure)
+    lines = len(_foot(panel.group, panel.look)) + len(_listed(panel.group, panel.look))
+    below = panel.look.line * (0.5 + lines) / _height(panel.figure)
     location = {"loc": "lower center", "bbox_to_anchor": (0.495, 0.005 + below)}
     for columns in range(len(handles), 0, -1):  # as few rows as fit into the image
         look = {"frameon": False, "columnspacing": 1.6, "handletextpad": 0.4, "borderpad": 0, "borderaxespad": 0.2}
@@ -263,28 +323,37 @@ def _draw_legend(panel: _Panel) -> None:
         legend.remove()
 
 
-def _label_front(panel: _Panel) -> None:
-    """Write the knobs of some front points beside them, if there is room."""
-    group, axes, most = panel.group, panel.axes, panel.look.labels
-    front = [result for result in group.front() if knob_label(result, group.knobs(result))]
-    if len(front) > most:  # evenly over the front, with both its ends
-        front = [front[round(at * (len(front) - 1) / (most - 1))] for at in range(most)]
-    places, room = [axes.transData.transform((at.x, at.y)) for _, at in group.placed], 1.4 * panel.look.mark
+def _number_front(panel: _Panel) -> None:
+    """Write the place in the front beside each listed mark. A number that is not close to its mark has a line to it."""
+    group, axes, look = panel.group, panel.axes, panel.look
+    front, outside = group.front(), set(map(id, group.beyond))
+    places, room = [axes.transData.transform((at.x, at.y)) for _, at in group.placed], 0.5 * _pixels(panel, look.mark)
     taken = [Bbox.from_extents(x - room, y - room, x + room, y + room) for x, y in places]
-    for result in front:
+    lines, bounds = _lines(axes, group), axes.get_window_extent()
+    for place in _numbered(group, look):
+        result = front[place - 1]
+        if id(result) in outside:
+            continue
         at = group.position(result)
-        label = knob_label(result, group.knobs(result), "\n")
-        text = axes.text(at.x, at.y, label, size="small", ha="center", va="center", zorder=7)
+        text = axes.text(at.x, at.y, str(place), weight="bold", size="medium", ha="center", va="center", zorder=7)
         anchor = axes.transData.transform((at.x, at.y))
-        box = free_place(anchor, text.get_window_extent(), taken, _lines(axes, group), axes.get_window_extent())
+        box = free_place(anchor, text.get_window_extent(), taken, lines, bounds, room)
         if box is None:
             text.remove()
             continue
         taken.append(box)
-        center = axes.transData.inverted().transform(((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2))
-        text.set_position(center)
-        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.9})
-        axes.plot((at.x, center[0]), (at.y, center[1]), color=MUTED, linewidth=0.6, alpha=0.7, zorder=2.5)
+        middle = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+        text.set_position(axes.transData.inverted().transform(middle))
+        if math.dist(anchor, middle) > room + _LED + box.height / 2:
+            lines.append(MatplotlibPath([anchor, middle]))
+            ends = axes.transData.inverted().transform([anchor, middle])
+            axes.plot(*zip(*ends, strict=True), color=INK, linewidth=0.6, alpha=0.7, zorder=2.5)
+            text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.9})
+
+
+def _pixels(panel: _Panel, points: float) -> float:
+    """The pixels of a size in points, 72 of which are an inch."""
+    return points * panel.figure.dpi / 72
 
 
 def _height(part: SubFigure) -> float:
@@ -293,25 +362,39 @@ def _height(part: SubFigure) -> float:
 
 
 def free_place(
-    anchor: XY, label: Bbox, taken: Sequence[Bbox], lines: Sequence[MatplotlibPath], bounds: Bbox
+    anchor: XY, label: Bbox, taken: Sequence[Bbox], lines: Sequence[MatplotlibPath], bounds: Bbox, room: float
 ) -> Bbox | None:
     """The nearest place for a label that covers no other box and stays inside the bounds, in pixels; None without one.
 
-    It avoids lines if it can.
+    It is nearer to its own mark than to any other, avoids lines, and is not led to across another box, as far as that
+    is possible. room: from the middle of the mark to its edge.
     """
-    crossing = None
+    best, fewest = None, math.inf
     for distance, angle in product(_DISTANCES, _ANGLES):
         right, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-        # pushed out until the nearest edge, not the center, is so far from the anchor
-        x, y = anchor[0] + right * (distance + label.width / 2), anchor[1] + up * (distance + label.height / 2)
-        box = Bbox.from_bounds(x - label.width / 2, y - label.height / 2, label.width, label.height).padded(3)
+        # pushed out until the nearest edge, not the center, is so far from the mark
+        away = distance + room
+        x, y = anchor[0] + right * (away + label.width / 2), anchor[1] + up * (away + label.height / 2)
+        box = Bbox.from_bounds(x - label.width / 2, y - label.height / 2, label.width, label.height).padded(1)
         inside = bounds.x0 <= box.x0 and box.x1 <= bounds.x1 and bounds.y0 <= box.y0 and box.y1 <= bounds.y1
         if not inside or box.count_overlaps(taken):
             continue
-        if not any(line.intersects_bbox(box, filled=False) for line in lines):
+        faults = _faults(anchor, (x, y), box, taken, lines)
+        if not faults:
             return box
-        crossing = crossing or box
-    return crossing
+        if faults < fewest:
+            best, fewest = box, faults
+    return best
+
+
+def _faults(anchor: XY, middle: XY, box: Bbox, taken: Sequence[Bbox], lines: Sequence[MatplotlibPath]) -> int:
+    """How badly a label lies that covers nothing: worst beside another mark, then led across one, then on a line."""
+    leader = MatplotlibPath([anchor, middle])
+    others = [one for one in taken if not one.contains(*anchor)]
+    reach = math.dist(anchor, middle)
+    beside = any(math.dist(((one.x0 + one.x1) / 2, (one.y0 + one.y1) / 2), middle) < reach for one in others)
+    across = any(leader.intersects_bbox(one, filled=False) for one in others)
+    return 4 * beside + 2 * across + any(line.intersects_bbox(box, filled=False) for line in lines)
 
 
 def _lines(axes: Axes, group: Group) -> list[MatplotlibPath]:

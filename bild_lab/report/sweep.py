@@ -32,7 +32,8 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
         results, failures, older, lost = sweep.results(), sweep.failures(), sweep.older(), []
         if results:
             write_table(results, sweep.folder / "sweep.csv")
-            draw_pareto(results, sweep.folder / "pareto", figures)
+            if any(group.position(one) for group in by_setting(results) for one in group.results):
+                draw_pareto(results, sweep.folder / "pareto", figures)
         if results or failures or (sweep.folder / SCREENED).is_file():
             lost = write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
         if results or failures:
@@ -66,9 +67,10 @@ def live_report(sweep: Sweep, progress: str) -> None:
         console.print(f"the report between points could not be written: {escape(str(error))}")
 
 
-def reported_sweep(figures: Sequence[str]) -> Callback:
+def reported_sweep(figures: str | Sequence[str]) -> Callback:
     """A callback that writes the table, figure and report of a sweep when it ends, however it ends."""
+    kinds = figures.split(",") if isinstance(figures, str) else figures  # `report.figures` is checked with the command
     stages.enter("loading PyTorch")
     from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
 
-    return SweepCallback(partial(report_sweep, figures=figures), live_report)
+    return SweepCallback(partial(report_sweep, figures=kinds), live_report)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bild_lab.lab.formatting import TIMES, interval, knob_label, number, percent, short_name, signed
-from bild_lab.lab.results.groups import Group, by_setting, differing_keys
+from bild_lab.lab.results.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.report.page.tables import CATEGORY, TableCell, categories_of, points_table
@@ -60,7 +60,7 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
             table.add_row(*_cells(group, result), style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
-        texts = (TIMES, f"{failure.policy} {knob_label(failure, list(failure.knobs), ' ')}", "failed")
+        texts = (TIMES, f"{failure.policy} {knob_label(failure, telling_knobs(failure, failures), ' ')}", "failed")
         table.add_row(*(Text(text) for text in texts), style="red")
     table.caption = Text(f"{_LEGEND} {_precisions(results)}".strip(), style="dim", justify="left")
     if any(disturbance(result) for result in results):
@@ -137,8 +137,13 @@ def points_text(group: Group, latex: bool) -> str:
     if latex:
         return latex_table(table, titles(_FOR_PAPERS), unreliable(group.results))
     chosen = titles(("policy", *_COLUMNS))
-    rows = [[f"{one.text} {one.detail}".strip() for one in cells] for cells in _chosen(table, chosen)]
+    rows = [[_in_markdown(f"{one.text} {one.detail}".strip()) for one in cells] for cells in _chosen(table, chosen)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (chosen, ["---"] * len(chosen), *rows))
+
+
+def _in_markdown(text: str) -> str:
+    """A table's cell: a bar would end it, and a bracket begin a tag."""
+    return text.replace("|", r"\|").replace("<", "&lt;")
 
 
 def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:

@@ -25,8 +25,9 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import run
+from bild_lab.errors import UserError
 from bild_lab.lab import application, cli, runner
-from bild_lab.lab.cli import quote_free_text
+from bild_lab.lab.cli import options_first, quote_free_text, require_overrides, several_values, wanted_value
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.progress import read_commands
@@ -333,6 +334,46 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
     group, key = word.partition("=")[0].split(".")
     cfg = compose_config(["dataset=local", quote_free_text(word)])
     assert cfg[group][key] == wanted
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["policy", "=", "bild"], "write them together: policy=bild"),
+        (["policy=", "bild"], "write them together: policy=bild"),
+        (["policy", "=bild"], "write them together: policy=bild"),
+        (["name=a", "b"], "a value with spaces needs quotes: 'name=a b'"),
+        (["policy=bild,"], "ends with a comma; values have no space between them: policy=bild"),
+        (["policy.fallback=0.5,", "0.7"], "no space between them: policy.fallback=0.5,0.7"),
+        (["\u2014m", "policy=bild"], "begins with a long dash; write it with a hyphen: -m"),
+        (["policy=\u201cbild\u201d"], "has curled quotes"),
+        (["--policy=bild"], "keys have no hyphens before them: policy=bild"),
+        (["--multirn", "policy=bild"], "there is no option '--multirn'; did you mean --multirun?"),
+        (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
+    ],
+)
+def test_a_word_that_is_no_override_is_refused_with_what_to_write(words: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        require_overrides(words)
+
+
+def test_what_hydra_takes_and_free_text_is_no_wrong_word() -> None:
+    require_overrides(
+        ["policy=bild", "+a=b", "~policy", "a={b:1}", "c=", "--resolve", "dataset.prompt_template=\u201cx,"]
+    )
+    require_overrides(["-sc", "install=bash"])
+    assert options_first(["a=b", "--config-dir", "/x", "c=d", "-cn=e"]) == (
+        ["--config-dir", "/x", "-cn=e"],
+        ["a=b", "c=d"],
+    )
+
+
+def test_values_of_a_wrong_kind_and_lists_without_a_sweep_are_named_in_plain_words() -> None:
+    said = "Value '{}' of type 'float' could not be converted to Integer"
+    assert wanted_value(said.format("1000.0")) == "a whole number without point or exponent is wanted: 1000"
+    assert wanted_value(said.format("auto")).endswith("is wanted, got auto")
+    assert "a decimal has a point, policy.fallback=0.5" in several_values("policy.fallback=0,5")
+    assert "add -m to sweep" in several_values("policy=bild,vanilla")
 
 
 BAD_INPUT = {

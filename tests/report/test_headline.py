@@ -11,7 +11,7 @@ import pytest
 from bild_lab.lab.analysis.statistics import for_choice
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.headline import headline, reason_lines
+from bild_lab.report.headline import headline, reason_lines, sentences
 from tests.report.sample import ENVIRONMENT, SETTING, sample_baseline, sample_prediction, sample_result, sample_sweep
 
 EXACT = {"agreement_with_target": 1.0}
@@ -204,3 +204,23 @@ def test_points_with_graphs_and_without_are_not_compared() -> None:
     assert said.startswith("One of 2 settings (compile false): ") and "are not compared with each other" in said
     alike = [sample_result("medusa", {}, 1.5, setting=plain), sample_result("bita", {}, 2.0, setting=plain)]
     assert "not compared" not in headline(alike)
+
+
+def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead_and_the_reason() -> None:
+    counted = {"tokens_per_target_call": 3.3, "target_calls": 500, "acceptance_rate": 0.9}
+    load = under(busy_elsewhere_percent=74.4)
+    busy = bild(1.5, **EXACT, **counted, **load, prediction=sample_prediction("bild", {}, 1.5))
+    first, *others = sentences([sample_baseline(), busy])
+    assert first == (
+        "Other programs used 74 % of the machine while the point was timed, so counts come first, which no load "
+        "changes: bild emits 3.30 tokens per call of the target (500 forwards for 1,650 tokens, 90 % of its drafted "
+        "tokens accepted), no change in BLEU. With a drafter step at 17 % of a token of the target these counts "
+        "predict 1.86×, before the cost of checking drafts."
+    )
+    assert others[0] == "Do not rely on these speedups:" and "decodes 1.50×" in others[1]
+    few = sentences([bild(1.5, **counted, **load, setting={"n_examples": 2})])
+    assert "1.50×" not in few[0] and "too few" in few[-1]
+    idle = bild(1.4, **EXACT, **counted)
+    assert sentences([busy, idle])[0].startswith("bild decodes 1.50×")  # one of them can be relied on
+    ((label, _),) = reason_lines(by_setting([busy])[0])
+    assert label == "bild, 1.50×, machine 74 % busy"

@@ -47,12 +47,12 @@ def test_thresholds_chosen_on_the_reported_texts_are_said_to_be_and_screened_one
 
 def test_a_lossy_rule_that_is_ahead_is_set_beside_truncation() -> None:
     ahead = with_quality(sample_result("typical_acceptance", {}, 1.5, 2.0, setting=SAMPLED), difference_low=0.9)
-    control = sample_result("truncation", {"epsilon": 0.09}, 1.0, 1.8, setting=SAMPLED)
+    control = sample_result("truncation", {"epsilon": 0.15}, 1.0, 1.8, setting=SAMPLED)
     merit = "Is a lossy rule ahead"
     assert "not measured, add policy=truncation" in answered(ahead)[merit]
     found = answered(ahead, control)[merit]
     assert found.startswith("typical_acceptance BLEU +2.00 [+0.90, +2.50] and 1.50×; its control")
-    assert found.endswith("truncation (epsilon 0.09) BLEU +1.80 [+1.35, +2.30]")
+    assert found.endswith("truncation (epsilon 0.15) BLEU +1.80 [+1.35, +2.30]")
     assert answered(sample_result("bild", {}, 1.5, 0.1))[merit] == "no point has more BLEU than vanilla beyond chance"
     greedy = with_quality(sample_result("bild", {}, 1.5, 2.0), difference_low=0.9)
     assert "writes the target’s own text" in answered(greedy)[merit]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from bild_lab.errors import UserError
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
+SHORT_DTYPES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+
 
 def resolve_device(name: str) -> torch.device:
     """The device with this name; `auto` is the GPU if there is one. Raises UserError for an unusable device."""
@@ -21,11 +24,21 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(
-            f"runtime.device must be auto, cpu, or an accelerator that is there, got {name!r}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
+        wanted = f"runtime.device must be auto, cpu, or an accelerator that is there, got {name!r}"
+        if meant := _meant(name):
+            raise UserError(f"{wanted}; did you mean {meant}?") from error
+        raise UserError(f"{wanted}: {str(error).splitlines()[0].partition('. ')[0]}") from error
     return device
+
+
+def _meant(name: str) -> str:
+    """The device in PyTorch's words, such as cuda:0 for gpu0; empty if the name is PyTorch's already, or no device."""
+    match = re.fullmatch(r"(auto|cpu|mps|cuda|gpu|nvidia)\W?(\d*)", str(name).strip().lower())
+    if match is None:
+        return ""
+    kind = {"gpu": "cuda", "nvidia": "cuda"}.get(match[1], match[1])
+    meant = f"{kind}:{match[2]}" if match[2] else kind
+    return "" if meant == name else meant
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.errors import UserError
+from bild_lab.errors import UserError, suggestion
 from bild_lab.lab.metrics.measures import Measure, mean_of, ratio_of
 from bild_lab.lab.metrics.numerals import same_number
 from bild_lab.lab.metrics.own_function import mean_of_function, own_function, warn
@@ -82,7 +82,7 @@ def metric_named(name: str) -> Metric:
     if "." in name:
         return own_metric(name)
     if name not in METRICS:
-        raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}")
+        raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}{suggestion(name, METRICS)}")
     return METRICS[name]
 
 

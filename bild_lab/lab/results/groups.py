@@ -9,7 +9,7 @@ from math import isfinite, log2
 from typing import Any
 
 from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
-from bild_lab.lab.config import PairSpec
+from bild_lab.lab.config import PairSpec, changed_knobs
 from bild_lab.lab.formatting import point_label, short_name
 from bild_lab.lab.hashing import plain_numbers
 from bild_lab.lab.schema.columns import to_json
@@ -17,7 +17,8 @@ from bild_lab.lab.schema.result import Result, Setting
 
 FEW = 12
 WIDE = 8.0  # the largest ratio of latencies on a linear axis
-SLOW = 3.0  # a latency over the baseline's, from which on a point would squeeze the others
+SLOW = 2.0  # a latency over the baseline's, from which on a point would squeeze the others
+LOW = 0.5  # a quality over the baseline's, likewise
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Group:
         """The quality of the baseline, from its own result or from those compared with it."""
         own = [result.quality.value for result in self.results if result.is_baseline]
         beside = [result.quality.baseline for result in self.results]
-        return next((value for value in [*own, *beside] if value is not None), None)
+        return next((value for value in [*own, *beside] if value is not None and isfinite(value)), None)
 
     @property
     def policies(self) -> list[str]:
@@ -117,14 +118,23 @@ class Group:
 
     @property
     def beyond(self) -> list[Result]:
-        """The results named beside the axis, fastest first: with more than `SLOW` times the baseline's latency.
+        """The results named beside the axes, fastest first: slow ones, and ones of low quality.
 
-        None of the front, and none where no other result would be left.
+        None where no other result would be left.
         """
-        front = set(map(id, self.front())) if self.relative else set()
         others = [result for result in self.results if not result.is_baseline and self.position(result) is not None]
-        slow = [one for one in others if self.relative and SLOW * one.speedup.value < 1 and id(one) not in front]
-        return slow if len(slow) < len(others) else []
+        outside = [result for result in others if self.slow(result) or self.low(result)]
+        return outside if len(outside) < len(others) else []
+
+    def slow(self, result: Result) -> bool:
+        """Whether it takes more than `SLOW` times the baseline's latency, and is not better beyond chance."""
+        slow = self.relative and result.speedup.value is not None and SLOW * result.speedup.value < 1
+        return slow and not (result.quality.difference_low or 0.0) > 0
+
+    def low(self, result: Result) -> bool:
+        """Whether it has less than `LOW` times the baseline's quality."""
+        baseline = self.baseline_quality
+        return self.relative and baseline is not None and result.quality.value < LOW * baseline
 
     @property
     def wide(self) -> bool:
@@ -156,9 +166,8 @@ class Group:
         return self._in_order([*self.notable(), *self.front()])
 
     def knobs(self, result: Result) -> list[str]:
-        """Return the knobs that distinguish a result from others of its policy; all knobs if there are no others."""
-        peers = [other for other in self.results if other.policy == result.policy]
-        return varying_knobs(peers) if len(peers) > 1 else list(result.knobs)
+        """Return the knobs that a label of the result names, as `telling_knobs` of the group's results."""
+        return telling_knobs(result, self.results)
 
     def label(self, result: Result) -> str:
         """Return its policy with these knobs: `bild (fallback 0.5)`."""
@@ -225,6 +234,17 @@ def varying_knobs(results: Sequence[Result]) -> list[str]:
     """Return the knobs that do not have the same value in all of these results."""
     knobs = dict.fromkeys(knob for result in results for knob in result.knobs)
     return [knob for knob in knobs if len({str(result.knobs.get(knob)) for result in results}) > 1]
+
+
+def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
+    """Return the knobs that tell a point from the others of its policy, or a single one from its policy's file.
+
+    point, points: anything with a policy and its knobs, such as results or failures.
+    """
+    peers = [other for other in points if other.policy == point.policy]
+    if len(peers) > 1:
+        return [knob for knob in varying_knobs(peers) if knob in point.knobs]
+    return changed_knobs(point.policy, point.knobs)
 
 
 def _slowness(result: Result) -> tuple[float, float]:

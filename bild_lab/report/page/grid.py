@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from bild_lab.lab.formatting import interval, knob_value, number, point_label, signed, times
-from bild_lab.lab.results.groups import Group, varying_knobs
+from bild_lab.lab.results.groups import Group, telling_knobs, varying_knobs
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import Table, TableCell, name_of, plain_table
@@ -269,7 +269,7 @@ def _fastest(points: Sequence[Screened]) -> Table:
                     "predicted": times(best.speedup),
                     "difference": signed(best.difference),
                     "measured": "not confirmed" if best.live is None else times(best.live.speedup.value),
-                    "policy, knobs": point_label(best, list(best.knobs)),
+                    "policy, knobs": point_label(best, telling_knobs(best, points)),
                 }
             )
     return plain_table(found)

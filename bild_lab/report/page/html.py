@@ -9,20 +9,28 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.formatting import duration, interval, knob_label, knob_value, number, percent, signed, times
+from bild_lab.lab.formatting import duration, knob_label, knob_value, percent
 from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.progress import read_commands
-from bild_lab.lab.results.groups import FEW, Group, batch_curves, by_setting, differing_keys, setting_title
+from bild_lab.lab.results.groups import (
+    FEW,
+    Group,
+    batch_curves,
+    by_setting,
+    differing_keys,
+    setting_title,
+    telling_knobs,
+)
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Failure, Result
-from bild_lab.report.headline import answers, reason_lines, sentences
+from bild_lab.report.headline import answers, front_in_words, reason_lines, sentences
 from bild_lab.report.page import figures
 from bild_lab.report.page.base import Figure, page_environment, plotly_js
 from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps, screened_points
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
 from bild_lab.report.page.tables import Table, TableCell, batch_table, name_of, plain_table, points_table, tables
-from bild_lab.report.provenance import disturbance, notes, sources
+from bild_lab.report.provenance import notes, sources
 from bild_lab.report.style import Mark, marks
 
 
@@ -65,7 +73,7 @@ def write_html(
         pictures=[(one, overlay_figure(one)) for one in overlays(groups)],
         sections=sections,
         count=len(results),
-        failures=[(failure, knob_label(failure, list(failure.knobs))) for failure in failures],
+        failures=[(failure, knob_label(failure, telling_knobs(failure, failures))) for failure in failures],
         shares=time_shares(results),
         total=duration(sum(result.total_s for result in results)),
         duration=duration,
@@ -123,26 +131,10 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "points": points_table(group),
         "tables": tables(group),
         "figures": {part: [one for one in several if one is not None] for part, several in drawn.items()},
-        "front": front_points(group),
+        "front": [(name_of(result), label, numbers) for result, label, numbers in front_in_words(group)],
         "fixed": fixed_knobs(group),
         "candidates": sum(not result.is_baseline for result in group.results),
     }
-
-
-def front_points(group: Group) -> list[tuple[str, str, str]]:
-    """The Pareto front, fastest first: the name of each point's folder, its label, and its numbers in words."""
-    found = []
-    for result in group.front():
-        quality, speed = result.quality, times(result.speedup.value)
-        numbers = f"{speed if group.relative else duration(result.latency_s.mean)}, {group.metric} "
-        numbers += number(quality.value)
-        if quality.difference is not None:
-            bounds = interval(quality.difference_low, quality.difference_high, write=signed)
-            numbers += f", {signed(quality.difference)} {bounds}"
-        if why := disturbance(result):
-            numbers += f"; {why}"
-        found.append((name_of(result), group.label(result), numbers))
-    return found
 
 
 def fixed_knobs(group: Group) -> list[str]:

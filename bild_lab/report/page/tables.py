@@ -213,8 +213,8 @@ def best_table(group: Group) -> Table:
             last = TableCell(f"no point kept the quality of {group.setting.baseline} to {title}")
         else:
             cells = [column.cell(best) for column in columns]
-            cells[0] = replace(cells[0], tone="big")
-            last = TableCell(best.policy, knob_label(best, list(best.knobs)))
+            cells[0] = replace(cells[0], tone="" if disturbance(best) else "big")
+            last = TableCell(best.policy, knob_label(best, group.knobs(best)))
         rows.append(TableRow([TableCell(title, tone="title"), *cells, last]))
     known = group.relative and group.enough
     return Table([TableColumn("allowed"), *columns, TableColumn("policy, knobs")], rows if known else [])

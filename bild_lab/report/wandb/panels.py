@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.lab.analysis.statistics import pareto_front
+from bild_lab.lab.config import changed_knobs
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.formatting import knob_label, point_label, short_name
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys
@@ -37,8 +38,12 @@ _EXAMPLE_COLUMNS = (
 
 
 def title(result: Result) -> str:
-    """The policy with all its knobs, `bild (fallback 0.5, rollback 2)`; of paths the `path_name`."""
-    knobs = {knob: path_name(value) if isinstance(value, str) else value for knob, value in result.knobs.items()}
+    """The policy with the knobs that differ from its file: `bild (fallback 0.5, rollback 2)`.
+
+    Of a path the `path_name`.
+    """
+    told = {knob: result.knobs[knob] for knob in changed_knobs(result.policy, result.knobs)}
+    knobs = {knob: path_name(value) if isinstance(value, str) else value for knob, value in told.items()}
     label = point_label(replace(result, knobs=knobs), list(knobs))
     return label if len(label) <= LONGEST_TITLE else f"{label[: LONGEST_TITLE - 1]}…"
 

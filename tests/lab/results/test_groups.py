@@ -35,7 +35,7 @@ def test_the_front_of_the_sample_sweep_trades_speed_for_quality():
     assert front == [(1.83, -1.31), (1.70, -0.74), (1.68, -0.42), (1.61, -0.12), (1.55, 0.05), (1.53, 0.21)]
 
 
-def test_distinguishing_knobs_are_those_that_vary_or_all_of_a_lone_point():
+def test_a_label_names_the_knobs_that_vary_or_of_a_lone_point_those_that_differ_from_its_file():
     (group,) = by_setting(sample_sweep())
     knobs = {result.policy: group.knobs(result) for result in group.results}
     assert knobs["bild"] == ["fallback", "rollback"]
@@ -50,7 +50,7 @@ def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_not
     (group,) = by_setting([*fast, *slow])
     assert [one.speedup.value for one in group.beyond] == [0.2, 0.04] and not group.wide
     assert group.limits()[0][1] < 2.5 and len(group.placed) == 3
-    better = sample_result("calm", {}, 0.2, 1.0)  # a slow point of the front is drawn
+    better = sample_result("calm", {}, 0.2, 1.0)  # a slow point that is better beyond chance is drawn
     (group,) = by_setting([*fast, better])
     assert group.beyond == [] and group.wide
     (group,) = by_setting([fast[0], *slow])  # so is one without others
@@ -78,3 +78,32 @@ def test_the_baselines_policy_with_other_knobs_is_compared_with_it():
     assert [one.knobs["top_k"] for one in group.notable()] == [2, 4]
     assert group.best(1.0).knobs == {"top_k": 2} and group.best(0.0) is None
     assert group.position(fewer).x == 1 / 1.5
+
+
+def test_points_of_half_the_quality_or_twice_the_latency_squeeze_no_axis_even_on_the_front():
+    others = [sample_baseline(), sample_result("bild", {}, 1.5, -0.5)]
+    poor = sample_result("typical_acceptance", {}, 3.0, -38.0)  # the fastest, so it is on the front
+    lucky = with_quality(sample_result("hf_generate", {}, 0.4, 0.2), difference_low=-0.1)
+    (group,) = by_setting([*others, poor, lucky])
+    assert {one.policy for one in group.front()} == {"typical_acceptance", "bild", "hf_generate"}
+    assert {one.policy for one in group.beyond} == {"typical_acceptance", "hf_generate"}
+    (_, right), (bottom, _) = group.limits()
+    assert right < 1.5 and bottom > 38
+
+
+def test_a_lone_point_is_named_by_what_differs_from_its_policys_file():
+    usual = {"fallback": 0.5, "rollback": 2.0, "window": 10, "verify_tail": True, "exact_prefix": 0}
+    (group,) = by_setting([sample_baseline(), sample_result("bild", {**usual, "fallback": 0.4}, 1.5)])
+    assert group.label(group.of_policy("bild")[0]) == "bild (fallback 0.4)"
+    (own,) = by_setting([sample_result("users_own", {"depth": 3}, 1.5)])  # there is no file to compare with
+    assert own.label(own.results[0]) == "users_own (depth 3)"
+    pair = [sample_result("bild", {**usual, "rollback": value}, 1.5) for value in (2.0, 5.0)]
+    (group,) = by_setting(pair)
+    assert {group.label(one) for one in group.results} == {"bild (rollback 2)", "bild (rollback 5)"}
+
+
+def test_a_quality_that_is_no_number_is_not_drawn_and_no_baseline():
+    nan = float("nan")
+    lost = with_quality(sample_result("bild", {}, 1.5), value=nan, baseline=nan, difference=nan)
+    (group,) = by_setting([lost])
+    assert (group.baseline_quality, group.front(), group.placed) == (None, [], [])

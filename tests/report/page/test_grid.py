@@ -110,7 +110,7 @@ def test_the_fastest_point_within_each_loss_is_named(folder: Path) -> None:
     (grid,) = grids(screened_points(folder, []), marks(["bild", "speculative"]))
     cells = [[cell.text for cell in row.cells] for row in grid.fastest.rows]
     assert cells[0] == ["0.0", "2.00×", "0.00", "not confirmed", "bild (fallback 0.3, rollback 10)"]
-    assert cells[2] == ["1.0", "2.10×", "−1.00", "not confirmed", "speculative (window 5)"]
+    assert cells[2] == ["1.0", "2.10×", "−1.00", "not confirmed", "speculative"]
 
 
 def test_a_point_whose_speed_was_not_predicted_is_left_out(tmp_path: Path) -> None:
