@@ -69,7 +69,7 @@ class Draft:
         return self.only([node for node, below in enumerate(self.depths) if below <= depth])
 
     def only(self, kept: Sequence[int]) -> Draft:
-        """The draft of these nodes alone, in order. A kept node's parent is kept too, and of a chain the first nodes."""
+        """The draft of these nodes alone, in order. With a node its parent must be among them."""
         index = torch.tensor(kept, dtype=torch.long, device=self.tokens.device)
 
         def chosen(held: Tensor | None) -> Tensor | None:

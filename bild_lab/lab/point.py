@@ -13,7 +13,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.batched import require_batches
-from bild_lab.engine.heads import bita, eagle, layer_heads, medusa, parallel
+from bild_lab.engine.heads import bita, eagle, layer_heads, medusa
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.protocols import External
 from bild_lab.engine.request import Request
@@ -60,7 +60,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  
 LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
 DEFAULT_THREADS = torch.get_num_threads()
 PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")  # of a setting
-HEADS = sorted({one.KIND.config for one in (bita, eagle, layer_heads, medusa, parallel)})  # files of settings
+HEADS = sorted({one.KIND.config for one in (bita, eagle, layer_heads, medusa)})  # files of settings
 
 
 @dataclass(frozen=True)
