@@ -76,7 +76,7 @@ def test_a_draft_vocabulary_bounds_the_candidates_of_every_tree() -> None:
     """Fault: ten candidates are asked of a head of two tokens, as a tree that is fitted would."""
     heads = random_heads(tiny_llama(4).config, tiny_llama(4).lm_head.weight)
     heads.part, target = DraftVocabulary([3, 4]), in_memory(tiny_llama(4), "native")
-    assert MedusaDrafter(target, heads, "auto", 3).choices == 2
+    assert MedusaDrafter(target, heads, "full_tree", 2).choices == 2
     with pytest.raises(UserError, match=r"top_k.* 2"):
         MedusaDrafter(target, heads, "full_tree", 3)
 
