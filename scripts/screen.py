@@ -56,28 +56,11 @@ def run(cfg: DictConfig) -> None:
         f"({live / max(1, recorded):.1f} times as many; one vanilla decoding is {alone:,})"
         + ("" if error is None else f", predicted to {error:.1%} (median)")
     )
-    if (lengths := found.summary["adaptivity"]) is not None:
-        output.print(adaptive(lengths))
     if certifies:
         output.print(escape(found.guarantee(spec)))
     found.confirm(spec.confirm, measure_point)
     for each in found.summary["confirmed"]:
         output.print(escape(f"chosen on {spec.select}, measured on {spec.confirm}: {confirmed(each)}"))
-
-
-def adaptive(lengths: Mapping[str, Any]) -> str:
-    """What the length of a draft can give to policy=speculative."""
-    fixed, hindsight = lengths["fixed"], lengths["hindsight"]
-    looking = max(lengths["confidence"], lengths["survival"], key=lambda one: one["speedup"])
-    seen = (
-        ""
-        if lengths["seen"] is None
-        else f", {lengths['seen']:.0%} of what hindsight gains ({hindsight['speedup']:.2f}x)"
-    )
-    return (
-        f"lengths of speculative drafts, predicted: {fixed['rule']} {fixed['speedup']:.2f}x, "
-        f"{looking['rule']} {looking['speedup']:.2f}x{seen}"
-    )
 
 
 def confirmed(one: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Train what a policy needs beside a frozen model: python scripts/train_module.py module=medusa model.path=DIR
 
     module=medusa, eagle, eagle3   heads or a layer that draft; model.path is the frozen model
-    module=parallel   layers that fill a block of masks, for a T5
     module=ngram   a table of n-grams of the dataset's references, in the tokens of pair.target
 
 Several devices train all but n-grams together:

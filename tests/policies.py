@@ -27,8 +27,6 @@ from tests.tiny import tiny_tokenizer
 FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters, tests/drafters
-T5_ONLY = {("parallel", "llama"), ("bild_parallel", "llama")}  # tests/engine/drafters/test_parallel.py
-REFUSED = DECODER_ONLY | T5_ONLY
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)  # need `make peers` (tests/engine/peers)
 # they refuse to sample
@@ -37,7 +35,7 @@ RUNNABLE = [
     (policy, family)
     for policy in policy_names()
     for family in FAMILIES
-    if policy not in EXTERNAL and (policy, family) not in REFUSED
+    if policy not in EXTERNAL and (policy, family) not in DECODER_ONLY
 ]
 
 
@@ -59,8 +57,7 @@ def is_lossless(policy: str, temperature: float = 0.0) -> bool:
     """What the policy's method says of itself, built with the values of its file."""
     if policy in EXTERNAL:  # which says the same without its environment
         return get_object(str(parts(policy)["_target_"])).lossless(None, Sampling(temperature))
-    family = "t5" if (policy, "llama") in T5_ONLY else "llama"
-    return load(tiny_checkpoints(), family, policy).method.lossless(Sampling(temperature))
+    return load(tiny_checkpoints(), "llama", policy).method.lossless(Sampling(temperature))
 
 
 def is_peer(policy: str) -> bool:

@@ -35,7 +35,7 @@ from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.screening.candidates import grid_of
 from bild_lab.papers.paper_runs import application_of
-from tests.policies import EXTERNAL, GREEDY_ONLY, LLAMA_CPP, REFUSED, T5_ONLY, is_lossless
+from tests.policies import DECODER_ONLY, EXTERNAL, GREEDY_ONLY, LLAMA_CPP, is_lossless
 from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
 
@@ -223,11 +223,10 @@ def test_the_table_of_policies_has_each_policy_and_says_what_is_lossless_what_sa
     assert [policy for policy, row in told.items() if row[2].startswith(("yes", "at")) != is_lossless(policy)] == []
     assert {policy for policy, row in told.items() if "greedy" in row[3]} == GREEDY_ONLY
     assert {policy for policy, row in told.items() if row[3].startswith("decoder-only")} == {
-        *(policy for policy, family in REFUSED if family == "t5"),
+        *(policy for policy, family in DECODER_ONLY if family == "t5"),
         "openvino_speculative",
         *LLAMA_CPP,
     }
-    assert {policy for policy, row in told.items() if row[3] == "T5"} == {policy for policy, _ in T5_ONLY}
 
 
 def test_the_table_of_policies_names_knobs_that_they_have() -> None:

@@ -100,8 +100,7 @@ class DraftThenVerify(TokenLoop):
             committed = len(tokens)
             with trace.span("draft"):
                 draft = limits.fitting(text.propose(tokens), tokens)
-            verified = self.verify_tail or len(tokens) - limits.prompt_length < self.acceptance.exact_prefix
-            if not verified and limits.reached(tail := limits.append(tokens, draft.token_list)):
+            if not self.verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
                 trace.step(draft, None, limits.end_tokens, limits.tokens_until_stop(tail, committed))
                 yield tail[committed:]
                 return

@@ -68,19 +68,8 @@ class Draft:
             return self
         return self.only([node for node, below in enumerate(self.depths) if below <= depth])
 
-    def below(self, node: int) -> list[int]:
-        """The nodes below this one, in order."""
-        found = [node]
-        for other, parent in enumerate(self.parent_list):
-            if parent in found:
-                found.append(other)
-        return found[1:]
-
     def only(self, kept: Sequence[int]) -> Draft:
-        """The draft of these nodes alone, in order; those whose parent is not among them follow the text.
-
-        Of a chain they must be neighbours.
-        """
+        """The draft of these nodes alone, in order. With a node its parent must be among them."""
         index = torch.tensor(kept, dtype=torch.long, device=self.tokens.device)
 
         def chosen(held: Tensor | None) -> Tensor | None:

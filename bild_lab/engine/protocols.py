@@ -68,12 +68,10 @@ class Acceptance(Protocol):
     """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.
 
     The base of all rules, which need only write what they change. needs: fields of the draft that its drafter must
-    fill. wants: what it needs of the target's forward, besides what the drafter wants. exact_prefix: how many generated
-    tokens must be verified even where a method leaves a text's tail unverified.
+    fill. wants: what it needs of the target's forward, besides what the drafter wants.
     """
 
     accepts_trees: bool
-    exact_prefix: int = 0
     needs: frozenset[str] = frozenset()
     wants: Want = EVERYTHING
 

@@ -52,8 +52,6 @@ MOST_TOKENS = 2**20
 TOY, TOY_MODELS = "toy", "toy:"  # the default pair, and how its models' names begin
 WEIGHTS = (8, 4, "gguf", None)  # their bits; a GGUF file's own blocks; as in the precision
 PICTURE_KINDS = ("png", "pdf")  # the files of a picture, unless a command names others
-EXACT_PREFIX = "bild_lab.engine.acceptance.ExactPrefix"  # the rule around that of a policy with a knob exact_prefix
-EXACT_RULE = "bild_lab.engine.acceptance.SpeculativeSampling"
 TOP_LEVEL = "name resume pair dataset policy decoding runtime measure logger".split()  # of conf/config.yaml
 
 NEWER = "execution_whitelist" in inspect.signature(hydra.main).parameters  # Hydra 1.4 and its OmegaConf
@@ -339,8 +337,7 @@ register("drafter_of", drafter_of, replace=True)
 def resolved(policy: DictConfig) -> dict[str, Any]:
     """A policy's name, knobs and parts with every interpolation resolved. Raises UserError where one cannot be.
 
-    Interpolations start at the root of the configuration that the policy belongs to, with this policy in it. With a
-    knob `exact_prefix` above 0, the acceptance rule begins after so many tokens, which are verified exactly.
+    Interpolations start at the root of the configuration that the policy belongs to, with this policy in it.
     """
     root = policy._get_root()
     whole = {} if root is policy else OmegaConf.to_container(root)
@@ -351,9 +348,6 @@ def resolved(policy: DictConfig) -> dict[str, Any]:
         if isinstance(error.__cause__, UserError):  # of a policy that this one is composed of
             raise error.__cause__ from error
         raise UserError(f"policy {policy.get('name')}: {str(error).splitlines()[0]}") from error
-    if length := values.get("exact_prefix"):
-        parts = {"length": length, "rule": values["decoder"]["acceptance"], "exact": {"_target_": EXACT_RULE}}
-        values["decoder"]["acceptance"] = {"_target_": EXACT_PREFIX, **parts}
     return values
 
 

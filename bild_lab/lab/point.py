@@ -13,10 +13,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.batched import require_batches
-from bild_lab.engine.drafters.candidates import CandidateDrafter
-from bild_lab.engine.heads import bita, eagle, layer_heads, medusa, parallel
+from bild_lab.engine.heads import bita, eagle, layer_heads, medusa
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.protocols import External, Method
+from bild_lab.engine.protocols import External
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.files import pin_of
@@ -69,8 +68,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  
 LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
 DEFAULT_THREADS = torch.get_num_threads()
 PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")  # of a setting
-TREE_SEARCH = "bild_lab.lab.tree_search"  # fits the trees of candidates that a policy leaves open
-HEADS = sorted({one.KIND.config for one in (bita, eagle, layer_heads, medusa, parallel)})  # files of settings
+HEADS = sorted({one.KIND.config for one in (bita, eagle, layer_heads, medusa)})  # files of settings
 
 
 @dataclass(frozen=True)
@@ -171,8 +169,6 @@ def prepare(cfg: DictConfig) -> Point:
     contents = {name: _without_name(content_of(policy)) for name, policy in values.items()}
     setting = _setting(specs, whole, decoders, values)
     modules = _modules(values[METHOD], specs)
-    if fits_a_tree(decoders[METHOD].method):
-        modules.add(TREE_SEARCH)
     code = code_hash(tuple(sorted(modules)))
     return Point(
         id=content_hash(_inputs(specs, scoring, examples, decoders, contents, setting) | {"code": code}),
@@ -324,12 +320,6 @@ def _modules(policy: Mapping[str, Any] | None, specs: Specs) -> set[str]:
 def _without_name(policy: Mapping[str, Any]) -> dict[str, Any]:
     """Two policies with the same parts and knobs are the same, whatever their names are."""
     return {key: value for key, value in policy.items() if key != "name"}
-
-
-def fits_a_tree(method: Method) -> bool:
-    """Whether the method's tree of candidates is fitted before the point is measured."""
-    drafter = getattr(method, "drafter", None)
-    return isinstance(drafter, CandidateDrafter) and not drafter.fitted
 
 
 def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from bild_lab.lab.progress import DECODING
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.score import Clock, prepare_method, requests_of, result_of, seeded
-from bild_lab.lab.tree_search import with_fitted_tree
 
 WARM_TOKENS = 32  # of each method before timing: memory is touched, shapes are compiled, threads are awake
 LONG_ROUND_S = 0.01  # in which a clock, and a pause for scores, change less than a thousandth
@@ -60,8 +59,6 @@ def run_point(
         torch.set_num_threads(point.setting["threads"])
         use = DeviceUse(device)
         surroundings = _loaded(point, stage)
-    with clock.part("fit"):
-        point = with_fitted_tree(point)
     with clock.part("history"):
         limit, folder = point.decoding.max_new_tokens, sweep.folder / "history"
         examples = with_history(point.examples, point.vanilla, point.setting, limit, folder)

@@ -31,7 +31,6 @@ from bild_lab.lab.schema.result import Environment, Result, Setting
 
 PARTS = {  # of a measurement: their names in a result's `seconds`, and on the screen
     "load": "loading models",
-    "fit": "fitting the tree",
     "history": "preparing texts",
     "check": "checking",
     "warmup": "warming up",

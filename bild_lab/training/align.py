@@ -49,8 +49,7 @@ class Alignment:
     def check(self) -> None:
         """Raise UserError if training or comparing is not possible; reads no weights."""
         require_whole("held_out", self.held_out, 1)
-        reference = self.teaching.reference
-        for small in (self.small, self.unaligned, *([] if reference is None else [Checkpoint(reference)])):
+        for small in (self.small, self.unaligned):
             small.check()
             require_fits(self.calibration, small)
         trained_on, _ = split_answers(self.calibration, self.held_out)

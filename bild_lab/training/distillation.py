@@ -1,7 +1,6 @@
 """A drafter learns the target's distributions: on the target's answers, or on texts that both of them decode together.
 
-DistillSpec (Zhou et al., 2024, §4, Algorithm 1), generalized knowledge distillation (Agarwal et al., 2024, §3), and the
-selection of AdaSPEC (Hu et al., 2025, §3).
+DistillSpec (Zhou et al., 2024, §4, Algorithm 1) and generalized knowledge distillation (Agarwal et al., 2024, §3).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -117,31 +116,20 @@ class Teaching:
     fallback: float = 0.0
     rollback: float | None = None
     window: int = 1000
-    decay: float = 1.0
-    elsewhere: float = 1.0
-    reference: str | None = None
-    keep: float = 1.0
 
     def __post_init__(self) -> None:
         require_choice("align.data", self.data, DATA)
         require_choice("align.loss", self.loss, (None, *DIVERGENCES))
         require_number("align.temperature", self.temperature, 0, 100)
         require_temperature("align.temperature", self.temperature)
-        for key in ("decay", "keep"):
-            require_number(f"align.{key}", getattr(self, key), 0, 1, above=True)
-        for key in ("fallback", "elsewhere"):
-            require_number(f"align.{key}", getattr(self, key), 0, 1)
+        require_number("align.fallback", self.fallback, 0, 1)
         require_whole("align.window", self.window, 1)
         if self.rollback is not None:
             require_finite("align.rollback", self.rollback, 0, remedy="null never rolls back")
-        if self.loss is None and (self.data != "answers" or self.decay != 1 or self.reference is not None):
-            wanted = f"align.data={self.data} align.decay={self.decay:g} align.reference={self.reference or 'null'}"
-            raise UserError(f"{wanted} need the target's distributions; set align.loss to {', '.join(DIVERGENCES)}")
-        if self.elsewhere != 1 and (self.data == "answers" or (not self.fallback and self.rollback is None)):
-            stops = "set align.data=drafter or mixture, and align.fallback or align.rollback"
-            raise UserError(f"align.elsewhere weighs places of fallback and rollback; {stops}")
-        if (self.reference is None) != (self.keep == 1):
-            raise UserError("align.keep selects tokens by align.reference; set both, or align.keep=1 and no reference")
+        if self.loss is None and self.data != "answers":
+            raise UserError(
+                f"align.data={self.data} needs the target's distributions; set align.loss to {', '.join(DIVERGENCES)}"
+            )
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -177,15 +165,6 @@ class _Verified(Trace):
     def emitted(self, tokens: Sequence[int], logits: Tensor, rows: Sequence[int]) -> None:
         self.logits.append(logits[list(rows[: len(tokens)])])
 
-    def stops(self, length: int) -> Bool[Tensor, " length"]:
-        """At which tokens of the text drafting had stopped: by a fallback, or by a rollback of the drafted token."""
-        found, start = torch.zeros(length, dtype=torch.bool), 0
-        for one in self.rounds:
-            place, start = start + one.accepted, start + one.accepted + 1
-            if place < length:
-                found[place] = one.rollback or bool(one.stats.get("fallback"))
-        return found
-
 
 @dataclass(frozen=True)
 class Distillation:
@@ -193,7 +172,6 @@ class Distillation:
 
     teaching: Teaching
     teacher: LoadedModel
-    reference: HuggingFaceModel | None
     collate: Collator
     end_tokens: frozenset[int]
     longest: int
@@ -209,35 +187,23 @@ class Distillation:
 
     def __call__(self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int) -> Float[Tensor, ""]:
         """The loss of one step on these examples, in training mode."""
-        log_p, stops = None, None
+        log_p = None
         if self.teaching.decodes_at(step):
-            examples, log_p, stops = self.decoded(model, examples, step)
+            examples, log_p = self.decoded(model, examples, step)
         batch = {name: rows.to(model.device) for name, rows in self.collate(examples).items()}
         if log_p is None:
-            log_p = self._log_probs(self.teacher.transformers, batch)
+            with torch.no_grad():
+                target = self.teacher.transformers.module
+                log_p = answer_log_probs(target, batch, decoder_start(self.teacher.checkpoint), self.pieces)
         log_q = answer_log_probs(model, batch, self.collate.start, self.pieces)
-        divergence = DIVERGENCES[self.teaching.loss]
-        losses = divergence(log_p, log_q)
-        weights = self.teaching.decay ** _disagreements(log_p, log_q, batch["labels"] != IGNORED)
-        if stops is not None:
-            weights = weights.where(stops, self.teaching.elsewhere * weights)
-        if self.reference is not None:
-            beyond = losses.detach() - divergence(log_p, self._log_probs(self.reference, batch))
-            beyond[weights == 0] = -math.inf
-            dropped = beyond.argsort(descending=True)[math.ceil(self.teaching.keep * int((weights > 0).sum())) :]
-            weights = weights.index_fill(0, dropped, 0)
-        return (weights * losses).sum() / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)
-
-    @torch.no_grad()
-    def _log_probs(self, model: HuggingFaceModel, batch: Mapping[str, Tensor]) -> Probs:
-        return answer_log_probs(model.module, batch, decoder_start(model.checkpoint), self.pieces)
+        return DIVERGENCES[self.teaching.loss](log_p, log_q).mean()
 
     def decoded(
         self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int
-    ) -> tuple[list[TokenizedExample], Probs, Bool[Tensor, " n"]]:
+    ) -> tuple[list[TokenizedExample], Probs]:
         """The examples with texts that both models decode together in place of answers, seeded by step and prompt.
 
-        Of all their tokens also the target's log-probabilities, and whether drafting had stopped there.
+        Of all their tokens also the target's log-probabilities.
         """
         device, wanted, requests = model.device, self.teaching, []
         models = (self.teacher, on_engine(InTraining("the drafter", module=model), device, self.teacher.dtype))
@@ -258,14 +224,6 @@ class Distillation:
             texts = decode_batch(method, requests, together, make=_Verified)
         model.train()  # the engine has turned dropout off
         logits = torch.cat([rows[:, : self.pieces] for one in texts for rows in one.trace.logits])
-        stops = torch.cat([one.trace.stops(len(one.token_ids)) for one in texts]).to(device)
         written = [replace(one, answer=np.array(t.token_ids, np.int32)) for one, t in zip(examples, texts, strict=True)]
         del texts  # whole distributions are large
-        return written, logits.float().log_softmax(-1), stops
-
-
-def _disagreements(log_p: Probs, log_q: Probs, learned: Bool[Tensor, "batch n"]) -> Int[Tensor, " learned"]:
-    """For each learned token, how many before it in its row have another most likely token for the two models."""
-    differ = torch.zeros(learned.shape, dtype=torch.long, device=learned.device)
-    differ[learned] = (log_p.argmax(-1) != log_q.argmax(-1)).long()
-    return (differ.cumsum(-1) - differ)[learned]
+        return written, logits.float().log_softmax(-1)

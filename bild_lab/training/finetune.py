@@ -18,7 +18,6 @@ from accelerate.utils import send_to_device
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
-from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
@@ -168,7 +167,6 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         **({} if job.fitting.usual(job.metric) else {"writing": asdict(job.fitting)}),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
         **job.teaching.identity,
-        **({} if (path := job.teaching.reference) is None else {"align.reference": Checkpoint(path).fingerprint}),
     }
 
 
@@ -291,11 +289,10 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     settings = greedy_settings(recipe.max_target_tokens, special.end, special.pad, special.start)
     evaluator, distillation = None, None
     if job.teaching.loss is not None:
-        dtype, reference = torch.bfloat16 if recipe.in_bfloat16 else torch.float32, job.teaching.reference
+        dtype = torch.bfloat16 if recipe.in_bfloat16 else torch.float32
         distillation = Distillation(
             teaching=job.teaching,
             teacher=on_engine(job.teacher, arguments.device, dtype),
-            reference=None if reference is None else HuggingFaceModel(Checkpoint(reference), arguments.device, dtype),
             collate=collate,
             end_tokens=frozenset(special.end),
             longest=recipe.max_target_tokens,

@@ -20,7 +20,6 @@ EAGER: dict[str, Waits] = {  # every other policy waits once
     "bild_no_rollback": once_and_each_draft_call,
     "bild_released": lambda one: 2 + one.draft_calls,  # once more where the whole draft is accepted
     "bild_tree": once_and_each_draft_call,
-    "bild_parallel": lambda one: 1 + len(one.drafted),  # each level reads its chances
     "calm": lambda one: 1 + one.stats["exit_layer"],  # each layer that is measured
     "eagle3": once_and_each_draft_call,
     "early_exit_speculative": lambda one: 2,

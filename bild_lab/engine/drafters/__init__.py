@@ -8,7 +8,6 @@ from bild_lab.engine.drafters.model import AdaptiveWindow, ModelDrafter, TargetF
 from bild_lab.engine.drafters.model_tree import ModelTreeDrafter
 from bild_lab.engine.drafters.ngram import NGramDrafter, NGramTable
 from bild_lab.engine.drafters.none import NoDraft
-from bild_lab.engine.drafters.parallel import ParallelDrafter
 from bild_lab.engine.drafters.prompt_lookup import PromptLookup
 from bild_lab.engine.drafters.suffix import SuffixDrafter
 from bild_lab.engine.drafters.synthetic import SyntheticDrafter

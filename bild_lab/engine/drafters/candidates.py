@@ -35,7 +35,7 @@ from bild_lab.engine.session import LoadedModel, Scores, Session, Want
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_whole
 
-AUTO, STRAIGHTFORWARD = "auto", "straightforward"
+STRAIGHTFORWARD = "straightforward"
 
 
 class CandidateDrafter(Drafter):
@@ -65,12 +65,7 @@ class CandidateDrafter(Drafter):
         self._vocabulary, self._device = target.checkpoint.config.vocab_size, target.device
         self.choices = self._vocabulary if heads.part is None else len(heads.part)
         trees = named_trees(tree, top_k, most_depth, most_probes, self.choices)
-        self._trees = None if trees is None else TokenTrees(trees, self._vocabulary, self._device)
-
-    @property
-    def fitted(self) -> bool:
-        """Whether it has trees; without them it cannot draft yet."""
-        return self._trees is not None
+        self._trees = TokenTrees(trees, self._vocabulary, self._device)
 
     def drafting(self, trees: Sequence[ProbedTree], widest: int | None = None) -> Self:
         """The same drafter with other trees. widest: how many candidates to find at each depth."""
@@ -79,8 +74,6 @@ class CandidateDrafter(Drafter):
         return other
 
     def begin(self, request: Request, target: Session) -> None:
-        if self._trees is None:
-            raise UserError(f"a tree is fitted by run.py alone, got tree={AUTO}; give the file that it keeps")
         self._limits = request.limits
         self.candidates = None
 
@@ -98,14 +91,12 @@ class CandidateDrafter(Drafter):
 
 def named_trees(
     tree: str, top_k: int | Sequence[int], most_depth: int, most_probes: int, vocabulary: int
-) -> tuple[ProbedTree, ...] | None:
-    """The trees of a kind's name or of a file; None for `auto`. Raises UserError for anything else."""
-    if tree == AUTO:
-        return None
+) -> tuple[ProbedTree, ...]:
+    """The trees of a kind's name or of a file. Raises UserError for anything else."""
     if tree == STRAIGHTFORWARD and most_probes:
         return grown(efficient_tree, [1] * most_depth, most_depth, everywhere=False)
     if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
-        kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else []), AUTO]
+        kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else [])]
         raise UserError(f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}")
     if tree in GROWTHS:
         widths = widths_of(top_k, most_depth, vocabulary)
@@ -122,8 +113,8 @@ class MedusaDrafter(CandidateDrafter):
     Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
     matrix as one; residual blocks and a Markov head are not. Heads beyond the tree's depth do not run.
 
-    tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), a file that `auto` kept,
-    or auto: `run.py` fits one. top_k: candidates of each head, one number or one for each of the first heads; not for a
+    tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), or a file of
+    `scripts/fit_tree.py`. top_k: candidates of each head, one number or one for each of the first heads; not for a
     file.
     """
 
@@ -182,8 +173,8 @@ class MaskTokenDrafter(CandidateDrafter):
     tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree is the same with one
     candidate fewer at each depth; full_tree extends every candidate. All have a group of masks after every token.
     straightforward (Figure 4) drafts a chain of each mask's most likely token, with a single group after the last
-    committed token. A file that `auto` kept has a tree for each number of candidates, and says after which tokens masks
-    run, and how many; auto: `run.py` fits one.
+    committed token. A file of `scripts/fit_tree.py` has a tree for each number of candidates, and says after which
+    tokens masks run, and how many.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: of its weights the target runs all but those of a Markov head.
     mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.

@@ -74,7 +74,7 @@ GROWTHS: dict[str, Growth] = {
     "full_tree": full_tree,
     "narrowing_tree": narrowing_tree,
 }
-TreeFile = Annotated[str, NamesFile((*GROWTHS, "straightforward", "auto", "chain", "dynamic", "eagle_tree"))]
+TreeFile = Annotated[str, NamesFile((*GROWTHS, "straightforward", "chain", "dynamic", "eagle_tree"))]
 
 
 def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[int, ...]:
@@ -225,11 +225,11 @@ class TokenTrees:
         )
 
 
-MAKE = "policy.tree=auto makes one, and says where it is"
+MAKE = "scripts/fit_tree.py makes one"
 
 
 def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) -> tuple[ProbedTree, ...]:
-    """The trees in a file that `tree: auto` kept, by how many positions have candidates.
+    """The trees in a file of `scripts/fit_tree.py`, by how many positions have candidates.
 
     most_depth, most_probes: what the adapter or the heads were trained for.
     Raises UserError for another file, and for trees that the adapter or the heads cannot draft.

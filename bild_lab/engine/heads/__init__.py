@@ -3,4 +3,3 @@
 from bild_lab.engine.heads.bita import BitaAdapter, load_bita
 from bild_lab.engine.heads.eagle import Eagle, EagleConfig, load_eagle
 from bild_lab.engine.heads.medusa import MedusaConfig, MedusaHeads, load_medusa
-from bild_lab.engine.heads.parallel import ParallelHeads, load_parallel

@@ -13,8 +13,6 @@ import numpy as np
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.adaptivity import RoundCosts, audit
-from bild_lab.lab.decoding.decoder import METHOD
 from bild_lab.lab.formatting import point_label
 from bild_lab.lab.measure.certificate import DEFECT, TIE
 from bild_lab.lab.point import prepare
@@ -24,8 +22,6 @@ from bild_lab.lab.screening.guarantee import guarantee, sequence
 from bild_lab.lab.screening.replay import CostModel, Judged, Screened, TimedText, fit
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
-
-SPECULATIVE, FORWARDS = "speculative", "drafter 1 forwards"
 
 
 @dataclass
@@ -214,7 +210,6 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
             "replayed_defects": verdicts.count(DEFECT),
             "replayed_largest": max((one.largest for one in differing), default=None),
         }
-        summary["adaptivity"] = adaptivity(screening, screened, model)
         found = Found(screening, screened, rows, model, summary, to_confirm(rows, spec))
         found.write()
     return found
@@ -245,25 +240,3 @@ def summary_of(screening: Screening, screened: Sequence[Screened], model: CostMo
         "guarantee": None,
         "confirmed": [],
     }
-
-
-def adaptivity(screening: Screening, screened: Sequence[Screened], model: CostModel | None) -> dict[str, Any] | None:
-    """What other lengths of policy=speculative's drafts would give at the prices found here (`analysis.adaptivity`).
-
-    No longer drafts are priced than were screened. None without speculative decoding by a model of the
-    target's own vocabulary, without prices, and where noise left a price of zero for a round.
-    """
-    own = [one.candidate for one in screened[1:] if one.candidate.name == SPECULATIVE]
-    prices = {} if model is None else model.prices_s
-    if not own or FORWARDS not in prices or screening.point.decoders[METHOD].vocabularies:
-        return None
-    alone = screened[0].features
-    context = alone["target rows x context"] / alone["target forwards of one row"]
-    row_s = prices.get("target rows", 0.0) + context * prices.get("target rows x context", 0.0)
-    round_s = prices.get(f"rounds of {SPECULATIVE}", 0.0)
-    one_s = prices["target forwards of one row"] + context * prices.get("target rows x context", 0.0)
-    windows = range(2, max(one.knobs["window"] for one in own) + 2)
-    verify_s = [round_s + one_s, *(round_s + prices.get("target forwards", 0.0) + rows * row_s for rows in windows)]
-    if min(verify_s) <= 0:
-        return None
-    return audit(screening.drafted(screened[0], own[0].policy), RoundCosts(prices[FORWARDS], verify_s))

@@ -21,11 +21,9 @@ from bild_lab.engine.batched import QUIET_BATCH, quiet_batch
 from bild_lab.engine.protocols import External
 from bild_lab.engine.record.model import text_name
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
-from bild_lab.lab.analysis.adaptivity import DraftedText
 from bild_lab.lab.cli import progress, stages
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.decoding.decoder import METHOD, Decoder, with_history
@@ -314,20 +312,6 @@ class Screening:
             pool = [counted(len(tokens), known) for (_, tokens), known in zip(found, nats, strict=True)]
             self.records.save()
         return pool, [references[index] for index, _ in found], [[place[key] for key in keys] for keys in texts]
-
-    def drafted(self, alone: Screened, policy: DictConfig) -> list[DraftedText]:
-        """What a policy's drafter makes of the target's own texts, from its record as far as that goes."""
-        decoder, found = self.decoder(policy, self.records), []
-        (draft,) = [one for one in decoder.models if one is not decoder.target]
-        for request, text in zip(self.requests, alone.texts, strict=True):
-            source = replace(request.source, processors=None)
-            rows = draft.start(source, len(text.token_ids)).extend([source.prompt[-1], *text.token_ids[:-1]])
-            likely = precise(rows.logits).softmax(-1).max(-1)
-            found.append(
-                DraftedText(likely.indices.numpy(force=True) == text.token_ids, likely.values.numpy(force=True))
-            )
-            self.records.save()
-        return found
 
     def _log_probability(self, index: int, tokens: Sequence[int]) -> float:
         """What the target gives to a text of an example, in nats, from its record as far as that goes."""

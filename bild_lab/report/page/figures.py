@@ -155,9 +155,9 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
 
 
 def fitted_trees(group: Group) -> list[tuple[Result, Mapping[str, Any]]]:
-    """The points that drafted with a fitted tree, each with the content of its file."""
-    found = ((one, ((one.facts or {}).get("trained") or {}).get("tree")) for one in group.results)
-    return [(one, content) for one, content in found if content]
+    """The points that drafted with a tree of `scripts/fit_tree.py`, and the content of its file."""
+    found = ((result, ((result.facts or {}).get("trained") or {}).get("tree")) for result in group.results)
+    return [(result, tree) for result, tree in found if tree and "acceptance" in tree]
 
 
 def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:

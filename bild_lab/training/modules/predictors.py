@@ -30,9 +30,8 @@ class Predictors:
     per_answer: contexts of an answer in each epoch; None takes all. consecutive: they lie one after another, and each
     of them has all labels. In BiTA's words a context of the prompt and
     y_0 … y_k, the first k + 1 tokens of the answer, is split point k; k = -1 is the prompt alone, as in the first
-    forward of decoding. skipped: how many contexts from the prompt alone on are left out. keeps_first: the first of
-    the others is always among them, which tells where an encoder–decoder's source ends. ahead: how many tokens after
-    a context a module reads. metric: chooses the best weights, ACCEPTED or MATCH_RATE.
+    forward of decoding. skipped: how many contexts from the prompt alone on are left out. ahead: how many
+    tokens after a context a module reads. metric: chooses the best weights, ACCEPTED or MATCH_RATE.
     """
 
     names: tuple[str, ...]
@@ -41,7 +40,6 @@ class Predictors:
     per_answer: int | None = None
     consecutive: bool = False
     skipped: int = 0
-    keeps_first: bool = False
     ahead: int = 0
     metric: str = ACCEPTED
 
@@ -115,7 +113,7 @@ def choose_contexts(
     contexts = np.arange(row.prompt_length + predictors.skipped, row.length - left)
     if row.learned is not None:
         contexts = contexts[row.learned[contexts]]  # a context of n tokens comes right before token n
-    count, kept = predictors.per_answer, contexts[: int(predictors.keeps_first)]
+    count = predictors.per_answer
     if count is not None and count < len(contexts):
         if random is not None and predictors.consecutive:
             first = random.integers(len(contexts) - count + 1)
@@ -123,8 +121,7 @@ def choose_contexts(
         elif random is None:
             contexts = contexts[spread_evenly(count, len(contexts))]
         else:
-            drawn = random.choice(contexts[len(kept) :], count - len(kept), replace=False)
-            contexts = np.sort(np.concatenate([kept, drawn]))
+            contexts = np.sort(random.choice(contexts, count, replace=False))
     wanted = contexts[:, None] + np.array(predictors.offsets)
     inside = np.minimum(wanted, row.length - 1)
     known = wanted < row.length if row.learned is None else (wanted < row.length) & row.learned[inside]

@@ -12,7 +12,6 @@ from bild_lab.engine.acceptance import (
     BlockVerification,
     Cactus,
     ExactMatch,
-    ExactPrefix,
     MarginAcceptance,
     Overlap,
     RejectionSampling,
@@ -51,7 +50,6 @@ CLAIMS = [  # lossless greedily, and sampled
     (Cactus(0.01), False, False),
     (MarginAcceptance(1), True, True),
     (MarginAcceptance(0.99), False, False),
-    (ExactPrefix(9, Rollback(0.5), SpeculativeSampling()), True, False),  # what its rule claims
 ]
 
 
@@ -91,7 +89,6 @@ NUMBERS = (True, "0.3", math.nan, None)  # which are none
         (StaticEnsemble, (-0.1, 1.1, *NUMBERS), "weight"),
         (Cactus, (-0.1, math.inf, *NUMBERS), "delta"),
         (MarginAcceptance, (0, 1.1, *NUMBERS), "ratio"),
-        (lambda value: ExactPrefix(value, ExactMatch(), ExactMatch()), (0, -1, 1.5, *NUMBERS), "exact_prefix"),
         (lambda value: TruncationSampling(ratio=value), (0, 1.1), "ratio"),
         (lambda value: TruncationSampling(epsilon=value, delta=0.3), (0, 2, None), "epsilon"),
         (lambda value: TruncationSampling(epsilon=0.1, delta=value), (0, 2, None), "delta"),

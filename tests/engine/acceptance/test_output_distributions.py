@@ -13,7 +13,6 @@ from torch import Tensor
 from bild_lab.engine.acceptance import (
     BlockVerification,
     ExactMatch,
-    ExactPrefix,
     MarginAcceptance,
     RejectionSampling,
     Rollback,
@@ -42,7 +41,6 @@ RULES_OF_CHAINS: dict[str, Acceptance] = {
     "block verification": BlockVerification(),
     "static ensemble": StaticEnsemble(0.7),
     "truncation": TruncationSampling(ratio=0.5),
-    "exact prefix": ExactPrefix(1, Rollback(1.2), SpeculativeSampling()),
     **{name: SpeculativeCascade(name, 0.2) for name in DEFERRALS},
 }
 RULES_OF_ALL_KINDS = {**RULES_OF_CHAINS, "exact match": ExactMatch()}

@@ -1,4 +1,4 @@
-"""What EAGLE's layer and a parallel drafter draft behind a text, without a cache: oracles."""
+"""What EAGLE's layer drafts behind a text, without a cache: the oracle."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import silu
 from transformers import PreTrainedModel
 
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.model_tree import grow
 from bild_lab.engine.drafters.state_trees import named_nodes
 from bild_lab.engine.heads.eagle import EAGLE, Eagle
-from bild_lab.engine.heads.parallel import ParallelHeads
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import EVERYTHING, Growth, Rows, Scores, Want, as_rows
 from bild_lab.engine.trace import Round
-from tests.engine.models.test_states import ENCODED, states_of
+from tests.engine.models.test_states import ENCODED
 from tests.tiny import VOCABULARY
 
 Behind = Callable[[list[int]], Tensor]  # scores of the token behind a text and these drafted ones
@@ -85,41 +84,6 @@ def eagle_behind(eagle: Eagle, module: PreTrainedModel, text: list[int]) -> Behi
             states.append(output)
             output = layer(eagle, tokens, states)
         return eagle.logits(output)
-
-    return behind
-
-
-def parallel_behind(heads: ParallelHeads, module: PreTrainedModel, text: list[int]) -> Behind:
-    """The scores of a block behind this text, all rows at once, with the Markov bias of each branch."""
-    config, last = heads.config, module.decoder.block[-heads.config.layers :]
-    count, state = len(text) - 1, torch.stack(list(states_of(module, text[:-1])[0]))
-    words = module.get_input_embeddings().weight[torch.tensor(text[1:])]
-    x = torch.cat([words + norm(state, torch.ones(state.shape[-1])) @ heads.fuse.T, heads.masks])
-    source, place = module.get_encoder()(ENCODED).last_hidden_state[0], torch.arange(len(x))
-    among = heads.distances[:, (place[:, None] - place).clamp(min=0)].masked_fill(place > place[:, None], -torch.inf)
-
-    def split(rows: Tensor) -> Tensor:
-        return rows.view(len(rows), config.heads, -1).transpose(0, 1)
-
-    def mixed(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | float) -> Tensor:
-        found = (split(queries) @ split(keys).mT + bias).softmax(-1) @ split(values)
-        return found.transpose(0, 1).flatten(1)
-
-    for at, block in enumerate(last):
-        attention = block.layer[1].EncDecAttention
-        own = {name: weight[at] for name, weight in heads.layers.items()}
-        x = x + mixed(*(norm(x, own["norm"]) @ own["qkv"].T).chunk(3, -1), among) @ own["out"].T
-        queries = norm(x, own["cross_norm"]) @ own["cross_query"].T
-        x = x + mixed(queries, attention.k(source), attention.v(source), 0.0) @ own["cross_out"].T
-        gate, up = (norm(x, own["feed_norm"]) @ own["inner"].T).chunk(2, -1)
-        x = x + (gelu(gate, approximate="tanh") * up) @ own["outer"].T
-    scores = norm(x[count - 1 :], heads.final_norm) @ module.get_output_embeddings().weight.T
-
-    def behind(branch: list[int]) -> Tensor:
-        bias = 0.0
-        if (markov := heads.markov) is not None:
-            bias = markov.after @ markov.before[(text + branch)[-1]] / config.rank**0.5
-        return scores[len(branch)] + bias
 
     return behind
 

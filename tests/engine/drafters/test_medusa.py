@@ -10,8 +10,7 @@ from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.drafters import MedusaDrafter, ParallelDrafter, candidates
-from bild_lab.engine.heads.parallel import ParallelHeads
+from bild_lab.engine.drafters import MedusaDrafter, candidates
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
@@ -21,7 +20,7 @@ from tests.engine.test_decode import NEVER, autoregressive, finished
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
 from tests.stubs import uncached
-from tests.tiny import START, VOCABULARY, tiny_llama, tiny_t5
+from tests.tiny import START, VOCABULARY, tiny_llama
 
 WIDTHS = [8, 4, 2]
 PART = DraftVocabulary(range(0, VOCABULARY, 2))
@@ -77,14 +76,9 @@ def test_a_draft_vocabulary_bounds_the_candidates_of_every_tree() -> None:
     """Fault: ten candidates are asked of a head of two tokens, as a tree that is fitted would."""
     heads = random_heads(tiny_llama(4).config, tiny_llama(4).lm_head.weight)
     heads.part, target = DraftVocabulary([3, 4]), in_memory(tiny_llama(4), "native")
-    assert MedusaDrafter(target, heads, "auto", 3).choices == 2
+    assert MedusaDrafter(target, heads, "full_tree", 2).choices == 2
     with pytest.raises(UserError, match=r"top_k.* 2"):
         MedusaDrafter(target, heads, "full_tree", 3)
-    whole = tiny_t5(4)
-    blocks = ParallelHeads.fresh(whole, {}, 1, 4, 0, 0)
-    blocks.part = DraftVocabulary([3, 4])
-    with pytest.raises(UserError, match=r"top_k.* 2"):
-        ParallelDrafter(in_memory(whole, "native"), blocks, "full_tree", 4, 3)
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -160,7 +160,7 @@ class Known(CandidateDrafter):
         target = SimpleNamespace(
             checkpoint=SimpleNamespace(config=SimpleNamespace(vocab_size=50)), device=torch.device("cpu")
         )
-        super().__init__(target, SimpleNamespace(markov=None, part=None), "auto", 1, 2, 1)
+        super().__init__(target, SimpleNamespace(markov=None, part=None), "full_tree", 1, 2, 1)
 
     def begun(self, request: Request) -> Known:
         text = self.start(request, SESSION)
@@ -177,11 +177,8 @@ TREES = [
 
 def test_candidates_are_drafted_as_deep_as_there_is_room() -> None:
     drafter = Known()
-    assert not drafter.fitted
-    with pytest.raises(UserError, match="a tree is fitted by run.py alone, got tree=auto"):
-        drafter.start(request_of(0), SESSION)
     wide = drafter.drafting(TREES, 3)
-    assert wide.fitted and not drafter.fitted and wide is not drafter
+    assert wide is not drafter
     drafts = [wide.begun(request_of(0, room=room)).propose([0]) for room in (30, 2, 1)]
     assert [each.token_list for each in drafts] == [[10, 11, 21], [10, 11, 21], [10]]
     assert [drawn(each.probes) for each in drafts] == [[50, 50, 50], [50, 50, 50], None]
@@ -191,7 +188,7 @@ def test_candidates_are_drafted_as_deep_as_there_is_room() -> None:
     assert wide.begun(limited).propose([0]).token_list == [10]
     narrow = Known().drafting(TREES).begun(request_of(0))  # two candidates at each depth, as many as the trees use
     narrow.candidates = torch.tensor([[10, 11], [20, 21]])
-    assert narrow.fitted and narrow.propose([0]).token_list == [10, 11, 21]
+    assert narrow.propose([0]).token_list == [10, 11, 21]
 
 
 def drawn(held: Tensor | None) -> list[int] | None:
@@ -199,14 +196,13 @@ def drawn(held: Tensor | None) -> list[int] | None:
 
 
 def test_trees_by_name_have_probes_where_there_are_any() -> None:
-    assert named_trees("auto", 2, 3, 3, 50) is None
     plain, probed = named_trees("full_tree", [2, 1], 3, 0, 50), named_trees("full_tree", [2, 1], 3, 3, 50)
     assert [len(tree.nodes) for tree in plain] == [len(tree.nodes) for tree in probed] == [0, 2, 4]
     assert {count for tree in plain for count in tree.probes} == {0}
     assert max(count for tree in probed for count in tree.probes) == 2
     for probes, kinds in (
-        (0, "full_tree, narrowing_tree, auto"),
-        (3, "full_tree, narrowing_tree, straightforward, auto"),
+        (0, "full_tree, narrowing_tree"),
+        (3, "full_tree, narrowing_tree, straightforward"),
     ):
         with pytest.raises(UserError, match=f"tree must be one of efficient_tree, {kinds} or the file of .*, got 'no'"):
             named_trees("no", 2, 3, probes, 50)

@@ -162,7 +162,7 @@ def test_a_file_that_is_no_tree_is_refused(content: str, message: str, tmp_path:
     (tmp_path / "tree.json").write_text(content)
     with pytest.raises(UserError, match=message) as refused:
         read_trees(str(tmp_path / "tree.json"), 3, 3, 40)
-    assert "policy.tree=auto" in str(refused.value)
+    assert "scripts/fit_tree.py" in str(refused.value)
 
 
 def test_a_tree_that_the_adapter_cannot_draft_is_refused(tmp_path: Path) -> None:
@@ -205,6 +205,6 @@ def test_a_tree_without_nodes_runs_no_head() -> None:
     module = tiny_llama(4)
     heads = random_heads(module.config, module.lm_head.weight).requires_grad_(False)
     target, trace = in_memory(module, "native"), Trace()
-    drafter = MedusaDrafter(target, heads, "auto", 3).drafting([ProbedTree((), (0,))] * 4)
+    drafter = MedusaDrafter(target, heads, "full_tree", 3).drafting([ProbedTree((), (0,))] * 4)
     DraftThenVerify(target, drafter, ExactMatch()).decode(Request(Source((START, 5)), Limits(2, 6, NEVER)), trace)
     assert [each.layers for each in trace.forwards] == [None] * 6

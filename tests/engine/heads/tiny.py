@@ -13,7 +13,6 @@ from transformers import LlamaConfig, PreTrainedConfig
 from bild_lab.engine.heads import BitaAdapter, Eagle, EagleConfig, MedusaHeads
 from bild_lab.engine.heads.eagle import EAGLE3, spread_layers
 from bild_lab.engine.heads.markov import MarkovHead
-from bild_lab.engine.heads.parallel import ParallelConfig, ParallelHeads
 from bild_lab.engine.models.checkpoint import decoder_depth
 
 SCALE = 30  # of the usual initial values, so that a prompt that leaks into the text is noticed
@@ -91,24 +90,10 @@ def random_eagle(
     return made
 
 
-def random_parallel(
-    config: PreTrainedConfig, layers: int = 1, block: int = 4, rank: int = 5, seed: int = 0
-) -> ParallelHeads:
-    """Every weight is random, and the bias of distances too."""
-    made = ParallelHeads(ParallelConfig.beside(config, layers, block, rank, {}))
-    generator = torch.Generator().manual_seed(seed)
-    for weight in made.state_dict().values():
-        scale = max(1, weight.shape[-1]) ** -0.5 if weight.ndim > 1 else 0.3
-        weight.copy_((weight.ndim == 1) + scale * torch.randn(weight.shape, generator=generator))
-    return made
-
-
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
     """The knob that names the folder a policy needs, and one made for a model like this; nothing for other policies."""
     knob = {"bita": "adapter", "medusa": "heads"}.get(policy)
     if policy in ("eagle", "eagle3"):
-        knob = "heads"
-    if policy in ("parallel", "bild_parallel") and config.is_encoder_decoder:
         knob = "heads"
     if knob is None:
         return {}
@@ -117,9 +102,6 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
         path = folder / f"{policy}-{config.model_type}-{decoder_depth(config)}"
         if not path.is_dir():
             random_eagle(policy, config).save(path)
-        return {knob: str(path)}
-    if policy in ("parallel", "bild_parallel"):
-        random_parallel(config).save(path)
         return {knob: str(path)}
     if not path.is_dir():
         nowhere = torch.zeros(config.vocab_size, config.hidden_size)

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from tests.engine.lossless.greedy import LOSSLESS, WINDOWS, Case, Models, Seen, compare, drafts, emitted, table_of
-from tests.policies import FAMILIES, REFUSED, WINDOWED, engines, in_memory, is_peer
+from tests.policies import DECODER_ONLY, FAMILIES, WINDOWED, engines, in_memory, is_peer
 from tests.sessions import needs_kernels
 from tests.thinned import thinned
 from tests.tiny import END, PAD, START, TINY, VOCABULARY, relative_of, scale_layer
@@ -103,12 +103,12 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def test_some_texts_on_every_engine_and_family_are_vanillas(policy: str, comparison: Comparison) -> None:
     for family in FAMILIES:
         for turn, engine in enumerate(engines(policy)):
-            if (policy, family) not in REFUSED:
+            if (policy, family) not in DECODER_ONLY:
                 models, cases = comparison(family, 0, engine, QUICK)
                 compare(policy, models, cases[turn :: len(engines(policy))], Seen())
 
 
-@pytest.mark.parametrize("policy", thinned([one for one in LOSSLESS if (one, "llama") not in REFUSED], 3))
+@pytest.mark.parametrize("policy", thinned([one for one in LOSSLESS if (one, "llama") not in DECODER_ONLY], 3))
 def test_some_texts_of_windowed_families_are_vanillas(policy: str, comparison: Comparison) -> None:
     for family in WINDOWED:
         models, cases = comparison(family, 0, engines(policy)[0], QUICK)
@@ -121,7 +121,7 @@ def test_some_texts_of_windowed_families_are_vanillas(policy: str, comparison: C
 def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, comparison: Comparison) -> None:
     """In bfloat16 too, where a sum in another order would change some of the tokens."""
     for family in FAMILIES:
-        if (policy, family) not in REFUSED:
+        if (policy, family) not in DECODER_ONLY:
             compare(policy, *comparison(family, 0, "kernels", QUICK, torch.bfloat16), Seen())
 
 
@@ -136,7 +136,7 @@ def test_some_texts_end_inside_a_draft_and_some_are_cut_there(family: str, compa
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("policy", LOSSLESS)
 def test_every_text_is_vanillas(policy: str, family: str, comparison: Comparison) -> None:
-    if (policy, family) in REFUSED:
+    if (policy, family) in DECODER_ONLY:
         pytest.skip("refused")
     for engine in engines(policy):
         seen = Seen()

@@ -30,7 +30,7 @@ from bild_lab.lab.decoding.load import build_method
 from tests.engine.heads.tiny import files_of
 from tests.engine.lossless.greedy import emitted, table_of
 from tests.engine.lossless.test_random_models import random_source
-from tests.policies import EXTERNAL, FAMILIES, REFUSED, in_memory, is_peer, shipped
+from tests.policies import DECODER_ONLY, EXTERNAL, FAMILIES, in_memory, is_peer, shipped
 from tests.sessions import needs_kernels
 from tests.thinned import thinned
 from tests.tiny import TINY, relative_of
@@ -68,7 +68,7 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "cost_ratio": lambda chance: chance.uniform(0.01, 0.5),
     "top_k": lambda chance: chance.randint(1, 4),
 }
-STATES = ("calm", "eagle", "eagle3", "parallel", "bild_parallel", "ppd")  # read states inside the model
+STATES = ("calm", "eagle", "eagle3", "ppd")  # read states inside the model
 RECORDED = [one for one in policy_names() if one not in (*EXTERNAL, *STATES) and not is_peer(one)]
 Models = tuple[Any, Any, Any]
 
@@ -134,7 +134,7 @@ def compare(policy: str, family: str, engine: str, settings: int, folder: Path, 
 
 def compare_families(policy: str, engine: str, settings: int, folder: Path) -> None:
     for family in FAMILIES:
-        if (policy, family) not in REFUSED:
+        if (policy, family) not in DECODER_ONLY:
             compare(policy, family, engine, settings, folder)
 
 
@@ -215,7 +215,7 @@ def test_a_record_that_was_saved_serves_every_row_without_a_forward(family: str,
 @pytest.mark.parametrize("policy", RECORDED)
 def test_every_policy_decodes_over_saved_states_as_over_whole_rows(policy: str, tmp_path: Path) -> None:
     for family in FAMILIES:
-        if (policy, family) not in REFUSED:
+        if (policy, family) not in DECODER_ONLY:
             kinds = decode_twice(policy, family, "kernels", tmp_path / family)
             assert {kind for kind in kinds if not kind.startswith(STATE)} <= {HEAD_INPUT}
 
@@ -237,7 +237,7 @@ def test_a_row_that_its_state_does_not_give_again_is_saved_whole(
     assert LOGITS in kinds
 
 
-@pytest.mark.parametrize("policy", [one for one in STATES if (one, "llama") not in REFUSED])
+@pytest.mark.parametrize("policy", [one for one in STATES if (one, "llama") not in DECODER_ONLY])
 def test_methods_that_read_states_are_refused(policy: str, tmp_path: Path) -> None:
     live = models("llama", "native")
     method = built(method_of(policy, random.Random(0), live, tmp_path), tuple(map(RecordedModel, live)))

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -18,11 +17,10 @@ import pytest
 
 from bild_lab.engine.record import store
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.adaptivity import RoundCosts, _walked
 from bild_lab.lab.screening.candidates import grid_of, read_lists
-from bild_lab.lab.screening.found import FORWARDS, adaptivity, confirmation, to_confirm
+from bild_lab.lab.screening.found import confirmation, to_confirm
 from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows
-from bild_lab.lab.screening.screen import Screening, ScreenSpec
+from bild_lab.lab.screening.screen import ScreenSpec
 from scripts import screen as script
 from tests.loopback_hub import REPOSITORY
 from tests.report.sample import sample_drafted
@@ -54,7 +52,7 @@ def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
     grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists, "config")
     found = [(one.name, dict(one.knobs)) for one in grid.candidates]
     assert len(found) == 8 and grid.shared == ("dataset.limit=7",)
-    unset = {"draft_vocabulary": None, "draft_vocabulary_from": None, "exact_prefix": 0}
+    unset = {"draft_vocabulary": None, "draft_vocabulary_from": None}
     bild = {"fallback": 0.3, "rollback": 3, "window": 3, "verify_tail": True, **unset}
     assert found[0] == ("bild", bild)
     assert found[-1] == ("typical_acceptance", {"epsilon": 0.2, "delta": 0.3, "window": 5, **unset})
@@ -252,27 +250,3 @@ def test_each_policy_can_have_its_own_front_confirmed() -> None:
     rows = with_front([*faster, *slower])
     assert to_confirm(rows, ScreenSpec(**SPEC)) == [0, 1]
     assert to_confirm(rows, ScreenSpec(**{**SPEC, "each_policy": True})) == [0, 1, 2, 4]
-
-
-@pytest.mark.slow
-def test_the_lengths_of_drafts_are_priced_on_what_the_drafter_does_of_the_targets_texts(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Walking a fixed window over them takes as many rounds as decoding took."""
-    monkeypatch.chdir(tmp_path)
-    lists = ["policy=speculative", "policy.window=1,2,4"]
-    screening = Screening(grid_of([*words[:-1], "name=lengths"], lists, "screen"), "validation", "screen")
-    alone, *screened = screening.decode(screening.grid.candidates)
-    texts = screening.drafted(alone, screened[0].candidate.policy)
-    assert [len(one.matches) for one in texts] == [len(one.token_ids) for one in alone.texts]
-    free = RoundCosts(0.0, [1.0] * 5)  # so that a second is a round
-    for one in screened:
-        window = one.candidate.knobs["window"]
-        walked = _walked("fixed", texts, free, lambda place, at, window=window: (window, window))
-        tokens = sum(len(text.matches) for text in texts)
-        assert tokens / walked.speedup == pytest.approx(one.counts["target_calls"])
-    assert any(text.matches.any() and not text.matches.all() for text in texts)
-    prices = dict.fromkeys([*alone.features, *screened[0].features], 0.001)
-    assert prices.keys() >= {FORWARDS} <= screened[0].features.keys()
-    lengths = adaptivity(screening, [alone, *screened], SimpleNamespace(prices_s=prices))
-    assert lengths["hindsight"]["speedup"] >= lengths["fixed"]["speedup"] > 0

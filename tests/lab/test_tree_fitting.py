@@ -20,12 +20,14 @@ from bild_lab.engine.drafters.trees import Node
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import Scores
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab import tree_search as module
+from bild_lab.errors import UserError
+from bild_lab.lab import tree_fitting
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
-from bild_lab.lab.tree_search import Text, acceptance_of, best_nodes, best_tree, choices, collecting
+from bild_lab.lab.tree_fitting import Text, acceptance_of, best_nodes, best_tree, choices, collecting
+from scripts import fit_tree as script
 from tests.checkpoints import write_data
 from tests.engine.heads.tiny import files_of
 from tests.stubs import StubModel
@@ -119,7 +121,7 @@ class KnownDrafter(CandidateDrafter):
     def __init__(self) -> None:
         config = SimpleNamespace(config=SimpleNamespace(vocab_size=50))
         target = SimpleNamespace(checkpoint=config, device=torch.device("cpu"))
-        super().__init__(target, SimpleNamespace(markov=None, part=None), "auto", 1, len(CHANCES))
+        super().__init__(target, SimpleNamespace(markov=None, part=None), "full_tree", 1, len(CHANCES))
         self._chance = random.Random(0)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -162,34 +164,30 @@ def point(*overrides: str) -> Point:
     return prepare(compose_config([*overrides, "dataset.split=test"]))
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(module, "MOST_ROWS", 8)
-    monkeypatch.setattr(module, "WIDEST", 3)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "cache" / "trees"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["medusa", "bita"])
-def test_a_tree_is_fitted_on_another_split_once_and_is_part_of_the_result(
-    policy: str, cache: Path, checkpoints: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+def test_the_file_of_a_fitted_tree_is_decoded_with_and_is_part_of_the_result(
+    policy: str, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    data = write_data(tmp_path / "data", 8)
-    rows = (data / "test.jsonl").read_text().splitlines(keepends=True)
-    (data / "val.jsonl").write_text("".join(rows[3:]))
-    (data / "test.jsonl").write_text("".join(rows[:3]))
-    mine = words(checkpoints, data, policy, "policy.tree=auto")
-    result = run_point(point(*mine), Sweep(tmp_path / "sweep"))
-    (kept,) = cache.glob("*.json")
+    monkeypatch.setattr(tree_fitting, "MOST_ROWS", 8)
+    monkeypatch.setattr(tree_fitting, "WIDEST", 3)
+    monkeypatch.chdir(tmp_path)
+    base = words(checkpoints, write_data(tmp_path / "data", 5), policy)
+    script.fit(compose_config(["name=tree", "dataset.split=test", *base], "fit_tree"))
+    (kept,) = tmp_path.glob("outputs/tree/*.json")
+    assert f"policy.tree={kept.relative_to(tmp_path)}" in capsys.readouterr().out.replace("\n", "")
+    result = run_point(point(*base, f"policy.tree={kept}"), Sweep(tmp_path / "sweep"))
     tree = result.facts["trained"]["tree"]
     assert result.agreement_with_target == 1 and tree == json.loads(kept.read_text())
-    assert {key: tree["texts"][key] for key in ("split", "examples")} == {"split": "validation", "examples": 5}
-    assert "fitting the tree on 5 texts of multi30k validation" in " ".join(capsys.readouterr().err.split())
-    run_point(point(*mine), Sweep(tmp_path / "other"))
-    assert "the tree is that of" in capsys.readouterr().err
-    assert list(cache.glob("*.json")) == [kept]
+    assert {key: tree["texts"][key] for key in ("split", "examples")} == {"split": "test", "examples": 5}
+
+
+def test_a_policy_without_candidates_has_no_tree_to_fit(
+    checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="a tree is fitted for policy=medusa or policy=bita, got policy=speculative"):
+        script.fit(compose_config([*words(checkpoints, data, "speculative"), "dataset.split=test"], "fit_tree"))
 
 
 def test_a_trees_file_counts_with_its_content(checkpoints: Path, data: Path, tmp_path: Path) -> None:
@@ -202,4 +200,4 @@ def test_a_trees_file_counts_with_its_content(checkpoints: Path, data: Path, tmp
 
     here = name_of(0, "here.json")
     assert name_of(0, "there.json") == here != name_of(1, "here.json")
-    assert here != point(*base, "policy.tree=auto").id
+    assert here != point(*base, "policy.tree=full_tree").id

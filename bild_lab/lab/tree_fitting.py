@@ -9,38 +9,25 @@ finds. Of all sizes and depths the fastest counts, by the measured seconds of a 
 from __future__ import annotations
 
 import heapq
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from omegaconf import OmegaConf
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.drafters.candidates import CandidateDrafter
-from bild_lab.engine.drafters.trees import Node, ProbedTree, efficient_tree, to_content, trees_in
+from bild_lab.engine.drafters.trees import Node, ProbedTree, efficient_tree, to_content
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError
-from bild_lab.files import cache_folder, write_atomically
-from bild_lab.lab.cli import console, escape
-from bild_lab.lab.config import resolved
-from bild_lab.lab.data.examples import Example, load_examples
-from bild_lab.lab.data.prompts import cut_sources
-from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.decoding.decoder import METHOD, Decoder
-from bild_lab.lab.hashing import content_hash, content_of, data_hash
+from bild_lab.lab.decoding.decoder import Decoder
 from bild_lab.lab.measure.environment import no_garbage_collection
-from bild_lab.lab.point import Point, fits_a_tree
-from bild_lab.lab.score import requests_of
 
-AUTO_EXAMPLES = 200  # read to fit a tree on, until there are enough rounds
 ROUNDS, WIDEST, MOST_ROWS = 1500, 10, 64  # to learn acceptance from; candidates of each depth; of a forward
 TIMED_TEXTS, TIMED_ROUNDS = 4, 16
 SIZES = (2, 4, 8, 16, 17, 32, 33, 48, 49, 64)  # timed rows: both sides of where a processor's tiles may make steps
@@ -227,59 +214,3 @@ def measured_costs(
     for (depth, tree), several in times.items():
         costs[depth][tree.rows] = float(np.quantile(several, 0.25))
     return costs
-
-
-def with_fitted_tree(point: Point) -> Point:
-    """The point with `tree: auto` fitted, or as it is if its policy asks for none.
-
-    The first fit for a target, heads, engine, precision, machine, data and code is kept in the cache. It uses a split
-    that the point does not report on, if the dataset has another.
-    """
-    decoder = point.decoders[METHOD]
-    if not fits_a_tree(decoder.method):
-        return point
-    split, examples = other_texts(point)
-    facts = {
-        "policy": point.policy,
-        "target": point.setting["weights"],
-        "machine": {key: point.setting[key] for key in ("hardware", "threads", "engine", "dtype", "device", "code")},
-        "texts": {"dataset": point.setting["dataset"], "split": split},
-    }
-    decisive = {
-        **facts,
-        "code": point.code,
-        "content": content_of(resolved(OmegaConf.create(point.config_yaml).policy)),
-        "decoding": asdict(point.decoding),
-        "source": point.specs.dataset.max_source_tokens,
-        "data": data_hash(examples),
-    }
-    path = cache_folder() / "trees" / f"{content_hash(decisive)}.json"
-    if path.is_file():
-        console.print(escape(f"the tree is that of {path}"))
-    else:
-        same = " — the texts of the run itself, as there is no other split" if split == point.setting["split"] else ""
-        console.print(escape(f"fitting the tree on {len(examples)} texts of {point.setting['dataset']} {split}{same}"))
-        found = fit_tree(decoder, requests_of(point, examples), facts)
-        write_atomically(path, json.dumps(found).encode())
-        console.print(escape(f"{summary(found)}; kept in {path}"))
-    content = json.loads(path.read_text(encoding="utf-8"))
-    method = replace(decoder.method, drafter=decoder.method.drafter.drafting(trees_in(content)))
-    trained = {**point.facts["trained"], "tree": content}
-    decoders = {**point.decoders, METHOD: replace(decoder, method=method)}
-    return replace(point, facts={**point.facts, "trained": trained}, decoders=decoders)
-
-
-def other_texts(point: Point) -> tuple[str, list[Example]]:
-    """A split that the point does not report on, with its first texts; the point's own if there is no other."""
-    dataset, count = point.specs.dataset, point.decoders[METHOD].prompt_length
-    reported = {one.prompt for one in point.examples}
-    for split in ("validation", "train"):
-        if split == canonical_split(dataset.split):
-            continue
-        spec = replace(dataset, split=split, limit=AUTO_EXAMPLES, turns=1, history=None)
-        with suppress(UserError):  # the dataset lacks this split
-            whole = cut_sources(load_examples(spec), spec.max_source_tokens, count)
-            examples = [one for one in whole if one.prompt not in reported]
-            if examples:
-                return split, examples
-    return dataset.split, [one for one in point.examples if one.turn == 1][:AUTO_EXAMPLES]
