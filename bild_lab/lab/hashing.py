@@ -60,7 +60,15 @@ def file_hash(path: str) -> str | None:
 PACKAGE = Path(__file__).resolve().parents[1]
 # Folders and files of modules that can change a number. What lies elsewhere reads, stores or shows, or is part of a
 # point's name.
-MEASURING = ("engine", "lab/analysis", "lab/data/turns.py", "lab/decoding", "lab/measure", "lab/metrics")
+MEASURING = (
+    "engine",
+    "lab/analysis",
+    "lab/data/prompts.py",
+    "lab/data/turns.py",
+    "lab/decoding",
+    "lab/measure",
+    "lab/metrics",
+)
 EVERY_POINT = ("bild_lab.lab.runner", "bild_lab.lab.score", "bild_lab.lab.decoding.load", "bild_lab.engine.decode")
 IMPORTING = ("import_module", "__import__")  # functions that import the module that a text names
 NOT_FILES = ("/dev", "/proc", "/sys")  # devices, and what the system says of itself
