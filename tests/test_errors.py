@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bild_lab.engine.models.device import resolve_device, resolve_dtype
+from bild_lab.engine.models.device import resolve_device
+from bild_lab.engine.models.precision import resolve_dtype
 from bild_lab.errors import UserError, did_you_mean, require_choice, suggestion
 from bild_lab.lab.config import compose_policy, picture_kinds
 from bild_lab.lab.metrics.text_metrics import metric_named
@@ -27,7 +28,7 @@ def test_the_most_similar_word_is_meant_in_whatever_case_and_none_for_others() -
         (lambda: resolve_device("gpu"), "cuda"),
         (lambda: resolve_device("cuda0"), "cuda:0"),
         (lambda: resolve_device("CPU"), "cpu"),
-        (lambda: resolve_dtype("bf16"), "bfloat16"),
+        (lambda: resolve_dtype("bf16", None, None), "bfloat16"),
         (lambda: items_of("bild/fg4"), "bild/fig4"),
     ],
 )

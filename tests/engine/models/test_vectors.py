@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from functools import partial
 
 import pytest
 import torch
@@ -59,7 +60,10 @@ def test_one_float_and_a_vector_are_rounded_to_bfloat16_as_pytorch_does(vectors:
         torch.testing.assert_close(rounded, expected, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("kind", "own"), enumerate([relu, silu, lambda x: gelu(x, approximate="tanh"), gelu]), ids=str)
+ACTIVATIONS = {"relu": relu, "silu": silu, "gelu_tanh": partial(gelu, approximate="tanh"), "gelu": gelu}
+
+
+@pytest.mark.parametrize(("kind", "own"), enumerate(ACTIVATIONS.values()), ids=ACTIVATIONS)
 def test_activations_are_pytorchs_and_keep_what_is_no_number(vectors: ctypes.CDLL, kind: int, own: object) -> None:
     floats = torch.cat([torch.linspace(-12, 12, LANES * 20), torch.tensor([torch.nan, -torch.nan] * (LANES // 2))])
     found = torch.empty_like(floats)
