@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
+from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
 STEP = 8  # tokens by which the part that is decoded grows, so that neighbouring tokens decode the same parts
 MARGIN = 8  # characters that a tokenizer may write otherwise at the beginning of a part
 KEPT = 64  # decoded parts that are remembered
+
+
+class Writer(Protocol):
+    """What writes tokens as text: a `Checkpoint`."""
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+
+    def continuation(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens add behind a prompt."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +34,7 @@ class StopStrings:
     """
 
     strings: tuple[str, ...]
-    checkpoint: Checkpoint
+    checkpoint: Writer
     _decode: Callable[[tuple[int, ...]], str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -206,7 +206,8 @@ class Distillation:
         Of all their tokens also the target's log-probabilities.
         """
         device, wanted, requests = model.device, self.teaching, []
-        models = (self.teacher, on_engine(InTraining("the drafter", module=model), device, self.teacher.dtype))
+        drafter = InTraining("the drafter", module=model, own_tokenizer=self.teacher.checkpoint.tokenizer)
+        models = (self.teacher, on_engine(drafter, device, self.teacher.dtype))
         rule = SpeculativeSampling() if wanted.rollback == 0 else Rollback(wanted.rollback or math.inf)
         method = DraftThenVerify(models[0], ModelDrafter(models[1], wanted.window, wanted.fallback), rule)
         positions = [most for each in models if (most := each.session_positions) is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import html
 import io
 import json
 import os
@@ -161,16 +162,28 @@ def test_a_finished_point_is_not_measured_again(
     assert len(points()) == 2, printed
 
 
-def test_a_failing_point_does_not_end_a_sweep(command: Command, base: list[str], checkpoints: Path) -> None:
-    drafts = f"pair.draft={checkpoints / 't5-draft'},{checkpoints / 'missing'},{checkpoints / 't5'}"
-    code, printed = command("-m", *base, drafts)
+def test_a_failing_point_does_not_end_a_sweep(
+    command: Command, base: list[str], checkpoints: Path, tmp_path: Path
+) -> None:
+    """Of weights that cannot be read nothing is known before they are."""
+    damaged = shutil.copytree(checkpoints / "t5-draft", tmp_path / "damaged")
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    code, printed = command("-m", *base, f"pair.draft={checkpoints / 't5-draft'},{damaged},{checkpoints / 't5'}")
     assert code == 1
     assert "1 point(s) failed" in printed
     assert len(pd.read_csv("outputs/tested/sweep.csv")) == 2
     (failure,) = Path("outputs/tested/points").glob("*/failed.json")
-    assert "no checkpoint folder" in json.loads(failure.read_text())["error"]["message"]
-    assert "no checkpoint folder" in Path("outputs/tested/report.html").read_text()
+    message = json.loads(failure.read_text())["error"]["message"]
+    assert "damaged" in message and message in html.unescape(Path("outputs/tested/report.html").read_text())
     assert [one.points for one in read_runs(Path("outputs"))] == [2]
+
+
+def test_a_missing_checkpoint_of_a_later_point_is_found_before_the_first(
+    command: Command, base: list[str], checkpoints: Path
+) -> None:
+    code, printed = command("-m", *base, f"pair.draft={checkpoints / 't5-draft'},{checkpoints / 'missing'}")
+    assert code == 2 and "no checkpoint folder" in printed and not list(Path().glob("outputs/tested/points/*"))
 
 
 @pytest.mark.slow
@@ -323,7 +336,7 @@ def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -
         (r'dataset.cut="\n"', "\n"),
         (r"dataset.cut=\n", "\n"),  # what a shell leaves of it
         (r"decoding.stop=[\n\n,Question:]", ["\n\n", "Question:"]),
-        (r"decoding.stop=['\t',\"it's\n\"]", ["\t", "it's\n"]),
+        (r"""decoding.stop=['\t',"it's\n"]""", ["\t", "it's\n"]),
         (r"decoding.stop=['a\\nb']", [r"a\nb"]),  # a backslash and a letter, as code may have
         (r"dataset.prompt_template=Q: {source}\nA, b:", "Q: {source}\nA, b:"),
         (r"dataset.chat_template=['a\n{question}','{question}']", ["a\n{question}", "{question}"]),
@@ -423,7 +436,7 @@ def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    monkeypatch.setattr(application, "run_application", lambda main: sys.exit(print(sys.argv[1:])))
+    monkeypatch.setattr(application, "run_application", lambda main, **options: sys.exit(print(sys.argv[1:])))
     with pytest.raises(SystemExit):
         run.run()
     shown = capfd.readouterr()

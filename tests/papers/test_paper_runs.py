@@ -138,7 +138,7 @@ def test_a_model_that_is_trained_from_nothing_is_known_by_what_it_becomes() -> N
 
 
 def test_the_script_tells_what_a_figure_or_an_experiment_needs(command: Callable[..., tuple[int, str]]) -> None:
-    code, told = command(paper_run, "bild/fig2", "gpu=t4")
+    code, told = command(paper_run, "bild/fig2", "gpu=t4", config=None)
     assert code == 0
     first, *_, drawn = [line for line in told.splitlines() if line[:1].isdigit()]
     assert first.startswith("1 to do: python run.py experiment=bild/fig2; writes bild_fig2_paper; ")
@@ -147,13 +147,17 @@ def test_the_script_tells_what_a_figure_or_an_experiment_needs(command: Callable
         drawn
         == "3 to do: python scripts/figures.py bild_fig2 scale=paper; reads bild_fig2_paper; writes figures/bild_fig2"
     )
-    assert command(paper_run, "bild_fig2", "bild_fig4")[0] == command(paper_run, "bild_fig2", "run=maybe")[0] == 2
-    code, told = command(paper_run, "bild_fig2", "gpu=t4", "walk=true")
+    assert (
+        command(paper_run, "bild_fig2", "bild_fig4", config=None)[0]
+        == command(paper_run, "bild_fig2", "run=maybe", config=None)[0]
+        == 2
+    )
+    code, told = command(paper_run, "bild_fig2", "gpu=t4", "walk=true", config=None)
     assert code == 2 and "no step of bild_fig2 has the key walk" in told
     assert "bild/thresholds" in others()
-    code, told = command(paper_run, "bild/thresholds", "gpu=t4")
+    code, told = command(paper_run, "bild/thresholds", "gpu=t4", config=None)
     assert code == 0 and "kssteven/mT5-large-iwslt2017-de-en" in told
-    assert command(paper_run, "bild/abacus")[0] == 2
+    assert command(paper_run, "bild/abacus", config=None)[0] == 2
 
 
 def test_a_data_set_that_is_a_script_is_read_from_the_hubs_conversion() -> None:

@@ -238,9 +238,11 @@ def test_without_slurm_its_launcher_is_refused(
     command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "nowhere")
-    code, told = command(paper_run, "spec/tab4", "scale=small", "run=true", "launcher=slurm", "slurm.partition=gpu")
+    code, told = command(
+        paper_run, "spec/tab4", "scale=small", "run=true", "launcher=slurm", "slurm.partition=gpu", config=None
+    )
     assert code == 2 and "launcher=slurm needs submitit and Slurm's commands" in " ".join(told.split())
-    assert command(paper_run, "spec/tab4", "slurm.partition=gpu")[0] == 2
+    assert command(paper_run, "spec/tab4", "slurm.partition=gpu", config=None)[0] == 2
 
 
 @pytest.mark.slow
@@ -248,13 +250,13 @@ def test_an_item_runs_whole_on_the_toy_pair_and_its_second_run_has_nothing_to_do
     command: Callable[..., tuple[int, str]],
 ) -> None:
     words = ["spec/tab3", "scale=small", "run=true", "dataset.limit=6"]
-    code, told = command(paper_run, *words)
+    code, told = command(paper_run, *words, config=None)
     assert code == 0 and "step 4 of 4" in told, told
     assert Path("outputs/figures/spec_tab3_small.md").read_text().startswith("# Table 3")
     assert len(list(Path("outputs/spec_tab3_small/points").iterdir())) == 6
-    code, told = command(paper_run, *words)
+    code, told = command(paper_run, *words, config=None)
     assert code == 0 and "step" not in told
-    _, told = command(paper_run, *words[:2], words[3])
+    _, told = command(paper_run, *words[:2], words[3], config=None)
     assert [line.split(":")[0] for line in told.splitlines()[:4]] == ["1 done", "2 done", "3 done", "4 done"]
 
 

@@ -454,6 +454,8 @@ class LoadedCheckpoint(Checkpoint):
     @staticmethod
     def _entries(part: PreTrainedModel, otherwise: int) -> int:
         """How many tokens a module embeds, which its configuration may not say."""
+        if not hasattr(part, "get_input_embeddings"):  # some decoders of Transformers are no whole models
+            return otherwise
         return getattr(part.get_input_embeddings(), "num_embeddings", otherwise)
 
     @cached_property
@@ -506,6 +508,8 @@ def alike(target: Checkpoint, draft: Checkpoint) -> bool:
     begins and ends a text must be in both, and most of the target's ordinary tokens in the draft model's.
     """
     ours, theirs = target.vocabulary, draft.vocabulary
+    if ours == theirs:
+        return True
     lacking = {piece: token for piece, token in ours.items() if theirs.get(piece) != token}
     further = {piece: token for piece, token in theirs.items() if ours.get(piece) != token}
     added = [set(each.tokenizer.get_added_vocab()) for each in (target, draft)]

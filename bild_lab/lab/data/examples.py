@@ -6,7 +6,7 @@ import logging
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from decimal import Decimal
 from functools import lru_cache
 from itertools import islice, takewhile
@@ -17,6 +17,7 @@ import numpy as np
 from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import shipped
 from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, Template
+from bild_lab.lab.data.example import Continuation, Example
 from bild_lab.lab.data.formats import Row
 from bild_lab.lab.data.prompts import SourcePrompt
 from bild_lab.lab.data.rows import canonical_split, hub_rows, local_rows
@@ -30,31 +31,6 @@ WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this inste
 ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
 SYSTEM = ("system", "developer")
 NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
-
-
-@dataclass(frozen=True)
-class Continuation:
-    """What comes before a later turn: the prompt of turn `id`, the text `between`, and the answer to that turn."""
-
-    id: str
-    between: str
-
-
-@dataclass(frozen=True)
-class Example:
-    """One input text and its references.
-
-    prompt: the text for the tokenizer. While `continues` is set, the answer to the previous turn is not known, and
-    `prompt` is only the text after that answer. `with_answers` gives the complete prompt.
-    """
-
-    id: str  # from the dataset, or "SPLIT-INDEX"; unique within a split
-    source: str
-    prompt: str
-    references: tuple[str, ...] = ()
-    category: str | None = None
-    turn: int = 1
-    continues: Continuation | None = None
 
 
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:

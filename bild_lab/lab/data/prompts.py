@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from bild_lab.errors import UserError
-
-if TYPE_CHECKING:
-    from bild_lab.lab.data.examples import Example
+from bild_lab.lab.data.example import Example
 
 
 class SourcePrompt(str):

@@ -394,12 +394,12 @@ def plain_prompt(prompt: Any) -> Any:
         return [plain_prompt(one) if hasattr(one, "ndim") and one.ndim else one for one in prompt]
     if not hasattr(prompt, "ndim") or isinstance(prompt, RAW):
         return prompt
-    if prompt.ndim != 1:
-        raise UserError(
-            f"the token ids of a prompt are one row, got an array of {prompt.ndim} dimensions; give a list of prompts, "
-            "each without padding"
-        )
-    return prompt.tolist()
+    if prompt.ndim == 1 or (prompt.ndim == 2 and len(prompt) == 1):  # a list of one prompt needs no padding
+        return prompt.tolist()
+    raise UserError(
+        f"the token ids of a prompt are one row, got an array of shape {tuple(prompt.shape)}; give a list of prompts, "
+        "each without padding"
+    )
 
 
 def settled(text: str, stop: Sequence[str] = ()) -> str:

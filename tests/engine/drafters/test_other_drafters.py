@@ -135,7 +135,8 @@ def test_a_corpus_is_read_without_special_tokens(tmp_path: Path) -> None:
 
     (tmp_path / "one.txt").write_text("3 4")
     (tmp_path / "two.txt").write_text("5 6")
-    target = SimpleNamespace(device=torch.device("cpu"), checkpoint=SimpleNamespace(tokenizer=tokenizer))
+    checkpoint = SimpleNamespace(tokenizer=tokenizer, require_row=lambda token, what: None)
+    target = SimpleNamespace(device=torch.device("cpu"), checkpoint=checkpoint)
     drafter = SuffixDrafter(target, 8, 4, 0.0, corpus=str(tmp_path))
     drafter = drafter.start(request_of(0), SESSION)
     assert drafter._automaton.follow[ROOT].keys() == {0, 3, 4, 5, 6, -1, -2}

@@ -70,7 +70,7 @@ def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Pa
         load(checkpoints, "llama", "medusa", heads=str(tmp_path))
     with pytest.raises(
         UserError,
-        match="tree must be one of efficient_tree, full_tree, narrowing_tree, auto or the file of .*, got 'chain'",
+        match="tree must be one of efficient_tree, full_tree, narrowing_tree or the file of .*, got 'chain'",
     ):
         load(checkpoints, "llama", "medusa", tree="chain")
     with pytest.raises(UserError, match="top_k must give a width for 1 to 3 depths"):

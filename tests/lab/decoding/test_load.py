@@ -151,8 +151,10 @@ def test_rows_of_padded_token_ids_are_refused(checkpoints: Path) -> None:
     wanted = decoder.generate([2, 5, 9], 6).token_ids
     assert decoder.generate(row, 6).token_ids == decoder.generate(row.numpy(), 6).token_ids == wanted
     assert decoder.generate([row, [2, 5]], 6)[0].token_ids == wanted
-    for rows in (row[None], row[None].numpy(), torch.tensor(5)):
-        with pytest.raises(UserError, match=r"are one row, got an array of [02] dimensions"):
+    for one_row in (row[None], row[None].numpy()):  # which needs no padding
+        assert [text.token_ids for text in decoder.generate(one_row, 6)] == [wanted]
+    for rows in (row.repeat(2, 1), row.repeat(2, 1).numpy(), torch.tensor(5)):
+        with pytest.raises(UserError, match=r"are one row, got an array of shape \("):
             decoder.generate(rows, 6)
 
 

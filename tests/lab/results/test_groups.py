@@ -92,7 +92,7 @@ def test_points_of_half_the_quality_or_twice_the_latency_squeeze_no_axis_even_on
 
 
 def test_a_lone_point_is_named_by_what_differs_from_its_policys_file():
-    usual = {"fallback": 0.5, "rollback": 2.0, "window": 10, "verify_tail": True, "exact_prefix": 0}
+    usual = {"fallback": 0.5, "rollback": 2.0, "window": 10, "verify_tail": True}
     (group,) = by_setting([sample_baseline(), sample_result("bild", {**usual, "fallback": 0.4}, 1.5)])
     assert group.label(group.of_policy("bild")[0]) == "bild (fallback 0.4)"
     (own,) = by_setting([sample_result("users_own", {"depth": 3}, 1.5)])  # there is no file to compare with
