@@ -6,14 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
 
 from bild_lab.errors import UserError
-
-if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
 
 DATE = "2026-01-01"  # the day that a template is told, unless another is chosen: the same prompts every day
 TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")  # a call of Transformers' function in a template
@@ -49,25 +47,24 @@ class ChatSettings:
         return date.fromisoformat(DATE if self.date is None else self.date)
 
 
-def chat_text(checkpoint: Checkpoint, messages: Sequence[Mapping[str, str]], chat: ChatSettings) -> str:
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase, path: str, messages: Sequence[Mapping[str, str]], chat: ChatSettings
+) -> str:
     """The messages as the tokenizer's template writes them, up to where the answer begins.
 
-    Raises UserError for a value that the template does not name, and for messages that it refuses.
+    path: of the checkpoint, for messages. Raises UserError for a value that the template does not name, and for messages that it refuses.
     """
-    tokenizer = checkpoint.tokenizer
-    template = dated(tokenizer.get_chat_template(), chat.day, checkpoint.path)
+    template = dated(tokenizer.get_chat_template(), chat.day, path)
     if unknown := [name for name in chat.values if not re.search(rf"\b{re.escape(name)}\b", template)]:
         raise UserError(
-            f"the chat template of {checkpoint.path} does not name {unknown[0]}, so chat_template_kwargs would have no "
+            f"the chat template of {path} does not name {unknown[0]}, so chat_template_kwargs would have no "
             "effect; leave it out, or correct the name"
         )
     options = {"tokenize": False, "add_generation_prompt": True, "chat_template": template}
     try:
         return tokenizer.apply_chat_template(list(messages), **options, **chat.values)
     except TemplateError as error:
-        raise UserError(
-            f"the chat template of {checkpoint.path} refuses these messages: {error}; correct them"
-        ) from error
+        raise UserError(f"the chat template of {path} refuses these messages: {error}; correct them") from error
 
 
 def dated(template: str, day: date, name: str) -> str:

@@ -292,7 +292,7 @@ class Checkpoint:
         """The messages of a chat as token ids. Raises UserError for a tokenizer without a chat template."""
         if self.tokenizer.chat_template is None:
             raise UserError(f"the tokenizer of {self.path} has no chat template; give the prompt as text")
-        text = chat_text(self, messages, chat)
+        text = chat_text(self.tokenizer, self.path, messages, chat)
         require_unicode("a prompt", text)
         return self.tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
 

@@ -240,7 +240,10 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
             "another, such as template=vicuna_short, or leave it out for a model that was not trained to chat"
         )
     question, answer = ({"role": role, "content": f"{{{text}}}"} for role, text in ROLES.items())
-    once, again = (chat_text(checkpoint, turns, chat) for turns in ([question], [question, answer, question]))
+    once, again = (
+        chat_text(checkpoint.tokenizer, checkpoint.path, turns, chat)
+        for turns in ([question], [question, answer, question])
+    )
     later = again.removeprefix(once) if again.startswith(once) else None
     start = tokenizer.bos_token
     if start is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:  # it adds the token itself
