@@ -52,7 +52,8 @@ def chat_text(
 ) -> str:
     """The messages as the tokenizer's template writes them, up to where the answer begins.
 
-    path: of the checkpoint, for messages. Raises UserError for a value that the template does not name, and for messages that it refuses.
+    path: of the checkpoint, for messages. Raises UserError for a value that the template does not name, and for
+    messages that it refuses.
     """
     template = dated(tokenizer.get_chat_template(), chat.day, path)
     if unknown := [name for name in chat.values if not re.search(rf"\b{re.escape(name)}\b", template)]:
