@@ -24,6 +24,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import build_method, load_model
 from tests.policies import shipped
 from tests.tiny import START, VOCABULARY, WORDS, tiny_tokenizer
@@ -142,6 +143,26 @@ def test_limits_cut_a_draft_behind_the_token_that_completes_a_stop_string() -> N
     assert limits.reached([2, 5, 4, 5, 6]) and limits.ended([2, 5, 4, 5, 6]) and not limits.reached([2, 5, 4, 5])
     assert limits.append([2, 5, 4, 5], [6, 7]) == [2, 5, 4, 5, 6]
     assert limits.tokens_until_stop([2, 5, 4, 5, 6], 3) == 2 and limits.tokens_until_stop([2, 5, 4], 3) is None
+
+
+def with_special(*pieces: str) -> Checkpoint:
+    tokenizer = tiny_tokenizer(False)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(pieces)})
+    return checkpoint_of(tokenizer)
+
+
+def test_a_stop_string_that_names_a_special_token_ends_a_text_with_that_token() -> None:
+    """No text shows the token, so the string would never be found."""
+    checkpoint = with_special("<turn>")
+    stop = StopStrings(("<turn>", "w7"), checkpoint)
+    assert stop.completed([5, 40]) and stop.completed([7]) and not stop.completed([5, 6])
+    assert Limits(1, 99, stop=stop).append([2], [5, 40, 6]) == [2, 5, 40]
+    assert "<s>" in checkpoint.unwritten and "w3" not in checkpoint.unwritten  # which stands for unknown text
+
+
+def test_a_stop_string_with_a_special_token_in_it_is_refused() -> None:
+    with pytest.raises(UserError, match=r"got '\\n<turn>', and no text shows the special token <turn>"):
+        StopStrings(("w7", "\n<turn>"), with_special("<turn>"))
 
 
 def test_what_was_drafted_behind_a_stop_string_does_not_count() -> None:
