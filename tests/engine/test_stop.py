@@ -14,9 +14,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate, HuggingFacePromptLookup
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Method
@@ -244,7 +247,28 @@ def test_generate_runs_no_further_than_the_stop_string(checkpoints: Path) -> Non
     hook = target.transformers.module.register_forward_hook(lambda *_: ran.append(1))
     try:
         texts = texts_of(HuggingFaceGenerate(target), with_stops(folder))
+        alone = len(ran)
+        HuggingFaceGenerate(target).decode_together(with_stops(folder))
     finally:
         hook.remove()
     lengths = [len(text) - one.limits.prompt_length for one, text in zip(with_stops(folder), texts, strict=True)]
-    assert len(ran) == sum(lengths) < 6 * LONGEST
+    assert alone == sum(lengths) < 6 * LONGEST
+    assert len(ran) - alone == max(lengths)
+
+
+@pytest.mark.parametrize("verify_tail", [True, False])
+def test_the_last_round_of_a_text_counts_no_draft_behind_its_stop_string(checkpoints: Path, verify_tail: bool) -> None:
+    folder, in_drafts = checkpoints / "llama", 0
+    models = models_for(folder)
+    drafter = ModelDrafter(models["target"], 5)  # all that it drafts is accepted
+    method = DraftThenVerify(models["target"], drafter, ExactMatch(), verify_tail=verify_tail)
+    for request in with_stops(folder):
+        trace = Trace()
+        new = method.decode(request, trace)[request.limits.prompt_length :]
+        *earlier, last = trace.rounds
+        emitted = len(new) - sum(one.accepted + 1 for one in earlier)
+        assert last.accepted <= emitted
+        if last.accepted == emitted:
+            assert list(last.drafted) == new[-emitted:]
+            in_drafts += emitted < 5
+    assert in_drafts > 1
