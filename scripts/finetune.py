@@ -101,6 +101,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
         max_source_tokens=dataset.max_source_tokens,
         title=folder.name,
         writing=dataset.writing(None),
+        cut=dataset.cut or (),
         logger=training_logger(cfg.logger),
         provenance={"dataset": asdict(dataset)},
     )

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
+from bild_lab.errors import UserError
+
 UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
 STEP = 8  # tokens by which the part that is decoded grows, so that neighbouring tokens decode the same parts
 MARGIN = 8  # characters that a tokenizer may write otherwise at the beginning of a part
@@ -29,21 +31,33 @@ class Writer(Protocol):
 class StopStrings:
     """A text ends with the first token after which what was written holds one of these strings.
 
-    Only a text's last tokens are decoded: so many that no stop string, and no part of a character, can begin before
-    them. The result is that of decoding all new tokens after each of them.
+    A string that names a special token, which no text shows, ends a text with that token. Only a text's last tokens are
+    decoded: so many that no stop string, and no part of a character, can begin before them. The result is that of
+    decoding all new tokens after each of them. Raises UserError for a string with a special token in it.
     """
 
     strings: tuple[str, ...]
     checkpoint: Writer
     _decode: Callable[[tuple[int, ...]], str] = field(init=False, repr=False, compare=False)
+    _tokens: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         tokenizer = self.checkpoint.tokenizer
         decode = lru_cache(KEPT)(lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True))
         object.__setattr__(self, "_decode", decode)
+        special = self.checkpoint.unwritten
+        for stop in set(self.strings) - special.keys():
+            if inside := [piece for piece in special if piece in stop]:
+                raise UserError(
+                    f"decoding.stop must be text that a model writes, got {stop!r}, and no text shows the special "
+                    f"token {inside[0]}; give {inside[0]} alone, with which a text then ends"
+                )
+        object.__setattr__(self, "_tokens", frozenset(special[stop] for stop in self.strings if stop in special))
 
     def completed(self, tokens: Sequence[int]) -> bool:
         """Whether the last of these new tokens completes a stop string. None before it did."""
+        if tokens[-1] in self._tokens:
+            return True
         start = self._start(tokens)
         if start == 0:
             text = self.checkpoint.continuation(tokens)

@@ -127,6 +127,7 @@ def align(job: Alignment) -> dict[str, Any] | None:
             max_source_tokens=dataset.max_source_tokens,
             title=f"aligning {job.small.path}",
             writing=dataset.writing(None),
+            cut=tuple(manifest["decoding"].get("stop", ())),
             logger=job.logger,
             provenance={"calibration": source, "dataset": asdict(dataset)},
         )

@@ -66,6 +66,8 @@ class CalibrationJob:
         require_whole("decoding.max_new_tokens", self.max_new_tokens, 1)
         require_whole("batch_size", self.batch_size, 1)
         require_whole("part_size", self.part_size, 1)
+        if self.stop:
+            StopStrings(self.stop, self.target.checkpoint)  # refuses
 
     @cached_property
     def plan(self) -> dict[str, Any]:

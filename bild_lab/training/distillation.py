@@ -181,6 +181,12 @@ class Distillation:
     def pieces(self) -> int:
         return pieces_of(self.teacher.checkpoint)
 
+    @cached_property
+    def _tokens(self) -> list[int] | None:
+        """All ids below `pieces` but those without a token, which an engine never chooses; None if there are none."""
+        without = {token for token in self.teacher.checkpoint.unknown if token < self.pieces}
+        return [token for token in range(self.pieces) if token not in without] if without else None
+
     def batch(self, examples: Sequence[TokenizedExample]) -> dict[str, Any]:
         """The examples as they are: their texts are made when the step begins."""
         return {"examples": list(examples)}
@@ -196,6 +202,8 @@ class Distillation:
                 target = self.teacher.transformers.module
                 log_p = answer_log_probs(target, batch, decoder_start(self.teacher.checkpoint), self.pieces)
         log_q = answer_log_probs(model, batch, self.collate.start, self.pieces)
+        if self._tokens is not None:
+            log_p, log_q = (rows[:, self._tokens].log_softmax(-1) for rows in (log_p, log_q))
         return DIVERGENCES[self.teaching.loss](log_p, log_q).mean()
 
     def decoded(

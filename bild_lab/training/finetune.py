@@ -19,12 +19,13 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTr
 
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import stages
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.metrics.quality import first_call, score
-from bild_lab.lab.metrics.text_metrics import TRIED
+from bild_lab.lab.metrics.text_metrics import TRIED, metric_named
 from bild_lab.lab.metrics.writing import BY_SCRIPT, Writing
 from bild_lab.lab.results.records import require_writable
 from bild_lab.training.batches import IGNORED, BatchOrder, Collator, TokenizedExample, evaluation_batches, tokenize
@@ -45,8 +46,8 @@ class FinetuningJob(TrainingJob):
     """One training from examples to `folder/checkpoint`.
 
     The answer to learn is an example's first reference; validation scores against all references. Without validation
-    examples the last weights are kept. Raises UserError for soft targets without a teacher, and for a teacher without
-    them.
+    examples the last weights are kept. Raises UserError for soft targets without a teacher, for a teacher without them,
+    and for a metric that judges no texts.
     """
 
     start: StartingPoint
@@ -58,8 +59,14 @@ class FinetuningJob(TrainingJob):
     max_source_tokens: int | None = None  # longer prompts are cut
     title: str = "training"
     writing: Writing = BY_SCRIPT  # of the references
+    cut: tuple[str, ...] = ()  # stop strings: what is scored of a validation text ends before the first of them
 
     def __post_init__(self) -> None:
+        if self.metric != LIKELIHOOD and metric_named(self.metric).of_tokens is not None:
+            raise UserError(
+                f"validation compares texts with references, which dataset.metric={self.metric} does not; set "
+                "dataset.metric=bleu or another metric with references"
+            )
         taught = self.teaching.loss is not None
         if taught and (self.recipe.loss != "last" or self.recipe.soft_targets or self.recipe.label_smoothing):
             raise UserError(
@@ -165,6 +172,7 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
         "training examples": data_hash(job.train),
         "validation examples": data_hash(job.validation),
         **({} if job.fitting.usual(job.metric) else {"writing": asdict(job.fitting)}),
+        **({"dataset.cut": sorted(job.cut)} if job.cut else {}),
         **({} if job.teacher is None else {"teacher": job.teacher.fingerprint}),
         **job.teaching.identity,
     }
@@ -174,8 +182,8 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
 class Evaluator:
     """Scores a model on validation examples. Each process scores its share, and each gets the whole result.
 
-    references: of every example. settings: greedy decoding, as `greedy_settings` gives it. Texts are decoded in the
-    training's precision, in batches, with Transformers' `generate`.
+    references: of every example. settings: greedy decoding, as `greedy_settings` gives it. cut: stop strings, before
+    which a text ends. Texts are decoded in the training's precision, in batches, with Transformers' `generate`.
     """
 
     references: Sequence[Sequence[str]]
@@ -186,6 +194,7 @@ class Evaluator:
     batch_size: int
     settings: GenerationConfig
     writing: Writing = BY_SCRIPT
+    cut: tuple[str, ...] = ()
 
     def __call__(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         """`METRIC` with `METRIC_low` and `METRIC_high` (95 %), `loss` in nats a token, and seconds.
@@ -225,7 +234,7 @@ class Evaluator:
             out = model.generate(**prompts)
             prompt_length = 1 if model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
             decoded = self.tokenizer.batch_decode(out[:, prompt_length:], skip_special_tokens=True)
-            texts += zip(indices, (text.strip() for text in decoded), strict=True)
+            texts += zip(indices, (before_stop(text, self.cut).strip() for text in decoded), strict=True)
         return [text for _, text in sorted(chain.from_iterable(launched().gather(texts)))]
 
     def _batches(self) -> Iterator[list[int]]:
@@ -302,7 +311,8 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             distillation.teacher.load()  # first, as on a GPU the module of Transformers then shares its weights
     if validation:
         references, size = [example.references for example in job.validation], recipe.evaluation_batch_size
-        evaluator = Evaluator(references, validation, job.metric, tokenizer, collate, size, settings, job.fitting)
+        judged = (references, validation, job.metric, tokenizer, collate, size, settings, job.fitting, job.cut)
+        evaluator = Evaluator(*judged)
     use_cache = model.config.use_cache  # the Trainer turns it off
 
     def save(place: Path) -> None:

@@ -14,9 +14,12 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.drafters import ModelDrafter
 from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate, HuggingFacePromptLookup
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Method
@@ -24,6 +27,7 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import build_method, load_model
 from tests.policies import shipped
 from tests.tiny import START, VOCABULARY, WORDS, tiny_tokenizer
@@ -144,6 +148,26 @@ def test_limits_cut_a_draft_behind_the_token_that_completes_a_stop_string() -> N
     assert limits.tokens_until_stop([2, 5, 4, 5, 6], 3) == 2 and limits.tokens_until_stop([2, 5, 4], 3) is None
 
 
+def with_special(*pieces: str) -> Checkpoint:
+    tokenizer = tiny_tokenizer(False)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(pieces)})
+    return checkpoint_of(tokenizer)
+
+
+def test_a_stop_string_that_names_a_special_token_ends_a_text_with_that_token() -> None:
+    """No text shows the token, so the string would never be found."""
+    checkpoint = with_special("<turn>")
+    stop = StopStrings(("<turn>", "w7"), checkpoint)
+    assert stop.completed([5, 40]) and stop.completed([7]) and not stop.completed([5, 6])
+    assert Limits(1, 99, stop=stop).append([2], [5, 40, 6]) == [2, 5, 40]
+    assert "<s>" in checkpoint.unwritten and "w3" not in checkpoint.unwritten  # which stands for unknown text
+
+
+def test_a_stop_string_with_a_special_token_in_it_is_refused() -> None:
+    with pytest.raises(UserError, match=r"got '\\n<turn>', and no text shows the special token <turn>"):
+        StopStrings(("w7", "\n<turn>"), with_special("<turn>"))
+
+
 def test_what_was_drafted_behind_a_stop_string_does_not_count() -> None:
     trace, chain = Trace(), Draft(torch.tensor([5, 6, 7, 8]))
     trace.step(chain, Verdict((0, 1, 2), 9, {"distance": (0.1, 0.2, 0.3, 0.4)}), stopped=2)
@@ -223,7 +247,28 @@ def test_generate_runs_no_further_than_the_stop_string(checkpoints: Path) -> Non
     hook = target.transformers.module.register_forward_hook(lambda *_: ran.append(1))
     try:
         texts = texts_of(HuggingFaceGenerate(target), with_stops(folder))
+        alone = len(ran)
+        HuggingFaceGenerate(target).decode_together(with_stops(folder))
     finally:
         hook.remove()
     lengths = [len(text) - one.limits.prompt_length for one, text in zip(with_stops(folder), texts, strict=True)]
-    assert len(ran) == sum(lengths) < 6 * LONGEST
+    assert alone == sum(lengths) < 6 * LONGEST
+    assert len(ran) - alone == max(lengths)
+
+
+@pytest.mark.parametrize("verify_tail", [True, False])
+def test_the_last_round_of_a_text_counts_no_draft_behind_its_stop_string(checkpoints: Path, verify_tail: bool) -> None:
+    folder, in_drafts = checkpoints / "llama", 0
+    models = models_for(folder)
+    drafter = ModelDrafter(models["target"], 5)  # all that it drafts is accepted
+    method = DraftThenVerify(models["target"], drafter, ExactMatch(), verify_tail=verify_tail)
+    for request in with_stops(folder):
+        trace = Trace()
+        new = method.decode(request, trace)[request.limits.prompt_length :]
+        *earlier, last = trace.rounds
+        emitted = len(new) - sum(one.accepted + 1 for one in earlier)
+        assert last.accepted <= emitted
+        if last.accepted == emitted:
+            assert list(last.drafted) == new[-emitted:]
+            in_drafts += emitted < 5
+    assert in_drafts > 1

@@ -153,6 +153,21 @@ def test_sampled_texts_depend_on_the_step_alone(knobs: dict, checkpoints: Path) 
     assert torch.equal(torch.random.get_rng_state(), state)  # the training's own generator is left alone
 
 
+@pytest.mark.parametrize("data", ["answers", "drafter"])
+def test_ids_without_a_token_between_the_tokens_are_no_part_of_a_distribution(data: str, checkpoints: Path) -> None:
+    """The engine gives them no probability, and 0 · log 0 is no number."""
+    found, model = steps("llama", checkpoints, Teaching(data, "kl", temperature=0.0))
+    vars(found.teacher.checkpoint)["unknown"] = (10, 39)
+    model.eval()
+    loss = found(model, EXAMPLES, 0)
+    texts = EXAMPLES if data == "answers" else found.decoded(model, EXAMPLES, 0)[0]
+    model.eval()
+    kept = [token for token in range(found.pieces) if token not in (10, 39)]
+    pairs = [rows[:, kept].log_softmax(-1) for rows in one_by_one(found, model, texts)]
+    wanted = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(pairs[::2], pairs[1::2], strict=True)]).mean()
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-3)
+
+
 def test_a_mixture_takes_turns() -> None:
     assert [Teaching("mixture", "kl").decodes_at(step) for step in range(4)] == [False, True, False, True]
     assert Teaching("drafter", "kl").decodes_at(0) and not Teaching("answers", "kl").decodes_at(1)

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from bild_lab.engine.request import Source
+from bild_lab.engine.stop import before_stop
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics.quality import score
 from bild_lab.training.batches import Collator, tokenize
@@ -55,6 +56,16 @@ def test_scores_are_those_of_greedy_decoding_one_by_one(name: str) -> None:
     wanted = score("bleu", texts, [example.references for example in EXAMPLES])
     assert (found["bleu"], found["bleu_low"], found["bleu_high"]) == (wanted.value, wanted.low, wanted.high)
     assert len({*texts}) == 5 and wanted.value > 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_scored_of_a_text_ends_before_the_first_stop_string(name: str) -> None:
+    model = MODELS[name](1).double()
+    texts = [greedy_text(model, prompt) for prompt in PROMPTS]
+    words = [text.split() for text in texts[:2]]
+    cut = tuple(each[len(each) // 2] for each in words)
+    found = replace(evaluator(model, 5), cut=cut)._texts(model)
+    assert found == [before_stop(text, cut).strip() for text in texts] != texts
 
 
 def test_texts_from_nothing_are_judged_by_their_likelihood_and_nothing_is_decoded() -> None:

@@ -22,7 +22,7 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs
-from bild_lab.training.finetune import best_score, finetune, finetune_best
+from bild_lab.training.finetune import best_score, finetune, finetune_best, job_identity
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.start import FromCheckpoint
 from tests.thinned import thinned
@@ -192,6 +192,13 @@ def test_a_finished_training_is_not_trained_again(whole: tuple[Path, dict], monk
     folder, metrics = whole
     monkeypatch.setattr(runs, "ResumableTrainer", None)
     assert finetune(job(folder)) == metrics
+
+
+def test_a_metric_that_compares_no_texts_is_refused_and_stop_strings_are_another_training(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"compares texts with references, which dataset\.metric=length does"):
+        job(tmp_path, metric="length")
+    plain, cut = (job_identity(job(tmp_path, cut=strings)) for strings in ((), ("\n", "Q:")))
+    assert cut == {**plain, "dataset.cut": ["\n", "Q:"]} and "dataset.cut" not in plain
 
 
 REFUSED = {

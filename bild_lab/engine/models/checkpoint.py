@@ -227,6 +227,17 @@ class Checkpoint:
         return tuple(token for token in spare if token >= self.rows or piece_of(self.tokenizer, token) is None)
 
     @cached_property
+    def unwritten(self) -> dict[str, int]:
+        """The special tokens that no text shows, by their names; without the one for unknown text."""
+        added, unknown = self.tokenizer.get_added_vocab(), self.tokenizer.unk_token_id
+        decode = self.tokenizer.decode
+        return {
+            piece: token
+            for piece, token in added.items()
+            if token != unknown and decode([token], skip_special_tokens=True) == ""
+        }
+
+    @cached_property
     def pieces(self) -> Pieces:
         """What each token writes."""
         return Pieces(self.tokenizer)

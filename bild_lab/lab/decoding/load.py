@@ -25,6 +25,7 @@ from bild_lab.engine.models.precision import AUTO, resolve_dtype
 from bild_lab.engine.processors import Processors, asked_for
 from bild_lab.engine.protocols import External, Method
 from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
 from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.config import (
@@ -346,9 +347,15 @@ def processors_of(wanted: Any, checkpoint: Checkpoint) -> Processors:
 
 
 def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The stop strings of `decoding.stop`, and with `processors: checkpoint` those of the generation settings."""
+    """The stop strings of `decoding.stop`, and with `processors: checkpoint` those of the generation settings.
+
+    Raises UserError as `StopStrings` does.
+    """
     theirs = checkpoint.generation.stop_strings if decoding.processors == CHECKPOINT else None
-    return tuple(dict.fromkeys((*decoding.stop, *stop_strings(theirs))))
+    strings = tuple(dict.fromkeys((*decoding.stop, *stop_strings(theirs))))
+    if strings:
+        StopStrings(strings, checkpoint)  # refuses
+    return strings
 
 
 def _processor(node: Any) -> LogitsProcessor:
