@@ -68,10 +68,12 @@ class Acceptance(Protocol):
     """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.
 
     The base of all rules, which need only write what they change. needs: fields of the draft that its drafter must
-    fill. wants: what it needs of the target's forward, besides what the drafter wants.
+    fill. wants: what it needs of the target's forward, besides what the drafter wants. greedy_only: it has no rule for
+    sampled texts.
     """
 
     accepts_trees: bool
+    greedy_only: bool = False
     needs: frozenset[str] = frozenset()
     wants: Want = EVERYTHING
 

@@ -58,7 +58,8 @@ FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOST_CHECKED = 64  # points of a sweep that are all checked before it starts; of a larger one some
-KNOB = "policy."
+SLIGHT = ("policy.", "runtime.seed=", "decoding.temperature=", "decoding.top_k=", "decoding.top_p=")  # change no data
+PROMPTLESS = re.compile(r"(policy|runtime|measure|report|logger)\.|(name|resume|logger|measure)=")  # change no prompt
 PLAIN_KEY = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")  # of an override that only sets a value
 NO_GRAPHS = "runtime.compile=false"
 LIVE_S, LIVE_SHARE = 30.0, 0.02  # a report between points comes so seldom, and takes so much of the time at most
@@ -310,7 +311,7 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
     Returns the configurations that were looked at: of all points, or in a large sweep those of `checked_points`.
     """
     configs: list[DictConfig] = []
-    known: dict[tuple[str, ...], Specs] = {}  # of points that were checked as a whole, by overrides beside the policy's
+    known: set[tuple[str, ...]] = set()  # what points that were checked as a whole have besides slight overrides
     compose = Composer(config_name)
     for words in checked_points(jobs):
         changed = [word for word, several in zip(words, jobs, strict=True) if word != several[0]]
@@ -318,11 +319,12 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
             config = compose(words)
         except (UserError, HydraException, OmegaConfBaseException) as error:
             refuse(_of_point(changed, error))
-        beside = tuple(word for word in words if not word.startswith(KNOB))
+        beside = tuple(word for word in words if not word.startswith(SLIGHT))
         if beside in known:
-            _refusing(partial(require_decoder, config.policy, known[beside]), changed)
+            _refusing(partial(require_decoder, config), changed)
         else:
-            known[beside] = _check(config, changed).specs
+            _check(config, changed)
+            known.add(beside)
         configs.append(config)
     return configs
 
@@ -376,7 +378,7 @@ def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         logger(config)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
-        if not changed or not all(word.startswith("policy.") for word in changed):  # knobs alone change no prompt
+        if not changed or not all(map(PROMPTLESS.match, changed)):
             requests_of(point, [one for one in point.examples if one.continues is None])  # raises for what does not fit
         return point
 

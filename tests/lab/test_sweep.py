@@ -40,6 +40,16 @@ def values(key: str, *several: object) -> list[str]:
         ([values("policy", "vanilla", "bild"), values("policy.fallback", 0.5)], ""),  # the first lacks the knob
         ([values("policy", "bild", "vanilla"), values("policy.fallback", 0.5)], "policy=vanilla: "),
         ([values("dataset.path", "toy:corpus", "nowhere")], "dataset.path=nowhere: "),
+        ([["policy=bild_released"], values("decoding.temperature", 0, 1)], "decoding.temperature=1: "),
+        ([["decoding=sample"], values("policy", "bild", "bild_released")], "policy=bild_released: "),
+        (
+            [["policy=hf_generate"], ["runtime.batch=2"], values("decoding.temperature", 0, 1)],
+            "decoding.temperature=1: batched generate",
+        ),
+        (
+            [["measure.certify=true"], ["measure.baseline=speculative"], values("decoding.temperature", 1, 0)],
+            "decoding.temperature=0: measure.certify",
+        ),
         ([["logger=none"], values("runtime.engine", "auto", "abacus")], "runtime.engine=abacus: "),
     ],
 )
@@ -59,6 +69,25 @@ def test_points_that_differ_in_knobs_read_the_data_once(monkeypatch: pytest.Monk
     assert len(prepared) == 1
     found = {(one.policy.fallback, one.policy.rollback) for one in configs}
     assert found == {(fallback, rollback) for fallback in (0.1, 0.2, 0.3) for rollback in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("lists", "prepared", "tokenized"),
+    [
+        ([values("runtime.seed", *range(5)), ["decoding=sample"], values("decoding.temperature", 0.5, 1)], 1, 1),
+        ([values("runtime.threads", 1, 2), values("measure.repeats", 1, 2)], 4, 1),
+        ([values("decoding.max_new_tokens", 4, 5), values("runtime.seed", 0, 1)], 2, 2),
+    ],
+)
+def test_what_points_share_is_checked_once(
+    lists: list[list[str]], prepared: int, tokenized: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for name in ("prepare", "requests_of"):
+        real = getattr(sweep, name)
+        monkeypatch.setattr(sweep, name, lambda *given, name=name, real=real: calls.append(name) or real(*given))
+    _check_points([*TOY, ["policy=bild"], *lists], "config")
+    assert (calls.count("prepare"), calls.count("requests_of")) == (prepared, tokenized)
 
 
 def test_a_point_is_composed_as_hydra_composes_it() -> None:
