@@ -189,14 +189,15 @@ def prepare(cfg: DictConfig) -> Point:
     )
 
 
-def require_decoder(cfg: DictConfig) -> None:
-    """Check what depends on a point's policy and sampling alone: knobs, parts, and whether it decodes so.
+def require_decoder(cfg: DictConfig, checked: Specs) -> None:
+    """Check what depends on a point's policy, its seed and its sampling: knobs, parts, and whether it decodes so.
 
-    It is a part of `prepare` that reads no data, for points that differ in nothing else from a checked one.
-    Raises UserError.
+    It is a part of `prepare` that reads no data. checked: of a checked point that differs in nothing else. Raises
+    UserError.
     """
     require_policy(cfg.policy)
-    specs = Specs.of(cfg)
+    decoding, runtime = typed(DecodingSpec, cfg.decoding, "decoding"), typed(RuntimeSpec, cfg.runtime, "runtime")
+    specs = replace(checked, decoding=decoding, runtime=runtime)
     _require_certifiable(specs)
     _require_ways(specs.decoder(cfg.policy), specs)
 

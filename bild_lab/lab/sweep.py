@@ -311,7 +311,7 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
     Returns the configurations that were looked at: of all points, or in a large sweep those of `checked_points`.
     """
     configs: list[DictConfig] = []
-    known: set[tuple[str, ...]] = set()  # what points that were checked as a whole have besides slight overrides
+    known: dict[tuple[str, ...], Specs] = {}  # of points that were checked as a whole, by all but slight overrides
     compose = Composer(config_name)
     for words in checked_points(jobs):
         changed = [word for word, several in zip(words, jobs, strict=True) if word != several[0]]
@@ -321,10 +321,9 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
             refuse(_of_point(changed, error))
         beside = tuple(word for word in words if not word.startswith(SLIGHT))
         if beside in known:
-            _refusing(partial(require_decoder, config), changed)
+            _refusing(partial(require_decoder, config, known[beside]), changed)
         else:
-            _check(config, changed)
-            known.add(beside)
+            known[beside] = _check(config, changed).specs
         configs.append(config)
     return configs
 

@@ -42,6 +42,7 @@ def values(key: str, *several: object) -> list[str]:
         ([values("dataset.path", "toy:corpus", "nowhere")], "dataset.path=nowhere: "),
         ([["policy=bild_released"], values("decoding.temperature", 0, 1)], "decoding.temperature=1: "),
         ([["decoding=sample"], values("policy", "bild", "bild_released")], "policy=bild_released: "),
+        ([["decoding=sample"], values("policy", "bild", "synthetic")], "policy=synthetic: "),
         (
             [["policy=hf_generate"], ["runtime.batch=2"], values("decoding.temperature", 0, 1)],
             "decoding.temperature=1: batched generate",

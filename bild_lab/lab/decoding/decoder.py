@@ -176,8 +176,8 @@ class Decoder:
 
     def require_sampling(self, sampling: Sampling) -> None:
         """Raise UserError for sampled texts of a method that decodes greedily alone."""
-        rule = getattr(self.method, "acceptance", None)
-        greedy_only = isinstance(self.method, External) or getattr(rule, "greedy_only", False)
+        parts = [getattr(self.method, name, None) for name in ("drafter", "acceptance")]
+        greedy_only = isinstance(self.method, External) or any(getattr(one, "greedy_only", False) for one in parts)
         if greedy_only and not sampling.greedy:
             raise UserError(
                 f"policy {self.policy or type(self.method).__name__} decodes greedily, got decoding.temperature="
