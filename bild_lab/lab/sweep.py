@@ -208,7 +208,7 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Check the points, and decide what they share, before the first is measured."""
-        jobs = values_of(config)
+        jobs = _refusing(lambda: values_of(config))
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:
             refuse(UserError("the sweep has no points: one of its lists of values is empty"))
@@ -299,10 +299,20 @@ def values_of(config: DictConfig) -> list[list[str]] | None:
 
 
 def alternatives(one: Override) -> list[str]:
-    """An override with each of its values: those that a sweep takes one after the other."""
+    """An override with each of its values: those that a sweep takes one after the other.
+
+    Raises UserError for values that cannot be listed.
+    """
     if not one.is_sweep_override():
         return [one.input_line]
-    return [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
+    try:
+        values = list(one.sweep_string_iterator())
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(
+            f"the values of {one.input_line} cannot be listed; a sweep takes values with commas, choice(…), glob(…) or "
+            "range(START,STOP,STEP), one of them for a key"
+        ) from error
+    return [f"{one.get_key_element()}={value}" for value in values]
 
 
 def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
@@ -384,7 +394,7 @@ def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
     return _refusing(look, changed)
 
 
-def _refusing(look: Callable[[], T], changed: Sequence[str]) -> T:
+def _refusing(look: Callable[[], T], changed: Sequence[str] = ()) -> T:
     """What this returns. Exits with a message if it finds that a point cannot be measured."""
     stages.enter("checking texts and checkpoints")
     try:

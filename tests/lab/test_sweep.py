@@ -6,13 +6,23 @@ import math
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.errors import UserError
 from bild_lab.lab import sweep
 from bild_lab.lab.cli import Refused
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.sweep import MOST_CHECKED, NO_GRAPHS, Composer, _check_points, _share_a_regime, checked_points
+from bild_lab.lab.sweep import (
+    MOST_CHECKED,
+    NO_GRAPHS,
+    Composer,
+    _check_points,
+    _share_a_regime,
+    alternatives,
+    checked_points,
+)
 from tests.pretended import pretended_gpu
 
 TOY = [["pair=toy"], ["dataset=toy"], ["dataset.limit=2"]]
@@ -111,6 +121,13 @@ def test_of_many_points_each_value_and_each_combination_of_files_is_checked() ->
     assert {words[:2] for words in found} == {(one, other) for one in jobs[0] for other in jobs[1]}
     few = [values("policy", "a", "b"), values("policy.x", *range(MOST_CHECKED // 2))]
     assert len(checked_points(few)) == math.prod(map(len, few)) == MOST_CHECKED
+
+
+@pytest.mark.parametrize("word", ["policy.fallback=interval(0,1)", "policy.fallback=range(0.1,0.5,0.1),0.9"])
+def test_values_that_cannot_be_listed_are_refused_in_words(word: str) -> None:
+    (override,) = OverridesParser.create().parse_overrides([word])
+    with pytest.raises(UserError, match=r"the values of policy\.fallback=.* cannot be listed; a sweep takes"):
+        alternatives(override)
 
 
 def overrides() -> DictConfig:
