@@ -330,7 +330,8 @@ def quote_free_text(word: str) -> str:
     if not equals or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
         return word
     kind = re.split(r"[._]", key)[-1]
-    named = (kind == "template" and value[:1] != "[") or (
+    # `template` alone is a group, whose files may be swept over
+    named = (kind == "template" and key != kind and value[:1] != "[") or (
         "," not in value and kind in ("path", "target", "draft", "tokenizer")
     )
     if not named and not _exists(value):

@@ -214,6 +214,7 @@ class SweepCallback(Callback):
             refuse(UserError("the sweep has no points: one of its lists of values is empty"))
         if jobs is not None:
             points = _check_points(jobs, config.hydra.job.config_name)
+            _refusing(lambda: require_one_folder(config, points))
             _share_a_regime(config, points)
         self._start(config)
         record_command(sweep_folder(config))
@@ -405,6 +406,17 @@ def _refusing(look: Callable[[], T], changed: Sequence[str] = ()) -> T:
         stages.leave()
         traceback.print_exc()
         sys.exit(FAILED_POINTS)
+
+
+def require_one_folder(config: DictConfig, points: Sequence[DictConfig]) -> None:
+    """Raise UserError for points of a sweep whose results would not be in the folder that it reports."""
+    folder = sweep_folder(config)
+    for point in points:
+        if sweep_folder(point) != folder:
+            raise UserError(
+                f"all points of a sweep go to one folder and one report, got name={point.name} beside {folder}; give "
+                "one name=NAME, or a command for each"
+            )
 
 
 def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:

@@ -22,6 +22,7 @@ from bild_lab.lab.sweep import (
     _share_a_regime,
     alternatives,
     checked_points,
+    require_one_folder,
 )
 from tests.pretended import pretended_gpu
 
@@ -128,6 +129,13 @@ def test_values_that_cannot_be_listed_are_refused_in_words(word: str) -> None:
     (override,) = OverridesParser.create().parse_overrides([word])
     with pytest.raises(UserError, match=r"the values of policy\.fallback=.* cannot be listed; a sweep takes"):
         alternatives(override)
+
+
+def test_a_sweep_has_one_folder() -> None:
+    config, other = (compose_config([f"name={name}"]) for name in ("first", "second"))
+    require_one_folder(config, [config, config])
+    with pytest.raises(UserError, match="one report, got name=second beside outputs/first; give one name=NAME"):
+        require_one_folder(config, [config, other])
 
 
 def overrides() -> DictConfig:
