@@ -9,6 +9,8 @@
                                                  milliseconds by length of the prompt, and by position in a long text
     python scripts/bench.py runtime.device=cuda  the shapes for a GPU (make gpu also tests and certifies there)
 
+KEY=VALUE are those of `python run.py --help`, of pair, dataset, template, decoding, runtime and policy.
+
 outputs/NAME/bench.json keeps the rows: name=bench unless another is given. Those of `long`: long.json, long.csv.
 Other engines take part after `make peers`, in each precision; a peer's policy that is given takes their place.
 """
@@ -289,4 +291,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run_application(main, wanted=WANTED, kept=KEPT)
+    run_application(main, None, WANTED, KEPT)

@@ -78,12 +78,12 @@ def command(
 ) -> Callable[..., tuple[int, str]]:
     """Runs a script's `main` in an empty folder; returns its exit code and everything it printed.
 
-    config: the name of the script's own configuration.
+    config: the name of the script's own configuration; None for one that reads its words itself.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 
-    def call(script: ModuleType, *words: str, config: str = "config") -> tuple[int, str]:
+    def call(script: ModuleType, *words: str, config: str | None = "config") -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", [f"{script.__name__.rpartition('.')[2]}.py", *words])
         with pytest.raises(SystemExit) as ended:
             run_application(script.main, config)

@@ -238,11 +238,8 @@ def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> 
     Returns each prompt and its continuation, cut by its limits. Raises UserError for sampled texts, whose draws would
     depend on the batch, and for processors.
     """
-    if any(not one.sampling.greedy or one.source.processors is not None for one in requests):
-        raise UserError(
-            "batched generate decodes greedily and without processors here; set decoding=greedy "
-            "decoding.processors=none, or runtime.batch=1"
-        )
+    for one in requests:
+        require_plain(one.sampling, one.source.processors is not None)
     sources, module = [one.source for one in requests], target.module
     longest = max(requests, key=lambda one: one.limits.max_new_tokens)
     settings = module.generation_config = plain_generation_config(target, longest)
@@ -265,6 +262,15 @@ def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> 
     out = module.generate(input_ids=ids, attention_mask=seen, **options).tolist()
     pairs = zip(requests, out, strict=True)
     return [one.limits.append(list(one.source.prompt), row[first:]) for one, row in pairs]
+
+
+def require_plain(sampling: Sampling, processed: bool) -> None:
+    """Raise UserError for a batch of `generate` that is sampled, or whose scores are processed."""
+    if not sampling.greedy or processed:
+        raise UserError(
+            "batched generate decodes greedily and without processors here; set decoding=greedy "
+            "decoding.processors=none, or runtime.batch=1"
+        )
 
 
 def own_cache(target: HuggingFaceModel) -> dict[str, EncoderDecoderCache]:

@@ -26,12 +26,14 @@ class Drafter(Protocol):
 
     wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for rules that need
     them, such as "own_probs". draws_from: the model whose distribution each sampled token is drawn from, if a session
-    of its own can tell. hybrid_places: which of a `HybridDrafter`'s two it can be. A drafter of rows of its own in the
-    target's forward cannot be the first: they do not run where the second drafts.
+    of its own can tell. greedy_only: it drafts for no sampled text. hybrid_places: which of a `HybridDrafter`'s two it
+    can be. A drafter of rows of its own in the target's forward cannot be the first: they do not run where the second
+    drafts.
     """
 
     drafts_trees: bool
     drafts_nothing: ClassVar[bool] = False
+    greedy_only: ClassVar[bool] = False
     hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
     wants: Want = EVERYTHING
     gives: frozenset[str] = frozenset()
@@ -68,10 +70,12 @@ class Acceptance(Protocol):
     """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.
 
     The base of all rules, which need only write what they change. needs: fields of the draft that its drafter must
-    fill. wants: what it needs of the target's forward, besides what the drafter wants.
+    fill. wants: what it needs of the target's forward, besides what the drafter wants. greedy_only: it has no rule for
+    sampled texts.
     """
 
     accepts_trees: bool
+    greedy_only: bool = False
     needs: frozenset[str] = frozenset()
     wants: Want = EVERYTHING
 

@@ -189,9 +189,9 @@ def run_application(
 ) -> NoReturn:
     """Run an application and exit with its code. Bad input gives one message and no traceback.
 
-    config_name: the application's configuration, None without one. `--help` shows its keys, and they are suggested
-    for misspelt ones. wanted: as in `require_words`, of an application that does nothing without a word. kept: what is
-    left when it is stopped.
+    config_name: the application's configuration, all words being its overrides. `--help` shows its keys, and they are
+    suggested for misspelt ones. None: the application reads its words itself, which need not be KEY=VALUE. wanted: as
+    in `require_words`, of an application that does nothing without a word. kept: what is left when it is stopped.
     """
     tolerate_streams()
     if {"-h", "--help"} & set(sys.argv[1:]):
@@ -330,7 +330,8 @@ def quote_free_text(word: str) -> str:
     if not equals or re.fullmatch(r"[\w./~:-]*", value) or value[:1] in "'\"":
         return word
     kind = re.split(r"[._]", key)[-1]
-    named = (kind == "template" and value[:1] != "[") or (
+    # `template` alone is a group, whose files may be swept over
+    named = (kind == "template" and key != kind and value[:1] != "[") or (
         "," not in value and kind in ("path", "target", "draft", "tokenizer")
     )
     if not named and not _exists(value):
@@ -440,7 +441,7 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
         causes.append(cause)
     text = "\n".join(str(each) for each in causes)
     if match := re.search(r"Could not override '([^']+)'", text):
-        return unknown_key(match[1], config_name or "config")
+        return unknown_key(match[1], config_name)
     if match := re.search(r"Could not find '([^']+)'", text):
         options = re.findall(r"^\t(\S+)$", text, flags=re.MULTILINE)
         return unknown_choice(match[1], options)
@@ -475,12 +476,17 @@ def several_values(word: str) -> str:
     return f"{word} has several values: add -m to sweep over them, or write a list as {key}=[{values}]"
 
 
-def unknown_key(key: str, config_name: str) -> str:
-    """A message about a configuration key that does not exist, with the most similar key that does."""
-    known = known_keys(config_name)
+def unknown_key(key: str, config_name: str | None) -> str:
+    """A message about a configuration key that does not exist, with the most similar key that does.
+
+    config_name: None for a command that passes its words on as those of run.py.
+    """
+    known = known_keys(config_name or "config")
     if key in known:
         return f"not every chosen configuration has the key {key}; run policies with different knobs one by one"
-    return f"there is no configuration key {key}{suggestion(key, known)} `{this_script()} --cfg job` lists them all"
+    script = this_script() if config_name is not None else "python run.py"
+    meant = suggestion(key, known) or ";"
+    return f"there is no configuration key {key}{meant} `{script} --cfg job` lists them all"
 
 
 def unknown_choice(choice: str, options: list[str]) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.engine.batched import require_batches
 from bild_lab.engine.heads import bita, eagle, layer_heads, medusa
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.protocols import External
@@ -151,6 +150,7 @@ def prepare(cfg: DictConfig) -> Point:
     require_writable(sweep_folder(cfg))
     writing = specs.dataset.writing(specs.pair.target_language)
     scoring = Scoring(specs.dataset.scored, specs.measure.run_code, writing)
+    _require_certifiable(specs)
     _require_scorable(scoring, specs)
     require_flag("resume", cfg.resume)
     policies = {METHOD: cfg.policy}
@@ -163,9 +163,8 @@ def prepare(cfg: DictConfig) -> Point:
     whole = cached_examples(specs.dataset)
     examples = cut_sources(whole, specs.dataset.max_source_tokens, decoders[METHOD].prompt_length)
     scoring = scoring.fitted([one.references for one in examples])
-    if specs.runtime.batch > 1:
-        for name, policy in policies.items():
-            require_batches(policy.name, decoders[name].method, decoders[name].models)
+    for decoder in decoders.values():
+        _require_ways(decoder, specs)
     contents = {name: _without_name(content_of(policy)) for name, policy in values.items()}
     setting = _setting(specs, whole, decoders, values)
     modules = _modules(values[METHOD], specs)
@@ -190,26 +189,39 @@ def prepare(cfg: DictConfig) -> Point:
     )
 
 
-def require_decoder(policy: DictConfig, specs: Specs) -> None:
-    """Check what depends on a point's policy alone: its knobs, its parts, and whether it decodes batches.
+def require_decoder(cfg: DictConfig, checked: Specs) -> None:
+    """Check what depends on a point's policy, its seed and its sampling: knobs, parts, and whether it decodes so.
 
-    It is a part of `prepare` that reads no data. specs: of a checked point that differs in nothing but the policy.
-    Raises UserError.
+    It is a part of `prepare` that reads no data. checked: of a checked point that differs in nothing else. Raises
+    UserError.
     """
-    require_policy(policy)
-    decoder = specs.decoder(policy)
+    require_policy(cfg.policy)
+    decoding, runtime = typed(DecodingSpec, cfg.decoding, "decoding"), typed(RuntimeSpec, cfg.runtime, "runtime")
+    specs = replace(checked, decoding=decoding, runtime=runtime)
+    _require_certifiable(specs)
+    _require_ways(specs.decoder(cfg.policy), specs)
+
+
+def _require_ways(decoder: Decoder, specs: Specs) -> None:
+    """Raise UserError for a policy that does not sample, or decodes no batches, where it is asked to."""
+    decoder.require_sampling(specs.sampling)
     if specs.runtime.batch > 1:
-        require_batches(policy.name, decoder.method, decoder.models)
+        decoder.require_batches(specs.sampling)
 
 
-def _require_scorable(scoring: Scoring, specs: Specs) -> None:
-    """Raise UserError for metrics that need a baseline, a permission, or code of a stranger."""
+def _require_certifiable(specs: Specs) -> None:
+    """Raise UserError where certificates of greedy texts lack the target's own texts."""
     measure = specs.measure
     if measure.certify and measure.baseline != "vanilla" and specs.sampling.greedy:
         raise UserError(
             "measure.certify compares greedy text with the target's own; "
             "set measure.baseline=vanilla, or decoding=sample"
         )
+
+
+def _require_scorable(scoring: Scoring, specs: Specs) -> None:
+    """Raise UserError for metrics that need a baseline, a permission, or code of a stranger."""
+    measure = specs.measure
     for metric in scoring.metrics:
         if metric == AGREEMENT and measure.baseline is None:
             raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")

@@ -58,7 +58,8 @@ FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOST_CHECKED = 64  # points of a sweep that are all checked before it starts; of a larger one some
-KNOB = "policy."
+SLIGHT = ("policy.", "runtime.seed=", "decoding.temperature=", "decoding.top_k=", "decoding.top_p=")  # change no data
+PROMPTLESS = re.compile(r"(policy|runtime|measure|report|logger)\.|(name|resume|logger|measure)=")  # change no prompt
 PLAIN_KEY = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")  # of an override that only sets a value
 NO_GRAPHS = "runtime.compile=false"
 LIVE_S, LIVE_SHARE = 30.0, 0.02  # a report between points comes so seldom, and takes so much of the time at most
@@ -207,12 +208,13 @@ class SweepCallback(Callback):
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Check the points, and decide what they share, before the first is measured."""
-        jobs = values_of(config)
+        jobs = _refusing(lambda: values_of(config))
         total = None if jobs is None else math.prod(map(len, jobs))
         if total == 0:
             refuse(UserError("the sweep has no points: one of its lists of values is empty"))
         if jobs is not None:
             points = _check_points(jobs, config.hydra.job.config_name)
+            _refusing(lambda: require_one_folder(config, points))
             _share_a_regime(config, points)
         self._start(config)
         record_command(sweep_folder(config))
@@ -298,10 +300,20 @@ def values_of(config: DictConfig) -> list[list[str]] | None:
 
 
 def alternatives(one: Override) -> list[str]:
-    """An override with each of its values: those that a sweep takes one after the other."""
+    """An override with each of its values: those that a sweep takes one after the other.
+
+    Raises UserError for values that cannot be listed.
+    """
     if not one.is_sweep_override():
         return [one.input_line]
-    return [f"{one.get_key_element()}={value}" for value in one.sweep_string_iterator()]
+    try:
+        values = list(one.sweep_string_iterator())
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UserError(
+            f"the values of {one.input_line} cannot be listed; a sweep takes values with commas, choice(…), glob(…) or "
+            "range(START,STOP,STEP), one of them for a key"
+        ) from error
+    return [f"{one.get_key_element()}={value}" for value in values]
 
 
 def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
@@ -310,7 +322,7 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
     Returns the configurations that were looked at: of all points, or in a large sweep those of `checked_points`.
     """
     configs: list[DictConfig] = []
-    known: dict[tuple[str, ...], Specs] = {}  # of points that were checked as a whole, by overrides beside the policy's
+    known: dict[tuple[str, ...], Specs] = {}  # of points that were checked as a whole, by all but slight overrides
     compose = Composer(config_name)
     for words in checked_points(jobs):
         changed = [word for word, several in zip(words, jobs, strict=True) if word != several[0]]
@@ -318,9 +330,9 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
             config = compose(words)
         except (UserError, HydraException, OmegaConfBaseException) as error:
             refuse(_of_point(changed, error))
-        beside = tuple(word for word in words if not word.startswith(KNOB))
+        beside = tuple(word for word in words if not word.startswith(SLIGHT))
         if beside in known:
-            _refusing(partial(require_decoder, config.policy, known[beside]), changed)
+            _refusing(partial(require_decoder, config, known[beside]), changed)
         else:
             known[beside] = _check(config, changed).specs
         configs.append(config)
@@ -376,14 +388,14 @@ def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         logger(config)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
-        if not changed or not all(word.startswith("policy.") for word in changed):  # knobs alone change no prompt
+        if not changed or not all(map(PROMPTLESS.match, changed)):
             requests_of(point, [one for one in point.examples if one.continues is None])  # raises for what does not fit
         return point
 
     return _refusing(look, changed)
 
 
-def _refusing(look: Callable[[], T], changed: Sequence[str]) -> T:
+def _refusing(look: Callable[[], T], changed: Sequence[str] = ()) -> T:
     """What this returns. Exits with a message if it finds that a point cannot be measured."""
     stages.enter("checking texts and checkpoints")
     try:
@@ -394,6 +406,17 @@ def _refusing(look: Callable[[], T], changed: Sequence[str]) -> T:
         stages.leave()
         traceback.print_exc()
         sys.exit(FAILED_POINTS)
+
+
+def require_one_folder(config: DictConfig, points: Sequence[DictConfig]) -> None:
+    """Raise UserError for points of a sweep whose results would not be in the folder that it reports."""
+    folder = sweep_folder(config)
+    for point in points:
+        if sweep_folder(point) != folder:
+            raise UserError(
+                f"all points of a sweep go to one folder and one report, got name={point.name} beside {folder}; give "
+                "one name=NAME, or a command for each"
+            )
 
 
 def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:

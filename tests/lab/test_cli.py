@@ -324,6 +324,7 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ("policy.fallback=0.5,0.6", "policy.fallback=0.5,0.6"),
         (r"dataset.prompt_template=\frac {source}", r"dataset.prompt_template='\frac {source}'"),
         ("dataset.prompt_template={source}\\", r"dataset.prompt_template='{source}\\'"),
+        ("template=chat,translation", "template=chat,translation"),  # files of a group to sweep over
     ],
 )
 def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -> None:

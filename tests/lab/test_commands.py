@@ -26,6 +26,18 @@ def test_a_command_that_takes_long_does_nothing_without_a_word(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("command", ["artifact", "bench", "compare", "figures", "paper_run", "sweeps", "wandb_report"])
+def test_a_command_with_words_of_its_own_reads_them(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"scripts/{command}.py", "first_word", "second_word"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(config_dir().parent / "scripts" / f"{command}.py"), run_name="__main__")
+    said = capsys.readouterr().err
+    assert ended.value.code == BAD_INPUT and "first_word" in said and "KEY=VALUE, such as policy=bild" not in said
+
+
 def test_who_stops_a_command_reads_what_is_kept(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,24 @@ import math
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from bild_lab.errors import UserError
 from bild_lab.lab import sweep
 from bild_lab.lab.cli import Refused
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.sweep import MOST_CHECKED, NO_GRAPHS, Composer, _check_points, _share_a_regime, checked_points
+from bild_lab.lab.sweep import (
+    MOST_CHECKED,
+    NO_GRAPHS,
+    Composer,
+    _check_points,
+    _share_a_regime,
+    alternatives,
+    checked_points,
+    require_one_folder,
+)
 from tests.pretended import pretended_gpu
 
 TOY = [["pair=toy"], ["dataset=toy"], ["dataset.limit=2"]]
@@ -40,6 +51,17 @@ def values(key: str, *several: object) -> list[str]:
         ([values("policy", "vanilla", "bild"), values("policy.fallback", 0.5)], ""),  # the first lacks the knob
         ([values("policy", "bild", "vanilla"), values("policy.fallback", 0.5)], "policy=vanilla: "),
         ([values("dataset.path", "toy:corpus", "nowhere")], "dataset.path=nowhere: "),
+        ([["policy=bild_released"], values("decoding.temperature", 0, 1)], "decoding.temperature=1: "),
+        ([["decoding=sample"], values("policy", "bild", "bild_released")], "policy=bild_released: "),
+        ([["decoding=sample"], values("policy", "bild", "synthetic")], "policy=synthetic: "),
+        (
+            [["policy=hf_generate"], ["runtime.batch=2"], values("decoding.temperature", 0, 1)],
+            "decoding.temperature=1: batched generate",
+        ),
+        (
+            [["measure.certify=true"], ["measure.baseline=speculative"], values("decoding.temperature", 1, 0)],
+            "decoding.temperature=0: measure.certify",
+        ),
         ([["logger=none"], values("runtime.engine", "auto", "abacus")], "runtime.engine=abacus: "),
     ],
 )
@@ -59,6 +81,25 @@ def test_points_that_differ_in_knobs_read_the_data_once(monkeypatch: pytest.Monk
     assert len(prepared) == 1
     found = {(one.policy.fallback, one.policy.rollback) for one in configs}
     assert found == {(fallback, rollback) for fallback in (0.1, 0.2, 0.3) for rollback in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("lists", "prepared", "tokenized"),
+    [
+        ([values("runtime.seed", *range(5)), ["decoding=sample"], values("decoding.temperature", 0.5, 1)], 1, 1),
+        ([values("runtime.threads", 1, 2), values("measure.repeats", 1, 2)], 4, 1),
+        ([values("decoding.max_new_tokens", 4, 5), values("runtime.seed", 0, 1)], 2, 2),
+    ],
+)
+def test_what_points_share_is_checked_once(
+    lists: list[list[str]], prepared: int, tokenized: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    for name in ("prepare", "requests_of"):
+        real = getattr(sweep, name)
+        monkeypatch.setattr(sweep, name, lambda *given, name=name, real=real: calls.append(name) or real(*given))
+    _check_points([*TOY, ["policy=bild"], *lists], "config")
+    assert (calls.count("prepare"), calls.count("requests_of")) == (prepared, tokenized)
 
 
 def test_a_point_is_composed_as_hydra_composes_it() -> None:
@@ -81,6 +122,20 @@ def test_of_many_points_each_value_and_each_combination_of_files_is_checked() ->
     assert {words[:2] for words in found} == {(one, other) for one in jobs[0] for other in jobs[1]}
     few = [values("policy", "a", "b"), values("policy.x", *range(MOST_CHECKED // 2))]
     assert len(checked_points(few)) == math.prod(map(len, few)) == MOST_CHECKED
+
+
+@pytest.mark.parametrize("word", ["policy.fallback=interval(0,1)", "policy.fallback=range(0.1,0.5,0.1),0.9"])
+def test_values_that_cannot_be_listed_are_refused_in_words(word: str) -> None:
+    (override,) = OverridesParser.create().parse_overrides([word])
+    with pytest.raises(UserError, match=r"the values of policy\.fallback=.* cannot be listed; a sweep takes"):
+        alternatives(override)
+
+
+def test_a_sweep_has_one_folder() -> None:
+    config, other = (compose_config([f"name={name}"]) for name in ("first", "second"))
+    require_one_folder(config, [config, config])
+    with pytest.raises(UserError, match="one report, got name=second beside outputs/first; give one name=NAME"):
+        require_one_folder(config, [config, other])
 
 
 def overrides() -> DictConfig:

@@ -56,6 +56,7 @@ class ReleasedRollback(Rollback):
     """
 
     accepts_trees = False
+    greedy_only = True
 
     def __init__(self, threshold: float) -> None:
         super().__init__(RELEASED_THRESHOLD if threshold == 0 else threshold)

@@ -27,6 +27,7 @@ class SyntheticDrafter(Drafter):
     """
 
     drafts_trees = False
+    greedy_only = True
 
     def __init__(self, target: Model, acceptance_rate: float, window: int) -> None:
         require_number("a synthetic drafter's acceptance rate", acceptance_rate, 0, 1, remedy="1 drafts no wrong token")

@@ -200,7 +200,7 @@ class Checkpoint:
     def vocabulary(self) -> dict[str, int]:
         return self.tokenizer.get_vocab()
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """How many tokens the decoder embeds."""
         apart = getattr(self.config, "decoder_vocab_size", None)  # of models whose encoder has another vocabulary
@@ -211,7 +211,7 @@ class Checkpoint:
         """How many scores the head gives."""
         return self.rows
 
-    @property
+    @cached_property
     def source_rows(self) -> int:
         """How many tokens the encoder embeds; of a decoder-only model, how many a prompt may have."""
         return getattr(self.config.get_text_config(encoder=True), "vocab_size", None) or self.rows

@@ -13,13 +13,14 @@ import torch
 
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import decode_batch, quiet_batch, require_batches, require_room
+from bild_lab.engine.hf_generation import require_plain
 from bild_lab.engine.models.admission import trained_positions
 from bild_lab.engine.models.chat import ChatSettings
 from bild_lab.engine.models.checkpoint import Prompt
 from bild_lab.engine.models.pieces import BYTE
 from bild_lab.engine.models.weight_files import in_folder
 from bild_lab.engine.processors import Processors
-from bild_lab.engine.protocols import External, Method, Prepares, Streams
+from bild_lab.engine.protocols import DecodesTogether, External, Method, Prepares, Streams
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -139,6 +140,7 @@ class Decoder:
         """
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
+        self.require_sampling(sampling)
         if isinstance(prompt, SourcePrompt) and max_source_tokens is not None:
             prompt = prompt.within(max_source_tokens, self.prompt_length)
         if several_messages(prompt):
@@ -171,6 +173,22 @@ class Decoder:
                     f"{len(lengths)} here may be longer; lower dataset.max_source_tokens or decoding.max_new_tokens"
                 )
         return found
+
+    def require_sampling(self, sampling: Sampling) -> None:
+        """Raise UserError for sampled texts of a method that decodes greedily alone."""
+        parts = [getattr(self.method, name, None) for name in ("drafter", "acceptance")]
+        greedy_only = isinstance(self.method, External) or any(getattr(one, "greedy_only", False) for one in parts)
+        if greedy_only and not sampling.greedy:
+            raise UserError(
+                f"policy {self.policy or type(self.method).__name__} decodes greedily, got decoding.temperature="
+                f"{sampling.temperature}; use decoding=greedy, or another policy"
+            )
+
+    def require_batches(self, sampling: Sampling) -> None:
+        """Raise UserError for a method that decodes no batches, or none of such texts."""
+        require_batches(self.policy or type(self.method).__name__, self.method, self.models)
+        if isinstance(self.method, DecodesTogether):
+            require_plain(sampling, bool(self.processors))
 
     def prompt_length(self, prompt: Prompt) -> int:
         """How many tokens the target reads of a prompt."""
@@ -267,7 +285,7 @@ class Decoder:
         if batch is None:
             batch = quiet_batch(self.method, self.models, requests)
         else:
-            require_batches(type(self.method).__name__, self.method, self.models)
+            self.require_batches(requests[0].sampling)
             require_room(self.models, requests, batch)
         texts = decode_batch(self.method, requests, Batch(batch))
         return [Generation(self.text(one.token_ids, stop), one.token_ids, one.trace, one.latency_s) for one in texts]

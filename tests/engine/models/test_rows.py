@@ -88,3 +88,14 @@ def test_the_kernels_write_nothing_behind_the_cache_and_read_no_position_behind_
     layers = session(folder).layers
     with pytest.raises(IndexError, match="needs a slot behind its cache"):
         packed.run(torch.tensor([5]), [layers.text_rows(layers.cache.capacity, 1)])
+
+
+def test_the_number_of_rows_is_read_once_not_for_each_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, asked = bild_lab.load(str(folder), policy="vanilla").target.checkpoint, []
+    read = type(target.config).get_text_config  # which copies the configuration
+    monkeypatch.setattr(type(target.config), "get_text_config", lambda *a, **k: asked.append(1) or read(*a, **k))
+    counts = []
+    for _ in range(3):
+        target.require_rows(target.source("w5 w9"))
+        counts.append(len(asked))
+    assert counts[1] == counts[2]

@@ -208,13 +208,13 @@ def test_the_command_times_long_texts_beside_a_peer_that_is_given(
     monkeypatch.setattr(bench, "SPANS", ((0, 4), (8, 12)))
     monkeypatch.setattr(bench, "HIGHEST_MADE_UP", 12)
     words = ["long", f"pair.target={written(tmp_path / 'tiny.gguf')}", "name=mine", "dataset.limit=1"]
-    code, printed = command(script, *words, "policy=llama_cpp")
+    code, printed = command(script, *words, "policy=llama_cpp", config=None)
     assert code == 0 and "q4_k_m" in printed
     with Path("outputs/mine/long.csv").open(newline="") as lines:
         rows = list(csv.DictReader(lines))
     assert {row["method"] for row in rows} >= {"hf_generate", "llama_cpp"}
     assert json.loads(Path("outputs/mine/long.json").read_text())["rows"][0]["ms"] == float(rows[0]["ms"])
-    code, printed = command(script, *words, "policy=prompt_lookup")
+    code, printed = command(script, *words, "policy=prompt_lookup", config=None)
     assert code == 2 and "the benchmark has our methods, got policy=prompt_lookup; give a peer's" in printed
 
 
@@ -245,18 +245,19 @@ def test_shapes_are_those_that_are_named_or_the_devices(
 def test_the_command_times_the_targets_weights_in_a_file(command, data: Path, tmp_path: Path) -> None:
     file = written(tmp_path / "tiny.gguf")
     words = ["name=mine", "pair.draft=null", "dataset.limit=2", "dataset=multi30k", f"dataset.path={data}"]
-    code, _ = command(script, f"pair.target={file}", file, *words, "decoding.max_new_tokens=4")
+    code, _ = command(script, f"pair.target={file}", file, *words, "decoding.max_new_tokens=4", config=None)
     rows = {row["method"]: row for row in json.loads(Path("outputs/mine/bench.json").read_text())["rows"]}
     assert code == 0 and rows["llama_cpp_q4_k_m"]["precision"] == rows["kernels_q4_k_m"]["precision"] == "q4_k_m"
     assert all(row["quality"] is not None and row["log_probability"] < 0 for row in rows.values())
-    code, printed = command(script, "toy", file)
+    code, printed = command(script, "toy", file, config=None)
     assert code == 2 and "tiny.gguf holds the weights of a pair's target; give its folder too" in printed
 
 
 @pytest.mark.slow
 def test_the_command_times_a_pair_and_keeps_its_rows(command, checkpoints: Path, data: Path) -> None:
     pair = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "name=mine"]
-    code, printed = command(script, *pair, "dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=4")
+    words = ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=4"]
+    code, printed = command(script, *pair, *words, config=None)
     assert code == 0 and "the machine reads" in printed
     found = json.loads(Path("outputs/mine/bench.json").read_text())
     assert {row["shape"] for row in found["rows"]} == {"llama"} and found["environment"]["read_gb_per_s"] > 0
