@@ -123,8 +123,11 @@ def require_tokens(checkpoint: Checkpoint, answer: Answer) -> None:
     """Raise UserError for an answer with token ids that the target does not have, or with text that is no Unicode."""
     if isinstance(answer.answer, str):
         require_unicode("an answer", answer.answer)
-    elif answer.answer:
-        checkpoint.require_row(max(answer.answer), "the tokens of an answer")
+    elif max(answer.answer, default=0) >= checkpoint.rows:
+        raise UserError(
+            f"tokens must be from 0 to {checkpoint.rows - 1}, got {max(answer.answer)}; is pair.target the model that "
+            "answered?"
+        )
 
 
 def read_answers(file: Path) -> list[Answer]:
