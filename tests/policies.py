@@ -29,13 +29,14 @@ WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window onl
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters, tests/drafters
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)  # need `make peers` (tests/engine/peers)
+REPLAYED = "answers"  # needs a file with an answer to every prompt (tests/engine/test_answers.py)
 # they refuse to sample
-GREEDY_ONLY = {"bild_released", "synthetic", *EXTERNAL}
+GREEDY_ONLY = {"bild_released", "synthetic", REPLAYED, *EXTERNAL}
 RUNNABLE = [
     (policy, family)
     for policy in policy_names()
     for family in FAMILIES
-    if policy not in EXTERNAL and (policy, family) not in DECODER_ONLY
+    if policy not in (*EXTERNAL, REPLAYED) and (policy, family) not in DECODER_ONLY
 ]
 
 
@@ -55,7 +56,7 @@ def parts(policy: str) -> dict[str, object]:
 @lru_cache
 def is_lossless(policy: str, temperature: float = 0.0) -> bool:
     """What the policy's method says of itself, built with the values of its file."""
-    if policy in EXTERNAL:  # which says the same without its environment
+    if policy in (*EXTERNAL, REPLAYED):  # which says the same without its environment or file
         return get_object(str(parts(policy)["_target_"])).lossless(None, Sampling(temperature))
     return load(tiny_checkpoints(), "llama", policy).method.lossless(Sampling(temperature))
 

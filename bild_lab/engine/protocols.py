@@ -124,6 +124,18 @@ class External(Protocol):
         """What its process has used of the CPU so far; 0.0 before it has started."""
 
 
+@runtime_checkable
+class Replays(Protocol):
+    """A method that decodes nothing: its texts were written before, by any engine.
+
+    So nothing of it is timed. Its texts are judged and scored like all others, and its points have no latency, speedup,
+    energy or memory.
+    """
+
+    def require_answer(self, request: Request) -> None:
+        """Raises UserError for a request without a text. Called before weights load."""
+
+
 class Method(Protocol):
     """Any way to continue a prompt."""
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.engine.heads import bita, eagle, layer_heads, medusa
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.protocols import External
+from bild_lab.engine.protocols import External, Replays
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.files import pin_of
@@ -125,6 +125,15 @@ class Point:
     @property
     def measure(self) -> MeasureSpec:
         return self.specs.measure
+
+    @property
+    def certifies(self) -> bool:
+        """Whether every text is compared with the target's own: as `measure.certify` says, and replayed texts always.
+
+        Without the target's own texts, from the baseline, replayed ones are scored alone.
+        """
+        replays = isinstance(self.decoders[METHOD].method, Replays)
+        return self.measure.certify or (replays and self.measure.baseline == "vanilla")
 
     @property
     def decoding(self) -> DecodingSpec:

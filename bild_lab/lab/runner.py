@@ -13,7 +13,7 @@ import torch
 
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import BatchedText, decode_batch, require_room
-from bild_lab.engine.protocols import External, Method, Streams
+from bild_lab.engine.protocols import External, Method, Replays, Streams
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.analysis.prediction import PROFILE, speculation_profile
@@ -49,15 +49,14 @@ def run_point(
 ) -> Result:
     """Measure a point, store its result and return it.
 
-    Every text (in a batch, block of texts) is decoded by policy and baseline in turn. setup_s: seconds spent on the
-    point before this call; they become part of its `seconds`. advance: see `time_methods`. stage: called with the name
-    of each part of the measurement when it begins.
+    Every text (in a batch, block of texts) is decoded by policy and baseline in turn. Of a policy that replays texts
+    nothing is timed. setup_s: seconds spent on the point before this call; they become part of its `seconds`. advance:
+    see `time_methods`. stage: called with the name of each part of the measurement when it begins.
     """
     clock, decoder = Clock(stage, setup_s), point.decoders[METHOD]
-    device = decoder.target.device
     with clock.part("load"):
         torch.set_num_threads(point.setting["threads"])
-        use = DeviceUse(device)
+        use = DeviceUse(decoder.target.device)
         surroundings = _loaded(point, stage)
     with clock.part("history"):
         limit, folder = point.decoding.max_new_tokens, sweep.folder / "history"
@@ -70,6 +69,30 @@ def run_point(
         if point.batch > 1:
             models = {id(one): one for each in decoders for one in each.models}
             require_room(models.values(), requests, point.batch)
+    if isinstance(decoder.method, Replays):
+        with clock.part("decode"):
+            once = time_methods(methods, requests, 1, point.seed, decoder.synchronize, advance, batch=point.batch)
+            timed = {name: [text.without_clock() for text in several] for name, several in once.items()}
+        use.close()
+    else:
+        timed = _timed(point, methods, requests, clock, use, surroundings, advance)
+    result, rows = result_of(point, examples, requests, timed, surroundings, clock)
+    profile = {PROFILE: speculation_profile(result, rows, point.decoders[METHOD])}
+    folder = sweep.write_point(point.id, point.config_yaml, result, rows, not point.resume, **profile)
+    return replace(result, folder=folder)
+
+
+def _timed(
+    point: Point,
+    methods: Mapping[str, Method],
+    requests: Sequence[Request],
+    clock: Clock,
+    use: DeviceUse,
+    surroundings: dict[str, Any],
+    advance: Callable[[float], None],
+) -> dict[str, list[Timed]]:
+    """Warm up, wait for a quiet machine, and time all methods. surroundings: gets what else the machine did."""
+    decoders, decoder = point.decoders.values(), point.decoders[METHOD]
     with clock.part("warmup"):
         shortest_s = warm_up(methods, requests, point.measure.warmup, point.seed, point.batch)
     external = [method for method in methods.values() if isinstance(method, External)]
@@ -78,21 +101,18 @@ def run_point(
         if waited_s := wait_for_quiet(point.measure.quiet, helpers_s):
             surroundings["waited_s"] = waited_s
     with clock.part("decode"):
-        others, energy = OtherLoad(helpers_s), Energy(device)
+        others, energy = OtherLoad(helpers_s), Energy(decoder.target.device)
         compiled = lambda: compiled_steps(decoders)  # noqa: E731
         options = (point.seed, decoder.synchronize, advance, compiled, point.batch)
         options += (_first_trace(point, shortest_s), energy.since)
         timed = time_methods(methods, requests, point.measure.repeats, *options)
         while is_too_noisy(timed, point.measure):
-            stage(f"{DECODING}, repeat {repeats_of(timed) + 1}")
+            clock.stage(f"{DECODING}, repeat {repeats_of(timed) + 1}")
             time_methods(methods, requests, 1, *options, timed)
         surroundings["busy_elsewhere_percent"] = round(others.percent(), 1)
         surroundings["shared_device"] = use.shared()
         use.close()
-    result, rows = result_of(point, examples, requests, timed, surroundings, clock)
-    profile = {PROFILE: speculation_profile(result, rows, point.decoders[METHOD])}
-    folder = sweep.write_point(point.id, point.config_yaml, result, rows, not point.resume, **profile)
-    return replace(result, folder=folder)
+    return timed
 
 
 def _loaded(point: Point, stage: Callable[[str], None] = lambda name: None) -> dict[str, Any]:

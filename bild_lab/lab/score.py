@@ -14,14 +14,20 @@ from typing import Any
 import torch
 
 from bild_lab.engine.models.device import DTYPES
-from bild_lab.engine.protocols import External, Method, Prepares
+from bild_lab.engine.protocols import External, Method, Prepares, Replays
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Round, Span, StageTrace
 from bild_lab.lab.analysis.prediction import pipeline_summary, predict
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Decoder, Timed
-from bild_lab.lab.measure.certificate import Certificate, certify, certify_sampled, count_verdicts
+from bild_lab.lab.measure.certificate import (
+    Certificate,
+    certify,
+    certify_replayed,
+    certify_sampled,
+    count_verdicts,
+)
 from bild_lab.lab.measure.environment import peak_memory_mb
 from bild_lab.lab.measure.summary import agreement, change_of, decoding_costs, log_probabilities, qualities, summarize
 from bild_lab.lab.point import Point
@@ -48,13 +54,13 @@ class Clock:
     """Wall-clock seconds of each part of a measurement. stage: called with a part's name. setup_s: those before it."""
 
     def __init__(self, stage: Callable[[str], None], setup_s: float) -> None:
-        self._stage = stage
+        self.stage = stage
         self.laps = {"setup": setup_s}
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """The block is this one of `PARTS`."""
-        self._stage(PARTS[name])
+        self.stage(PARTS[name])
         since = time.perf_counter()
         yield
         self.laps[name] = time.perf_counter() - since
@@ -81,10 +87,11 @@ def result_of(
 ) -> tuple[Result, list[MeasuredExample]]:
     """Trace, certify and score a point: its numbers, and those of each example. clock: of the measurement so far."""
     decoder = point.decoders[METHOD]
+    replayed = isinstance(decoder.method, Replays)
     with clock.part("trace"):
         _, spans = stages = _traced(point, requests, timed)
     with clock.part("certify"):
-        certificates = _certified(point, requests, timed) if point.measure.certify else None
+        certificates = _certified(point, requests, timed) if point.certifies else None
     with clock.part("likelihood"):
         wanted = point.measure.target_log_probability
         likelihoods = log_probabilities(decoder.running[0], requests, timed) if wanted else None
@@ -100,8 +107,8 @@ def result_of(
             policy=point.policy,
             knobs=point.knobs,
             composition=point.composition,
-            engine=decoder.method.engine,
-            precision=precision_of(decoder.method, decoder.target, point.setting["dtype"]),
+            engine=None if replayed else decoder.method.engine,
+            precision=None if replayed else precision_of(decoder.method, decoder.target, point.setting["dtype"]),
             setting=Setting(point.setting),
             facts={**point.facts, "parameters": parameters_of(decoder)},
             same_as_baseline=point.same_as_baseline,
@@ -112,7 +119,7 @@ def result_of(
             agreement_with_target=agreement(timed) if baseline_is_target(point) else None,
             certificate=None if certificates is None else count_verdicts(certificates),
             **(ends_of(timed[BASELINE], texts[BASELINE], requests) if BASELINE in timed else {}),
-            peak_memory_mb=peak_memory_mb(decoder.target.device),
+            peak_memory_mb=None if replayed else peak_memory_mb(decoder.target.device),
             **_stages_and_costs(point, timed, stages, summary["counts"].acceptance_rate),
             environment=Environment({**surroundings, "code": point.code}),
             seconds={},
@@ -225,6 +232,8 @@ def _certified(point: Point, requests: list[Request], timed: dict[str, list[Time
         again = [seeded(request, point.seed, index) for index, request in enumerate(requests)]
         return [certify_sampled(method, target, *pair) for pair in zip(again, texts, strict=True)]
     trios = zip(requests, texts, timed[BASELINE], strict=True)
+    if isinstance(method, Replays):
+        return [certify_replayed(target, request, text, own.token_ids) for request, text, own in trios]
     return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 

@@ -42,7 +42,7 @@ from bild_lab.lab.config import (
     without_hydra,
 )
 from bild_lab.lab.decoding.decoder import METHOD
-from bild_lab.lab.decoding.load import build, decided, load_model, runs_in_graphs
+from bild_lab.lab.decoding.load import build, decided, load_model, replays, runs_in_graphs
 from bild_lab.lab.formatting import knob_label, percent, short_name, times
 from bild_lab.lab.hashing import content_hash
 from bild_lab.lab.point import Point, Specs, prepare, require_decoder, sweep_folder
@@ -331,7 +331,7 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
         except (UserError, HydraException, OmegaConfBaseException) as error:
             refuse(_of_point(changed, error))
         beside = tuple(word for word in words if not word.startswith(SLIGHT))
-        if beside in known:
+        if beside in known and not replays(config.policy):
             _refusing(partial(require_decoder, config, known[beside]), changed)
         else:
             known[beside] = _check(config, changed).specs
@@ -388,7 +388,8 @@ def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         logger(config)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
-        if not changed or not all(map(PROMPTLESS.match, changed)):
+        unchanged = changed and all(map(PROMPTLESS.match, changed))  # the prompts are those of the first point
+        if not unchanged or replays(config.policy):  # a file that answers them may be another one
             requests_of(point, [one for one in point.examples if one.continues is None])  # raises for what does not fit
         return point
 

@@ -14,7 +14,7 @@ from bild_lab.lab.analysis.statistics import (
     for_choice,
     mean_of_few,
 )
-from bild_lab.lab.formatting import duration, interval, number, percent, point_label, short_name, signed, times
+from bild_lab.lab.formatting import counted, duration, interval, number, percent, point_label, short_name, signed, times
 from bild_lab.lab.results.groups import Group, by_setting, differing_in, differing_keys, telling_knobs
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.grid import Screened
@@ -83,7 +83,31 @@ def leading(groups: Sequence[Group]) -> Group | None:
 
 
 def _verdict(group: Group) -> list[str]:
-    candidates = [result for result in group.results if not result.is_baseline]
+    """What was found of the points that were timed, then of replayed texts."""
+    timed = _speed_verdict(group) if any(result.timed for result in group.results) else []
+    return [*timed, *(_replayed(group, result) for result in group.results if not result.timed)]
+
+
+def _candidates(group: Group) -> list[Result]:
+    """The timed points beside the baseline."""
+    return [result for result in group.results if result.timed and not result.is_baseline]
+
+
+def _replayed(group: Group, result: Result) -> str:
+    """How many of the replayed texts are the target's own, and their quality."""
+    certificate, words = result.certificate, f"{group.label(result)} replays texts"
+    if certificate is not None:
+        ties, defects = counted(certificate.ties, "numerical tie"), counted(certificate.defects, "defect")
+        equal = f"{certificate.equal} of {group.setting.n_examples} are the target’s own"
+        words = f"{words}: {equal}, {ties}, {defects}"
+    quality = result.quality
+    if quality.difference is None:
+        return f"{words}; {group.metric} {number(quality.value)}."
+    return f"{words}; {_change(group, result)}."
+
+
+def _speed_verdict(group: Group) -> list[str]:
+    candidates = _candidates(group)
     if not group.relative or not candidates or group.baseline_quality is None:
         return [_without_comparison(group)]
     possible = [result for result in candidates if not result.impossible]
@@ -104,7 +128,7 @@ def _verdict(group: Group) -> list[str]:
 
 def _counts_first(group: Group) -> list[str]:
     """Where the timing of every point is disturbed: why, and what does not depend on it; else nothing."""
-    candidates = [result for result in group.results if not result.is_baseline]
+    candidates = _candidates(group)
     loaded = [one for one in candidates if one.environment.busy or one.environment.shared_device]
     if not candidates or len(loaded) < len(candidates):
         return []
@@ -262,8 +286,9 @@ def _too_few(group: Group, candidates: list[Result]) -> str:
 
 
 def _without_comparison(group: Group) -> str:
-    few = not group.enough or len(group.results) == 1
-    fastest = min(group.results, key=lambda result: result.latency_s.median)
+    timed = [result for result in group.results if result.timed]
+    few = not group.enough or len(timed) == 1
+    fastest = min(timed, key=lambda result: result.latency_s.median)
     label = group.label(fastest)
     quality = f"{group.metric} {number(fastest.quality.value)}"
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
@@ -340,6 +365,8 @@ def answers(group: Group, screened: Sequence[Screened]) -> list[tuple[str, str]]
     cores = f", {setting.threads} threads of {first.environment.cores} cores" if setting.device == "cpu" else ""
     decoding = ", ".join(f"{key} {value}" for key, value in setting["decoding"].items() if value is not None)
     runs = f"each text {setting.repeats} times, in turn with {setting.baseline}, after {setting.warmup} to warm up"
+    if any(not result.timed for result in group.results):
+        runs += " (replayed texts are not timed)"
     baselines = [one for one in group.results if one.is_baseline or one.policy.startswith(_PEERS)]
     found = {
         "On which hardware?": f"{setting.hardware or setting.device}{cores}; {setting.dtype}, batch {setting.batch}",
@@ -368,7 +395,7 @@ def _baseline(result: Result) -> str:
 
 def _chosen(group: Group, screened: Sequence[Screened]) -> str:
     """Where the points' knobs were chosen: by a screening of other texts, or with these texts in sight."""
-    split, candidates = group.setting.split, [one for one in group.results if not one.is_baseline]
+    split, candidates = group.setting.split, _candidates(group)
     live = [one for one in screened if one.live is not None and one.live.setting == group.setting]
     if live:
         where = ", ".join(sorted({f"{one.row['split']} ({one.row['n_examples']} texts)" for one in live}))
@@ -383,7 +410,7 @@ def _chosen(group: Group, screened: Sequence[Screened]) -> str:
 
 def _controlled(group: Group) -> str:
     """Whether a point scores above the target beyond chance, and what the control of lossy rules scores beside it."""
-    ahead = [one for one in group.results if one.policy != CONTROL and (one.quality.difference_low or 0) > 0]
+    ahead = [one for one in _candidates(group) if one.policy != CONTROL and (one.quality.difference_low or 0) > 0]
     if not ahead:
         return f"no point has more {group.metric} than {group.setting.baseline} beyond chance"
     best = max(ahead, key=lambda one: one.quality.difference)

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.lab.formatting import TIMES, interval, knob_label, number, percent, short_name, signed
+from bild_lab.lab.formatting import MISSING, TIMES, interval, knob_label, number, percent, short_name, signed
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
@@ -111,7 +111,7 @@ def _cells(group: Group, result: Result) -> list[Text]:
         number(quality.value),
         signed(quality.difference),
         "baseline" if result.is_baseline else mark + _faster(result.speedup),
-        number(1000 * result.latency_s.median, 1),
+        number(1000 * result.latency_s.median, 1) if result.timed else MISSING,
         number(result.counts.tokens_per_target_call),
         _share(result.counts.acceptance_rate),
         _share(result.agreement_with_target),

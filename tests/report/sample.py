@@ -109,6 +109,15 @@ def sample_baseline(**changes: Any) -> Result:
     return sample_result("vanilla", {}, 1.0, quality=_quality(BASELINE_QUALITY, None), **changes)
 
 
+def sample_replayed(difference: float = -0.2, file: str = "theirs.jsonl", **changes: Any) -> Result:
+    """Make the result of texts that were replayed from a file, without a clock."""
+    untimed = ("latency_s", "baseline_latency_s", "tokens_per_s", "stages_s", "cost", "peak_memory_mb")
+    untimed += ("engine", "precision", "tokens_per_target_call", "target_calls")
+    verdicts = {"equal": 97, "ties": 2, "defects": 1}
+    known = {**dict.fromkeys(untimed), "agreement_with_target": 0.97, "certificate": verdicts}
+    return sample_result("answers", {"file": file}, None, difference, **{**known, **changes})
+
+
 def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, rates: tuple, **changes: Any) -> Result:
     """Make a result of a policy that drafts, from its acceptance rate and its agreement."""
     acceptance, agreement = rates

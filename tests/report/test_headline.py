@@ -12,7 +12,15 @@ from bild_lab.lab.analysis.statistics import for_choice
 from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.headline import headline, reason_lines, sentences
-from tests.report.sample import ENVIRONMENT, SETTING, sample_baseline, sample_prediction, sample_result, sample_sweep
+from tests.report.sample import (
+    ENVIRONMENT,
+    SETTING,
+    sample_baseline,
+    sample_prediction,
+    sample_replayed,
+    sample_result,
+    sample_sweep,
+)
 
 EXACT = {"agreement_with_target": 1.0}
 CHANGED = {"agreement_with_target": 0.3}
@@ -224,3 +232,24 @@ def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead
     assert sentences([busy, idle])[0].startswith("bild decodes 1.50×")  # one of them can be relied on
     ((label, _),) = reason_lines(by_setting([busy])[0])
     assert label == "bild, 1.50×, machine 74 % busy"
+
+
+REPLAYED = (
+    "answers (file theirs.jsonl) replays texts: 97 of 100 are the target’s own, 2 numerical ties, 1 defect; "
+    "BLEU {}0, {}."
+)
+
+
+def test_replayed_texts_are_counted_and_never_called_fast_or_best() -> None:
+    better = sample_replayed(+5.0)
+    said = REPLAYED.format("+5.0", "+4.55 to +5.50")
+    assert headline([*sample_sweep(), better]) == f"{headline(sample_sweep())} {said}"
+    assert headline([better]) == said
+    assert headline([better, sample_baseline()]) == f"{headline([sample_baseline()])} {said}"
+    alone = sample_replayed(certificate=None, quality={"metric": "BLEU", "value": 40.0, "low": 39.0, "high": 41.0})
+    assert headline([alone]) == "answers (file theirs.jsonl) replays texts; BLEU 40.00."
+
+
+def test_under_load_counts_come_first_whatever_was_replayed_beside_them() -> None:
+    loaded = bild(**under(busy_elsewhere_percent=74.4))
+    assert sentences([loaded, sample_replayed()])[:-1] == sentences([loaded])

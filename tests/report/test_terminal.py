@@ -6,7 +6,14 @@ from rich.console import Console
 
 from bild_lab.report.terminal import category_table, sweep_table
 from tests.report.page.test_tables import with_categories
-from tests.report.sample import ENVIRONMENT, sample_baseline, sample_failure, sample_result, sample_sweep
+from tests.report.sample import (
+    ENVIRONMENT,
+    sample_baseline,
+    sample_failure,
+    sample_replayed,
+    sample_result,
+    sample_sweep,
+)
 
 
 def rendered(results, failures, width=200):
@@ -63,3 +70,10 @@ def test_the_best_point_has_its_numbers_by_category():
     assert [line[0] for line in lines[3:]] == ["writing", "coding", "overall"]
     assert lines[4] == ["coding", "80", "2.50", "[2.30,", "2.80]", "50.0", "2.75", "50%"]
     assert category_table([sample_baseline(), sample_result("bild", {}, 1.5)]) is None
+
+
+def test_replayed_texts_come_last_without_numbers_of_a_clock():
+    line = rendered([sample_replayed(), *sample_sweep()], [])[-6:]
+    assert ["answers file theirs.jsonl 40.80 \u22120.20 – – – – 97%"] == [
+        " ".join(one.split()) for one in line if "answers" in one
+    ]

@@ -258,8 +258,8 @@ Seconds = Sequence[Sequence[float] | None]  # of each example's repeats
 
 
 def _ratio(above: Sequence[Seconds], below: Sequence[Seconds]) -> Speedup | None:
-    """A product of total seconds over another; the median of an example's repeats counts. None if one is not known."""
-    if any(None in seconds for seconds in (*above, *below)):
+    """A product of total seconds over another; the median of an example's repeats counts. None if one was not timed."""
+    if not all(repeats for seconds in (*above, *below) for repeats in seconds):
         return None
     medians = [
         [np.array([[float(np.median(repeats))] for repeats in seconds]) for seconds in several]
@@ -270,6 +270,8 @@ def _ratio(above: Sequence[Seconds], below: Sequence[Seconds]) -> Speedup | None
 
 def _why_not_comparable(pair: Pair) -> str | None:
     """Why the latencies of A and B cannot be compared; None if they can."""
+    if not (pair.a.timed and pair.b.timed):
+        return "replayed texts were not timed"
     a, b = (f"{one.setting.device.partition(':')[0]} {one.setting.hardware}" for one in (pair.a, pair.b))
     if a != b:
         return f"different hardware: {a}, {b}"

@@ -20,7 +20,7 @@ from bild_lab.engine.models.checkpoint import Prompt
 from bild_lab.engine.models.pieces import BYTE
 from bild_lab.engine.models.weight_files import in_folder
 from bild_lab.engine.processors import Processors
-from bild_lab.engine.protocols import DecodesTogether, External, Method, Prepares, Streams
+from bild_lab.engine.protocols import DecodesTogether, External, Method, Prepares, Replays, Streams
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
@@ -65,7 +65,7 @@ class Timed:
     """One method's output on one example: the emitted tokens, the seconds of every repeat, and the trace.
 
     latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to its end. joules: as
-    latency_s; empty where no counter can be read.
+    latency_s; empty where no counter can be read. All three are empty if nothing was timed.
     """
 
     token_ids: list[int]
@@ -73,6 +73,10 @@ class Timed:
     trace: Trace
     waited_s: list[float] = field(default_factory=list)
     joules: list[float] = field(default_factory=list)
+
+    def without_clock(self) -> Timed:
+        """The text alone."""
+        return Timed(self.token_ids, [], self.trace)
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,7 @@ class Decoder:
     ) -> Request:
         """Tokenize a prompt (text, token ids or messages) and set its limits and sampling.
 
-        stop: stop strings; None for those of the decoder.
+        stop: stop strings; None for those of the decoder. Raises UserError for a prompt that cannot be decoded.
         """
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
@@ -159,7 +163,10 @@ class Decoder:
             processors = self.processors.for_text(source, limits, self.target.checkpoint.config)
             source = replace(source, processors=processors)
         generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
-        return Request(source, limits, sampling, generator)
+        request = Request(source, limits, sampling, generator)
+        if isinstance(self.method, Replays):
+            self.method.require_answer(request)
+        return request
 
     def requests(self, prompts: Iterable[Prompt], max_new_tokens: int, *options: Any) -> list[Request]:
         """Several prompts, each as `request` makes it. Warns of texts longer than a model was trained for."""

@@ -23,7 +23,7 @@ from bild_lab.engine.models.hf import HuggingFaceModel, SpreadModel, require_dev
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.models.precision import AUTO, resolve_dtype
 from bild_lab.engine.processors import Processors, asked_for
-from bild_lab.engine.protocols import External, Method
+from bild_lab.engine.protocols import External, Method, Replays
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
@@ -231,6 +231,13 @@ def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.dev
 def runs_in_graphs(policy: DictConfig) -> bool:
     """Whether CUDA graphs hold all passes of a policy."""
     return all(getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"]))
+
+
+def replays(policy: DictConfig) -> bool:
+    """Whether a policy's texts come from a file of answers."""
+    return any(
+        isinstance(part, type) and issubclass(part, Replays) for part, _ in parts_of(resolved(policy)["decoder"])
+    )
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,7 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.models.admission import tolerance
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import Sampling, precise
+from bild_lab.engine.sampling import Sampling, most_likely, precise
 from bild_lab.engine.session import EVERYTHING, LAST, Feed, LoadedModel, Rows, as_rows
 from bild_lab.lab.measure.recorder import OneRow, Round, difference, first_difference, largest, recorded_rounds
 from bild_lab.lab.schema.numbers import CertificateCounts
@@ -109,6 +109,29 @@ def certify(
     if not noise <= most_noise(target.dtype, target.depth) * largest([alone, *wide]):
         verdict = SESSION_DEFECT
     return Certificate(verdict, position, token, target_token, gap, best - second, noise, rows, wide_gap)
+
+
+@torch.inference_mode()
+def certify_replayed(target: LoadedModel, request: Request, tokens: Sequence[int], own: Sequence[int]) -> Certificate:
+    """The same of a text that another engine may have written: it is judged to its end.
+
+    After a tie the target's own text is what it writes after the tied token. The verdict is that of the first defect,
+    else of the first tie. The noise is also that between our engine and the modules of Transformers, if these differ.
+    """
+    others = () if target.engine == "hf" or target.bits is not None else (target.transformers,)
+    first = certify(target, request, tokens, own, others=others)
+    if first.verdict != TIE:
+        return first
+    prompt, scores = request.source.prompt, OneRow(target, request)
+    for position in range(first.position + 1, len(tokens)):
+        before = tokens[:position]
+        best = int(most_likely(scores.after([*prompt, *before])[None])[0])
+        later = certify(target, request, tokens, [*before, best, *tokens[position + 1 :]], others=others)
+        if later.verdict not in (EQUAL, TIE):
+            return later
+    if not request.limits.reached([*prompt, *tokens]):  # the target goes on
+        return Certificate(DEFECT, len(tokens))
+    return first
 
 
 Logits = Float[Tensor, " vocab"]

@@ -37,8 +37,13 @@ from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts,
 
 
 def summarize(examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
-    """Fields of a Result: latency, speed and counts of the method, against the baseline if it was timed."""
+    """Fields of a Result: latency, speed and counts of the method, against the baseline if it was timed.
+
+    Of texts that were not timed, their tokens are counted alone.
+    """
     baseline = timed.get(BASELINE)
+    if not all(text.latency_s for text in timed[METHOD]):
+        return {"tokens": sum(len(text.token_ids) for text in timed[METHOD]), "counts": counts(timed[METHOD])}
     return {
         "latency_s": latency_summary(waits(timed[METHOD])),
         "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, log2
@@ -35,7 +36,10 @@ class Position:
 
 @dataclass(frozen=True)
 class Group:
-    """All results that share one setting, fastest first. in_seconds: draw latencies in seconds, beside any baseline."""
+    """All results that share one setting, fastest first, those that were not timed last.
+
+    in_seconds: draw latencies in seconds, beside any baseline.
+    """
 
     setting: Setting
     results: list[Result]
@@ -73,7 +77,7 @@ class Group:
         return [result for result in self.results if result.policy == policy and not result.is_baseline]
 
     def position(self, result: Result) -> Position | None:
-        """Return where a result is drawn; None if its latency or its quality is not known.
+        """Return where a result is drawn; None if it was not timed, or if its quality is not known.
 
         With a baseline, x is the latency relative to it, that is, one over the speedup, and the
         vertical interval is that of the paired difference from it. Without, x is the mean latency
@@ -188,6 +192,8 @@ class Group:
 
     def _latency(self, result: Result) -> tuple[float, float, float] | None:
         speedup = result.speedup
+        if not result.timed:
+            return None
         if not self.relative:
             mean = result.latency_s.mean
             return (mean, mean, mean)
@@ -248,6 +254,8 @@ def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
 
 
 def _slowness(result: Result) -> tuple[float, float]:
+    if not result.timed:
+        return (math.inf, math.inf)
     speedup = 1.0 if result.is_baseline else result.speedup.value
     return (-speedup if speedup is not None else 0.0, result.latency_s.mean)
 
@@ -295,7 +303,7 @@ def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]
     """Points, without baselines, that differ in nothing but this key of their setting, each by its value."""
     groups: dict[str, dict[Any, Result]] = {}
     for result in results:
-        if result.is_baseline:
+        if result.is_baseline or not result.timed:
             continue
         setting = {name: value for name, value in plain_numbers(to_json(result.setting)).items() if name != key}
         rest = [result.policy, plain_numbers(dict(result.knobs)), setting, result.quality.metric]

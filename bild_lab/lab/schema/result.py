@@ -133,11 +133,11 @@ class Result:
     same_as_baseline: bool = False
     quality: Quality = group("quality_")
     further_qualities: Mapping[str, Quality] = field(default_factory=dict)
-    latency_s: Latency = group("latency_s_")
+    latency_s: Latency | None = group("latency_s_", None)
     baseline_latency_s: Latency | None = None
     speedup: Speedup = group("speedup_", Speedup())
     tokens: int = required("Tokens emitted, after every cut at an end token or the length limit.", digits=0)
-    tokens_per_s: float = required(
+    tokens_per_s: float | None = column(
         "Emitted tokens per second.", label="tokens per second", heading="tokens/s", unit="1/s", digits=1
     )
     baseline_tokens_per_s: float | None = column("The baseline’s tokens per second.", unit="1/s", digits=1)
@@ -201,6 +201,11 @@ class Result:
     def total_s(self) -> float:
         """Seconds that the point took in total, including setup."""
         return self.seconds["total"]
+
+    @property
+    def timed(self) -> bool:
+        """Whether it was decoded with a clock; replayed texts were not."""
+        return self.latency_s is not None
 
     @property
     def is_baseline(self) -> bool:

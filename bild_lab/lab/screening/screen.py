@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import QUIET_BATCH, quiet_batch
-from bild_lab.engine.protocols import External
+from bild_lab.engine.protocols import External, Replays
 from bild_lab.engine.record.model import text_name
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
@@ -177,9 +177,9 @@ class Screening:
     def decoder(self, policy: DictConfig, wrap: Callable[[LoadedModel], LoadedModel]) -> Decoder:
         """A policy's decoder over wrapped models, such as recorded ones."""
         decoder = self.point.specs.decoder(policy, wrap=wrap)
-        if isinstance(decoder.method, External) or decoder.method.feeds is None:
+        if isinstance(decoder.method, External | Replays) or decoder.method.feeds is None:
             raise UserError(
-                f"policy {policy.name} runs a loop of its own, which asks no record; "
+                f"policy {policy.name} has texts or a loop of its own, and asks no record; "
                 "leave it out here and measure it with run.py under the same name"
             )
         return decoder

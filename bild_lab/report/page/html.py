@@ -133,7 +133,7 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "figures": {part: [one for one in several if one is not None] for part, several in drawn.items()},
         "front": [(name_of(result), label, numbers) for result, label, numbers in front_in_words(group)],
         "fixed": fixed_knobs(group),
-        "candidates": sum(not result.is_baseline for result in group.results),
+        "candidates": sum(result.timed and not result.is_baseline for result in group.results),
     }
 
 

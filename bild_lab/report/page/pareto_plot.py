@@ -61,6 +61,8 @@ def overlays(groups: Sequence[Group]) -> list[Overlay]:
     """
     classes: dict[str, list[tuple[int, Group]]] = {}
     for place, group in enumerate(groups, start=1):
+        if not any(map(group.position, group.results)):
+            continue
         conditions = [group.metric, *(plain_numbers(group.setting.get(key)) for key in _SHARED)]
         classes.setdefault(str(conditions), []).append((place, group))
     return [_overlay(members) for members in classes.values() if len(members) > 1]
@@ -79,7 +81,8 @@ def _overlay(members: Sequence[tuple[int, Group]]) -> Overlay:
         Part(place, labels[place], replace(group, in_seconds=not relative), None if relative else _baseline_s(group))
         for place, group in members
     ]
-    everything = sorted((one for part in parts for one in part.group.results), key=lambda one: one.latency_s.mean)
+    timed = [one for part in parts for one in part.group.results if one.timed]
+    everything = sorted(timed, key=lambda one: one.latency_s.mean)
     return Overlay(parts, Group(members[0][1].setting, everything, in_seconds=not relative), differing)
 
 

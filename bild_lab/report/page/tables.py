@@ -164,7 +164,7 @@ def cell_of(result: Result, name: str) -> TableCell:
     column, value = COLUMNS[name], COLUMNS[name].of(result)
     if name == "speedup":
         return speedup_cell(result.speedup, result)
-    if name == "latency_s_median":
+    if name == "latency_s_median" and result.timed:
         return TableCell(duration(value), f"p95 {duration(result.latency_s.p95)}", value)
     low, high = (COLUMNS[end].of(result) if end in COLUMNS else None for end in (f"{name}_low", f"{name}_high"))
     if name in _SIGNED:

@@ -187,4 +187,4 @@ def _example(one: MeasuredExample, known: Example | None) -> list[Any]:
 
 
 def _median(repeats: Sequence[float] | None) -> float | None:
-    return None if repeats is None else statistics.median(repeats)
+    return statistics.median(repeats) if repeats else None

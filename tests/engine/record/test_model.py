@@ -30,7 +30,7 @@ from bild_lab.lab.decoding.load import build_method
 from tests.engine.heads.tiny import files_of
 from tests.engine.lossless.greedy import emitted, table_of
 from tests.engine.lossless.test_random_models import random_source
-from tests.policies import DECODER_ONLY, EXTERNAL, FAMILIES, in_memory, is_peer, shipped
+from tests.policies import DECODER_ONLY, EXTERNAL, FAMILIES, REPLAYED, in_memory, is_peer, shipped
 from tests.sessions import needs_kernels
 from tests.thinned import thinned
 from tests.tiny import TINY, relative_of
@@ -69,7 +69,7 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "top_k": lambda chance: chance.randint(1, 4),
 }
 STATES = ("calm", "eagle", "eagle3", "ppd")  # read states inside the model
-RECORDED = [one for one in policy_names() if one not in (*EXTERNAL, *STATES) and not is_peer(one)]
+RECORDED = [one for one in policy_names() if one not in (*EXTERNAL, REPLAYED, *STATES) and not is_peer(one)]
 Models = tuple[Any, Any, Any]
 
 

@@ -16,7 +16,7 @@ from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from tests.lab.metrics.test_text_metrics import corpus
-from tests.report.sample import ENVIRONMENT, sample_example, sample_result
+from tests.report.sample import ENVIRONMENT, sample_example, sample_replayed, sample_result
 
 
 def bild(fallback: float = 0.5, **changes: Any) -> Result:
@@ -135,6 +135,16 @@ def test_a_machine_that_has_become_slower_makes_no_point_slower() -> None:
     assert (compared(a, alone).relative, compared(a, alone).speed_verdict) == (None, "slower")
     everything = compared(a, decoded([0.5] * 20, baseline_s=1.0), right=bild(setting={"code": "new"}))
     assert (everything.relative.value, everything.speed_verdict) == (1.0, "faster")  # as faster kernels make it
+
+
+def test_replayed_texts_are_compared_in_quality_alone() -> None:
+    untimed = [replace(one, latency_s=[], baseline_latency_s=[]) for one in decoded([1.0, 2.0])]
+    for a, b in ((untimed, untimed), (decoded([1.0, 2.0]), untimed), (untimed, decoded([1.0, 2.0]))):
+        left, right = (sample_replayed() if side is untimed else bild() for side in (a, b))
+        found = compared(a, b, references(2), left, right)
+        assert (found.latency, found.speed_verdict) == (None, "not compared")
+        assert (found.unfit, found.quality.verdict) == ("replayed texts were not timed", "no difference")
+    assert compared(untimed[:1], untimed, references(2), sample_replayed(), sample_replayed()).speedups[1].value is None
 
 
 def test_only_examples_with_the_same_text_count_and_numbers_are_theirs() -> None:

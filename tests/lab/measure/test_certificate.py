@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from bild_lab.lab.measure.certificate import (
     TIE,
     Certificate,
     certify,
+    certify_replayed,
     count_verdicts,
     most_noise,
     verification,
@@ -239,3 +242,57 @@ def test_the_text_of_a_method_that_drafts_nothing_is_scored_in_one_forward() -> 
         assert torch.equal(wide[0], by_text([0, 3, 4, 5]))
         assert shape(target.rows[-1]) == ([0, 3, 4, 5], None)
     assert set(target.rooms) == {8}
+
+
+@dataclass
+class Scored(StubModel):
+    """On our engine, with the modules of Transformers beside it."""
+
+    bits: int | None = None
+    transformers: StubModel | None = None
+
+
+LONG = Request(Source((10,)), Limits(1, 6))
+
+
+def steps(text: list[int]) -> Tensor:
+    """After token n comes n + 1; from 12 on n + 2 is tied with it, and after 20 the text ends with token 0."""
+    logits = torch.zeros(40, dtype=torch.float64)
+    logits[0 if text[-1] > 20 else text[-1] + 1] = 8.0
+    if 12 <= text[-1] <= 20:
+        logits[text[-1] + 2] = 8.0
+    return logits
+
+
+def replayed(tokens: list[int], request: Request = LONG) -> Certificate:
+    start = request.source.prompt[0]
+    own = [*range(start + 1, start + 7)]
+    return certify_replayed(Scored(steps, engine="hf"), request, tokens, own)
+
+
+def test_a_replayed_text_is_judged_on_after_a_tie() -> None:
+    tied = replayed([11, 12, 14, 15, 17, 18])
+    assert (tied.verdict, tied.position, tied.token, tied.target_token, tied.gap) == (TIE, 2, 14, 13, 0.0)
+    swapped = replayed([11, 12, 14, 15, 18, 19])
+    assert (swapped.verdict, swapped.position, swapped.token, swapped.gap) == (DEFECT, 4, 18, 8.0)
+    assert replayed([11, 12, 13, 14, 15, 16]) == Certificate(EQUAL)
+    assert replayed([11, 13, 14, 15, 16, 17]).verdict == DEFECT  # before anything is tied
+
+
+def test_a_replayed_text_that_stops_early_after_a_tie_is_a_defect() -> None:
+    ended = Request(LONG.source, Limits(1, 6, frozenset([0])))
+    assert replayed([11, 12, 14, 15, 0], ended).position == 4  # its end token is no tie
+    assert replayed([11, 12, 14, 15]) == Certificate(DEFECT, 4)
+    late = Request(Source((18,)), Limits(1, 6, frozenset([0])))
+    assert certify_replayed(Scored(steps, engine="hf"), late, [20, 22, 0], [19, 20, 21, 0]).verdict == TIE
+
+
+def test_what_two_engines_differ_by_is_noise_of_a_replayed_text() -> None:
+    """Tokens 3 and 4 are 0.001 nats from each other; another engine's scores are off by as much, or are not."""
+
+    def near(off: float) -> StubModel:
+        return StubModel(lambda _: torch.tensor([0, 0, 0, 8.0, 7.999 + off, 7.0 - off], dtype=torch.float64))
+
+    request = Request(Source((0,)), Limits(1, 1))
+    models = [Scored(near(0.0).next_logits, engine="kernels", transformers=near(off)) for off in (0.0, 0.001)]
+    assert [certify_replayed(model, request, [4], [3]).verdict for model in models] == [DEFECT, TIE]

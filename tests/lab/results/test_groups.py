@@ -1,7 +1,7 @@
 """Tests of grouping results by setting."""
 
 from bild_lab.lab.results.groups import Position, by_setting, differing_keys, setting_title
-from tests.report.sample import sample_baseline, sample_result, sample_sweep, with_quality
+from tests.report.sample import sample_baseline, sample_replayed, sample_result, sample_sweep, with_quality
 
 
 def test_results_of_different_settings_never_share_a_group():
@@ -107,3 +107,14 @@ def test_a_quality_that_is_no_number_is_not_drawn_and_no_baseline():
     lost = with_quality(sample_result("bild", {}, 1.5), value=nan, baseline=nan, difference=nan)
     (group,) = by_setting([lost])
     assert (group.baseline_quality, group.front(), group.placed) == (None, [], [])
+
+
+def test_replayed_texts_have_no_place_in_the_plane():
+    replayed = sample_replayed(difference=+5.0)
+    (group,) = by_setting([replayed, *sample_sweep()])
+    (without,) = by_setting(sample_sweep())
+    assert group.results[-1] is replayed and group.position(replayed) is None
+    assert group.front() == without.front() and group.limits() == without.limits()
+    assert [group.best(loss) for loss in (0.0, 1.0)] == [without.best(loss) for loss in (0.0, 1.0)]
+    (alone,) = by_setting([replayed])
+    assert (alone.relative, alone.placed, alone.front()) == (False, [], [])

@@ -8,7 +8,7 @@ import pytest
 
 from bild_lab.lab.schema.result import Failure, Result
 from bild_lab.report.page.html import write_html
-from tests.report.sample import sample_failure, sample_result, sample_sweep
+from tests.report.sample import sample_failure, sample_replayed, sample_result, sample_sweep
 
 ATTACK = "</script><script>alert(1)</script><img src=http://evil.example/x onerror=alert(2)>"
 
@@ -146,3 +146,13 @@ def test_the_legend_explains_every_column_and_stage(page):
     titles = {title for table in page.tables for title in table} - knobs
     assert {"speedup", "tokens/call", "none accepted", "gflop/token", "+ prefill"} <= titles
     assert [title for title in sorted(titles) if title.strip("+ ") not in legend] == []
+
+
+def test_replayed_texts_are_in_the_tables_and_not_in_the_pictures(tmp_path: Path) -> None:
+    page = report(tmp_path, [*sample_sweep(), sample_replayed()], [])
+    assert "97 equal" in page.text and "2 ties, 1 defects" in page.text
+    assert "file theirs.jsonl" in page.text and "replayed texts are not timed" in page.text
+    two = [sample_replayed(), sample_replayed(setting={"draft": "another"})]  # settings that could share a picture
+    alone = report(tmp_path, two, [])
+    assert "97 equal" in alone.text and "Quality against latency" not in alone.text
+    assert "Quality against latency" in report(tmp_path, [*two, *sample_sweep()], []).text
