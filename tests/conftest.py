@@ -7,16 +7,19 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
-
-from bild_lab.engine.models.native import why_no_kernels
-from bild_lab.lab.cli import run_application
-from tests.checkpoints import tiny_checkpoints, write_data
-from tests.engine.peers.fake import run_fake_engines
 
 gc.disable()  # until the tests are collected: what is made by then stays
-why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it says belongs to no test
-torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """What every test needs. The process that only hands tests out to workers imports none of it."""
+    if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
+        import torch
+
+        from bild_lab.engine.models.native import why_no_kernels
+
+        why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it says belongs to no test
+        torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
 
 
 # tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them
@@ -58,17 +61,23 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def checkpoints() -> Path:
+    from tests.checkpoints import tiny_checkpoints
+
     return tiny_checkpoints()
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.checkpoints import write_data
+
     return write_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
 def fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Peers run a stand-in for their engines. Returns the cache of converted checkpoints."""
+    from tests.engine.peers.fake import run_fake_engines
+
     return run_fake_engines(tmp_path, monkeypatch)
 
 
@@ -80,6 +89,8 @@ def command(
 
     config: the name of the script's own configuration; None for one that reads its words itself.
     """
+    from bild_lab.lab.cli import run_application
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
 

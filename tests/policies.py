@@ -18,7 +18,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.lab.config import compose_policy, flatten, policy_names
+from bild_lab.lab.config import config_dir, flatten, policy_names
 from tests.checkpoints import tiny_checkpoints
 from tests.engine.drafters.tables import ngram_table
 from tests.engine.heads.tiny import files_of
@@ -42,15 +42,14 @@ RUNNABLE = [
 
 @lru_cache
 def shipped(policy: str) -> DictConfig:
-    """The policy of its file, composed once for all tests; not to be changed."""
-    return compose_policy(policy)
+    """The policy of its file, read once for all tests; not to be changed."""
+    return OmegaConf.create({"policy": OmegaConf.load(config_dir() / "policy" / f"{policy}.yaml")}).policy
 
 
 @lru_cache
 def parts(policy: str) -> dict[str, object]:
     """The values of a policy's decoder, with dotted keys."""
-    composed = OmegaConf.create({"policy": shipped(policy)}).policy.decoder
-    return flatten(OmegaConf.to_container(composed, resolve=True))
+    return flatten(OmegaConf.to_container(shipped(policy).decoder, resolve=True))
 
 
 @lru_cache

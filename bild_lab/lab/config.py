@@ -6,9 +6,10 @@ The files of `conf` state only what differs.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
+import os
+import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobRuntime
 from hydra.errors import HydraException
@@ -244,11 +247,9 @@ def typed(cls: type[T], node: Any, group: str) -> T:
     if not OmegaConf.is_dict(node) and not isinstance(node, dict):
         raise UserError(f"{group} must be a group of keys, got {node!r}; choose one of its files: {group}=NAME")
     names = [one.name for one in dataclasses.fields(cls)]  # type: ignore[arg-type]
-    schema = OmegaConf.structured(cls)
-    OmegaConf.set_readonly(schema, False)  # those of frozen dataclasses are
     try:
         given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_dict(node) else node
-        spec = OmegaConf.to_object(OmegaConf.merge(schema, given))
+        spec = OmegaConf.to_object(OmegaConf.merge(pickle.loads(_schema_of(cls)), given))
     except MissingMandatoryValue as error:
         key = error.full_key or error.key
         raise UserError(f"{group} lacks the key {str(key)!r}; it has {', '.join(names)}") from error
@@ -262,6 +263,14 @@ def typed(cls: type[T], node: Any, group: str) -> T:
     return spec
 
 
+@lru_cache
+def _schema_of(cls: type) -> bytes:
+    """The structured configuration of a dataclass, pickled."""
+    schema = OmegaConf.structured(cls)
+    OmegaConf.set_readonly(schema, False)  # those of frozen dataclasses are
+    return pickle.dumps(schema)
+
+
 def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
     """The whole configuration `conf/NAME.yaml` with these overrides.
 
@@ -272,8 +281,48 @@ def compose_config(overrides: list[str], name: str = "config") -> DictConfig:
         if in_our_application():
             loader = GlobalHydra.instance().config_loader()
             return loader.load_configuration(name, overrides, run_mode=RunMode.RUN)
-        with without_other_applications(), initialize_config_dir(str(config_dir()), **BASE):
-            return compose(name, overrides=overrides)
+        with without_other_applications():
+            return _composed(overrides, name)
+
+
+def _composed(overrides: list[str], name: str) -> DictConfig:
+    """As Hydra composes it, in a tenth of the time where only values differ from a configuration composed before.
+
+    Hydra sets values after it has merged the files of all groups, so the merged files are kept.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+        if not any(one.is_sweep_override() or one.is_hydra_override() for one in parsed):
+            values = [one for one in parsed if _sets_a_value(one)]
+            groups = tuple(one.input_line for one in parsed if one not in values)
+            cfg = pickle.loads(_merged_files(name, groups, _state_of_files()))
+            for override in values:
+                OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+            return cfg
+    except (HydraException, OmegaConfBaseException):  # in which Hydra would name the override another way
+        pass
+    with initialize_config_dir(str(config_dir()), **BASE):
+        return compose(name, overrides=overrides)
+
+
+@lru_cache(maxsize=64)
+def _merged_files(name: str, groups: tuple[str, ...], state: tuple[Any, ...]) -> bytes:
+    """The pickled configuration with these groups, which is copied sooner than an object. state: of all files."""
+    with initialize_config_dir(str(config_dir()), **BASE):
+        return pickle.dumps(compose(name, overrides=list(groups)))
+
+
+def _sets_a_value(override: Override) -> bool:
+    """Whether an override sets a key that there is, and chooses no file of a group."""
+    plain = override.package is None and not (override.is_add() or override.is_force_add() or override.is_delete())
+    return plain and not (config_dir() / override.key_or_group).is_dir()
+
+
+def _state_of_files() -> tuple[Any, ...]:
+    """What changes when a file of the configuration does."""
+    entries = [entry for folder, _, _ in os.walk(config_dir()) for entry in os.scandir(folder)]
+    stats = {entry.path: entry.stat() for entry in entries}
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats.items())
 
 
 def in_our_application() -> bool:
@@ -305,7 +354,7 @@ def compose_policy(name: str, knobs: Mapping[str, Any] | None = None) -> DictCon
     Raises UserError for an unknown policy or knob.
     """
     try:
-        policy = copy.deepcopy(_with_policy(name, tuple(_search_path()))).policy
+        policy = pickle.loads(_with_policy(name, tuple(_search_path()))).policy
     except (HydraException, ValueError) as error:  # a ValueError for a number, such as 3
         known = policy_names()
         meant = suggestion(name, known)
@@ -340,10 +389,11 @@ def resolved(policy: DictConfig) -> dict[str, Any]:
     Interpolations start at the root of the configuration that the policy belongs to, with this policy in it.
     """
     root = policy._get_root()
-    whole = {} if root is policy else OmegaConf.to_container(root)
-    whole = OmegaConf.create({**whole, "policy": OmegaConf.to_container(policy)})
+    if root is policy or root._get_node("policy") is not policy:
+        whole = {} if root is policy else OmegaConf.to_container(root)
+        policy = OmegaConf.create({**whole, "policy": OmegaConf.to_container(policy)}).policy
     try:
-        values = OmegaConf.to_container(whole.policy, resolve=True)
+        values = OmegaConf.to_container(policy, resolve=True)
     except OmegaConfBaseException as error:
         if isinstance(error.__cause__, UserError):  # of a policy that this one is composed of
             raise error.__cause__ from error
@@ -352,9 +402,9 @@ def resolved(policy: DictConfig) -> dict[str, Any]:
 
 
 @lru_cache
-def _with_policy(name: str, places: tuple[str, ...]) -> DictConfig:
-    """The whole configuration with a policy of these folders. Composing takes a fifth of a second."""
-    return without_hydra(compose_config([f"policy={name}"]))
+def _with_policy(name: str, places: tuple[str, ...]) -> bytes:
+    """The whole configuration with a policy of these folders, pickled. Composing takes a fifth of a second."""
+    return pickle.dumps(without_hydra(compose_config([f"policy={name}"])))
 
 
 def without_hydra(cfg: DictConfig) -> DictConfig:

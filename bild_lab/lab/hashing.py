@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import accumulate
@@ -88,13 +89,13 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     for file in reached((*EVERY_POINT, *modules), package):
         inside = file.is_relative_to(package)
         name = file.relative_to(package).as_posix() if inside else file.name
-        (own if inside else others).append(name.encode() + b"\0" + _content(file).encode() + b"\0")
+        (own if inside else others).append(name.encode() + b"\0" + _read(file).content.encode() + b"\0")
     return hashlib.sha256(b"".join([*own, *sorted(others)])).hexdigest()[:12]
 
 
 def reread_sources() -> None:
     """Look at all sources again: in a process that goes on, they may have changed."""
-    for cached in (code_hash, _imported, _content):
+    for cached in (code_hash, _imported, _read):
         cached.cache_clear()
 
 
@@ -154,7 +155,7 @@ def _imported(file: Path, package: Path) -> tuple[Path, ...]:
     found: set[Path | None] = set(_named_in(file, [file.parent] if ours else [file.parent, Path.cwd()]))
     if ours:
         found = {named for named in found if named.parent == file.parent}
-    for module, names in _imports(file):
+    for module, names in _read(file).imports:
         if module.split(".")[0] == PACKAGE.name:
             found.update(_file_of(name, package) for name in _defining(module, names, package))
         elif module.startswith(".") and not ours:
@@ -177,7 +178,10 @@ def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]
         yield module
         return
     passed_on = {
-        name: source for source, several in _imports(file) if source.split(".")[0] == PACKAGE.name for name in several
+        name: source
+        for source, several in _read(file).imports
+        if source.split(".")[0] == PACKAGE.name
+        for name in several
     }
     for name in names:
         if _file_of(f"{module}.{name}", package) is not None:
@@ -188,9 +192,40 @@ def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]
             yield module
 
 
-def _imports(file: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Modules that a source imports, but for type checking, each with the names taken from it."""
-    for node in _nodes(file):
+@dataclass(frozen=True)
+class _Source:
+    """What counts of a file: the modules that it imports, each with the names taken from it, its texts, its content."""
+
+    imports: tuple[tuple[str, tuple[str, ...]], ...]
+    texts: tuple[str, ...]
+    content: str
+
+
+@lru_cache(maxsize=1024)
+def _read(file: Path) -> _Source:
+    """What counts of a file as it was when it was first read, see `reread_sources`."""
+    source = _parsed(file.read_bytes()) if file.suffix == ".py" else None
+    return source or _Source((), (), file_digest(file))
+
+
+@lru_cache(maxsize=1024)
+def _parsed(content: bytes) -> _Source | None:
+    """What counts of a Python source; None for another text, such as a template that ends in .py.
+
+    Imports for type checking alone do not count.
+    """
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return None
+    nodes = list(_nodes(tree))
+    texts = {node.value: None for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return _Source(tuple(_imports(nodes)), tuple(texts), code_text(tree))
+
+
+def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Modules that these nodes of a source import, each with the names taken from it."""
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             yield "." * node.level + (node.module or ""), tuple(one.name for one in node.names)
         elif isinstance(node, ast.Import):
@@ -209,36 +244,21 @@ def _called(node: ast.Call) -> str:
 
 def _named_in(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
     """Files that texts in a source name, in these folders: data to read, and modules to load by their file."""
-    for node in _nodes(file):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            for folder in folders:
-                named = _existing(node.value, folder)
-                if named is not None and named.is_file():
-                    yield named.resolve()
+    for text in _read(file).texts:
+        for folder in folders:
+            named = _existing(text, folder)
+            if named is not None and named.is_file():
+                yield named.resolve()
 
 
-def _nodes(file: Path) -> Iterator[ast.AST]:
-    """All nodes of a Python source, but for type checking; none of another file."""
-    waiting: list[ast.AST] = [tree] if (tree := _tree(file)) is not None else []
+def _nodes(tree: ast.Module) -> Iterator[ast.AST]:
+    """All nodes of a Python source, but for type checking."""
+    waiting: list[ast.AST] = [tree]
     while waiting:
         for child in ast.iter_child_nodes(waiting.pop()):
             yield child
             if not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)):
                 waiting.append(child)
-
-
-def _tree(file: Path) -> ast.Module | None:
-    """The syntax tree of a Python source, None for another file, such as a template that ends in .py."""
-    if file.suffix == ".py":
-        with suppress(SyntaxError, ValueError):
-            return ast.parse(file.read_bytes())
-    return None
-
-
-@lru_cache(maxsize=1024)
-def _content(file: Path) -> str:
-    tree = _tree(file)
-    return file_digest(file) if tree is None else code_text(tree)  # a user's module may be a library
 
 
 def code_text(node: object) -> str:

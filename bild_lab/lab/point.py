@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
+from functools import lru_cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,12 @@ def sweep_folder(cfg: DictConfig) -> Path:
     if not name.isprintable() or name in ("", ".", "..") or set(name) & set("/\\") or len(name.encode()) > LONGEST_NAME:
         raise UserError(f"name must be a plain folder name, got {cfg.name!r}; results go to outputs/NAME")
     return Path("outputs") / name
+
+
+@lru_cache
+def version(package: str) -> str:
+    """Of an installed package. Its metadata are read once."""
+    return metadata.version(package)
 
 
 def _setting(

@@ -27,8 +27,7 @@ def package(tmp_path: Path) -> Path:
 
 def anew(modules: tuple[str, ...], package: Path) -> str:
     """The hash after files have changed."""
-    for cached in (code_hash, hashing._imported, hashing._content):
-        cached.cache_clear()
+    hashing.reread_sources()
     return code_hash(modules, package)
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab import config
@@ -53,3 +57,40 @@ def test_a_policy_in_the_shipped_folder_may_be_made_of_others(tmp_path: Path, mo
     assert (compose_policy("more").name, compose_policy("more").window) == ("more", 3)
     assert compose_policy("more").fallback == compose_policy("bild").fallback
     assert compose_policy("whole").window == 9
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("name=mine", "resume=false", "policy.window=3", "decoding.temperature=0.5", "dataset.limit=2"),
+        ("dataset=multi30k", "policy=speculative", "policy.window=${decoding.max_new_tokens}", "decoding=sample"),
+        ("experiment=bild/fig4", "scale=small", "policy.fallback=0.1"),
+        ("+policy.mine=[1,2]", "+mine={deep: {er: 1}}", "~policy.rollback", "++mine.deep.er=2"),
+        ("decoding={max_new_tokens: 3}", "policy.decoder.drafter={_target_: a.b}", "decoding.max_new_tokens=4"),
+    ],
+)
+def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(words: tuple[str, ...]) -> None:
+    compose_config([])
+    ours = compose_config(list(words))
+    with initialize_config_dir(str(config_dir()), **config.BASE):
+        theirs = compose("config", list(words))
+    assert ours == theirs and OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs)
+    assert OmegaConf.is_struct(ours) and OmegaConf.get_type(ours, "pair") == OmegaConf.get_type(theirs, "pair")
+    ours.policy.name = "changed"
+    assert compose_config(list(words)) == theirs, "what a caller changes is the caller's own"
+
+
+@pytest.mark.parametrize("words", [("policy.abacus=1",), ("policy.window=1,2",), ("policy@x=bild",), ("pair=abacus",)])
+def test_what_cannot_be_composed_is_refused_in_hydras_words(words: tuple[str, ...]) -> None:
+    with initialize_config_dir(str(config_dir()), **config.BASE), pytest.raises(HydraException) as theirs:
+        compose("config", list(words))
+    with pytest.raises(type(theirs.value), match=re.escape(str(theirs.value))):
+        compose_config(list(words))
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = shutil.copytree(config_dir(), tmp_path / "conf")
+    monkeypatch.setattr(config, "config_dir", lambda: conf)
+    before = compose_config([]).decoding.max_new_tokens
+    (conf / "decoding" / "greedy.yaml").write_text(f"max_new_tokens: {before + 10}\n")
+    assert compose_config([]).decoding.max_new_tokens == before + 10

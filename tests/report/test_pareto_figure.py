@@ -77,6 +77,7 @@ def test_in_a_column_every_text_can_be_read_and_lies_inside_beside_the_others(
     assert "hf_generate_with_a_long_name" not in [one.get_text() for one in part.legends[0].get_texts()]
 
 
+@pytest.mark.slow
 def test_each_setting_gets_its_own_panel(tmp_path: Path) -> None:
     heights = []
     for results in (sample_sweep(), sample_sweep() + sample_sweep(setting={"dataset": "iwslt"})):

@@ -114,7 +114,7 @@ def peak_bytes(learner: LayerHeadsModule, batch: dict[str, torch.Tensor], own: b
     return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"], loss.item()
 
 
-@pytest.mark.parametrize("rank", [None, 3])
+@pytest.mark.parametrize("rank", [None, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_memory_of_a_training_step_does_not_grow_with_the_logits_of_its_rows(
     rank: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
