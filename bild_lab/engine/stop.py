@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Protocol
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Protocol
 
 from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
 STEP = 8  # tokens by which the part that is decoded grows, so that neighbouring tokens decode the same parts

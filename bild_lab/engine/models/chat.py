@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
 
 from bild_lab.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DATE = "2026-01-01"  # the day that a template is told, unless another is chosen: the same prompts every day
 TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")  # a call of Transformers' function in a template

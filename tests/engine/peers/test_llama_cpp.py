@@ -47,7 +47,7 @@ def test_what_llama_cpp_cannot_run_is_refused_before_weights_load(checkpoints: P
         load(llama, policy="llama_cpp", file=file)
     with pytest.raises(UserError, match="the longest match must be a whole number >= 1, got 0"):
         load(file, policy="llama_cpp_prompt_lookup", longest_match=0)
-    with pytest.raises(UserError, match="llama_cpp is compared with greedy decoding, got decoding.temperature=1.0"):
+    with pytest.raises(UserError, match="llama_cpp decodes greedily, got decoding.temperature=1.0"):
         load(file, policy="llama_cpp").generate(PROMPT, 3, temperature=1.0)
 
 

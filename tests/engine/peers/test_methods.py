@@ -65,7 +65,7 @@ def test_what_a_peer_cannot_compute_is_refused(checkpoints: Path) -> None:
 def test_sampling_is_refused_in_words(checkpoints: Path) -> None:
     decoder = bild_lab.load(str(checkpoints / "llama"), policy="openvino")
     assert decoder.method.lossless(Sampling()) and not decoder.method.lossless(Sampling(1.0))
-    with pytest.raises(UserError, match=r"openvino is compared with greedy decoding, got .*1.0; use decoding=greedy"):
+    with pytest.raises(UserError, match=r"openvino decodes greedily, got .*1.0; use decoding=greedy"):
         decoder.generate(PROMPT, temperature=1.0)
 
 
