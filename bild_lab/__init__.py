@@ -32,7 +32,9 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch and transformers only when decoding is asked for; reading results needs neither."""
+    """Import torch and transformers only when decoding is asked for; reading results needs
+    neither.
+    """
     if name in _MODULES:
         return getattr(import_module(f"bild_lab.lab.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'bild_lab' has no attribute {name!r}")

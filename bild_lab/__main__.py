@@ -1,4 +1,6 @@
-"""The console command `bild-lab NAME …`, also `python -m bild_lab NAME …`: each command, from any folder."""
+"""The console command `bild-lab NAME …`, also `python -m bild_lab NAME …`: each command, from any
+folder.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,48 @@ adds your own configurations to those of the package.
 
 
 def scripts() -> dict[str, Path]:
-    """The files of all commands but `run`, by name: in the package where it is installed, next to it in a checkout."""
+    """The files of all commands but `run`, by name: in the package where it is installed, next to
+    it in a checkout.
+    """
     package = Path(__file__).resolve().parent
-    folders = [folder for folder in (package / "scripts", package.parent / "scripts") if folder.is_dir()]
+    folders = [
+        folder for folder in (package / "scripts", package.parent / "scripts") if folder.is_dir()
+    ]
     return {file.stem: file for file in sorted(folders[0].glob("*.py"))}
 
 
 def main() -> None:
-    """Run the command that the first word names, with the others. Exits with code 2 if there is no such command."""
+    """Run the command that the first word names, with the others.
+
+    Exits with code 2 if there is no such command.
+    """
     tolerate_streams()
     word, files = "".join(sys.argv[1:2]), scripts()
     name = word.replace("-", "_")
     if word in ("", "-h", "--help"):
-        texts = {one: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) for one, file in files.items()}
+        texts = {
+            one: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+            for one, file in files.items()
+        }
         texts = {"run": application.__doc__, **texts}
-        show("\n".join([HEAD, *(f"  {one:21} {str(text).partition(': python ')[0]}" for one, text in texts.items())]))
+        show(
+            "\n".join(
+                [
+                    HEAD,
+                    *(
+                        f"  {one:21} {str(text).partition(': python ')[0]}"
+                        for one, text in texts.items()
+                    ),
+                ]
+            )
+        )
     if name not in ("run", *files):
         meant = did_you_mean(name, ["run", *files])
         meant = f"{meant} " if meant else ""
-        refuse(UserError(f"there is no command {word!r}; {meant}{CONSOLE_COMMAND} --help lists them"), None)
+        refuse(
+            UserError(f"there is no command {word!r}; {meant}{CONSOLE_COMMAND} --help lists them"),
+            None,
+        )
     sys.argv = [f"{CONSOLE_COMMAND} {name}", *sys.argv[2:]]
     if name == "run":
         application.command()

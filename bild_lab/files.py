@@ -1,4 +1,6 @@
-"""Where files are kept, hashing one, writing one so that a reader never sees half of it, and locks."""
+"""Where files are kept, hashing one, writing one so that a reader never sees half of it, and
+locks.
+"""
 
 import hashlib
 import json
@@ -25,7 +27,8 @@ TOY = Path(__file__).parent / "toy"  # the toy pair and its corpus, which `make 
 
 
 def shipped(path: str) -> str:
-    """The folder of `toy:large`, `toy:small` or `toy:corpus`, which the package holds; any other path as it is.
+    """The folder of `toy:large`, `toy:small` or `toy:corpus`, which the package holds; any other
+    path as it is.
 
     Raises UserError for another name after `toy:`.
     """
@@ -33,7 +36,9 @@ def shipped(path: str) -> str:
         return path
     folder = TOY / path.removeprefix("toy:")
     if path == "toy:" or not folder.is_dir():
-        raise UserError(f"of the toy pair there are toy:large, toy:small and toy:corpus, got {path!r}")
+        raise UserError(
+            f"of the toy pair there are toy:large, toy:small and toy:corpus, got {path!r}"
+        )
     return str(folder)
 
 
@@ -41,7 +46,8 @@ PINS = Path(__file__).parent / "pins.yaml"  # commits of the hub, which scripts/
 
 
 def pin_of(kind: str, name: str, revision: str | None) -> Mapping[str, str] | None:
-    """The commit ("revision") and the "date" that a repository of the hub is pinned to; None without a pin.
+    """The commit ("revision") and the "date" that a repository of the hub is pinned to; None
+    without a pin.
 
     kind: models or datasets. revision: as it was asked for; None: the main branch.
     """
@@ -57,15 +63,19 @@ LARGE = 64 * 2**20  # bytes; of files from this size on the hash is remembered
 
 
 def file_digest(file: Path) -> str:
-    """A file's SHA-256, 64 hexadecimal digits. That of a large file is remembered with its path, size and times.
+    """A file's SHA-256, 64 hexadecimal digits. That of a large file is remembered with its path,
+    size and times.
 
-    A change of its content changes the time of its entry (`st_ctime`), also where its date is set back.
+    A change of its content changes the time of its entry (`st_ctime`), also where its date is set
+    back.
     """
     found, where = file.stat(), str(file.resolve())
     if found.st_size < LARGE:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     facts = [where, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
-    remembered = cache_folder() / "hashes" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}.json"
+    remembered = (
+        cache_folder() / "hashes" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}.json"
+    )
     with suppress(OSError, ValueError, TypeError):  # none, or one that is damaged
         *known, digest = json.loads(remembered.read_bytes())
         if known == facts and len(bytes.fromhex(digest)) == hashlib.sha256().digest_size:
@@ -105,7 +115,10 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def holding(lock: Path) -> Iterator[None]:
-    """Hold a lock on a file while the block runs. Does nothing if another process holds it, or without locks."""
+    """Hold a lock on a file while the block runs.
+
+    Does nothing if another process holds it, or without locks.
+    """
     from filelock import FileLock
 
     held = FileLock(lock, fallback_to_soft=False)
@@ -119,7 +132,8 @@ def holding(lock: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NamesFile:
-    """Marks a parameter that names a file or a folder: its content, not its place, is part of a point's name.
+    """Marks a parameter that names a file or a folder: its content, not its place, is part of a
+    point's name.
 
     words: values of the parameter that name none.
     """

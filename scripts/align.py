@@ -35,7 +35,9 @@ def run(cfg: DictConfig) -> None:
     if metrics is None:  # another process reports
         return
     output.print(compared_table(metrics["alignment"]["compared"]))
-    output.print(escape(f"{job.folder}/checkpoint is the aligned model; metrics.json holds the table"))
+    output.print(
+        escape(f"{job.folder}/checkpoint is the aligned model; metrics.json holds the table")
+    )
     for line in commands(job):
         output.print(escape(line))
     print_closing(job.logger)
@@ -61,7 +63,11 @@ def alignment(cfg: DictConfig) -> Alignment:
     recipe = typed(Recipe, cfg.train, "train")
     calibration = read_calibration(Path(cfg.calibration))
     small = Checkpoint(cfg.model.path, cfg.model.revision)
-    unaligned = small if cfg.unaligned.path is None else Checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
+    unaligned = (
+        small
+        if cfg.unaligned.path is None
+        else Checkpoint(cfg.unaligned.path, cfg.unaligned.revision)
+    )
     return Alignment(
         calibration=calibration,
         small=small,
@@ -85,13 +91,19 @@ def commands(job: Alignment) -> list[str]:
     thresholds = ["policy.fallback=0.1,0.2,0.3,0.5,0.7,0.9", "policy.rollback=0.69,1,1.5,2,3,5"]
     return [
         f"measure it: python run.py -m {shlex.join(speculative)}",
-        f"choose BiLD's thresholds: python scripts/screen.py {shlex.join(['policy=bild', *thresholds, *shared])}",
+        (
+            "choose BiLD's thresholds: python scripts/screen.py"
+            f" {shlex.join(['policy=bild', *thresholds, *shared])}"
+        ),
     ]
 
 
 def compared_table(compared: dict[str, Any]) -> Table:
     """The drafter's agreement with the target before and after the alignment, in per cent."""
-    labels = {"token_agreement": "target's tokens ranked first", "acceptance_rate": "expected acceptance rate"}
+    labels = {
+        "token_agreement": "target's tokens ranked first",
+        "acceptance_rate": "expected acceptance rate",
+    }
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("%")
     for title in ("before", "after", "change"):

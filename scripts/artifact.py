@@ -17,7 +17,10 @@ from pathlib import Path
 from bild_lab.errors import UserError
 from bild_lab.lab.cli import escape, output, run_application, stages
 
-USAGE = "give the folder of a sweep, outputs/NAME, with zip=true if you like, or check and the folder of an artifact"
+USAGE = (
+    "give the folder of a sweep, outputs/NAME, with zip=true if you like, or check and the folder"
+    " of an artifact"
+)
 
 
 def main() -> None:
@@ -28,7 +31,8 @@ def main() -> None:
     if len(folders) != 1 or (checks and zipped):
         raise UserError(f"{USAGE}; got {' '.join(words) or 'nothing'}")
     stages.enter("loading libraries")
-    from bild_lab.lab.results.records import Sweep, require_writable  # late: torch takes seconds to load
+    # late: torch takes seconds to load
+    from bild_lab.lab.results.records import Sweep, require_writable
     from bild_lab.report.artifact import faults, write_artifact
 
     folder = Path(folders[0]).expanduser()
@@ -38,7 +42,9 @@ def main() -> None:
     stages.enter("packing")
     require_writable(folder)
     written = write_artifact(Sweep(folder))
-    output.print(escape(f"{written}/README.md is the appendix; fill in where the code is and its DOI"))
+    output.print(
+        escape(f"{written}/README.md is the appendix; fill in where the code is and its DOI")
+    )
     if zipped:
         packed = shutil.make_archive(str(written), "zip", written.parent, written.name)
         output.print(escape(f"{packed} holds all of it"))
@@ -50,7 +56,12 @@ def check(folder: Path, found: list[str]) -> None:
         output.print(escape(fault))
     if found:
         sys.exit(1)
-    output.print(escape(f"{folder}: files are as they were packed, and numbers follow from the stored texts and times"))
+    output.print(
+        escape(
+            f"{folder}: files are as they were packed, and numbers follow from the stored texts and"
+            " times"
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -43,25 +43,32 @@ if TYPE_CHECKING:
     from bild_lab.lab.bench import Bench, Models
 
 WANTED = (
-    "shapes, all of them, or a pair are needed; python scripts/bench.py t5_small llama_12, python scripts/bench.py "
-    "all, or pair.target=DIR pair.draft=DIR dataset=local dataset.path=FILE dataset.limit=20"
+    "shapes, all of them, or a pair are needed; python scripts/bench.py t5_small llama_12, python"
+    " scripts/bench.py all, or pair.target=DIR pair.draft=DIR dataset=local dataset.path=FILE"
+    " dataset.limit=20"
 )
 KEPT = "nothing was written, as the rows are stored at the end"
 ALL = "all"  # the word for every shape of the device
 BUSY_PERCENT = 15
 ROUNDS_OF_A_PAIR = 5  # of several texts each
 ROUNDS_OF_A_PROMPT = 3
-DEFAULTS = ["name=bench", "runtime.dtype=bfloat16", "dataset.limit=20", "decoding.max_new_tokens=64"]
+DEFAULTS = [
+    "name=bench",
+    "runtime.dtype=bfloat16",
+    "dataset.limit=20",
+    "decoding.max_new_tokens=64",
+]
 TOY = ["dataset.limit=1"]  # the pair that is measured with the shapes: one sentence
 SHORT = {"bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64"}
 LEGEND = (
-    "Medians of interleaved rounds. to gen., to asst.: how many times as fast as Transformers' generate, and as its "
-    "assisted generation. bandwidth: of the speed at which the machine reads the target's weights. same: texts that "
-    "are generate's. nats: log-probability of a token by the target. quality: by dataset.metric."
+    "Medians of interleaved rounds. to gen., to asst.: how many times as fast as Transformers'"
+    " generate, and as its assisted generation. bandwidth: of the speed at which the machine reads"
+    " the target's weights. same: texts that are generate's. nats: log-probability of a token by"
+    " the target. quality: by dataset.metric."
 )
 LONG_LEGEND = (
-    "Milliseconds of a prompt of so many tokens with the first new one, and of one new token at these places of a long "
-    "text. Medians; the precision is that of the weights."
+    "Milliseconds of a prompt of so many tokens with the first new one, and of one new token at"
+    " these places of a long text. Medians; the precision is that of the weights."
 )
 
 
@@ -74,7 +81,8 @@ def pair_bench(
     policy: bool = False,
     files: Sequence[str] = (),
 ) -> AbstractContextManager[Bench]:
-    """A pair of checkpoints on texts of a dataset. policy: with that of the configuration, which is a peer's.
+    """A pair of checkpoints on texts of a dataset. policy: with that of the configuration, which is
+    a peer's.
 
     files: the target in GGUF files, for llama.cpp and for our kernels.
     """
@@ -90,7 +98,10 @@ def pair_bench(
     from bild_lab.lab.metrics.quality import Scoring
     from bild_lab.lab.metrics.text_metrics import PASS_AT_1, needs_references
 
-    pair, decoding = typed(PairSpec, cfg.pair, "pair"), typed(DecodingSpec, cfg.decoding, "decoding")
+    pair, decoding = (
+        typed(PairSpec, cfg.pair, "pair"),
+        typed(DecodingSpec, cfg.decoding, "decoding"),
+    )
     target = loaded(pair.target, pair.target_revision, device, dtype)
     checkpoint = target[0].checkpoint
     checkpoint.check()
@@ -104,14 +115,26 @@ def pair_bench(
     requests = []
     for example in examples:
         source = target[0].source(example.prompt)
-        requests.append(Request(source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)))
-    shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary  # as OpenVINO wants it
-    others = peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype) if peers and not policy else {}
+        requests.append(
+            Request(
+                source, Limits(len(source.prompt), decoding.max_new_tokens, checkpoint.end_tokens)
+            )
+        )
+    # as OpenVINO wants it
+    shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary
+    others = (
+        peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype)
+        if peers and not policy
+        else {}
+    )
     if policy:
         models = {"target": target[1], **({} if draft is None else {"draft": draft[1]})}
         method = build_method(cfg.policy, {key: partial(models.get, key) for key in models})
         if not isinstance(method, Peer):
-            raise UserError(f"the benchmark has our methods, got policy={cfg.policy.name}; give a peer's or none")
+            raise UserError(
+                f"the benchmark has our methods, got policy={cfg.policy.name}; give a peer's or"
+                " none"
+            )
         others[cfg.policy.name] = lambda: method
     kept = {}
     for file in files:
@@ -126,7 +149,9 @@ def pair_bench(
         def judge(texts: Sequence[Sequence[int]]) -> float:
             whole = [checkpoint.tokenizer.decode(one, skip_special_tokens=True) for one in texts]
             words = [before_stop(text, decoding.stop).strip() for text in whole]
-            return scoring.judge(words, None, [one.references for one in examples], 0)[metric].score.value
+            return scoring.judge(words, None, [one.references for one in examples], 0)[
+                metric
+            ].score.value
 
     return bench_of(name, target, draft, tuple(requests), others, kept, judge)
 
@@ -135,7 +160,9 @@ def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.d
     """A checkpoint on both engines of ours that PyTorch runs."""
     from bild_lab.lab.decoding.load import load_model
 
-    native, hf = (load_model(path, revision, str(device), dtype, engine) for engine in ("native", "hf"))
+    native, hf = (
+        load_model(path, revision, str(device), dtype, engine) for engine in ("native", "hf")
+    )
     native.load()
     hf.load()
     return native, hf
@@ -143,9 +170,21 @@ def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.d
 
 def table(rows: list[dict]) -> Table:
     """The methods as a table of 80 columns, with a section for each shape."""
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0, caption_justify="left", caption=LEGEND)
+    shown = Table(
+        box=SIMPLE_HEAD, pad_edge=False, padding=0, caption_justify="left", caption=LEGEND
+    )
     shown.add_column("method", no_wrap=True)
-    titles = ("", "ms/\ntoken", "to\ngen.", "to\nasst.", "band-\nwidth", "tok/\ncall", "same", "nats", "qua-\nlity")
+    titles = (
+        "",
+        "ms/\ntoken",
+        "to\ngen.",
+        "to\nasst.",
+        "band-\nwidth",
+        "tok/\ncall",
+        "same",
+        "nats",
+        "qua-\nlity",
+    )
     for title in titles:
         shown.add_column(title, justify="right", no_wrap=True)
     for index, row in enumerate(rows):
@@ -170,7 +209,9 @@ def table(rows: list[dict]) -> Table:
 
 def long_table(rows: list[dict]) -> Table:
     """Milliseconds of each method: columns are prompt lengths, then ranges of new tokens."""
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), caption_justify="left", caption=LONG_LEGEND)
+    shown = Table(
+        box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1), caption_justify="left", caption=LONG_LEGEND
+    )
     shown.add_column("method", no_wrap=True)
     shown.add_column("")
     found = {(row["shape"], row["method"], row["precision"]): {} for row in rows}
@@ -181,7 +222,9 @@ def long_table(rows: list[dict]) -> Table:
     for head in heads:
         shown.add_column(head, justify="right")
     for (_, method, precision), each in found.items():
-        shown.add_row(method, SHORT.get(precision, precision), *(decimals(each.get(head)) for head in heads))
+        shown.add_row(
+            method, SHORT.get(precision, precision), *(decimals(each.get(head)) for head in heads)
+        )
     return shown
 
 
@@ -190,7 +233,8 @@ def decimals(value: float | None) -> str:
 
 
 def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
-    """The shapes to measure: those that were named, else the device's, else `pair` if a pair or a dataset was given.
+    """The shapes to measure: those that were named, else the device's, else `pair` if a pair or a
+    dataset was given.
 
     Raises UserError for one that there is not.
     """
@@ -203,13 +247,18 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
         if words:
             raise UserError(f"give shapes or a pair, got {words[0]!r} and {overrides[0]!r}")
         return ["pair"]
-    usual = [*(name for name, shape in SHAPES.items() if shape.gpu == gpu), *([] if gpu else ["toy"])]
+    usual = [
+        *(name for name, shape in SHAPES.items() if shape.gpu == gpu),
+        *([] if gpu else ["toy"]),
+    ]
     wanted = words if words and ALL not in words else [*words, *usual]
     return [shape for shape in every if shape in wanted]
 
 
 def main() -> None:
-    words, overrides = ([word for word in sys.argv[1:] if ("=" in word) == given] for given in (False, True))
+    words, overrides = (
+        [word for word in sys.argv[1:] if ("=" in word) == given] for given in (False, True)
+    )
     stages.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
@@ -236,22 +285,36 @@ def main() -> None:
     device, dtype = resolve_device(runtime.device), DTYPES[runtime.dtype]
     long = "long" in words
     files = [word for word in words if word.endswith(".gguf")]
-    shapes = chosen([word for word in words if word not in ("long", *files)], overrides, device.type == "cuda")
+    shapes = chosen(
+        [word for word in words if word not in ("long", *files)], overrides, device.type == "cuda"
+    )
     if files and shapes != ["pair"]:
-        raise UserError(f"{files[0]} holds the weights of a pair's target; give its folder too, with pair.target=DIR")
+        raise UserError(
+            f"{files[0]} holds the weights of a pair's target; give its folder too, with"
+            " pair.target=DIR"
+        )
     alone = ["pair.draft=null"] if long else []  # the toy pair's drafter may be of another kind
-    cfg = compose_config([*DEFAULTS, *alone, *(overrides if shapes == ["pair"] else [*TOY, *overrides])])
+    cfg = compose_config(
+        [*DEFAULTS, *alone, *(overrides if shapes == ["pair"] else [*TOY, *overrides])]
+    )
     if runtime.threads is not None:
         torch.set_num_threads(runtime.threads)
     synchronize = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
     if (lacking := why_without_peers(device, dtype)) is not None:
         console.print(f"no peers: {lacking}")
     if (busy := psutil.cpu_percent(interval=2.0)) > BUSY_PERCENT:
-        console.print(f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]: {BUSY_REMEDY}")
+        console.print(
+            f"[bold red]{busy:.0f} % of the machine is busy with something else[/bold red]:"
+            f" {BUSY_REMEDY}"
+        )
     bandwidth = read_gb_per_s(device, synchronize)
-    expected_s = sum(shape_seconds(SHAPES[name], dtype, bandwidth) for name in shapes if name in SHAPES)
+    expected_s = sum(
+        shape_seconds(SHAPES[name], dtype, bandwidth) for name in shapes if name in SHAPES
+    )
     if expected_s and not long:
-        console.print(f"{counted(len(shapes), 'shape')}, about {roughly(expected_s)}: {', '.join(shapes)}")
+        console.print(
+            f"{counted(len(shapes), 'shape')}, about {roughly(expected_s)}: {', '.join(shapes)}"
+        )
     rows, costs = [], []
     for name in shapes:
         shape = SHAPES.get(name)
@@ -265,9 +328,13 @@ def main() -> None:
             rounds = ROUNDS_OF_A_PAIR if shape is None else shape.rounds
             if shape is None and not long:
                 tokens = sum(one.limits.max_new_tokens for one in bench.requests)
-                lasting = decoding_seconds(weight_bytes(bench), tokens, rounds, len(bench.methods), bandwidth)
+                lasting = decoding_seconds(
+                    weight_bytes(bench), tokens, rounds, len(bench.methods), bandwidth
+                )
                 about = f"about {roughly(lasting)}"
-                console.print(escape(f"{bench.shape}: {counted(len(bench.requests), 'text')}, {about}"))
+                console.print(
+                    escape(f"{bench.shape}: {counted(len(bench.requests), 'text')}, {about}")
+                )
             stages.enter(f"timing {bench.shape}, {len(bench.methods)} methods")
             if long:
                 rows += long_texts(bench, ROUNDS_OF_A_PROMPT, synchronize)

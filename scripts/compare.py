@@ -21,16 +21,24 @@ def compare(cfg: DictConfig) -> None:
     names = tuple(str(name) for name in cfg.sweeps)
     if len(names) != 2:
         raise UserError(
-            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before outputs/after"
+            f"two sweeps are needed, got {len(names)}; python scripts/compare.py outputs/before"
+            " outputs/after"
         )
     require_flag("latex", cfg.latex)
-    # imported late: drawing and scoring libraries take seconds, and bad input should not wait for them
+    # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
+    # them
     from bild_lab.lab.analysis.paired import compare_pair, differences, match
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.inputs import SharedTexts, shared_texts
     from bild_lab.lab.results.records import Sweep, require_writable
     from bild_lab.lab.schema.examples import read_examples
-    from bild_lab.report.comparison import comparison_table, latex_comparison, notes, summary, write_comparison
+    from bild_lab.report.comparison import (
+        comparison_table,
+        latex_comparison,
+        notes,
+        summary,
+        write_comparison,
+    )
 
     folder = sweep_folder(cfg)
     require_writable(folder)
@@ -49,7 +57,9 @@ def compare(cfg: DictConfig) -> None:
         compared.append(compare_pair(pair, *examples, shared.references, shared.keys))
     if all(one.quality.difference is not None for one in compared):
         why = ""
-    remarks = notes(compared, differences(matching.pairs), {"A": matching.only_a, "B": matching.only_b}, why)
+    remarks = notes(
+        compared, differences(matching.pairs), {"A": matching.only_a, "B": matching.only_b}, why
+    )
     write_comparison(folder, names, compared, remarks)
     output.print(comparison_table(compared))
     if cfg.latex:

@@ -49,12 +49,15 @@ def parse(words: Sequence[str]) -> Wanted:
     if settings.get("run", "false") not in ("true", "false"):
         raise UserError(f"run must be true or false, got {settings['run']!r}")
     if not names:
-        raise UserError(f"a figure is needed, got none; choose from {', '.join(published_names())}, or {ALL}")
+        raise UserError(
+            f"a figure is needed, got none; choose from {', '.join(published_names())}, or {ALL}"
+        )
     run = settings.get("run") == "true"
     outputs = Path(settings.get("outputs", "outputs"))
     if run and (settings.get("scale") != "small" or outputs != Path("outputs")):
         raise UserError(
-            "run=true runs the small experiments, which write to outputs; give scale=small and no outputs=DIR with it"
+            "run=true runs the small experiments, which write to outputs; give scale=small and no"
+            " outputs=DIR with it"
         )
     figures = published_names() if names == [ALL] else [name.replace("/", "_") for name in names]
     for name in figures:
@@ -63,7 +66,10 @@ def parse(words: Sequence[str]) -> Wanted:
 
 
 def run_missing(name: str) -> None:
-    """Run the steps of a figure that are not done. Raises UserError if one was not; the output says why."""
+    """Run the steps of a figure that are not done.
+
+    Raises UserError if one was not; the output says why.
+    """
     from bild_lab.papers.steps import machine_of, run_steps, steps_of
 
     stages.leave()
@@ -73,9 +79,13 @@ def run_missing(name: str) -> None:
 
 
 def draw(wanted: Wanted) -> list[str]:
-    """Draw every figure. If there are several, returns the first line of what each that could not be drawn needs."""
+    """Draw every figure.
+
+    If there are several, returns the first line of what each that could not be drawn needs.
+    """
     stages.enter("loading libraries")
-    from bild_lab.papers.figures import draw_figure  # imported late: pandas and matplotlib take a second
+    # imported late: pandas and matplotlib take a second
+    from bild_lab.papers.figures import draw_figure
 
     failed: list[str] = []
     for name in wanted.figures:
@@ -85,18 +95,23 @@ def draw(wanted: Wanted) -> list[str]:
                 run_missing(name)
             stages.enter(f"drawing {name}")
             curves = draw_theory(name, wanted.outputs / "figures", wanted.kinds[0])
-            drawn = draw_figure(name, wanted.outputs, wanted.outputs / "figures", wanted.scale, wanted.kinds)
+            drawn = draw_figure(
+                name, wanted.outputs, wanted.outputs / "figures", wanted.scale, wanted.kinds
+            )
             output.print(escape(drawn.summary))
         except UserError as error:
             alone = len(wanted.figures) == 1
             if alone and not curves:
                 raise
-            failed.append(str(error) if alone else str(error).partition("\n")[0])  # without the commands
+            # without the commands
+            failed.append(str(error) if alone else str(error).partition("\n")[0])
     return failed
 
 
 def draw_theory(name: str, folder: Path, kind: str) -> list[Path]:
-    """Draw what a figure shows by equations alone, with its values as CSV; nothing for figures that are measured."""
+    """Draw what a figure shows by equations alone, with its values as CSV; nothing for figures that
+    are measured.
+    """
     from bild_lab.papers import theory
 
     curves = {
@@ -108,7 +123,9 @@ def draw_theory(name: str, folder: Path, kind: str) -> list[Path]:
         "ppd_fig2": {"ppd_fig2": partial(theory.draw_trade_offs, compute="compute_per_time_unit")},
         "ppd_fig4": {"ppd_fig4": partial(theory.draw_trade_offs, compute="compute_per_token")},
     }
-    files = {folder / f"{figure}_theory.{kind}": draw for figure, draw in curves.get(name, {}).items()}
+    files = {
+        folder / f"{figure}_theory.{kind}": draw for figure, draw in curves.get(name, {}).items()
+    }
     for file, draw in files.items():
         draw(file)
         output.print(escape(f"{file}: the equations' curves, with their values as CSV"))
@@ -122,7 +139,8 @@ def main() -> None:
         console.print(f"[dim]{escape(message)}[/dim]")
     if failed:
         console.print(
-            "[dim]A figure alone says what makes it; `scale=small run=true` runs the small experiments.[/dim]"
+            "[dim]A figure alone says what makes it; `scale=small run=true` runs the small"
+            " experiments.[/dim]"
         )
     if failed and len(failed) == len(wanted.figures) > 1:
         raise UserError("no figure was drawn; the messages above say what each one needs")

@@ -39,12 +39,16 @@ class ValidationSpec:
         if self.limit is not None:
             require_whole("validation.limit", self.limit, 1)
         elif self.split is None:
-            raise UserError("validation.split=null holds out validation.limit training examples; set it to a number")
+            raise UserError(
+                "validation.split=null holds out validation.limit training examples; set it to a"
+                " number"
+            )
 
 
 def run(cfg: DictConfig) -> None:
     """Train, and print where the checkpoint is. Raises UserError for bad input."""
-    from bild_lab.training.finetune import finetune, finetune_best  # late: torch takes seconds to load
+    # late: torch takes seconds to load
+    from bild_lab.training.finetune import finetune, finetune_best
     from bild_lab.training.folder import TrainingFolder
     from bild_lab.training.reports import dataset_words, print_closing
 
@@ -55,15 +59,26 @@ def run(cfg: DictConfig) -> None:
         TrainingFolder(job.folder).write_metrics(metrics)
     best = metrics["best"]
     scored = f", {metrics['metric']} {best[metrics['metric']]:.2f} on validation" if best else ""
-    scored += f", learning rate {metrics['recipe']['learning_rate']:g} of {len(rates)}" if len(rates) > 1 else ""
-    output.print(escape(f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scored}"))
+    scored += (
+        f", learning rate {metrics['recipe']['learning_rate']:g} of {len(rates)}"
+        if len(rates) > 1
+        else ""
+    )
+    output.print(
+        escape(
+            f"{job.folder}/checkpoint: {metrics['steps']:,} steps, loss"
+            f" {metrics['loss']:.3f}{scored}"
+        )
+    )
     words = [f"pair.target={job.folder}/checkpoint", "pair.draft=null", "policy=vanilla"]
     output.print(escape(f"decode with it: python run.py {shlex.join([*words, *dataset_words()])}"))
     print_closing(job.logger)
 
 
 def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
-    """The configuration as a job with the first of its learning rates, and all of these; the data is read."""
+    """The configuration as a job with the first of its learning rates, and all of these; the data
+    is read.
+    """
     from bild_lab.lab.data.dataset_spec import DatasetSpec
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
@@ -78,13 +93,20 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     rates, stop = values["learning_rate"], values.get("stop_at_score")
     rates = rates if isinstance(rates, list) else [rates]
     if len(set(map(str, rates))) != len(rates) or not rates:
-        raise UserError(f"train.learning_rate must be a number, or a list of different ones, got {rates}")
-    folders = {"stop_at_score": None} if isinstance(stop, str) else {}  # its score is read when the data are known
-    recipes = [typed(Recipe, {**values, "learning_rate": rate, **folders}, "train") for rate in rates]
+        raise UserError(
+            f"train.learning_rate must be a number, or a list of different ones, got {rates}"
+        )
+    # its score is read when the data are known
+    folders = {"stop_at_score": None} if isinstance(stop, str) else {}
+    recipes = [
+        typed(Recipe, {**values, "learning_rate": rate, **folders}, "train") for rate in rates
+    ]
     recipe, rates = recipes[0], [one.learning_rate for one in recipes]
     start = starting_point(cfg.model, recipe.max_target_tokens)
     if dataset.reference_column is None:
-        raise UserError(f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column")
+        raise UserError(
+            f"dataset {dataset.name} has no answers to learn from; set dataset.reference_column"
+        )
     if dataset.reference_template is not None:
         raise UserError(
             "a training learns the texts of dataset.reference_column, not programs with tests; "
@@ -118,13 +140,18 @@ def starting_point(model: DictConfig, max_target_tokens: int) -> StartingPoint:
     if "path" not in model:
         return FromScratch(typed(FreshModel, model, "model"), max_target_tokens)
     if model.path is None:
-        raise UserError("set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as model=t5_tiny")
+        raise UserError(
+            "set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as"
+            " model=t5_tiny"
+        )
     require_model_path("model.path", model.path)
     require_flag("model.allow_pickles", model.allow_pickles)
     return FromCheckpoint(Checkpoint(model.path, model.revision, allow_pickles=model.allow_pickles))
 
 
-def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
+def examples(
+    dataset: DatasetSpec, validation: ValidationSpec
+) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
     """Training and validation examples. Raises UserError if there are none of either."""
     from bild_lab.lab.data.examples import load_examples
 
@@ -132,14 +159,18 @@ def examples(dataset: DatasetSpec, validation: ValidationSpec) -> tuple[tuple[Ex
     if validation.split is None:
         if len(train) <= validation.limit:
             raise UserError(
-                f"dataset {dataset.name} has {len(train)} examples, of which validation.limit={validation.limit} "
-                "leaves none to train on; lower it"
+                f"dataset {dataset.name} has {len(train)} examples, of which"
+                f" validation.limit={validation.limit} leaves none to train on; lower it"
             )
         return train[: -validation.limit], train[-validation.limit :]
     try:
-        return train, load_examples(replace(dataset, split=validation.split, limit=validation.limit))
+        return train, load_examples(
+            replace(dataset, split=validation.split, limit=validation.limit)
+        )
     except UserError as error:
-        raise UserError(f"validation.split: {error}; null holds out training examples instead") from error
+        raise UserError(
+            f"validation.split: {error}; null holds out training examples instead"
+        ) from error
 
 
 @hydra_main("finetune")

@@ -22,7 +22,10 @@ from bild_lab.lab.config import hydra_main
 
 
 def fit(cfg: DictConfig) -> None:
-    """Fit the tree, write its file and print what is expected of it. Raises UserError for bad input."""
+    """Fit the tree, write its file and print what is expected of it.
+
+    Raises UserError for bad input.
+    """
     import torch  # late, as it takes seconds to load
 
     from bild_lab.engine.drafters.candidates import CandidateDrafter
@@ -34,7 +37,9 @@ def fit(cfg: DictConfig) -> None:
     point = prepare(cfg)
     decoder = point.decoders[METHOD]
     if not isinstance(getattr(decoder.method, "drafter", None), CandidateDrafter):
-        raise UserError(f"a tree is fitted for policy=medusa or policy=bita, got policy={point.policy}")
+        raise UserError(
+            f"a tree is fitted for policy=medusa or policy=bita, got policy={point.policy}"
+        )
     examples = [example for example in point.examples if example.turn == 1]
     torch.set_num_threads(point.setting["threads"])
     decoder.load_weights(stages.enter)
@@ -42,7 +47,10 @@ def fit(cfg: DictConfig) -> None:
     facts = {
         "policy": point.policy,
         "target": point.setting["weights"],
-        "machine": {key: point.setting[key] for key in ("hardware", "threads", "engine", "dtype", "device", "code")},
+        "machine": {
+            key: point.setting[key]
+            for key in ("hardware", "threads", "engine", "dtype", "device", "code")
+        },
         "texts": {"dataset": point.setting["dataset"], "split": point.setting["split"]},
     }
     tree = fit_tree(decoder, requests_of(point, examples), facts)

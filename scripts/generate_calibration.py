@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from bild_lab.training.calibration import CalibrationJob
 
 WANTED = (
-    "a name for the answers, a model and a dataset are needed; python scripts/generate_calibration.py name=calib "
-    "model.path=DIR dataset=local dataset.path=FILE, or name=calib alone for the toy model"
+    "a name for the answers, a model and a dataset are needed; python"
+    " scripts/generate_calibration.py name=calib model.path=DIR dataset=local dataset.path=FILE, or"
+    " name=calib alone for the toy model"
 )
 
 
 def generate(cfg: DictConfig) -> None:
     """Generate the missing answers. Raises UserError for bad input."""
-    from bild_lab.engine.models.device import resolve_device  # torch is loaded after the words are checked
+    # torch is loaded after the words are checked
+    from bild_lab.engine.models.device import resolve_device
     from bild_lab.training.calibration import generate_calibration
     from bild_lab.training.reports import answers_bar
 
@@ -70,7 +72,9 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
         torch.set_num_threads(cfg.runtime.threads)
     dtype = resolve_dtype(cfg.runtime.dtype, Checkpoint(cfg.model.path, cfg.model.revision), device)
     device_map = BasePlacement(cfg.runtime.device_map).device_map
-    target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto", device_map=device_map)
+    target = load_model(
+        cfg.model.path, cfg.model.revision, str(device), dtype, "auto", device_map=device_map
+    )
     target.checkpoint.check()
     dataset = for_model(dataset, target.checkpoint)
     count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
@@ -81,15 +85,31 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
 
 
 def print_summary(job: CalibrationJob, answered: int) -> None:
-    """Print what the folder holds and the command that uses it. answered: how many answers this run generated."""
+    """Print what the folder holds and the command that uses it. answered: how many answers this run
+    generated.
+    """
     metrics = json.loads((job.folder / "metrics.json").read_text(encoding="utf-8"))
     if not answered:
         console.print("[dim]all answers were there already[/dim]")
-    what = f"{metrics['examples']:,} answers of {job.target.checkpoint.path} to {job.dataset.name} {job.dataset.split}"
-    counts = f"{metrics['answer_tokens']:,} tokens, {metrics['cut_by_length']:,} answers cut at {job.max_new_tokens}"
-    speed = f"{metrics['examples_per_s']:.1f} examples and {metrics['tokens_per_s']:,.0f} tokens/s in each process"
+    what = (
+        f"{metrics['examples']:,} answers of {job.target.checkpoint.path} to {job.dataset.name}"
+        f" {job.dataset.split}"
+    )
+    counts = (
+        f"{metrics['answer_tokens']:,} tokens, {metrics['cut_by_length']:,} answers cut at"
+        f" {job.max_new_tokens}"
+    )
+    speed = (
+        f"{metrics['examples_per_s']:.1f} examples and {metrics['tokens_per_s']:,.0f} tokens/s in"
+        " each process"
+    )
     output.print(escape(f"{job.folder}: {what}, {counts}; {speed}"))
-    output.print(escape(f"align with: python scripts/align.py name=aligned model.path=SMALL calibration={job.folder}"))
+    output.print(
+        escape(
+            "align with: python scripts/align.py name=aligned model.path=SMALL"
+            f" calibration={job.folder}"
+        )
+    )
 
 
 @hydra_main("calibration")

@@ -11,15 +11,16 @@ from bild_lab.lab.cli import refusing, run_application
 from bild_lab.lab.config import hydra_main
 
 WANTED = (
-    "a model or one of the tables is needed; python scripts/match_rates.py name=match model.path=DIR dataset=local "
-    "dataset.path=FILE, or match=small for the toy model"
+    "a model or one of the tables is needed; python scripts/match_rates.py name=match"
+    " model.path=DIR dataset=local dataset.path=FILE, or match=small for the toy model"
 )
 
 
 @hydra_main("match_rates")
 def main(cfg: DictConfig) -> None:
     """One table."""
-    from bild_lab.papers.match_rates import match_rates  # torch loads only if there is something to do
+    # torch loads only if there is something to do
+    from bild_lab.papers.match_rates import match_rates
 
     with refusing():
         match_rates(cfg)

@@ -40,7 +40,10 @@ PINS = "pins"  # the word for pinning in place of an item
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the command line asks for. gpu: None for the one that is here. slurm: options of jobs; None: no jobs."""
+    """What the command line asks for. gpu:
+
+    None for the one that is here. slurm: options of jobs; None: no jobs.
+    """
 
     item: str
     scale: str
@@ -52,16 +55,28 @@ class Wanted:
 
 
 def parse(words: list[str]) -> Wanted:
-    """Read the command line. Raises UserError for anything that is no item, no setting and no override."""
+    """Read the command line.
+
+    Raises UserError for anything that is no item, no setting and no override.
+    """
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
     scale, gpu = settings.pop("scale", "paper"), settings.pop("gpu", None)
     run, force, launcher = (settings.pop(key, "false") for key in ("run", "force", "launcher"))
-    options = {key.removeprefix(SLURM): settings.pop(key) for key in list(settings) if key.startswith(SLURM)}
+    options = {
+        key.removeprefix(SLURM): settings.pop(key)
+        for key in list(settings)
+        if key.startswith(SLURM)
+    }
     if launcher not in ("slurm", "false") or (options and launcher == "false"):
-        raise UserError(f"launcher must be slurm, with slurm.KEY=VALUE, or left out; got {launcher}")
+        raise UserError(
+            f"launcher must be slurm, with slurm.KEY=VALUE, or left out; got {launcher}"
+        )
     if len(names) != 1 or run not in FLAGS or force not in FLAGS:
-        raise UserError(f"give one item such as bild/fig4, or all, then KEY=VALUE; got {' '.join(words) or 'nothing'}")
+        raise UserError(
+            "give one item such as bild/fig4, or all, then KEY=VALUE; got"
+            f" {' '.join(words) or 'nothing'}"
+        )
     if options_of := [word for word in names if word[:1] == "-"]:
         raise UserError(f"settings are KEY=VALUE, such as run=true, got {options_of[0]}")
     overrides = [f"{key}={value}" for key, value in settings.items()]
@@ -73,7 +88,9 @@ def repositories() -> Iterator[tuple[str, str, str | None]]:
     """The kind, id and branch (None: main) of every repository that an experiment reads."""
     from bild_lab.papers.paper_runs import hub
 
-    yield from (("models", name, None) for name in hub()["models"] if not name.startswith("outputs/"))
+    yield from (
+        ("models", name, None) for name in hub()["models"] if not name.startswith("outputs/")
+    )
     for file in sorted((config_dir() / "dataset").glob("*.yaml")):
         dataset = yaml.safe_load(file.read_text(encoding="utf-8"))
         if dataset.get("hub_id"):
@@ -83,14 +100,17 @@ def repositories() -> Iterator[tuple[str, str, str | None]]:
 def pin(chosen: Sequence[str]) -> None:
     """Pin these repositories, or all.
 
-    Raises UserError for an id that no experiment reads, and in the end for those that the hub does not have.
+    Raises UserError for an id that no experiment reads, and in the end for those that the hub does
+    not have.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
     known = list(dict.fromkeys(repositories()))
     if unknown := set(chosen) - {name for _, name, _ in known}:
-        raise UserError(f"no experiment reads {', '.join(sorted(unknown))}; see bild_lab/papers/hub.yaml")
+        raise UserError(
+            f"no experiment reads {', '.join(sorted(unknown))}; see bild_lab/papers/hub.yaml"
+        )
     text = files.PINS.read_text(encoding="utf-8")
     pins, failed = yaml.load(text, yaml.BaseLoader), []
     for kind, name, branch in known:
@@ -108,7 +128,9 @@ def pin(chosen: Sequence[str]) -> None:
     head = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
     files.write_atomically(files.PINS, (head + yaml.safe_dump(pins)).encode())
     if failed:
-        raise UserError(f"not pinned: {'; '.join(failed)}; check the hub, names and access (`hf auth login`)")
+        raise UserError(
+            f"not pinned: {'; '.join(failed)}; check the hub, names and access (`hf auth login`)"
+        )
 
 
 def main() -> None:
@@ -124,8 +146,12 @@ def main() -> None:
     steps = steps_of(wanted.item, wanted.scale, wanted.overrides)
     if wanted.run:
         stages.leave()
-        submits = run_steps if wanted.slurm is None else partial(submit_steps, parameters=wanted.slurm)
-        if not submits(steps, machine, say=lambda text: console.print(f"[dim]{escape(text)}[/dim]")):
+        submits = (
+            run_steps if wanted.slurm is None else partial(submit_steps, parameters=wanted.slurm)
+        )
+        if not submits(
+            steps, machine, say=lambda text: console.print(f"[dim]{escape(text)}[/dim]")
+        ):
             raise SystemExit(1)
         return
     everything = []
@@ -138,7 +164,10 @@ def main() -> None:
     sizes = downloads(everything)
     listed = ", ".join(f"{name} {size:.1f}" for name, size in sorted(sizes.items()))
     hours = sum(each.hours or 0.0 for each in everything)
-    total = f"together {sum(sizes.values()):.0f} GB to download ({listed}), about {hours:.1f} h on {machine.gpu}"
+    total = (
+        f"together {sum(sizes.values()):.0f} GB to download ({listed}), about {hours:.1f} h on"
+        f" {machine.gpu}"
+    )
     output.print(escape(total if sizes else "nothing to download"))
     if machine.warning:
         output.print(escape(machine.warning))

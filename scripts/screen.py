@@ -26,8 +26,9 @@ from bild_lab.lab.config import hydra_main, typed
 from bild_lab.lab.screening.candidates import as_overrides, given_lists
 
 WANTED = (
-    "lists of knobs to screen are needed; python scripts/screen.py name=grid policy=bild policy.fallback=0.3,0.5,0.7 "
-    "policy.rollback=1,2,5 takes the toy pair, pair.target=DIR pair.draft=DIR dataset=local dataset.path=FILE yours"
+    "lists of knobs to screen are needed; python scripts/screen.py name=grid policy=bild"
+    " policy.fallback=0.3,0.5,0.7 policy.rollback=1,2,5 takes the toy pair, pair.target=DIR"
+    " pair.draft=DIR dataset=local dataset.path=FILE yours"
 )
 
 
@@ -45,11 +46,19 @@ def run(cfg: DictConfig) -> None:
     screening = Screening(grid, spec.select, "screen", spec.batch)
     certifies = spec.guarantee.loss is not None
     if certifies:
-        require_losses(screening.point.scoring.lead, max(one.turn for one in screening.point.examples))
+        require_losses(
+            screening.point.scoring.lead, max(one.turn for one in screening.point.examples)
+        )
     if spec.confirmations or certifies:
         screening.require_other_examples(spec.confirm)
     found = screen(screening, spec)
-    keys = ("points", "recorded_target_calls", "live_target_calls", "vanilla_target_calls", "cost_model_error")
+    keys = (
+        "points",
+        "recorded_target_calls",
+        "live_target_calls",
+        "vanilla_target_calls",
+        "cost_model_error",
+    )
     points, recorded, live, alone, error = (found.summary[key] for key in keys)
     output.print(
         f"{points} points screened: {recorded:,} target forwards where live runs take {live:,} "
@@ -60,17 +69,20 @@ def run(cfg: DictConfig) -> None:
         output.print(escape(found.guarantee(spec)))
     found.confirm(spec.confirm, measure_point)
     for each in found.summary["confirmed"]:
-        output.print(escape(f"chosen on {spec.select}, measured on {spec.confirm}: {confirmed(each)}"))
+        output.print(
+            escape(f"chosen on {spec.select}, measured on {spec.confirm}: {confirmed(each)}")
+        )
 
 
 def confirmed(one: Mapping[str, Any]) -> str:
     """A point that was measured, beside what was predicted of it."""
     knobs = " ".join(f"{knob} {value}" for knob, value in one["knobs"].items())
     return (
-        f"{one['policy']} {knobs}: {one['speedup']:.2f}x [{one['speedup_low']:.2f}, {one['speedup_high']:.2f}], "
-        f"predicted {one['predicted_speedup']:.2f}x (where it was chosen {one['selected_speedup']:.2f}x; vanilla took "
-        f"{one['baseline_drift']:+.0%} against its prediction); {one['metric']} {one['confirmed_difference']:+.2f} "
-        f"(where it was chosen {one['selected_difference']:+.2f})"
+        f"{one['policy']} {knobs}: {one['speedup']:.2f}x [{one['speedup_low']:.2f},"
+        f" {one['speedup_high']:.2f}], predicted {one['predicted_speedup']:.2f}x (where it was"
+        f" chosen {one['selected_speedup']:.2f}x; vanilla took {one['baseline_drift']:+.0%} against"
+        f" its prediction); {one['metric']} {one['confirmed_difference']:+.2f} (where it was chosen"
+        f" {one['selected_difference']:+.2f})"
     )
 
 

@@ -54,11 +54,17 @@ if TYPE_CHECKING:
 
 
 def given_sweeps(cfg: DictConfig) -> list[Sweep]:
-    """The sweeps of the command line. Raises UserError without one, and for one without finished points."""
+    """The sweeps of the command line.
+
+    Raises UserError without one, and for one without finished points.
+    """
     from bild_lab.lab.results.records import Sweep  # late: torch takes seconds to load
 
     if not cfg.sweeps:
-        raise UserError(f"folders of sweeps are needed, got none; python scripts/sweeps.py {cfg.what} outputs/NAME")
+        raise UserError(
+            f"folders of sweeps are needed, got none; python scripts/sweeps.py {cfg.what}"
+            " outputs/NAME"
+        )
     found = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]
     for sweep in found:
         sweep.finished()
@@ -66,7 +72,10 @@ def given_sweeps(cfg: DictConfig) -> list[Sweep]:
 
 
 def merge(cfg: DictConfig) -> None:
-    """Copy the points, print where they came from, and write the report. Raises UserError for bad input."""
+    """Copy the points, print where they came from, and write the report.
+
+    Raises UserError for bad input.
+    """
     sources = given_sweeps(cfg)
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.progress import record_command
@@ -76,27 +85,44 @@ def merge(cfg: DictConfig) -> None:
     merged = Sweep(sweep_folder(cfg))
     for source in sources:
         if source.folder.resolve() == merged.folder.resolve():
-            raise UserError(f"{source.folder} cannot be merged into itself; choose another name=NAME")
+            raise UserError(
+                f"{source.folder} cannot be merged into itself; choose another name=NAME"
+            )
     require_writable(merged.folder)
     record_command(merged.folder)
     for source in sources:
-        newest = {one.point: one for one in source.all_results()}  # in order: a later result replaces an earlier one
+        # in order: a later result replaces an earlier one
+        newest = {one.point: one for one in source.all_results()}
         copied = sum([merged.adopt(one) for one in newest.values()])
         failed = len(source.failures())
         left_out = f"; {failed} failed there and are left out" if failed else ""
-        line = f"{source.folder}: {copied} of {len(newest)} points copied, the others were here already{left_out}"
+        line = (
+            f"{source.folder}: {copied} of {len(newest)} points copied, the others were here"
+            f" already{left_out}"
+        )
         output.print(escape(line))
     report_sweep(merged)
 
 
 def predict(cfg: DictConfig) -> None:
-    """The best window of each sweep's points, by how their drafts were accepted. Raises UserError for bad input."""
+    """The best window of each sweep's points, by how their drafts were accepted.
+
+    Raises UserError for bad input.
+    """
     from bild_lab.lab.analysis.prediction import best_window, read_profile
     from bild_lab.lab.formatting import knob_label
     from bild_lab.lab.results.groups import telling_knobs
 
     for sweep in given_sweeps(cfg):
-        titles = ["policy", "knobs", "tokens_per_call", "acceptance_rate", "speedup", "best_window", "its_gain"]
+        titles = [
+            "policy",
+            "knobs",
+            "tokens_per_call",
+            "acceptance_rate",
+            "speedup",
+            "best_window",
+            "its_gain",
+        ]
         text, table = io.StringIO(newline=""), Table(*(title.replace("_", " ") for title in titles))
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
@@ -105,12 +131,20 @@ def predict(cfg: DictConfig) -> None:
             if one.is_baseline:
                 continue
             knobs = " ".join(f"{knob} {value}" for knob, value in one.knobs.items())
-            numbers = [one.counts.tokens_per_target_call, one.counts.acceptance_rate, one.speedup.value]
+            numbers = [
+                one.counts.tokens_per_target_call,
+                one.counts.acceptance_rate,
+                one.speedup.value,
+            ]
             profile, cost = read_profile(one.folder), one.prediction and one.prediction.cost_ratio
             numbers += (profile and cost is not None and best_window(profile, cost)) or (None, None)
             writer.writerow([one.policy, knobs, *numbers])
             told = knob_label(one, telling_knobs(one, results), " ")
-            table.add_row(one.policy, told, *("–" if number is None else f"{number:.2f}" for number in numbers))
+            table.add_row(
+                one.policy,
+                told,
+                *("–" if number is None else f"{number:.2f}" for number in numbers),
+            )
         file = sweep.folder / "predicted.csv"
         write_atomically(file, text.getvalue().encode())
         output.print(table)
@@ -125,7 +159,10 @@ def list_runs(cfg: DictConfig) -> None:
         folder, of_outputs = Path(word).expanduser(), word.startswith(f"{cfg.outputs}/")
         if (of_outputs or word[:1] in "/.~") and not (folder / "points").is_dir():
             there = "has no points" if folder.is_dir() else "is no folder"
-            raise UserError(f"{word} {there}; give the folder of a sweep, outputs/NAME, or words that a run contains")
+            raise UserError(
+                f"{word} {there}; give the folder of a sweep, outputs/NAME, or words that a run"
+                " contains"
+            )
     if len(words) == 1 and (Path(words[0]).expanduser() / "points").is_dir():
         print_points(Path(words[0]).expanduser(), cfg.latex)
     else:
@@ -133,21 +170,31 @@ def list_runs(cfg: DictConfig) -> None:
 
 
 def print_runs(outputs: Path, words: Sequence[str]) -> None:
-    """Print the runs that contain all words, and write the page. Raises UserError for a missing folder."""
+    """Print the runs that contain all words, and write the page.
+
+    Raises UserError for a missing folder.
+    """
     from bild_lab.report.index import PAGE, read_runs, write_index
 
     if not outputs.is_dir():
         raise UserError(
-            f"{outputs} is no folder; run a sweep first, python run.py experiment=quickstart, or give outputs=DIR"
+            f"{outputs} is no folder; run a sweep first, python run.py experiment=quickstart, or"
+            " give outputs=DIR"
         )
     try:
-        runs, written = write_index(outputs), f"{outputs / PAGE} shows them too, with their commands"
+        runs, written = (
+            write_index(outputs),
+            f"{outputs / PAGE} shows them too, with their commands",
+        )
     except OSError as error:  # another user's folder, or a full disk
         runs, written = read_runs(outputs), f"{outputs / PAGE} was not written: {error}"
     chosen = [run for run in runs if run.contains(words)]
     if words and not chosen:
         named = suggestion(words[0], [run.name for run in runs])
-        raise UserError(f"none of the {counted(len(runs), 'run')} in {outputs} contains {' '.join(words)}{named}")
+        raise UserError(
+            f"none of the {counted(len(runs), 'run')} in {outputs} contains"
+            f" {' '.join(words)}{named}"
+        )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("name, date", "models, data", "points", "no loss", "one point"):
         table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
@@ -161,9 +208,13 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
 
 
 def print_points(folder: Path, latex: bool) -> None:
-    """Print a sweep's points, a table per setting in Markdown or LaTeX. Raises UserError without points."""
+    """Print a sweep's points, a table per setting in Markdown or LaTeX.
+
+    Raises UserError without points.
+    """
     stages.enter("loading libraries")
-    from bild_lab.lab.results.groups import by_setting, setting_title  # late: pandas takes seconds to load
+    # late: pandas takes seconds to load
+    from bild_lab.lab.results.groups import by_setting, setting_title
     from bild_lab.lab.results.records import Sweep
     from bild_lab.report.headline import headline
     from bild_lab.report.page.html import fixed_knobs
@@ -182,7 +233,10 @@ def print_points(folder: Path, latex: bool) -> None:
 
 
 def log(cfg: DictConfig) -> None:
-    """Log every sweep, and print where its runs are. Raises UserError for bad input, before anything is logged."""
+    """Log every sweep, and print where its runs are.
+
+    Raises UserError for bad input, before anything is logged.
+    """
     sweeps = given_sweeps(cfg)
     from bild_lab.lab.decoding.load import build
     from bild_lab.lab.results.records import require_writable
@@ -191,14 +245,21 @@ def log(cfg: DictConfig) -> None:
         require_writable(sweep.folder)
     for sweep in sweeps:
         cfg.name = sweep.name  # which groups and folders of loggers are called after
-        log_sweep(sweep, build(_placed(OmegaConf.to_container(cfg.logger, resolve=True), sweep), {}))
+        log_sweep(
+            sweep, build(_placed(OmegaConf.to_container(cfg.logger, resolve=True), sweep), {})
+        )
 
 
 def _placed(logger: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
     """A logger, or several, that write to the folder of the sweep, wherever that is."""
     usual = f"outputs/{sweep.name}"
-    values = {key: str(sweep.folder) if (key, one) == ("directory", usual) else one for key, one in logger.items()}
-    return {key: _placed(one, sweep) if isinstance(one, dict) else one for key, one in values.items()}
+    values = {
+        key: str(sweep.folder) if (key, one) == ("directory", usual) else one
+        for key, one in logger.items()
+    }
+    return {
+        key: _placed(one, sweep) if isinstance(one, dict) else one for key, one in values.items()
+    }
 
 
 def log_sweep(sweep: Sweep, logger: Any) -> None:
@@ -222,7 +283,9 @@ def trace(cfg: DictConfig) -> None:
     from bild_lab.papers.timeline_figure import draw_trace, timelines_of
 
     if len(cfg.sweeps) != 1:
-        raise UserError(f"one folder is needed, got {len(cfg.sweeps)}; give the folder of a sweep, outputs/NAME")
+        raise UserError(
+            f"one folder is needed, got {len(cfg.sweeps)}; give the folder of a sweep, outputs/NAME"
+        )
     folder = Path(str(cfg.sweeps[0]))
     file = Path(cfg.output or folder / "trace.png")
     if file.suffix not in (".png", ".pdf", ".svg"):
@@ -258,7 +321,9 @@ def main(cfg: DictConfig) -> None:
         if cfg.what not in COMMANDS:
             given = cfg.what or (cfg.sweeps[0] if cfg.sweeps else "nothing")
             meant = suggestion(given, COMMANDS)
-            raise UserError(f"the first word must be one of {', '.join(COMMANDS)}, got {given}{meant}")
+            raise UserError(
+                f"the first word must be one of {', '.join(COMMANDS)}, got {given}{meant}"
+            )
         COMMANDS[cfg.what](cfg)
 
 

@@ -26,13 +26,22 @@ if TYPE_CHECKING:
 
 
 def train(cfg: DictConfig) -> None:
-    """Train, and print how to decode with the heads and compare them. Raises UserError for bad input."""
-    from bild_lab.training.modules.frozen import train_and_report  # late: torch takes seconds to load
+    """Train, and print how to decode with the heads and compare them.
+
+    Raises UserError for bad input.
+    """
+    # late: torch takes seconds to load
+    from bild_lab.training.modules.frozen import train_and_report
 
     job = heads_job(cfg)
     train_and_report(job)
     layers, place = ",".join(map(str, job.spec.layers)), job.folder / job.spec.result_name
-    words = ["name=match", f"model.path={job.base.path}", f"layers=[{layers}]", f"heads=[shared,{place}]"]
+    words = [
+        "name=match",
+        f"model.path={job.base.path}",
+        f"layers=[{layers}]",
+        f"heads=[shared,{place}]",
+    ]
     compared = shlex.join([*words, *job.calibration.dataset_words])
     output.print(escape(f"compare with the shared head: python scripts/match_rates.py {compared}"))
 
@@ -47,20 +56,27 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     from bild_lab.training.reports import dataset_words, training_logger
 
     if cfg.layers is None:
-        raise UserError("layers must list after which layers there is a head, got null; such as layers=[4,6,8]")
+        raise UserError(
+            "layers must list after which layers there is a head, got null; such as layers=[4,6,8]"
+        )
     spec = typed(LayerHeadsSpec, OmegaConf.create({"layers": cfg.layers, **cfg.heads}), "heads")
     base, placed = frozen_model(cfg, spec), placement_of(cfg)
     if cfg.calibration is not None and spec.labels != SELF:
         raise UserError(
-            f"calibration={cfg.calibration} holds a model's own answers, which heads.labels={spec.labels} "
-            f"does not learn; set heads.labels={SELF}, or calibration=null"
+            f"calibration={cfg.calibration} holds a model's own answers, which"
+            f" heads.labels={spec.labels} does not learn; set heads.labels={SELF}, or"
+            " calibration=null"
         )
     first = recipe_for(cfg, cfg.held_out + 1)  # checked before the number of answers is known
     if spec.labels == SELF:
         answers, learned = own_answers(cfg, first), f"greedy answers of {base.path} to"
     else:
-        dataset, learned = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base), "references of"
-        if dataset.history == REFERENCES:  # a conversation is one row, of which all answers are learned
+        dataset, learned = (
+            for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base),
+            "references of",
+        )
+        # a conversation is one row, of which all answers are learned
+        if dataset.history == REFERENCES:
             examples = load_examples(replace(dataset, history=None), unanswered=True)
         else:
             examples = load_examples(dataset)
@@ -85,7 +101,9 @@ def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
     from bild_lab.training.recipe import MOST_NUMBER, Recipe
 
     require_whole("held_out", cfg.held_out, 1)
-    require_number("passes", cfg.passes, 0, MOST_NUMBER, above=True, remedy="or set train.max_steps")
+    require_number(
+        "passes", cfg.passes, 0, MOST_NUMBER, above=True, remedy="or set train.max_steps"
+    )
     require_number("warmup_ratio", cfg.warmup_ratio, 0, 1, remedy="or set train.warmup_steps")
     left_open = [key for key in ("max_steps", "warmup_steps") if cfg.train[key] is None]
     recipe = typed(Recipe, OmegaConf.merge(cfg.train, dict.fromkeys(left_open, 1)), "train")

@@ -40,7 +40,9 @@ def train(cfg: DictConfig) -> None:
         train_and_report(frozen_job(cfg, spec))
         return
     if cfg.model.path is not None:
-        raise UserError(f"module={name} takes pair.target in place of model.path; it is {cfg.model.path}")
+        raise UserError(
+            f"module={name} takes pair.target in place of model.path; it is {cfg.model.path}"
+        )
     count_ngrams(cfg, spec)
 
 
@@ -53,18 +55,25 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
 
     pair, folder, dataset = checked(cfg)
     if dataset.reference_column is None:
-        raise UserError(f"dataset {dataset.name} has no references to count; set dataset.reference_column")
+        raise UserError(
+            f"dataset {dataset.name} has no references to count; set dataset.reference_column"
+        )
     examples = load_examples(dataset)
     checkpoint = Checkpoint(pair.target, pair.target_revision)
     checkpoint.check()
     texts = sum(len(example.references) for example in examples)
     stages.enter("counting")
     corpus = f"{dataset.name} {dataset.split}, {texts:,} texts"
-    table = estimate(reference_tokens(checkpoint, examples), spec.order, checkpoint.vocabulary, corpus)
+    table = estimate(
+        reference_tokens(checkpoint, examples), spec.order, checkpoint.vocabulary, corpus
+    )
     path = folder / "table.safetensors"
     table.save(path)
     pairs = f", {len(table.followers.tokens):,} different bigrams" if table.order == 2 else ""
-    seen = f"{table.token_count:,} tokens, {len(table.unigrams.tokens):,} of {table.width:,} pieces seen{pairs}"
+    seen = (
+        f"{table.token_count:,} tokens, {len(table.unigrams.tokens):,} of {table.width:,} pieces"
+        f" seen{pairs}"
+    )
     output.print(escape(f"{path}: {corpus}, {seen}"))
     order = [] if table.order == 2 else ["policy.order=1"]
     target = [f"pair.target={pair.target}", "pair.draft=null"]
@@ -80,7 +89,9 @@ def checked(cfg: DictConfig) -> tuple[PairSpec, Path, DatasetSpec]:
     from bild_lab.lab.results.records import require_writable
 
     pair = typed(PairSpec, cfg.pair, "pair")
-    dataset = for_model(typed(DatasetSpec, cfg.dataset, "dataset"), Checkpoint(pair.target, pair.target_revision))
+    dataset = for_model(
+        typed(DatasetSpec, cfg.dataset, "dataset"), Checkpoint(pair.target, pair.target_revision)
+    )
     folder = sweep_folder(cfg)
     require_writable(folder)
     return pair, folder, dataset

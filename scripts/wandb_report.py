@@ -21,13 +21,20 @@ OUTPUTS = Path("outputs")
 def report(cfg: DictConfig) -> None:
     """Write the spec, publish it, and print its address.
 
-    Raises UserError for bad input, for a sweep without runs, and for a report that could not be published.
+    Raises UserError for bad input, for a sweep without runs, and for a report that could not be
+    published.
     """
     # imported late: torch and wandb take seconds
     from bild_lab.files import write_atomically
     from bild_lab.lab.point import sweep_folder
     from bild_lab.lab.results.records import require_writable
-    from bild_lab.report.wandb.report import connect, group_report, logged_panels, publish, report_spec
+    from bild_lab.report.wandb.report import (
+        connect,
+        group_report,
+        logged_panels,
+        publish,
+        report_spec,
+    )
 
     require_flag("offline", cfg.offline)
     folder = sweep_folder(cfg)
@@ -43,7 +50,10 @@ def report(cfg: DictConfig) -> None:
         return
     address, why = (None, why) if api is None else publish(built, api)
     if address is None:
-        raise UserError(f"not published: {why}; {path} is kept, and the same command publishes it after `wandb login`")
+        raise UserError(
+            f"not published: {why}; {path} is kept, and the same command publishes it after `wandb"
+            " login`"
+        )
     output.print(escape(f"published at {address}"))
 
 

@@ -18,13 +18,15 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 POINT_FILES = ["config.yaml", "examples.jsonl", "result.json", "speculation_profile.json"]
 
 needs_shared = pytest.mark.skipif(
-    not (SHARED / "models").is_dir(), reason="no trained checkpoints beside the project (../shared/models)"
+    not (SHARED / "models").is_dir(),
+    reason="no trained checkpoints beside the project (../shared/models)",
 )
 
 
 @lru_cache
 def tiny_checkpoints() -> Path:
-    """t5, t5-draft, the same of llama, qwen3 and gemma3, and llama-words, whose vocabulary is another.
+    """t5, t5-draft, the same of llama, qwen3 and gemma3, and llama-words, whose vocabulary is
+    another.
 
     Written once, to a folder that is removed when the tests end.
     """
@@ -35,7 +37,11 @@ def tiny_checkpoints() -> Path:
         target = make(1)
         save(relative_of(target, 2, noise=0.2), folder / f"{name}-draft")
         save(target, folder / name)
-    save(tiny_llama(3), folder / "llama-words", words=[f"other{index}" for index in range(len(WORDS))])
+    save(
+        tiny_llama(3),
+        folder / "llama-words",
+        words=[f"other{index}" for index in range(len(WORDS))],
+    )
     return folder
 
 
@@ -46,5 +52,7 @@ def write_data(folder: Path, rows: int = 6) -> Path:
     with (folder / "test.jsonl").open("w") as stream:
         for _ in range(rows):
             words = chance.choices(WORDS, k=chance.randint(3, 8))
-            stream.write(json.dumps({"de": " ".join(words), "en": " ".join(reversed(words))}) + "\n")
+            stream.write(
+                json.dumps({"de": " ".join(words), "en": " ".join(reversed(words))}) + "\n"
+            )
     return folder

@@ -12,17 +12,23 @@ gc.disable()  # until the tests are collected: what is made by then stays
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """What every test needs. The process that only hands tests out to workers imports none of it."""
+    """What every test needs.
+
+    The process that only hands tests out to workers imports none of it.
+    """
     if hasattr(session.config, "workerinput") or not session.config.getoption("numprocesses", None):
         import torch
 
         from bild_lab.engine.models.native import why_no_kernels
 
-        why_no_kernels(torch.device("cpu"), torch.float32)  # compiles them now: what it says belongs to no test
-        torch.set_num_threads(1)  # fastest for tiny models, and leaves the other core to the other half of the tests
+        # compiles them now: what it says belongs to no test
+        why_no_kernels(torch.device("cpu"), torch.float32)
+        # fastest for tiny models, and leaves the other core to the other half of the tests
+        torch.set_num_threads(1)
 
 
-# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs all of them
+# tables of more cases than this are sampled by the fast tests, one of three; `make test-slow` runs
+# all of them
 LONG, STEP = 4, 3
 SAMPLED = (
     "tests/engine/",
@@ -54,7 +60,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Objects that exist by now, mostly modules and tests, are not looked at again by the garbage collector."""
+    """Objects that exist by now, mostly modules and tests, are not looked at again by the garbage
+    collector.
+    """
     gc.freeze()
     gc.enable()
 

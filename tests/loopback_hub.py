@@ -1,7 +1,8 @@
-"""A Hugging Face hub on the loopback interface, serving datasets and models from memory, also badly.
+"""A Hugging Face hub on the loopback interface, serving datasets and models from memory, also
+badly.
 
-Its models `{"google/mt5-small": contents(folder)}` are a checkpoint under a published id, and `pickled` makes its
-weights a pickle.
+Its models `{"google/mt5-small": contents(folder)}` are a checkpoint under a published id, and
+`pickled` makes its weights a pickle.
 """
 
 from __future__ import annotations
@@ -43,20 +44,37 @@ for fields in json.loads(sys.argv[1]):
 """
 
 
-def printed_in_a_fresh_process(code: str, endpoint: str, home: Path, *words: str, token: str = "") -> list[str]:
-    """The lines that this code prints; the hub's libraries read their variables only once, at import."""
-    switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "HF_TOKEN": token}
-    inherited = {name: value for name, value in os.environ.items() if name != "HUGGING_FACE_HUB_TOKEN"}
+def printed_in_a_fresh_process(
+    code: str, endpoint: str, home: Path, *words: str, token: str = ""
+) -> list[str]:
+    """The lines that this code prints; the hub's libraries read their variables only once, at
+    import.
+    """
+    switches = {
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_TOKEN": token,
+    }
+    inherited = {
+        name: value for name, value in os.environ.items() if name != "HUGGING_FACE_HUB_TOKEN"
+    }
     environment = {**inherited, **switches, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, *words]
-    done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, cwd=home, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().splitlines()
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     """The files of a repository, by their paths in it."""
-    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in folder.rglob("*")
+        if file.is_file()
+    }
 
 
 def pickled(files: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -70,11 +88,15 @@ def pickled(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def commit_of(repository: str, branch: str = "main") -> str:
-    """The commit at the end of a branch, of each repository another one: a checkpoint is known by it."""
+    """The commit at the end of a branch, of each repository another one: a checkpoint is known by
+    it.
+    """
     return sha1(f"{repository}@{branch}".encode()).hexdigest()
 
 
-def load_in_a_fresh_process(endpoint: str, home: Path, *specs: dict[str, str], token: str = "") -> list[str]:
+def load_in_a_fresh_process(
+    endpoint: str, home: Path, *specs: dict[str, str], token: str = ""
+) -> list[str]:
     """What each load of a dataset printed."""
     return printed_in_a_fresh_process(_LOAD_ALL, endpoint, home, json.dumps(specs), token=token)
 
@@ -90,10 +112,11 @@ def loopback_hub(
 ) -> Iterator[str]:
     """Serve `{"owner/name": {"data/test.jsonl": b"..."}}`; yields the endpoint's URL.
 
-    A key `owner/name@refs/convert/parquet` is a branch, with its own files and commit; without it there is none. A
-    repository with branches alone has an empty main.
-    gated: repositories whose files want a login and a permission, which nobody has. truncated: names of files that
-    end before the length they announce. shortened: of those that announce, when asked for, half their length only.
+    A key `owner/name@refs/convert/parquet` is a branch, with its own files and commit; without it
+    there is none. A repository with branches alone has an empty main.
+    gated: repositories whose files want a login and a permission, which nobody has. truncated:
+    names of files that end before the length they announce. shortened: of those that announce, when
+    asked for, half their length only.
     fetched: takes `owner/name@branch/path` of every file that was sent.
     """
 
@@ -113,7 +136,9 @@ def loopback_hub(
         thread.join()
 
 
-def _by_branch(repositories: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, Mapping[str, bytes]]]:
+def _by_branch(
+    repositories: Mapping[str, Mapping[str, bytes]],
+) -> dict[str, dict[str, Mapping[str, bytes]]]:
     """The files of every repository by the name of the branch."""
     branches: dict[str, dict[str, Mapping[str, bytes]]] = {}
     for name, files in repositories.items():
@@ -132,16 +157,22 @@ class _HubHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         # a revision such as refs%2Fpr%2F1 is one segment
-        path = [urllib.parse.unquote(part) for part in urllib.parse.urlsplit(self.path).path.split("/")[1:]]
+        path = [
+            urllib.parse.unquote(part)
+            for part in urllib.parse.urlsplit(self.path).path.split("/")[1:]
+        ]
         api = path[:1] == ["api"]
         path = path[api:]
-        kind = path.pop(0) if path[:1] in (["datasets"], ["models"]) else "models"  # files of models have no prefix
+        # files of models have no prefix
+        kind = path.pop(0) if path[:1] in (["datasets"], ["models"]) else "models"
         repository, rest = "/".join(path[:2]), path[2:]
         branches = self.kinds[kind].get(repository)
         if branches is None:
             return self._error("RepoNotFound")
         revision = rest[1] if rest[:1] in (["resolve"], ["revision"], ["tree"]) else "main"
-        known = {name: name for name in branches} | {commit_of(repository, name): name for name in branches}
+        known = {name: name for name in branches} | {
+            commit_of(repository, name): name for name in branches
+        }
         if revision not in known:
             return self._error("RevisionNotFound")
         files, commit = branches[known[revision]], commit_of(repository, known[revision])
@@ -160,12 +191,22 @@ class _HubHandler(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self._error("EntryNotFound")
 
-    def _api(self, repository: str, commit: str, files: Mapping[str, bytes], rest: list[str]) -> None:
+    def _api(
+        self, repository: str, commit: str, files: Mapping[str, bytes], rest: list[str]
+    ) -> None:
         if rest[:1] == ["tree"]:
             return self._tree(files, "/".join(rest[2:]))
         siblings = [{"rfilename": path} for path in files]
         gated = "auto" if repository in self.withheld else False
-        self._json({"id": repository, "sha": commit, "siblings": siblings, "private": False, "gated": gated})
+        self._json(
+            {
+                "id": repository,
+                "sha": commit,
+                "siblings": siblings,
+                "private": False,
+                "gated": gated,
+            }
+        )
 
     def _tree(self, files: Mapping[str, bytes], folder: str) -> None:
         prefix = f"{folder}/" if folder else ""
@@ -200,7 +241,9 @@ class _HubHandler(BaseHTTPRequestHandler):
     def _error(self, code: str, status: int = 404) -> None:
         self._reply(status, b"{}", {"X-Error-Code": code})
 
-    def _reply(self, status: int, body: bytes, headers: Mapping[str, str], sent: int | None = None) -> None:
+    def _reply(
+        self, status: int, body: bytes, headers: Mapping[str, str], sent: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)

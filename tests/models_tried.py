@@ -1,4 +1,6 @@
-"""How `hf` fares on small random models of many architectures: python -m tests.models_tried writes docs/models.md."""
+"""How `hf` fares on small random models of many architectures: python -m tests.models_tried writes
+docs/models.md.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,14 @@ from transformers import PreTrainedModel
 from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
-from bild_lab.engine.models.admission import BRANCHING, KEPT, ROLLED_BACK, ROW_BY_ROW, TOGETHER, WHOLE
+from bild_lab.engine.models.admission import (
+    BRANCHING,
+    KEPT,
+    ROLLED_BACK,
+    ROW_BY_ROW,
+    TOGETHER,
+    WHOLE,
+)
 from bild_lab.engine.models.checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.hf import HuggingFaceModel
 from bild_lab.engine.protocols import Drafter, Method
@@ -45,20 +54,31 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Tried:
-    """How an architecture fared: for each policy `exact`, `exact up to N tokens`, `refused: CHECK`, or a fault."""
+    """How an architecture fared: for each policy `exact`, `exact up to N tokens`, `refused:
+
+    CHECK`, or a fault.
+    """
 
     name: str
     outcomes: dict[str, str]
 
     @property
     def faults(self) -> dict[str, str]:
-        """What is neither exact nor refused. Transformers' own generate is shown, but not judged."""
+        """What is neither exact nor refused.
+
+        Transformers' own generate is shown, but not judged.
+        """
         judged = {policy: said for policy, said in self.outcomes.items() if policy != "hf_generate"}
-        return {policy: said for policy, said in judged.items() if not said.startswith((EXACT, "refused"))}
+        return {
+            policy: said
+            for policy, said in judged.items()
+            if not said.startswith((EXACT, "refused"))
+        }
 
 
 class SiblingTrees(Drafter):
-    """Drafts trees whose last branch is a text that is known already, after siblings that are wrong.
+    """Drafts trees whose last branch is a text that is known already, after siblings that are
+    wrong.
 
     texts: the new tokens after each prompt.
     """
@@ -76,7 +96,10 @@ class SiblingTrees(Drafter):
         right = self._text[done : done + 2]
         wrong = [(token + 1) % VOCABULARY for token in right]
         rows = [*wrong[:1] * 2, *right[:1], *wrong[1:], *right[1:]]
-        return Draft(torch.tensor(rows, dtype=torch.long), torch.tensor([ROOT, ROOT, ROOT, 2, 2][: len(rows)]))
+        return Draft(
+            torch.tensor(rows, dtype=torch.long),
+            torch.tensor([ROOT, ROOT, ROOT, 2, 2][: len(rows)]),
+        )
 
 
 def try_architecture(name: str) -> Tried:
@@ -94,15 +117,23 @@ def try_architecture(name: str) -> Tried:
     return Tried(name, outcomes)
 
 
-def outcome(make: Callable[[], Method], models: tuple[HuggingFaceModel, ...], known: dict[Prompt, list[int]]) -> str:
+def outcome(
+    make: Callable[[], Method], models: tuple[HuggingFaceModel, ...], known: dict[Prompt, list[int]]
+) -> str:
     """How a method fares. known: the texts of `generate`, which runs first."""
     target = models[0]
-    for new_tokens, said in ((NEW_TOKENS, EXACT), (FEWER, f"{EXACT} up to {target.session_positions} tokens")):
+    for new_tokens, said in (
+        (NEW_TOKENS, EXACT),
+        (FEWER, f"{EXACT} up to {target.session_positions} tokens"),
+    ):
         try:
             decoder = Decoder(target, make(), models)
             decoder.load_weights()
             requests = [decoder.request(prompt, new_tokens) for prompt in PROMPTS]
-            texts = [decoder.method.decode(request, Trace())[len(request.source.prompt) :] for request in requests]
+            texts = [
+                decoder.method.decode(request, Trace())[len(request.source.prompt) :]
+                for request in requests
+            ]
         except UserError as error:
             if "reads at most" in str(error):
                 continue
@@ -110,8 +141,14 @@ def outcome(make: Callable[[], Method], models: tuple[HuggingFaceModel, ...], kn
         except Exception as error:  # what a user would see as a traceback
             return f"{type(error).__name__}: {error}".splitlines()[0][:100]
         own = [is_own(target, request, text) for request, text in zip(requests, texts, strict=True)]
-        theirs = [known.setdefault(prompt_of(request), text) for request, text in zip(requests, texts, strict=True)]
-        right = [mine or text == other[: len(text)] for mine, text, other in zip(own, texts, theirs, strict=True)]
+        theirs = [
+            known.setdefault(prompt_of(request), text)
+            for request, text in zip(requests, texts, strict=True)
+        ]
+        right = [
+            mine or text == other[: len(text)]
+            for mine, text, other in zip(own, texts, theirs, strict=True)
+        ]
         if decoder.method.feeds is None and not all(own):
             return "not that of one forward"
         return said if all(right) else f"WRONG {right.count(False)}/{len(right)}"
@@ -119,7 +156,9 @@ def outcome(make: Callable[[], Method], models: tuple[HuggingFaceModel, ...], kn
 
 
 def is_own(model: HuggingFaceModel, request: Request, new: list[int]) -> bool:
-    """Whether each new token is the most likely after the text before it, by one forward without a cache."""
+    """Whether each new token is the most likely after the text before it, by one forward without a
+    cache.
+    """
     source = request.source
     text = Source((*source.prompt, *new[:-1]), source.encoder_ids, source.device)
     return model.text_logits(text)[len(source.prompt) - 1 :].argmax(-1).tolist() == new
@@ -151,7 +190,9 @@ def page(tried: Sequence[Tried]) -> str:
     """A row for each way to fare, with the architectures that fared so; the most frequent first."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for each in tried:
-        vanilla, *drafts, trees = (each.outcomes[column].partition(":")[0] for column in (*POLICIES[1:], TREES))
+        vanilla, *drafts, trees = (
+            each.outcomes[column].partition(":")[0] for column in (*POLICIES[1:], TREES)
+        )
         rows.setdefault((vanilla, " / ".join(dict.fromkeys(drafts)), trees), []).append(each.name)
     lines = ["| `vanilla` | drafts | trees | architectures |", "|---|---|---|---|"]
     for outcomes, names in sorted(rows.items(), key=lambda row: -len(row[1])):

@@ -28,7 +28,8 @@ FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters, tests/drafters
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
-EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)  # need `make peers` (tests/engine/peers)
+# need `make peers` (tests/engine/peers)
+EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)
 REPLAYED = "answers"  # needs a file with an answer to every prompt (tests/engine/test_answers.py)
 # they refuse to sample
 GREEDY_ONLY = {"bild_released", "synthetic", REPLAYED, *EXTERNAL}
@@ -43,7 +44,9 @@ RUNNABLE = [
 @lru_cache
 def shipped(policy: str) -> DictConfig:
     """The policy of its file, read once for all tests; not to be changed."""
-    return OmegaConf.create({"policy": OmegaConf.load(config_dir() / "policy" / f"{policy}.yaml")}).policy
+    return OmegaConf.create(
+        {"policy": OmegaConf.load(config_dir() / "policy" / f"{policy}.yaml")}
+    ).policy
 
 
 @lru_cache
@@ -62,7 +65,9 @@ def is_lossless(policy: str, temperature: float = 0.0) -> bool:
 
 def is_peer(policy: str) -> bool:
     """It runs the modules of Transformers, whatever engine is chosen, or an engine of its own."""
-    return str(parts(policy)["_target_"]).startswith(("bild_lab.engine.hf_generation.", "bild_lab.engine.peers."))
+    return str(parts(policy)["_target_"]).startswith(
+        ("bild_lab.engine.hf_generation.", "bild_lab.engine.peers.")
+    )
 
 
 def engines(policy: str) -> tuple[str, ...]:
@@ -72,26 +77,37 @@ def engines(policy: str) -> tuple[str, ...]:
     return ("native", "hf")
 
 
-def load(checkpoints: Path, family: str, policy: str, processors: object = "none", **knobs: object) -> bild_lab.Decoder:
+def load(
+    checkpoints: Path, family: str, policy: str, processors: object = "none", **knobs: object
+) -> bild_lab.Decoder:
     """A policy on the tiny checkpoints of a family, with the files it needs."""
     if policy in policy_names() and "table" in shipped(policy):
         knobs = {"table": str(ngram_table(checkpoints / family)), **knobs}
     made_for = "llama" if (policy, family) in DECODER_ONLY else family
-    knobs = {**files_of(policy, Checkpoint(str(checkpoints / made_for)).config, checkpoints), **knobs}
+    knobs = {
+        **files_of(policy, Checkpoint(str(checkpoints / made_for)).config, checkpoints),
+        **knobs,
+    }
     draft = str(checkpoints / f"{family}-draft")
-    whole = policy if knobs or policy not in policy_names() else shipped(policy)  # which composes once for all tests
-    return bild_lab.load(str(checkpoints / family), draft, whole, second_draft=draft, processors=processors, **knobs)
+    # which composes once for all tests
+    whole = policy if knobs or policy not in policy_names() else shipped(policy)
+    return bild_lab.load(
+        str(checkpoints / family), draft, whole, second_draft=draft, processors=processors, **knobs
+    )
 
 
 def in_memory(module: PreTrainedModel, engine: str = "hf") -> LoadedModel:
-    """A module as a loaded model, without files: a tied head, as T5's must be in a file, repeats one token.
+    """A module as a loaded model, without files: a tied head, as T5's must be in a file, repeats
+    one token.
 
     engine: hf, native, or kernels, which is native by the CPU kernels.
     """
     checkpoint = Checkpoint("in memory")
     encoder_decoder = module.config.is_encoder_decoder
     vars(checkpoint).update(
-        config=module.config, tokenizer=tiny_tokenizer(encoder_decoder), generation=module.generation_config
+        config=module.config,
+        tokenizer=tiny_tokenizer(encoder_decoder),
+        generation=module.generation_config,
     )
     model = HuggingFaceModel(checkpoint, module.device, module.dtype)
     model.module = module

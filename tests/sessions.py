@@ -16,7 +16,8 @@ from bild_lab.engine.session import Prefix, Rows
 from bild_lab.engine.trace import Forward
 
 needs_kernels = pytest.mark.skipif(
-    (reason := why_no_kernels(torch.device("cpu"), torch.float32)) is not None, reason=f"no CPU kernels: {reason}"
+    (reason := why_no_kernels(torch.device("cpu"), torch.float32)) is not None,
+    reason=f"no CPU kernels: {reason}",
 )
 
 
@@ -31,7 +32,9 @@ def native_session(
     bits: int | None = None,
 ) -> CachedSession:
     packed = PackedDecoder(decoder, bits) if kernels else None
-    encoder = PackedDecoder(decoder.encoder, bits) if kernels and isinstance(decoder, T5Decoder) else None
+    encoder = (
+        PackedDecoder(decoder.encoder, bits) if kernels and isinstance(decoder, T5Decoder) else None
+    )
     layers = NativeLayers(decoder, source, room, prefix, workspace, packed, encoder)
     return CachedSession(layers, source.prompt, forwards)
 

@@ -13,7 +13,17 @@ from transformers import PreTrainedModel
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.module_layers import ModuleLayers
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import ALONE, EVERYTHING, Chain, Growth, Opening, Rows, Scores, Want, as_rows
+from bild_lab.engine.session import (
+    ALONE,
+    EVERYTHING,
+    Chain,
+    Growth,
+    Opening,
+    Rows,
+    Scores,
+    Want,
+    as_rows,
+)
 from bild_lab.engine.trace import Forward
 
 NextLogits = Callable[[list[int]], Tensor]
@@ -75,12 +85,16 @@ class StubSession:
         self._tokens = self._tokens[:length]
 
 
-SESSION = StubSession(StubModel(lambda tokens: torch.zeros(1)), [])  # for drafters that do not look at the target
+# for drafters that do not look at the target
+SESSION = StubSession(StubModel(lambda tokens: torch.zeros(1)), [])
 
 
 @dataclass
 class ModuleModel:
-    """A Hugging Face module behind the session protocol, without a checkpoint. `fed` counts decoder rows."""
+    """A Hugging Face module behind the session protocol, without a checkpoint.
+
+    `fed` counts decoder rows.
+    """
 
     module: PreTrainedModel
     engine: str = "hf"
@@ -107,7 +121,8 @@ class CountingSession(CachedSession):
 
 
 def uncached(module: PreTrainedModel, source: Source) -> NextLogits:
-    """The next token's logits by one forward over everything, with no KV cache: the oracle of sessions.
+    """The next token's logits by one forward over everything, with no KV cache: the oracle of
+    sessions.
 
     Algorithms ask again and again for the same texts, so each answer is kept.
     """
@@ -118,6 +133,8 @@ def uncached(module: PreTrainedModel, source: Source) -> NextLogits:
         ids = torch.tensor([tokens])
         if source.encoder_ids is None:
             return module(input_ids=ids, use_cache=False).logits[0, -1]
-        return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0, -1]
+        return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[
+            0, -1
+        ]
 
     return lambda tokens: next_logits(tuple(tokens))

@@ -46,13 +46,23 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "notebooks/README.md",
 ]
-PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")  # what paths in documents are relative to
-TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}  # by who follows docs/adding.md
-every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-QUICK = ["README.md", *(f"docs/{name}.md" for name in ("start", "commands", "adding", "models"))]  # in the fast tests
+# what paths in documents are relative to
+PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")
+# by who follows docs/adding.md
+TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}
+every_page = pytest.mark.parametrize(
+    "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+# in the fast tests
+QUICK = ["README.md", *(f"docs/{name}.md" for name in ("start", "commands", "adding", "models"))]
 every_page_of_commands = pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=[] if page in [ROOT / one for one in QUICK] else [pytest.mark.slow]) for page in PAGES],
+    [
+        pytest.param(
+            page, marks=[] if page in [ROOT / one for one in QUICK] else [pytest.mark.slow]
+        )
+        for page in PAGES
+    ],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
 
@@ -88,8 +98,13 @@ def is_module(name: str) -> bool:
 def command_lines(page: Path) -> list[str]:
     """The page's command lines, each on one line and with its variables filled in."""
     lines = [line for block in blocks(page, "") for line in block.replace("\\\n", " ").splitlines()]
-    variables = dict(match.groups() for line in lines if (match := re.fullmatch(r'([A-Z])="(.*)"', line)))
-    return [re.sub(r"\$([A-Z])\b", lambda name: variables[name[1]], line) for line in [*lines, *code_in(page)]]
+    variables = dict(
+        match.groups() for line in lines if (match := re.fullmatch(r'([A-Z])="(.*)"', line))
+    )
+    return [
+        re.sub(r"\$([A-Z])\b", lambda name: variables[name[1]], line)
+        for line in [*lines, *code_in(page)]
+    ]
 
 
 def commands(page: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -97,7 +112,9 @@ def commands(page: Path) -> Iterator[tuple[Path, list[str]]]:
     for line in command_lines(page):
         if "--config-dir" in line:  # which has files of the reader's own
             continue
-        if found := re.match(r"(?:python|torchrun|accelerate launch)\b[^#]* ((?:scripts/\w+|run)\.py)\b(.*)", line):
+        if found := re.match(
+            r"(?:python|torchrun|accelerate launch)\b[^#]* ((?:scripts/\w+|run)\.py)\b(.*)", line
+        ):
             words = shlex.split(found[2], comments=True)
             yield ROOT / found[1], [word for word in words if "…" not in word]
 
@@ -105,7 +122,9 @@ def commands(page: Path) -> Iterator[tuple[Path, list[str]]]:
 @lru_cache
 def composed(name: str, overrides: tuple[str, ...]) -> None:
     """Compose the first job of a sweep, and every other that takes other files."""
-    jobs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)[0]
+    jobs = BasicSweeper.split_arguments(
+        OverridesParser.create().parse_overrides(list(overrides)), None
+    )[0]
     first = dict(word.split("=", 1) for word in jobs[0])
     for job in jobs:
         values = dict(word.split("=", 1) for word in job)
@@ -120,13 +139,19 @@ def test_the_drafter_of_the_page_on_methods_is_lossless() -> None:
     target = StubModel(lambda tokens: table[tokens[-1]])
     request = Request(Source((3,)), Limits(1, 20))
     trace = Trace()
-    drafted = DraftThenVerify(target, names["RepeatDrafter"](target, 4), ExactMatch()).decode(request, trace)
-    assert drafted == DraftThenVerify(target, NoDraft(target), ExactMatch()).decode(request, Trace())
+    drafted = DraftThenVerify(target, names["RepeatDrafter"](target, 4), ExactMatch()).decode(
+        request, trace
+    )
+    assert drafted == DraftThenVerify(target, NoDraft(target), ExactMatch()).decode(
+        request, Trace()
+    )
     assert trace.accepted > 0
 
 
 def test_the_policy_of_the_page_on_methods_has_the_shape_of_a_policy() -> None:
-    policy = OmegaConf.create({"policy": OmegaConf.create(blocks("docs/adding.md", "yaml")[0])}).policy
+    policy = OmegaConf.create(
+        {"policy": OmegaConf.create(blocks("docs/adding.md", "yaml")[0])}
+    ).policy
     assert policy.decoder.drafter.window == policy.window == 4
 
 
@@ -136,14 +161,19 @@ def test_the_rule_of_the_page_on_methods_accepts_what_is_among_the_most_likely()
     rule, draft = names["AmongMostLikely"](2), Draft(torch.tensor([1, 0, 0]))
     logits = torch.tensor([[0.0, 2.0, 1.0], [3.0, 1.0, 2.0], [1.0, 2.0, 3.0], [0.0, 1.0, 2.0]])
     verdict = rule(draft, logits, None)
-    assert (verdict.path, verdict.next_token) == ((0, 1), 2)  # the last drafted token is the least likely
+    # the last drafted token is the least likely
+    assert (verdict.path, verdict.next_token) == ((0, 1), 2)
     assert [names["AmongMostLikely"](k).lossless(Sampling()) for k in (1, 2)] == [True, False]
 
 
-def test_the_metric_of_the_page_on_methods_says_its_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_metric_of_the_page_on_methods_says_its_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "page_metric.py").write_text(blocks("docs/adding.md", "python")[2])
     monkeypatch.syspath_prepend(tmp_path)
-    assert score("page_metric.f1", ["a b", "a"], [["a b"], ["x", "a c"]]).value == pytest.approx(100 * (1 + 2 / 3) / 2)
+    assert score("page_metric.f1", ["a b", "a"], [["a b"], ["x", "a c"]]).value == pytest.approx(
+        100 * (1 + 2 / 3) / 2
+    )
 
 
 def test_the_data_set_of_ones_own_composes_as_the_page_shows(tmp_path: Path) -> None:
@@ -152,7 +182,12 @@ def test_the_data_set_of_ones_own_composes_as_the_page_shows(tmp_path: Path) -> 
     (tmp_path / "dataset/faq.yaml").write_text(block)
     config = compose_config([f"hydra.searchpath=[file://{tmp_path}]", "dataset=faq", "policy=bild"])
     spec = typed(DatasetSpec, config.dataset, "dataset")
-    assert (spec.name, spec.path, spec.source_column, spec.metric) == ("faq", "/data/faq", ("question",), "rouge")
+    assert (spec.name, spec.path, spec.source_column, spec.metric) == (
+        "faq",
+        "/data/faq",
+        ("question",),
+        "rouge",
+    )
 
 
 def test_the_python_of_the_page_prints_texts_and_rounds(
@@ -162,7 +197,10 @@ def test_the_python_of_the_page_prints_texts_and_rounds(
     names: dict = {}
 
     def printed(example: str) -> str:
-        for member, folder in {"toy:large": checkpoints / "llama", "toy:small": checkpoints / "llama-draft"}.items():
+        for member, folder in {
+            "toy:large": checkpoints / "llama",
+            "toy:small": checkpoints / "llama-draft",
+        }.items():
             assert member in example
             example = example.replace(member, str(folder))
         exec(example, names)  # the page's own code
@@ -176,7 +214,9 @@ def test_the_python_of_the_page_prints_texts_and_rounds(
     prompts = iter(["w5 w9 w30 w12", ""])
     monkeypatch.setattr("builtins.input", lambda _: next(prompts))
     answer = printed(chat)
-    assert answer == f"{names['decoder'].generate('w5 w9 w30 w12', max_new_tokens=256).text}\n" != "\n"
+    assert (
+        answer == f"{names['decoder'].generate('w5 w9 w30 w12', max_new_tokens=256).text}\n" != "\n"
+    )
 
 
 def test_the_python_of_the_page_prints_results(
@@ -188,7 +228,10 @@ def test_the_python_of_the_page_prints_results(
     frame, folders = blocks("docs/python.md", "python")[-2:]
     exec(frame, {})  # the page's own code
     title, fastest, *others = capsys.readouterr().out.splitlines()
-    assert title.split() == "fallback rollback speedup speedup_low speedup_high quality_difference".split()
+    assert (
+        title.split()
+        == "fallback rollback speedup speedup_low speedup_high quality_difference".split()
+    )
     assert fastest.split() == "0.3 5.0 1.83 1.78 1.88 -1.31".split() and len(others) == 2
     exec(folders, {})
     assert len(capsys.readouterr().out.splitlines()) == len(sample_sweep())
@@ -206,8 +249,15 @@ def test_the_pages_are_thirteen_and_short() -> None:
 
 @lru_cache
 def policies() -> dict[str, list[str]]:
-    """The cells of the table of all policies, by policy: what it does, needs, whether lossless, models, knobs."""
-    table = (ROOT / "docs/policies.md").read_text().partition("## All policies")[2].partition("\n## ")[0]
+    """The cells of the table of all policies, by policy: what it does, needs, whether lossless,
+    models, knobs.
+    """
+    table = (
+        (ROOT / "docs/policies.md")
+        .read_text()
+        .partition("## All policies")[2]
+        .partition("\n## ")[0]
+    )
     rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| `")]
     assert len({row[0] for row in rows}) == len(rows)
     return {row[0].strip("`"): row[1:] for row in rows}
@@ -217,10 +267,16 @@ def policy_file(policy: str) -> dict:
     return yaml.safe_load((ROOT / f"conf/policy/{policy}.yaml").read_text())
 
 
-def test_the_table_of_policies_has_each_policy_and_says_what_is_lossless_what_samples_and_which_models_fit() -> None:
+def test_the_table_of_policies_has_each_policy_and_says_what_is_lossless_what_samples_and_which_models_fit() -> (
+    None
+):
     told = policies()
     assert sorted(told) == sorted(policy_names())
-    assert [policy for policy, row in told.items() if row[2].startswith(("yes", "at")) != is_lossless(policy)] == []
+    assert [
+        policy
+        for policy, row in told.items()
+        if row[2].startswith(("yes", "at")) != is_lossless(policy)
+    ] == []
     assert {policy for policy, row in told.items() if "greedy" in row[3]} == GREEDY_ONLY
     assert {policy for policy, row in told.items() if row[3].startswith("decoder-only")} == {
         *(policy for policy, family in DECODER_ONLY if family == "t5"),
@@ -237,14 +293,20 @@ def test_the_table_of_policies_names_knobs_that_they_have() -> None:
 def test_the_table_of_policies_says_which_draft_with_a_model() -> None:
     wanted = {policy: asks(policy_file(policy)["decoder"]) for policy in policy_names()}
     assert {policy: "draft model" in row[1] for policy, row in policies().items()} == wanted
-    assert [policy for policy, row in policies().items() if "two draft models" in row[1]] == ["speculative_hierarchy"]
+    assert [policy for policy, row in policies().items() if "two draft models" in row[1]] == [
+        "speculative_hierarchy"
+    ]
 
 
 def asks(part: object) -> bool:
-    """Whether a part of a decoder has a parameter for the draft model, which is not given in its place."""
+    """Whether a part of a decoder has a parameter for the draft model, which is not given in its
+    place.
+    """
     if not isinstance(part, dict):
         return False
-    own = "_target_" in part and "draft" in inspect.signature(get_object(part["_target_"])).parameters
+    own = (
+        "_target_" in part and "draft" in inspect.signature(get_object(part["_target_"])).parameters
+    )
     return (own and "draft" not in part) or any(asks(value) for value in part.values())
 
 
@@ -256,47 +318,73 @@ def test_the_table_of_policies_says_what_must_be_made_first() -> None:
         for knob, value in policy_file(policy).items()
         if knob in ("adapter", "heads", "table") and value is None
     }
-    assert {policy for policy, row in policies().items() if made.search(row[1])} == {*files, *EXTERNAL}
+    assert {policy for policy, row in policies().items() if made.search(row[1])} == {
+        *files,
+        *EXTERNAL,
+    }
 
 
 def test_the_page_of_commands_has_every_script_and_every_target_of_make() -> None:
     told = set(code_in(ROOT / "docs/commands.md"))
-    scripts = {script for line in told for script in re.findall(r"^python (?:-m )?scripts[/.](\w+)", line)}
+    scripts = {
+        script for line in told for script in re.findall(r"^python (?:-m )?scripts[/.](\w+)", line)
+    }
     assert scripts == {file.stem for file in (ROOT / "scripts").glob("*.py")}
     targets = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), flags=re.M)
-    assert {line for line in told if line.startswith("make ")} == {f"make {target}" for target in targets}
+    assert {line for line in told if line.startswith("make ")} == {
+        f"make {target}" for target in targets
+    }
 
 
 @every_page
 def test_links_between_files_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text())
     assert [target for target, _ in links if not (page.parent / target).exists()] == []
-    led = [((page.parent / target) if target else page, anchor) for target, anchor in links if anchor]
+    led = [
+        ((page.parent / target) if target else page, anchor) for target, anchor in links if anchor
+    ]
     assert [(target.name, anchor) for target, anchor in led if anchor not in anchors(target)] == []
 
 
 @every_page
 def test_files_and_modules_that_the_documents_name_exist(page: Path) -> None:
-    """Files as `lab/build.py` or `engine/draft.py::Draft`, folders from the root, modules as `bild_lab.lab.config`."""
+    """Files as `lab/build.py` or `engine/draft.py::Draft`, folders from the root, modules as
+    `bild_lab.lab.config`.
+    """
     missing = []
     for code in code_in(page):
         if found := re.fullmatch(r"([\w/.-]+\.py|conf/[\w/]+\.yaml)(?:::(\w+))?", code):
             files = [place / found[1] for place in PLACES if (place / found[1]).is_file()]
-            named = found[2] is None or any(re.search(rf"(def|class) {found[2]}\b", file.read_text()) for file in files)
+            named = found[2] is None or any(
+                re.search(rf"(def|class) {found[2]}\b", file.read_text()) for file in files
+            )
             missing += [] if (files and named) or code in TO_BE_WRITTEN else [code]
         elif re.fullmatch(r"(bild_lab|tests|conf|docs|scripts|notebooks)(/\w+)*/?", code):
             missing += [] if (ROOT / code).is_dir() else [code]
-        missing += [name for name in re.findall(r"\b(?:bild_lab|tests)(?:\.[a-z]\w*)+", code) if not is_module(name)]
+        missing += [
+            name
+            for name in re.findall(r"\b(?:bild_lab|tests)(?:\.[a-z]\w*)+", code)
+            if not is_module(name)
+        ]
     assert missing == []
 
 
 @every_page
 def test_experiments_that_the_documents_name_exist(page: Path) -> None:
     """Those as `experiment=bita/tab{1,7}` too."""
-    named = [code.partition("=")[2] for code in code_in(page) if re.fullmatch(r"experiment=[\w/{},]+", code)]
-    parts = [[part.strip("{}").split(",") for part in re.findall(r"\{[^}]*\}|[^{}]+", name)] for name in named]
+    named = [
+        code.partition("=")[2]
+        for code in code_in(page)
+        if re.fullmatch(r"experiment=[\w/{},]+", code)
+    ]
+    parts = [
+        [part.strip("{}").split(",") for part in re.findall(r"\{[^}]*\}|[^{}]+", name)]
+        for name in named
+    ]
     files = ["".join(chosen) for choices in parts for chosen in product(*choices)]
-    assert [file for file in files if not (ROOT / "conf/experiment" / f"{file}.yaml").is_file()] == []
+    assert [
+        file for file in files if not (ROOT / "conf/experiment" / f"{file}.yaml").is_file()
+    ] == []
 
 
 @every_page_of_commands
@@ -307,9 +395,14 @@ def test_command_lines_of_the_documents_compose(page: Path) -> None:
         if script.stem == "screen":  # each list is of one of the policies
             words = [word for word in words if re.match(r"[\w./]+=", word)]
             lists = [word for word in words if re.search(r"=[^\[]*(,|range\()", word)]
-            assert grid_of([word for word in words if word not in lists], lists, "screen").candidates
+            assert grid_of(
+                [word for word in words if word not in lists], lists, "screen"
+            ).candidates
         elif application:
-            composed(application, tuple(quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)))
+            composed(
+                application,
+                tuple(quote_free_text(word) for word in words if re.match(r"[\w./]+=", word)),
+            )
 
 
 @every_page
@@ -328,7 +421,9 @@ def test_overrides_that_the_documents_name_compose(page: Path) -> None:
         if all(re.fullmatch(word, each) for each in words):
             knobs = {knob for each in words for knob in re.findall(r"^policy\.(\w+)", each)}
             policy = next(name for name in policy_names() if knobs <= policy_file(name).keys())
-            chosen = [] if any(each.startswith("policy=") for each in words) else [f"policy={policy}"]
+            chosen = (
+                [] if any(each.startswith("policy=") for each in words) else [f"policy={policy}"]
+            )
             composed("config", (*chosen, *map(quote_free_text, words)))
 
 

@@ -38,7 +38,9 @@ def test_a_name_that_is_nearly_right_is_refused_with_the_right_one(refused, mean
 
 
 def test_the_kinds_of_pictures_are_a_word_words_with_commas_or_a_list() -> None:
-    assert picture_kinds("png") == ["png"] and picture_kinds("png,pdf") == picture_kinds(["png", "pdf"])
+    assert picture_kinds("png") == ["png"] and picture_kinds("png,pdf") == picture_kinds(
+        ["png", "pdf"]
+    )
     for wrong in ("jpg", "", [], 3):
         with pytest.raises(UserError, match="figures are png, pdf, svg"):
             picture_kinds(wrong)

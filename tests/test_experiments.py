@@ -1,4 +1,6 @@
-"""Every experiment of conf/experiment composes at both scales, sweeps what it says, and could start."""
+"""Every experiment of conf/experiment composes at both scales, sweeps what it says, and could
+start.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,20 @@ from tests.thinned import thinned
 from tests.tiny import tiny_llama
 
 FOLDER = config_dir() / "experiment"
-EXPERIMENTS = sorted(file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml"))
+EXPERIMENTS = sorted(
+    file.relative_to(FOLDER).with_suffix("").as_posix() for file in FOLDER.rglob("*.yaml")
+)
 PAPERS = [name for name in EXPERIMENTS if name.partition("/")[0] in ("bild", "spec", "bita", "ppd")]
 RUN = "python run.py experiment="
 
 
 def commands(figure: str, scale: str = "paper") -> list[str]:
     """What is run for a figure, each as an experiment's name and its overrides."""
-    return [one.removeprefix(RUN) for one in load_published(figure).commands[scale] if one.startswith(RUN)]
+    return [
+        one.removeprefix(RUN)
+        for one in load_published(figure).commands[scale]
+        if one.startswith(RUN)
+    ]
 
 
 SMALL = [f"{name} scale=small" for name in PAPERS]
@@ -54,13 +62,24 @@ DRAFTERS = ("pair", "t5_11b_small,t5_11b_base,t5_11b_large")
 TABLES = {  # what speculative decoding sweeps over in each of its tables
     "spec/tab2": {TEMPERATURES, ("policy.window", "3,5,7"), DRAFTERS},
     "spec/tab3": {TEMPERATURES, ("policy.knobs", "{window:1}"), DRAFTERS},
-    "spec/tab5": {TEMPERATURES, WINDOW, ("policy.lenience", "1,0.5,0.3,0.1"), ("pair", "t5_11b_small")},
+    "spec/tab5": {
+        TEMPERATURES,
+        WINDOW,
+        ("policy.lenience", "1,0.5,0.3,0.1"),
+        ("pair", "t5_11b_small"),
+    },
 }
 TASKS = {  # by data set, what is decoded
     "wmt14_en_de": ("translate English to German: a text", ("ein Text",), "bleu"),
     "cnn_dailymail": ("summarize: a text", ("a summary",), "rougeLsum"),
 }
-ROW = {"en": "a text", "de": "ein Text", "article": "a text", "highlights": "a summary", "id": "one"}
+ROW = {
+    "en": "a text",
+    "de": "ein Text",
+    "article": "a text",
+    "highlights": "a summary",
+    "id": "one",
+}
 ROW |= {
     "text": "a text",
     "document": "a text",
@@ -72,12 +91,16 @@ ROW |= {
 ROW |= {"context": "a text", "question": "what is it?", "answers": {"text": ["a text"]}}
 BITA = [name for name in FIGURES if name.startswith("bita_")]
 PROMPTS = {  # PPD's Table 3 with the contents of ROW
-    "squad": "We have provided context information below.\na text\n"
-    "### Given this information, please answer the question: what is it?\n### Assistant:",
-    "wmt15_en_fr": "### Instruction: Translate English sentence into French.\n"
-    "English: Sounds like a typical rugby club to me.\nFrench: Ça m'a l'air d'être un club de rugby typique. #\n"
-    "English: At an English university, perhaps\nFrench: Dans une université anglaise, peut-être #\n"
-    "English: a text\nFrench:",
+    "squad": (
+        "We have provided context information below.\na text\n"
+        "### Given this information, please answer the question: what is it?\n### Assistant:"
+    ),
+    "wmt15_en_fr": (
+        "### Instruction: Translate English sentence into French.\nEnglish: Sounds like a typical"
+        " rugby club to me.\nFrench: Ça m'a l'air d'être un club de rugby typique. #\nEnglish: At"
+        " an English university, perhaps\nFrench: Dans une université anglaise, peut-être"
+        " #\nEnglish: a text\nFrench:"
+    ),
     "cnn_dailymail_ppd": "# Article\na text\n# Summarize the article\n### Assistant:",
 }
 
@@ -104,8 +127,12 @@ def configured(command: str, job: Sequence[str]) -> DictConfig:
     """The same for any job; values are set without composing anew, which takes long."""
     experiment, *words = shlex.split(command)
     overrides = OverridesParser.create().parse_overrides(list(job))
-    groups = [one.input_line for one in overrides if (config_dir() / one.get_key_element()).is_dir()]
-    config = deepcopy(composed(experiment, *(word for word in words if word.startswith("scale=")), *groups))
+    groups = [
+        one.input_line for one in overrides if (config_dir() / one.get_key_element()).is_dir()
+    ]
+    config = deepcopy(
+        composed(experiment, *(word for word in words if word.startswith("scale=")), *groups)
+    )
     for one in overrides:
         if one.input_line not in groups:
             OmegaConf.update(config, one.get_key_element(), one.value())  # of a key that is there
@@ -114,7 +141,9 @@ def configured(command: str, job: Sequence[str]) -> DictConfig:
 
 def swept(command: str) -> dict[str, str]:
     """What a command sweeps over: its file's lists, in whose place come its own words."""
-    given = {key: value for key, _, value in (word.partition("=") for word in shlex.split(command)[1:])}
+    given = {
+        key: value for key, _, value in (word.partition("=") for word in shlex.split(command)[1:])
+    }
     given.pop("scale", None)
     return {**(of_command(command).hydra.sweeper.params or {}), **given}
 
@@ -127,10 +156,15 @@ def values(command: str, key: str) -> set[str]:
 
 def covering(params: dict[str, str]) -> list[list[str]]:
     """Overrides in which every value of the sweep comes at least once, not their whole product."""
-    given = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in params.items()])
+    given = OverridesParser.create().parse_overrides(
+        [f"{key}={value}" for key, value in params.items()]
+    )
     lists = [[job[0] for job in BasicSweeper.split_arguments([one], None)[0]] for one in given]
     firsts = [values[0] for values in lists]
-    return [[one or first for one, first in zip(row, firsts, strict=True)] for row in zip_longest(*lists)] or [[]]
+    return [
+        [one or first for one, first in zip(row, firsts, strict=True)]
+        for row in zip_longest(*lists)
+    ] or [[]]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +177,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_names_its_own_command_and_has_a_folder_for_each_scale(experiment: str) -> None:
+def test_an_experiment_names_its_own_command_and_has_a_folder_for_each_scale(
+    experiment: str,
+) -> None:
     head = "\n".join((FOLDER / f"{experiment}.yaml").read_text().splitlines()[:2])
     assert head.startswith("# @package _global_\n")
     assert f"python run.py experiment={experiment}" in head
@@ -186,7 +222,11 @@ def test_an_experiment_can_start_and_sweeps_over_knobs_that_are_there(
     if plain.policy.name == "ppd":  # the tiny model has one layer to exit from
         here.append("policy.exit_layer=1")
     if plain.policy.name == "layer_skip":
-        here += ["policy.skipped_layers=[1]", "policy.skipped_attention=[]", "policy.skipped_feed_forward=[]"]
+        here += [
+            "policy.skipped_layers=[1]",
+            "policy.skipped_attention=[]",
+            "policy.skipped_feed_forward=[]",
+        ]
     cfg = configured(command, [*last, *here])
     assert prepare(cfg).policy == cfg.policy.name  # its parts are those of the policy's file
     cached_examples.cache_clear()
@@ -197,13 +237,19 @@ def test_small_takes_nothing_of_the_papers_models_and_data(experiment: str) -> N
     cfg, sweep = composed(experiment, "scale=small"), swept(f"{experiment} scale=small")
     assert (sweep["pair"], sweep["dataset"]) == ("toy", "toy") and "pair.draft" not in sweep
     models = {cfg.pair.target, cfg.pair.draft} - {None}
-    assert all(one.startswith(("toy:", "outputs/toy")) for one in models) and cfg.dataset.name == "toy"
+    assert (
+        all(one.startswith(("toy:", "outputs/toy")) for one in models) and cfg.dataset.name == "toy"
+    )
     assert cfg.dataset.limit == 24 and cfg.dataset.chat_template == "{question}"
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one.startswith("bild/") and "scale=" not in one])
+@pytest.mark.parametrize(
+    "command", [one for one in COMMANDS if one.startswith("bild/") and "scale=" not in one]
+)
 def test_bilds_runs_decode_the_whole_validation_split_by_algorithm_1(command: str) -> None:
-    """The paper's figures and the released `--do_eval` are of the validation split; Figure 10 is for reading."""
+    """The paper's figures and the released `--do_eval` are of the validation split; Figure 10 is
+    for reading.
+    """
     experiment = shlex.split(command)[0]
     cfg = of_command(command)
     assert cfg.dataset.split == "validation"
@@ -228,10 +274,17 @@ def test_a_table_of_speculative_decoding_has_the_papers_target_drafters_task_and
 
 def test_n_grams_of_table_3_are_counted_where_the_experiment_looks_for_them() -> None:
     built = [one for one in load_published("spec_tab3").commands["paper"] if "module=ngram" in one]
-    names = [word.removeprefix("name=") for one in built for word in one.split() if word.startswith("name=")]
+    names = [
+        word.removeprefix("name=")
+        for one in built
+        for word in one.split()
+        if word.startswith("name=")
+    ]
     drafted = [swept(one) for one in commands("spec_tab3") if "policy.drafter=ngram" in one]
     tables = [f"table:outputs/{name}/table.safetensors" for name in names]
-    knobs = [",".join(f"{{order:{order},window:1,{table}}}" for order in (1, 2)) for table in tables]
+    knobs = [
+        ",".join(f"{{order:{order},window:1,{table}}}" for order in (1, 2)) for table in tables
+    ]
     assert [one["policy.knobs"] for one in drafted] == knobs
     assert {one["decoding.temperature"] for one in drafted} == {"0,1"}
 
@@ -239,14 +292,22 @@ def test_n_grams_of_table_3_are_counted_where_the_experiment_looks_for_them() ->
 @pytest.mark.parametrize("name", thinned(["bild_fig8", "bild_fig9", "bild_fig4", "bild_fig5"], 2))
 def test_bilds_figures_have_the_drafters_that_their_rows_are_named_after(name: str) -> None:
     """Figure 4 has both, the others the aligned one alone."""
-    pairs = {pair for scale in SCALES for command in commands(name, scale) for pair in values(command, "pair")}
+    pairs = {
+        pair
+        for scale in SCALES
+        for command in commands(name, scale)
+        for pair in values(command, "pair")
+    }
     found = {compose("config", [f"pair={pair}"]).pair.aligned for pair in pairs}
     assert found == ({False, True} if name == "bild_fig4" else {True})
 
 
 def test_a_pair_is_aligned_where_its_file_says_so() -> None:
     """And the released checkpoints say it too."""
-    pairs = [typed(PairSpec, OmegaConf.load(file), "pair") for file in sorted((config_dir() / "pair").glob("*.yaml"))]
+    pairs = [
+        typed(PairSpec, OmegaConf.load(file), "pair")
+        for file in sorted((config_dir() / "pair").glob("*.yaml"))
+    ]
     released = [pair for pair in pairs if str(pair.target).startswith("kssteven/")]
     assert {pair.aligned for pair in released} == {True, False}
     assert all(pair.aligned == pair.draft.endswith("-bild-aligned") for pair in released)
@@ -258,24 +319,39 @@ def test_bitas_commands_measure_every_row_and_panel_that_the_paper_prints(name: 
     blocks = load_published(name).values
     several = [(values(command, "pair"), values(command, "dataset")) for command in commands(name)]
     pairs, data = (set.union(*sets) for sets in zip(*several, strict=True))
-    told = {panel for block in blocks for panel in block.panels}, {row for block in blocks for row in block.rows}
+    told = (
+        {panel for block in blocks for panel in block.panels},
+        {row for block in blocks for row in block.rows},
+    )
     if name == "bita_tab2":  # a panel is a pair, a row a policy
         policies = set.union(*(values(command, "policy") for command in commands(name)))
         assert (pairs, policies - {"prompt_lookup", "hf_prompt_lookup"}) == told
     else:
         assert pairs == told[1]
-    assert data == ({"xsum", "mt_bench", "cip", "humaneval_x"} if name == "bita_tab1" else {"mt_bench"})
+    assert data == (
+        {"xsum", "mt_bench", "cip", "humaneval_x"} if name == "bita_tab1" else {"mt_bench"}
+    )
 
 
 def test_layers_to_skip_are_chosen_for_the_depth_of_each_target() -> None:
-    """No command shares a list among targets, and the blocks left out lie in every third of the target's layers."""
+    """No command shares a list among targets, and the blocks left out lie in every third of the
+    target's layers.
+    """
     skipping = [one for one in commands("bita_tab2") if "policy=layer_skip" in one]
-    assert sorted(pair for one in skipping for pair in values(one, "pair")) == ["llama2_70b_chat", "llama2_7b_chat"]
+    assert sorted(pair for one in skipping for pair in values(one, "pair")) == [
+        "llama2_70b_chat",
+        "llama2_7b_chat",
+    ]
     for one in skipping:
         (pair,) = values(one, "pair")
         depth = size_of(compose("config", [f"pair={pair}"]).pair.target).layers
         words = dict(word.split("=", 1) for word in shlex.split(one)[1:])
-        blocks = [at for key, value in words.items() if key.startswith("policy.skipped_") for at in json.loads(value)]
+        blocks = [
+            at
+            for key, value in words.items()
+            if key.startswith("policy.skipped_")
+            for at in json.loads(value)
+        ]
         assert max(blocks) < depth and {3 * at // depth for at in blocks} == {0, 1, 2}, one
 
 
@@ -285,7 +361,9 @@ def of_match_rates(command: str, *overrides: str) -> DictConfig:
 
 
 def rates_of(scale: str) -> list[str]:
-    return [one for one in load_published("ppd_tab1").commands[scale] if "scripts/match_rates.py" in one]
+    return [
+        one for one in load_published("ppd_tab1").commands[scale] if "scripts/match_rates.py" in one
+    ]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -294,21 +372,35 @@ def test_ppds_tables_share_a_run_for_each_data_set(scale: str) -> None:
     assert first.commands == by_position.commands and first.folders == by_position.folders
     assert first.folders[scale] == [of_match_rates(command).name for command in rates_of(scale)]
     assert all(f"match={scale}" in command for command in rates_of(scale))
-    made = next(place for place, one in enumerate(first.commands[scale]) if "scripts/train_lm_heads.py" in one)
+    made = next(
+        place
+        for place, one in enumerate(first.commands[scale])
+        if "scripts/train_lm_heads.py" in one
+    )
     for command in first.commands[scale][:made]:
-        assert of_match_rates(command).heads == "shared", "heads are measured before they are trained"
+        assert of_match_rates(command).heads == "shared", (
+            "heads are measured before they are trained"
+        )
     _, second, *_ = (config_dir() / f"match/{scale}.yaml").read_text().splitlines()
     assert f": python scripts/match_rates.py match={scale}" in second
 
 
 @pytest.mark.parametrize("command", rates_of("paper"))
-def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_prints(command: str, rows: Path) -> None:
+def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_prints(
+    command: str, rows: Path
+) -> None:
     cfg = of_match_rates(command, f"dataset.path={rows}")
     dataset = cfg.dataset.name
     (example,) = load_examples(typed(DatasetSpec, cfg.dataset, "dataset"))
-    assert (example.prompt, cfg.dataset.max_source_tokens, cfg.dataset.limit) == (PROMPTS[dataset], None, None)
+    assert (example.prompt, cfg.dataset.max_source_tokens, cfg.dataset.limit) == (
+        PROMPTS[dataset],
+        None,
+        None,
+    )
     kind = "trained" if cfg.name.startswith("ppd_tab1_trained") else "shared"
-    (training,) = [one for one in load_published("ppd_tab1").commands["paper"] if "train_lm_heads" in one]
+    (training,) = [
+        one for one in load_published("ppd_tab1").commands["paper"] if "train_lm_heads" in one
+    ]
     made = compose("train_lm_heads", shlex.split(training)[2:])
     assert (cfg.model.path, made.model.path) == ("lmsys/vicuna-13b-v1.3", "lmsys/vicuna-13b-v1.3")
     assert cfg.heads == ("shared" if kind == "shared" else f"outputs/{made.name}/heads")
@@ -321,7 +413,9 @@ def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_print
         for panel, layer, heads, top_k in product(panels, cfg.layers, (kind,), cfg.top_k)
     }
     every = load_published("ppd_tab4_6").printed
-    printed = {key for key in every if key[0].partition(",")[0] == dataset and f", {kind}," in key[1]}
+    printed = {
+        key for key in every if key[0].partition(",")[0] == dataset and f", {kind}," in key[1]
+    }
     assert (asked, rest) == (printed, 0)
 
 
@@ -329,13 +423,17 @@ def test_a_row_of_ppds_tables_has_the_papers_prompt_and_all_the_numbers_it_print
 def test_match_rates_fill_both_tables(
     scale: str, checkpoints: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a tiny checkpoint with heads for its first layer, and a local row in place of what the hub has."""
+    """On a tiny checkpoint with heads for its first layer, and a local row in place of what the hub
+    has.
+    """
     monkeypatch.chdir(tmp_path)
     several = rates_of(scale)[
         ::3
     ]  # at the paper's scale the first data set, with the shared head and with trained ones
     plain, last = of_match_rates(several[0]), of_match_rates(several[-1])
-    target = NativeModel(HuggingFaceModel(Checkpoint(str(checkpoints / "llama")), torch.device("cpu"), torch.float32))
+    target = NativeModel(
+        HuggingFaceModel(Checkpoint(str(checkpoints / "llama")), torch.device("cpu"), torch.float32)
+    )
     LayerHeads.fresh(target.decoder, {"fingerprint": target.checkpoint.fingerprint}, [1]).save(
         last.heads if isinstance(last.heads, str) else last.heads[1]
     )
@@ -343,9 +441,13 @@ def test_match_rates_fill_both_tables(
     here += [f"dataset.path={rows}"] if plain.dataset.name != "toy" else ["dataset.limit=2"]
     for command in several:
         match_rates(of_match_rates(command, *here))
-    expected = [f"layer 1, {heads}, k = {top_k}" for heads in ("shared", "trained") for top_k in (1, 3, 5)]
+    expected = [
+        f"layer 1, {heads}, k = {top_k}" for heads in ("shared", "trained") for top_k in (1, 3, 5)
+    ]
     for name in ("ppd_tab1", "ppd_tab4_6"):
         rates = measured(FIGURES[name], load_published(name), Path("outputs"), scale)
         cells = FIGURES[name].numbers(rates)
         assert [cell.row for cell in cells if cell.panel == plain.dataset.name] == expected
-        assert (f"{plain.dataset.name}, tokens 1-{plain.positions}" in {cell.panel for cell in cells}) == ("4" in name)
+        assert (
+            f"{plain.dataset.name}, tokens 1-{plain.positions}" in {cell.panel for cell in cells}
+        ) == ("4" in name)

@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-REACHED, UNREACHED = "/bin/true", "/bin/false"  # what stands in for the Python that asks for the index
+# what stands in for the Python that asks for the index
+REACHED, UNREACHED = "/bin/true", "/bin/false"
 
 
-def pip_options(folder: Path, smi: str | None, python: str = REACHED, **others: str) -> tuple[list[str], str]:
-    """What the script prints and why, on a machine whose nvidia-smi is this program; None: without one."""
+def pip_options(
+    folder: Path, smi: str | None, python: str = REACHED, **others: str
+) -> tuple[list[str], str]:
+    """What the script prints and why, on a machine whose nvidia-smi is this program; None: without
+    one.
+    """
     if smi is not None:
         program = folder / "nvidia-smi"
         program.write_text(f"#!/bin/sh\n{smi}\n")
@@ -49,19 +54,25 @@ def smi(cuda: str, *capabilities: str) -> str:
         (smi("11.8", "8.0"), "cpu"),
     ],
 )
-def test_the_build_fits_the_driver_and_the_oldest_gpu(tmp_path: Path, answer: str | None, build: str) -> None:
+def test_the_build_fits_the_driver_and_the_oldest_gpu(
+    tmp_path: Path, answer: str | None, build: str
+) -> None:
     options, why = pip_options(tmp_path, answer)
     assert options == ["--extra-index-url", f"https://download.pytorch.org/whl/{build}"]
     assert f"PyTorch for {build}" in why
 
 
-@pytest.mark.parametrize(("answer", "remedy"), [(smi("11.8", "8.0"), "525"), (smi("12.8", "12.0"), "580")])
+@pytest.mark.parametrize(
+    ("answer", "remedy"), [(smi("11.8", "8.0"), "525"), (smi("12.8", "12.0"), "580")]
+)
 def test_an_old_driver_is_named(tmp_path: Path, answer: str, remedy: str) -> None:
     assert f"update the driver to {remedy} or newer" in pip_options(tmp_path, answer)[1]
 
 
 def test_a_build_can_be_asked_for_from_a_mirror(tmp_path: Path) -> None:
-    options, _ = pip_options(tmp_path, smi("13.0", "9.0"), TORCH_BUILD="cu126", TORCH_WHEELS="http://mirror/whl")
+    options, _ = pip_options(
+        tmp_path, smi("13.0", "9.0"), TORCH_BUILD="cu126", TORCH_WHEELS="http://mirror/whl"
+    )
     assert options == ["--extra-index-url", "http://mirror/whl/cu126"]
 
 
@@ -71,6 +82,11 @@ def test_without_a_network_pips_own_settings_decide(tmp_path: Path) -> None:
 
 
 def test_make_setup_installs_pytorch_with_these_options() -> None:
-    done = subprocess.run(["make", "-n", "-B", "setup"], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["make", "-n", "-B", "setup"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     (line,) = [line for line in done.stdout.splitlines() if line.endswith(" torch")]
-    assert "$(PYTHON=.venv/bin/python sh torch_index.sh) torch" in line and "-c constraints.txt" in line
+    assert (
+        "$(PYTHON=.venv/bin/python sh torch_index.sh) torch" in line
+        and "-c constraints.txt" in line
+    )

@@ -1,4 +1,6 @@
-"""An installed package holds every folder of the source, and a command that runs all others from any folder."""
+"""An installed package holds every folder of the source, and a command that runs all others from
+any folder.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     assert (ROOT / "bild_lab/py.typed").is_file()
 
 
-def printed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> tuple[int, str]:
+def printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str
+) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["/usr/bin/bild-lab", *words])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -46,19 +50,31 @@ def test_the_console_command_lists_and_runs_every_command_under_its_own_name(
     monkeypatch.chdir(tmp_path)
     names = ["run", *sorted(file.stem for file in (ROOT / "scripts").glob("*.py"))]
     code, overview = printed(capsys, monkeypatch)
-    assert code == 0 and [line.split()[0] for line in overview.splitlines() if line[:2] == "  "] == names
+    assert (
+        code == 0
+        and [line.split()[0] for line in overview.splitlines() if line[:2] == "  "] == names
+    )
     assert "  run                   Measure decoding policies\n" in overview
     for name in ("run", "screen", "paper-run"):
         code, text = printed(capsys, monkeypatch, name, "--help")
-        assert code == 0 and text.startswith(f"usage: bild-lab {name.replace('-', '_')} ") and ".py" not in text
+        assert (
+            code == 0
+            and text.startswith(f"usage: bild-lab {name.replace('-', '_')} ")
+            and ".py" not in text
+        )
     code, text = printed(capsys, monkeypatch, "scren", "name=a")
-    assert code == 2 and "there is no command 'scren'; did you mean screen? bild-lab --help lists them" in text
+    assert (
+        code == 2
+        and "there is no command 'scren'; did you mean screen? bild-lab --help lists them" in text
+    )
     code, text = printed(capsys, monkeypatch, "run", "flavour=sweet")
     assert code == 2 and "`bild-lab run --cfg job` lists them all" in " ".join(text.split())
 
 
 def borrowing(folder: Path) -> Path:
-    """The `bin` of a new environment, which has the libraries of this one behind its own, and not our package."""
+    """The `bin` of a new environment, which has the libraries of this one behind its own, and not
+    our package.
+    """
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
@@ -66,32 +82,78 @@ def borrowing(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_installed_wheel_measures_from_any_folder_with_configurations_of_ones_own(tmp_path: Path) -> None:
+def test_an_installed_wheel_measures_from_any_folder_with_configurations_of_ones_own(
+    tmp_path: Path,
+) -> None:
     source, own, programs = tmp_path / "source", tmp_path / "own", borrowing(tmp_path / "new")
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)  # a build leaves files behind
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", str(source)]
+    # a build leaves files behind
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(source)], check=True)
+    wheel = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        str(source),
+    ]
     subprocess.run([*wheel, "--wheel-dir", str(tmp_path)], check=True)
-    install = [programs / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed"]
+    install = [
+        programs / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--ignore-installed",
+    ]
     subprocess.run([*install, *tmp_path.glob("*.whl")], check=True)
     (own / "conf/policy").mkdir(parents=True)
-    (own / "conf/policy/short.yaml").write_text("defaults:\n  - speculative\n  - _self_\nname: short\nwindow: 2\n")
+    (own / "conf/policy/short.yaml").write_text(
+        "defaults:\n  - speculative\n  - _self_\nname: short\nwindow: 2\n"
+    )
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
     def run(program: str, *words: str) -> str:
-        done = subprocess.run([programs / program, *words], cwd=own, env=kept, capture_output=True, text=True)
+        done = subprocess.run(
+            [programs / program, *words], cwd=own, env=kept, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    run("bild-lab", "run", "--config-dir", "conf", "name=mine", "policy=short", "dataset.limit=2", "measure.repeats=1")
-    assert "bild-lab run --config-dir conf name=mine" in (own / "outputs/mine/commands.jsonl").read_text()
+    run(
+        "bild-lab",
+        "run",
+        "--config-dir",
+        "conf",
+        "name=mine",
+        "policy=short",
+        "dataset.limit=2",
+        "measure.repeats=1",
+    )
+    assert (
+        "bild-lab run --config-dir conf name=mine"
+        in (own / "outputs/mine/commands.jsonl").read_text()
+    )
     assert "short" in run("bild-lab", "sweeps", "list", "outputs/mine")
     where = run("python", "-c", "import bild_lab; print(bild_lab.__file__)")
     assert Path(where.strip()).is_relative_to(tmp_path / "new")
 
 
-NEXT = ["omegaconf>=2.4", *(f"hydra-{part}>=1.4.0rc3" for part in ("core", "joblib-launcher", "submitit-launcher"))]
-WITH_NEXT = ["tests/test_experiments.py", "tests/lab/test_config.py", "tests/lab/test_application.py"]
-WITH_NEXT += ["tests/lab/test_cli.py::test_a_sweep_leaves_everything_it_promises", "tests/faults/test_launchers.py"]
+NEXT = [
+    "omegaconf>=2.4",
+    *(f"hydra-{part}>=1.4.0rc3" for part in ("core", "joblib-launcher", "submitit-launcher")),
+]
+WITH_NEXT = [
+    "tests/test_experiments.py",
+    "tests/lab/test_config.py",
+    "tests/lab/test_application.py",
+]
+WITH_NEXT += [
+    "tests/lab/test_cli.py::test_a_sweep_leaves_everything_it_promises",
+    "tests/faults/test_launchers.py",
+]
 
 
 @pytest.mark.slow
@@ -104,9 +166,13 @@ def test_every_experiment_composes_and_sweeps_run_with_the_next_hydra_without_wh
         [*install, *NEXT, "hydra-submitit-launcher>=1.4.0rc3"], stderr=subprocess.PIPE, text=True
     )
     if installed.returncode:
-        pytest.skip(f"Hydra 1.4 cannot be installed here: {installed.stderr.strip().splitlines()[-1]}")
+        pytest.skip(
+            f"Hydra 1.4 cannot be installed here: {installed.stderr.strip().splitlines()[-1]}"
+        )
     settings = {**os.environ, "PYTHONPATH": str(ROOT), "HYDRA_DEPRECATION_WARNINGS_AS_ERRORS": "1"}
-    done = subprocess.run([*python, "pytest", *WITH_NEXT], cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [*python, "pytest", *WITH_NEXT], cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True
+    )
     assert done.returncode == 0, done.stdout[-5000:]
     assert list(tmp_path.glob("lib/python*/site-packages/hydra_core-1.4*"))
 
@@ -124,7 +190,9 @@ def declared() -> list[Requirement]:
 
 
 def needed(requirements: Iterable[Requirement]) -> dict[str, str]:
-    """These packages and all that they need here, each with the one that asks for it; of missing ones nothing more."""
+    """These packages and all that they need here, each with the one that asks for it; of missing
+    ones nothing more.
+    """
     found: dict[str, str] = {}
     waiting = [(one, "pyproject.toml") for one in requirements]
     seen: set[tuple[str, str]] = set()
@@ -139,7 +207,9 @@ def needed(requirements: Iterable[Requirement]) -> dict[str, str]:
             with suppress(PackageNotFoundError):
                 further = map(Requirement, requires(name) or ())
                 waiting += [
-                    (one, name) for one in further if one.marker is None or one.marker.evaluate({"extra": extra})
+                    (one, name)
+                    for one in further
+                    if one.marker is None or one.marker.evaluate({"extra": extra})
                 ]
     return found
 

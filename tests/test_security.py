@@ -1,4 +1,6 @@
-"""What comes from outside is data: no code of checkpoints, no pickles, no evaluated strings, no markup, no secrets."""
+"""What comes from outside is data: no code of checkpoints, no pickles, no evaluated strings, no
+markup, no secrets.
+"""
 
 from __future__ import annotations
 
@@ -44,24 +46,36 @@ def changed(checkpoint: Path, folder: Path, **settings: object) -> Path:
 def test_a_checkpoints_own_code_runs_only_where_it_was_asked_for(
     checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.syspath_prepend(tmp_path / "modules")
     own = {"model_type": "own_code", "auto_map": {"AutoConfig": "own_code.OwnConfig"}}
     folder = changed(checkpoints / "t5", tmp_path / "own", **own)
     ran = tmp_path / "ran"
-    code = f"from pathlib import Path\nfrom transformers import T5Config\nPath({str(ran)!r}).touch()\n"
-    (folder / "own_code.py").write_text(f"{code}class OwnConfig(T5Config):\n    model_type = 'own_code'\n")
-    with pytest.raises(UserError, match=r"Python code of its own.*set runtime\.trust_remote_code=true"):
+    code = (
+        f"from pathlib import Path\nfrom transformers import T5Config\nPath({str(ran)!r}).touch()\n"
+    )
+    (folder / "own_code.py").write_text(
+        f"{code}class OwnConfig(T5Config):\n    model_type = 'own_code'\n"
+    )
+    with pytest.raises(
+        UserError, match=r"Python code of its own.*set runtime\.trust_remote_code=true"
+    ):
         Checkpoint(str(folder)).check()
     assert not ran.exists()
     assert Checkpoint(str(folder), trust_remote_code=True).config.model_type == "own_code"
     assert ran.exists()
 
 
-def test_pickled_weights_are_refused_before_anything_is_read(checkpoints: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_refused_before_anything_is_read(
+    checkpoints: Path, tmp_path: Path
+) -> None:
     folder = changed(checkpoints / "t5", tmp_path / "pickled")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin and no safetensors.*runtime\.allow_pickles=true"):
+    with pytest.raises(
+        UserError, match=r"pytorch_model\.bin and no safetensors.*runtime\.allow_pickles=true"
+    ):
         Checkpoint(str(folder)).check()
 
 
@@ -80,8 +94,12 @@ def test_pickles_that_are_allowed_give_the_same_weights_and_run_nothing(
     for name, content in pickled(contents(folder)).items():
         (folder / name).write_bytes(content)
     (folder / "model.safetensors").unlink()
-    wanted = bild_lab.load(str(checkpoints / "t5"), policy="vanilla").generate("w5 w9", max_new_tokens=5)
-    got = bild_lab.load(str(folder), policy="vanilla", allow_pickles=True).generate("w5 w9", max_new_tokens=5)
+    wanted = bild_lab.load(str(checkpoints / "t5"), policy="vanilla").generate(
+        "w5 w9", max_new_tokens=5
+    )
+    got = bild_lab.load(str(folder), policy="vanilla", allow_pickles=True).generate(
+        "w5 w9", max_new_tokens=5
+    )
     assert got.token_ids == wanted.token_ids
     torch.save({"shared.weight": Harm()}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match="cannot read the weights"):
@@ -93,33 +111,62 @@ def test_pickles_beside_safetensors_are_not_looked_at(checkpoints: Path, tmp_pat
     folder = changed(checkpoints / "t5", tmp_path / "both")
     (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
     Checkpoint(str(folder)).check()
-    assert bild_lab.load(str(folder), policy="vanilla").generate("w5 w9", max_new_tokens=3).token_ids
+    assert (
+        bild_lab.load(str(folder), policy="vanilla").generate("w5 w9", max_new_tokens=3).token_ids
+    )
 
 
-@pytest.mark.parametrize("target", ["os.system", "builtins.eval", "subprocess.Popen", "shutil.rmtree"])
+@pytest.mark.parametrize(
+    "target", ["os.system", "builtins.eval", "subprocess.Popen", "shutil.rmtree"]
+)
 def test_a_configuration_cannot_call_pythons_own_functions(target: str) -> None:
     with pytest.raises(UserError, match="belongs to Python itself"):
         build({"_target_": target, "command": "touch ran"}, {})
 
 
-def test_texts_of_a_data_set_are_never_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_of_a_data_set_are_never_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SHOWN", "evaluated")
-    texts = ["${oc.env:SHOWN}", "{source.__class__}", "{{ 7 * 7 }}", "{0}", "__import__('os').getcwd()", "%(source)s"]
+    texts = [
+        "${oc.env:SHOWN}",
+        "{source.__class__}",
+        "{{ 7 * 7 }}",
+        "{0}",
+        "__import__('os').getcwd()",
+        "%(source)s",
+    ]
     file = tmp_path / "test.jsonl"
     file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     template = "say ${oc.env:SHOWN} {source} {{x}}"
-    spec = DatasetSpec(name="x", path=str(file), source_column="text", metric="agreement", prompt_template=template)
+    spec = DatasetSpec(
+        name="x", path=str(file), source_column="text", metric="agreement", prompt_template=template
+    )
     examples = load_examples(spec)
     assert [example.source for example in examples] == texts
-    assert [example.prompt for example in examples] == [template.replace("{source}", text) for text in texts]
+    assert [example.prompt for example in examples] == [
+        template.replace("{source}", text) for text in texts
+    ]
 
 
-def test_a_script_in_a_prompt_stays_text_in_the_report(command: Command, checkpoints: Path, tmp_path: Path) -> None:
+def test_a_script_in_a_prompt_stays_text_in_the_report(
+    command: Command, checkpoints: Path, tmp_path: Path
+) -> None:
     row = {"id": SCRIPT, "de": f"w5 {SCRIPT} w7", "en": SCRIPT, "kind": SCRIPT}
     (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
-    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
+    words = [
+        f"pair.target={checkpoints / 't5'}",
+        f"pair.draft={checkpoints / 't5-draft'}",
+        "dataset=multi30k",
+    ]
     words += [f"dataset.path={tmp_path}", "dataset.id_column=id", "dataset.category_column=kind"]
-    words += ["decoding.max_new_tokens=4", "measure.repeats=1", "measure.warmup=0", "name='a<b'", "policy.window=3"]
+    words += [
+        "decoding.max_new_tokens=4",
+        "measure.repeats=1",
+        "measure.warmup=0",
+        "name='a<b'",
+        "policy.window=3",
+    ]
     code, printed = command(*words)
     assert code == 0, printed
     report = Path("outputs/a<b/report.html").read_text()
@@ -153,8 +200,20 @@ def test_a_secret_on_the_command_line_is_refused_and_saved_nowhere(
 
 def test_words_that_only_look_like_secrets_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_TOKEN", "short")
-    words = ["dataset.source_column=tokens", "decoding.max_new_tokens=64", "pair.target_revision=" + "0a" * 20]
-    require_no_secrets([*words, "name=short", "-m", "policy.table=${oc.env:HOME}/table", "pair.target=hf_models/t5"])
+    words = [
+        "dataset.source_column=tokens",
+        "decoding.max_new_tokens=64",
+        "pair.target_revision=" + "0a" * 20,
+    ]
+    require_no_secrets(
+        [
+            *words,
+            "name=short",
+            "-m",
+            "policy.table=${oc.env:HOME}/table",
+            "pair.target=hf_models/t5",
+        ]
+    )
 
 
 def test_secrets_of_the_environment_are_in_no_file_of_a_sweep(
@@ -162,8 +221,17 @@ def test_secrets_of_the_environment_are_in_no_file_of_a_sweep(
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "the-secret-of-the-environment")
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
-    words += [f"dataset.path={data}", "dataset.limit=1", "decoding.max_new_tokens=4", "measure.repeats=1"]
+    words = [
+        f"pair.target={checkpoints / 't5'}",
+        f"pair.draft={checkpoints / 't5-draft'}",
+        "dataset=multi30k",
+    ]
+    words += [
+        f"dataset.path={data}",
+        "dataset.limit=1",
+        "decoding.max_new_tokens=4",
+        "measure.repeats=1",
+    ]
     code, printed = command("-m", *words, "measure.warmup=0", "name=tested", "policy.window=3")
     assert code == 0, printed
     files = [file for file in Path("outputs").rglob("*") if file.is_file()]

@@ -32,7 +32,10 @@ def decoded(target: str, draft: str | None, policy: str, **knobs: float) -> tupl
 
 
 def test_what_is_shipped_is_small() -> None:
-    assert sum(file.stat().st_size for part in ("large", "small") for file in (TOY / part).iterdir()) < 4e6
+    assert (
+        sum(file.stat().st_size for part in ("large", "small") for file in (TOY / part).iterdir())
+        < 4e6
+    )
     assert sum(file.stat().st_size for file in (TOY / "corpus").iterdir()) < 1.2e6
 
 
@@ -68,4 +71,7 @@ def test_the_pair_shows_what_each_method_trades() -> None:
 
 
 def test_a_wrong_pair_is_noticed() -> None:
-    assert missing_trade_offs("toy:large", "toy:large") == {"a worse drafter", "quality lost by loose thresholds"}
+    assert missing_trade_offs("toy:large", "toy:large") == {
+        "a worse drafter",
+        "quality lost by loose thresholds",
+    }

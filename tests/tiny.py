@@ -27,7 +27,9 @@ PAD, END, START = 0, 1, 2
 WORDS = [f"w{index}" for index in range(3, VOCABULARY)]
 
 
-def tiny_t5(seed: int, layers: int = 2, decoder_layers: int | None = None, sharpness: float = 6.0) -> PreTrainedModel:
+def tiny_t5(
+    seed: int, layers: int = 2, decoder_layers: int | None = None, sharpness: float = 6.0
+) -> PreTrainedModel:
     """A T5 v1.1 with an untied head: a tied random T5 repeats one token for ever."""
     torch.manual_seed(seed)
     config = T5Config(
@@ -69,7 +71,9 @@ DECODER_SIZES = {
 def tiny_llama(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrainedModel:
     """A Llama with grouped-query attention."""
     torch.manual_seed(seed)
-    return untied(LlamaForCausalLM(LlamaConfig(**DECODER_SIZES, num_hidden_layers=layers)), sharpness)
+    return untied(
+        LlamaForCausalLM(LlamaConfig(**DECODER_SIZES, num_hidden_layers=layers)), sharpness
+    )
 
 
 def tiny_qwen3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrainedModel:
@@ -77,12 +81,16 @@ def tiny_qwen3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrained
     torch.manual_seed(seed)
     kinds = [("full_attention", "sliding_attention")[index % 2] for index in range(layers)]
     windows = {"use_sliding_window": True, "sliding_window": 4, "layer_types": kinds}
-    model = Qwen3ForCausalLM(Qwen3Config(**DECODER_SIZES, **windows, num_hidden_layers=layers, head_dim=12))
+    model = Qwen3ForCausalLM(
+        Qwen3Config(**DECODER_SIZES, **windows, num_hidden_layers=layers, head_dim=12)
+    )
     return untied(with_norms(model), sharpness)
 
 
 def tiny_gemma3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTrainedModel:
-    """A Gemma 3 whose every second layer, the first one too, sees a short window only and rotates faster."""
+    """A Gemma 3 whose every second layer, the first one too, sees a short window only and rotates
+    faster.
+    """
     torch.manual_seed(seed)
     kinds = [("sliding_attention", "full_attention")[index % 2] for index in range(layers)]
     rotations = {"sliding_attention": 10.0, "full_attention": 1000.0}
@@ -93,7 +101,9 @@ def tiny_gemma3(seed: int, layers: int = 2, sharpness: float = 3.0) -> PreTraine
         query_pre_attn_scalar=30,
         sliding_window=4,
         layer_types=kinds,
-        rope_parameters={kind: {"rope_type": "default", "rope_theta": base} for kind, base in rotations.items()},
+        rope_parameters={
+            kind: {"rope_type": "default", "rope_theta": base} for kind, base in rotations.items()
+        },
     )
     return untied(with_norms(Gemma3ForCausalLM(config)), sharpness)
 
@@ -112,7 +122,9 @@ def scale_layer(model: PreTrainedModel, index: int, factor: float) -> None:
         if not name.startswith((f"decoder.block.{index}.", f"model.layers.{index}.")):
             continue
         if model.config.model_type == "gemma3_text":  # whose norms undo any scale before them
-            if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
+            if name.endswith(
+                ("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")
+            ):
                 weight.data = factor * (1 + weight.data) - 1
         elif name.endswith((".o.weight", "o_proj.weight", "wo.weight", "down_proj.weight")):
             weight.data *= factor
@@ -142,23 +154,38 @@ def relative_of(model: PreTrainedModel, seed: int, noise: float) -> PreTrainedMo
 TINY = {"t5": tiny_t5, "llama": tiny_llama, "qwen3": tiny_qwen3, "gemma3": tiny_gemma3}
 
 
-def tiny_tokenizer(encoder_decoder: bool, words: list[str] = WORDS, unknown: str = "w3") -> PreTrainedTokenizerFast:
+def tiny_tokenizer(
+    encoder_decoder: bool, words: list[str] = WORDS, unknown: str = "w3"
+) -> PreTrainedTokenizerFast:
     """Words w3 … w39, one id each; T5 prompts end with </s>, Llama prompts start with <s>.
 
-    unknown: the piece for unknown text. Like every special piece it is found within words: with w3, w39 is two tokens.
+    unknown: the piece for unknown text. Like every special piece it is found within words: with w3,
+    w39 is two tokens.
     """
     special = {"<pad>": PAD, "</s>": END, "<s>": START}
-    tokenizer = Tokenizer(WordLevel({**special, **{word: 3 + i for i, word in enumerate(words)}}, unk_token=unknown))
+    tokenizer = Tokenizer(
+        WordLevel({**special, **{word: 3 + i for i, word in enumerate(words)}}, unk_token=unknown)
+    )
     tokenizer.pre_tokenizer = Whitespace()
     template = "$A </s>" if encoder_decoder else "<s> $A"
-    tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=[("</s>", END), ("<s>", START)])
+    tokenizer.post_processor = TemplateProcessing(
+        single=template, special_tokens=[("</s>", END), ("<s>", START)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>", unk_token=unknown
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        bos_token="<s>",
+        unk_token=unknown,
     )
 
 
-def save(model: PreTrainedModel, folder: Path, words: list[str] = WORDS, unknown: str = "w3") -> Path:
-    """A checkpoint in Hugging Face layout, its head tied where the configuration demands it, as T5's does."""
+def save(
+    model: PreTrainedModel, folder: Path, words: list[str] = WORDS, unknown: str = "w3"
+) -> Path:
+    """A checkpoint in Hugging Face layout, its head tied where the configuration demands it, as
+    T5's does.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if model.config.tie_word_embeddings:
         model.shared.weight.data.copy_(model.lm_head.weight)
@@ -169,7 +196,9 @@ def save(model: PreTrainedModel, folder: Path, words: list[str] = WORDS, unknown
 
 
 def padded(model: PreTrainedModel, rows: int) -> PreTrainedModel:
-    """The model with rows beyond its tokenizer, whose scores often win: each is that of a token before, thrice."""
+    """The model with rows beyond its tokenizer, whose scores often win: each is that of a token
+    before, thrice.
+    """
     model.config.tie_word_embeddings = False
     embedding, head = model.get_input_embeddings(), model.lm_head.weight.detach()
     spare = torch.arange(rows - VOCABULARY)

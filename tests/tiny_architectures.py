@@ -1,6 +1,8 @@
-"""Architectures of Transformers at a few thousand random weights, for `tests/models_tried.py` and the tests.
+"""Architectures of Transformers at a few thousand random weights, for `tests/models_tried.py` and
+the tests.
 
-Each entry is what a configuration needs besides the common sizes. A name is a model type, and a variant after a slash.
+Each entry is what a configuration needs besides the common sizes. A name is a model type, and a
+variant after a slash.
 """
 
 from __future__ import annotations
@@ -135,7 +137,8 @@ CAUSAL: dict[str, dict[str, Any]] = {
     "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2, "mamba_d_state": 4, "mamba_ngroups": 1,
         "n_mamba_heads": 8, "mamba_headdim": 8, "num_mem_blocks": 1, "use_mem_rope": True, "chunk_size": 8,
         "attention_head_dim": 16,
-        "initializer_range": 0.1},  # with more, its own forwards differ by 2e-3 between one row and several
+        # with more, its own forwards differ by 2e-3 between one row and several
+        "initializer_range": 0.1},
     "qwen3_next": {**EXPERTS, **LINEAR, "shared_expert_intermediate_size": 16},
     "qwen3_5_text": LINEAR,
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_ff_dim": 48},
@@ -200,10 +203,14 @@ ALL = {**CAUSAL, **ENCODER_DECODERS, **WITH_IMAGES}
 
 
 def configuration(name: str) -> PreTrainedConfig:
-    """The small configuration of an architecture. Raises ValueError if this Transformers does not have it."""
+    """The small configuration of an architecture.
+
+    Raises ValueError if this Transformers does not have it.
+    """
     values = {**(DECODER if name in CAUSAL else {}), **ALL[name]}
     return AutoConfig.for_model(
-        name.partition("/")[0], **{key: value for key, value in values.items() if value is not None or key in WINDOW}
+        name.partition("/")[0],
+        **{key: value for key, value in values.items() if value is not None or key in WINDOW},
     )
 
 
@@ -222,15 +229,23 @@ def relative_of(module: PreTrainedModel, noise: float = 0.05) -> PreTrainedModel
     copy.load_state_dict(module.state_dict())
     generator = torch.Generator().manual_seed(1)
     for weight in copy.parameters():
-        weight.data += noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
+        weight.data += (
+            noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
+        )
     return copy.eval()
 
 
 def word_tokenizer() -> PreTrainedTokenizerFast:
     """Words w3, w4, …, one token each; nothing is added to a prompt."""
-    words = {"<pad>": PAD, "</s>": END, "<s>": START} | {f"w{token}": token for token in range(3, VOCABULARY)}
+    words = {"<pad>": PAD, "</s>": END, "<s>": START} | {
+        f"w{token}": token for token in range(3, VOCABULARY)
+    }
     tokenizer = Tokenizer(WordLevel(words, unk_token="w3"))
     tokenizer.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>", unk_token="w3"
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        eos_token="</s>",
+        bos_token="<s>",
+        unk_token="w3",
     )

@@ -1,4 +1,6 @@
-"""Texts that any engine wrote, replayed from a file: one answer to each prompt, as text or token ids."""
+"""Texts that any engine wrote, replayed from a file: one answer to each prompt, as text or token
+ids.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +36,23 @@ class Answer:
 
 
 class Answers(TokenLoop):
-    """Replays the answers of a file with a JSON object a line: {"prompt": "Ein Hund.", "answer": [71, 1782, 1]}.
+    """Replays the answers of a file with a JSON object a line: {"prompt": "Ein Hund.", "answer":
+    [71, 1782, 1]}.
 
-    An answer belongs to the request whose prompt has the same token ids. It is cut like every text, by the request's
-    limits; one that is shorter than the limit has ended, so it gets an end token if it has none: the target's own, if
-    the target ends there. Raises UserError for a file that cannot be read, and where two lines answer one prompt
-    differently.
+    An answer belongs to the request whose prompt has the same token ids. It is cut like every text,
+    by the request's limits; one that is shorter than the limit has ended, so it gets an end token
+    if it has none: the target's own, if the target ends there. Raises UserError for a file that
+    cannot be read, and where two lines answer one prompt differently.
     """
 
     feeds = Feed.ROWS
 
     def __init__(self, target: LoadedModel, file: FilePath | None = None) -> None:
         if not isinstance(file, str):
-            raise UserError(f"policy answers replays a file of answers, got {file!r}; set policy.file=FILE.jsonl")
+            raise UserError(
+                f"policy answers replays a file of answers, got {file!r}; set"
+                " policy.file=FILE.jsonl"
+            )
         self.target, self._file = target, Path(file).expanduser()
         self._answers = read_answers(self._file)
 
@@ -58,7 +64,9 @@ class Answers(TokenLoop):
         self._answer(request)
 
     def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
-        """Yields the answer's tokens; of a text one by one, as the target's own token decides how it is written."""
+        """Yields the answer's tokens; of a text one by one, as the target's own token decides how
+        it is written.
+        """
         answer, limits = self._answer(request), request.limits
         prompt = list(request.source.prompt)
         if not isinstance(answer.answer, str):
@@ -66,7 +74,9 @@ class Answers(TokenLoop):
             if limits.reached(tokens):
                 yield tokens[limits.prompt_length :]
                 return
-        wording = Wording(self.target.checkpoint, answer, () if limits.stop is None else limits.stop.strings)
+        wording = Wording(
+            self.target.checkpoint, answer, () if limits.stop is None else limits.stop.strings
+        )
         session = self.target.start(request.source, limits.max_new_tokens)
         tokens = prompt
         while not limits.reached(tokens):
@@ -90,8 +100,8 @@ class Answers(TokenLoop):
             earlier = found.setdefault(key, answer)
             if earlier.answer != answer.answer:
                 raise UserError(
-                    f"{self._file}: lines {earlier.line} and {answer.line} answer the same prompt differently; "
-                    "a prompt has one answer, so remove one of them"
+                    f"{self._file}: lines {earlier.line} and {answer.line} answer the same prompt"
+                    " differently; a prompt has one answer, so remove one of them"
                 )
         return found
 
@@ -99,16 +109,17 @@ class Answers(TokenLoop):
         """Raises UserError for a prompt without an answer, and for sampled texts."""
         if not request.sampling.greedy:
             raise UserError(
-                "policy answers judges each text by the target's most likely tokens, got decoding.temperature="
-                f"{request.sampling.temperature}; use decoding=greedy"
+                "policy answers judges each text by the target's most likely tokens, got"
+                f" decoding.temperature={request.sampling.temperature}; use decoding=greedy"
             )
         key = prompt_ids(request.source)
         if (answer := self._by_prompt.get(key)) is None:
             text = self.target.checkpoint.tokenizer.decode(list(key), skip_special_tokens=True)
             shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
             raise UserError(
-                f"{self._file} has no answer to the prompt {shown!r} ({len(key)} tokens); add one, by the prompt's "
-                "text or its token ids, with templates and special tokens as the target reads them"
+                f"{self._file} has no answer to the prompt {shown!r} ({len(key)} tokens); add one,"
+                " by the prompt's text or its token ids, with templates and special tokens as the"
+                " target reads them"
             )
         return answer
 
@@ -120,18 +131,23 @@ def prompt_ids(source: Source) -> tuple[int, ...]:
 
 
 def require_tokens(checkpoint: Checkpoint, answer: Answer) -> None:
-    """Raise UserError for an answer with token ids that the target does not have, or with text that is no Unicode."""
+    """Raise UserError for an answer with token ids that the target does not have, or with text that
+    is no Unicode.
+    """
     if isinstance(answer.answer, str):
         require_unicode("an answer", answer.answer)
     elif max(answer.answer, default=0) >= checkpoint.rows:
         raise UserError(
-            f"tokens must be from 0 to {checkpoint.rows - 1}, got {max(answer.answer)}; is pair.target the model that "
-            "answered?"
+            f"tokens must be from 0 to {checkpoint.rows - 1}, got {max(answer.answer)}; is"
+            " pair.target the model that answered?"
         )
 
 
 def read_answers(file: Path) -> list[Answer]:
-    """The answers of a file with a JSON object a line. Raises UserError, with the line, for anything else."""
+    """The answers of a file with a JSON object a line.
+
+    Raises UserError, with the line, for anything else.
+    """
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -144,7 +160,9 @@ def read_answers(file: Path) -> list[Answer]:
             content = json.loads(line)
         except ValueError as error:
             raise UserError(f"{file}, line {number}: {LINES}, got no JSON: {error}") from error
-        if not isinstance(content, Mapping) or not all(_is_text_or_ids(content.get(key)) for key in KEYS):
+        if not isinstance(content, Mapping) or not all(
+            _is_text_or_ids(content.get(key)) for key in KEYS
+        ):
             raise UserError(f"{file}, line {number}: {LINES}, got {line[:SHOWN]}")
         answers.append(Answer(number, content["prompt"], content["answer"]))
     if not answers:
@@ -161,9 +179,10 @@ def _is_text_or_ids(value: Any) -> bool:
 class Wording:
     """The tokens of an answer, one after another, given those so far and the target's own next one.
 
-    Token ids are taken as they are. A text may be written by several sequences of tokens: it is written by the target's
-    own tokens as long as they write it, else by those of the tokenizer. White space at its ends, special tokens and
-    stop strings do not count, as many engines leave them out.
+    Token ids are taken as they are. A text may be written by several sequences of tokens: it is
+    written by the target's own tokens as long as they write it, else by those of the tokenizer.
+    White space at its ends, special tokens and stop strings do not count, as many engines leave
+    them out.
     """
 
     def __init__(self, checkpoint: Checkpoint, answer: Answer, stop: Sequence[str] = ()) -> None:
@@ -174,10 +193,13 @@ class Wording:
         if isinstance(answer.answer, str):
             self._text = before_stop(answer.answer, stop).strip().rstrip(UNFINISHED)
             self._tokens = checkpoint.tokenizer.encode(self._text, add_special_tokens=False)
-            self._prefixes = [self._written(self._tokens[:length]) for length in range(len(self._tokens))]
+            self._prefixes = [
+                self._written(self._tokens[:length]) for length in range(len(self._tokens))
+            ]
 
     def next(self, before: Sequence[int], own: int) -> int | None:
-        """The token after these: an end token where the answer has ended, None if the target has none.
+        """The token after these: an end token where the answer has ended, None if the target has
+        none.
 
         before: the tokens so far. own: the target's own next token.
         """
@@ -190,7 +212,9 @@ class Wording:
         return own if own in ends else min(ends, default=None)
 
     def _goes_on(self, before: Sequence[int], own: int) -> bool:
-        """Whether the target's own token writes on at the text, or writes nothing that a text would tell."""
+        """Whether the target's own token writes on at the text, or writes nothing that a text would
+        tell.
+        """
         written, longer = self._written(before), self._written([*before, own])
         if written.rstrip() == self._text:
             further = longer.removeprefix(self._text).lstrip()
@@ -199,10 +223,14 @@ class Wording:
             return True
         if not written and self._checkpoint.continuation([*before, own]).isspace():
             return True
-        return longer != written and (self._text.startswith(longer) or longer.rstrip() == self._text)
+        return longer != written and (
+            self._text.startswith(longer) or longer.rstrip() == self._text
+        )
 
     def _of_tokenizer(self, before: Sequence[int]) -> int | None:
-        """The answer's next token as given, or as the tokenizer writes the rest of a text; None if there is no more."""
+        """The answer's next token as given, or as the tokenizer writes the rest of a text; None if
+        there is no more.
+        """
         length = len(before)
         written = "" if self._text is None else self._written(before)
         if self._text is not None and written.rstrip() == self._text:
@@ -213,9 +241,13 @@ class Wording:
             return None
         if written in self._prefixes:
             return self._tokens[self._prefixes.index(written)]
-        return self._checkpoint.tokenizer.encode(self._text.removeprefix(written), add_special_tokens=False)[0]
+        return self._checkpoint.tokenizer.encode(
+            self._text.removeprefix(written), add_special_tokens=False
+        )[0]
 
     def _written(self, tokens: Sequence[int]) -> str:
-        """What these tokens write before a stop string, without a character of which bytes are missing."""
+        """What these tokens write before a stop string, without a character of which bytes are
+        missing.
+        """
         text = self._checkpoint.continuation(tokens)
         return before_stop(text, self._stop).lstrip().rstrip(UNFINISHED)

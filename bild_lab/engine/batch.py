@@ -1,4 +1,6 @@
-"""Several texts at once: each text's loop runs as it is, and the forwards that they want next run as one."""
+"""Several texts at once: each text's loop runs as it is, and the forwards that they want next run
+as one.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,17 @@ import torch
 from bild_lab.errors import UserError, require_whole
 
 Result = TypeVar("Result")
-MOST_AHEAD = 16  # sources that are encoded at once: more would pay no better, and their keys and values are large
+# sources that are encoded at once: more would pay no better, and their keys and values are large
+MOST_AHEAD = 16
 
 
 @dataclass(frozen=True)
 class Wanted:
     """Work that a text waits for. Work with equal keys runs as one.
 
-    size: of the model; smaller models run first, so that the target waits until every text wants it. run: takes the
-    work of several texts and gives a result for each. ahead: it depends on the text's source alone, so it may run
-    before the text has a place in the batch.
+    size: of the model; smaller models run first, so that the target waits until every text wants
+    it. run: takes the work of several texts and gives a result for each. ahead: it depends on the
+    text's source alone, so it may run before the text has a place in the batch.
     """
 
     key: Hashable
@@ -37,8 +40,9 @@ class Wanted:
 class Ended(Generic[Result]):
     """A text that has ended.
 
-    latency_s: seconds from its place in the batch to its end, waits for others included. share_s: its part of the
-    batch's seconds: what ran for it alone, and an equal part of what ran for several.
+    latency_s: seconds from its place in the batch to its end, waits for others included. share_s:
+    its part of the batch's seconds: what ran for it alone, and an equal part of what ran for
+    several.
     """
 
     result: Result
@@ -74,12 +78,13 @@ class _Text:
 class Batch:
     """Runs the loops of several texts side by side.
 
-    A loop is any function. It runs in a greenlet, and stops in `wait` until what it wants has run together with what
-    the others want. A text takes its place as soon as another has ended (continuous batching). size: texts that
-    decode at once. As many more may have begun, so that their encoders run together.
+    A loop is any function. It runs in a greenlet, and stops in `wait` until what it wants has run
+    together with what the others want. A text takes its place as soon as another has ended
+    (continuous batching). size: texts that decode at once. As many more may have begun, so that
+    their encoders run together.
 
-    synchronize: waits until the device has done its work, so that seconds go to those whose work it was. sizes: of
-    every run, its key and how many texts took part.
+    synchronize: waits until the device has done its work, so that seconds go to those whose work it
+    was. sizes: of every run, its key and how many texts took part.
     """
 
     def __init__(self, size: int, synchronize: Callable[[], None] = lambda: None) -> None:
@@ -94,11 +99,14 @@ class Batch:
 
     @torch.inference_mode()
     def run(
-        self, loops: Sequence[Callable[[], Result]], ended: Callable[[int], None] = lambda index: None
+        self,
+        loops: Sequence[Callable[[], Result]],
+        ended: Callable[[int], None] = lambda index: None,
     ) -> list[Ended[Result]]:
         """Run all loops, the first ones first.
 
-        ended: called with each loop's index when it ends. Raises RuntimeError, naming the example, if a loop fails.
+        ended: called with each loop's index when it ends. Raises RuntimeError, naming the example,
+        if a loop fails.
         """
         if self._hub is not None:
             raise RuntimeError("a batch runs one list of texts at a time")
@@ -111,7 +119,9 @@ class Batch:
 
 @dataclass
 class _Run:
-    """One run of a batch. active: texts that have a place. early: texts that have begun without one."""
+    """One run of a batch. active: texts that have a place. early: texts that have begun without
+    one.
+    """
 
     batch: Batch
     loops: Sequence[Callable[[], Any]]
@@ -151,11 +161,16 @@ class _Run:
         return text
 
     def _step(self) -> None:
-        """Run sources first, so that no place is idle; then what the largest group wants of the smallest model."""
+        """Run sources first, so that no place is idle; then what the largest group wants of the
+        smallest model.
+        """
         groups: dict[Hashable, list[_Text]] = {}
         for text in self.active:
             groups.setdefault(text.wanted.key, []).append(text)
-        group = min(groups.values(), key=lambda texts: (not (of := texts[0].wanted).ahead, of.size, -len(texts)))
+        group = min(
+            groups.values(),
+            key=lambda texts: (not (of := texts[0].wanted).ahead, of.size, -len(texts)),
+        )
         key = group[0].wanted.key
         if group[0].wanted.ahead:
             self._begin_early(min(self.batch.size, MOST_AHEAD) - len(group))

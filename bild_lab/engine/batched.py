@@ -1,4 +1,6 @@
-"""Decoding several texts at once with any method, unchanged: the texts and counts of each are those of batch 1."""
+"""Decoding several texts at once with any method, unchanged: the texts and counts of each are those
+of batch 1.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,13 @@ def decode_batch(
     ended: Callable[[int], None] = lambda index: None,
     make: Callable[[], Trace] = Trace,
 ) -> list[BatchedText]:
-    """Decode all requests with a method, `batch.size` of them at a time. ended: called with the index of each text.
+    """Decode all requests with a method, `batch.size` of them at a time. ended: called with the
+    index of each text.
 
     make: gives the trace of each text that has a loop.
 
-    A method keeps no state of a text. Random numbers come from the generator of its request, so a text does not depend
-    on those beside it. Models must be those of `why_not_in_batches`.
+    A method keeps no state of a text. Random numbers come from the generator of its request, so a
+    text does not depend on those beside it. Models must be those of `why_not_in_batches`.
     """
     if isinstance(method, DecodesTogether):
         return _together(method, requests, batch.size, ended)
@@ -64,12 +67,18 @@ def _together(
         seconds = time.perf_counter() - began
         for one, tokens in zip(some, found, strict=True):
             ended(len(texts))
-            texts.append(BatchedText(tokens[one.limits.prompt_length :], Trace(), seconds, seconds / len(some)))
+            texts.append(
+                BatchedText(
+                    tokens[one.limits.prompt_length :], Trace(), seconds, seconds / len(some)
+                )
+            )
     return texts
 
 
 def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | None:
-    """Why this method over these models decodes one text at a time, or None if it decodes batches."""
+    """Why this method over these models decodes one text at a time, or None if it decodes
+    batches.
+    """
     if isinstance(method, DecodesTogether):
         return None
     if method.feeds is None:
@@ -88,13 +97,15 @@ def require_batches(name: str, method: Method, models: Sequence[LoadedModel]) ->
     """Raise UserError for a policy that decodes one text at a time."""
     if (reason := why_not_in_batches(method, models)) is not None:
         raise UserError(
-            f"policy {name} decodes no batches: {reason}; set runtime.batch=1, or runtime.engine=auto for a model that "
-            "runs natively"
+            f"policy {name} decodes no batches: {reason}; set runtime.batch=1, or"
+            " runtime.engine=auto for a model that runs natively"
         )
 
 
 def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], batch: int) -> None:
-    """Raise UserError, with the batch that fits, if the caches of a batch would not fit into the free memory."""
+    """Raise UserError, with the batch that fits, if the caches of a batch would not fit into the
+    free memory.
+    """
     models = list(models)
     fits = most_texts(models, requests)
     if fits is None or batch <= fits:
@@ -102,13 +113,16 @@ def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], bat
     remedy = f"at most {fits} fit: set runtime.batch={fits}" if fits else "not even one text fits"
     needed, free = batch * bytes_of_text(models, requests) / GIB, free_bytes(models[0].device) / GIB
     raise UserError(
-        f"a batch of {batch} texts needs {needed:.2f} GiB for its caches, and {free:.2f} GiB are free; {remedy}, or "
-        "lower decoding.max_new_tokens"
+        f"a batch of {batch} texts needs {needed:.2f} GiB for its caches, and {free:.2f} GiB are"
+        f" free; {remedy}, or lower decoding.max_new_tokens"
     )
 
 
 def quiet_batch(
-    method: Method, models: Sequence[LoadedModel], requests: Sequence[Request], most: int = QUIET_BATCH
+    method: Method,
+    models: Sequence[LoadedModel],
+    requests: Sequence[Request],
+    most: int = QUIET_BATCH,
 ) -> int:
     """How many texts to decode at once where no clock runs: 1 for what decodes no batches."""
     if why_not_in_batches(method, models) is not None:
@@ -118,7 +132,9 @@ def quiet_batch(
 
 
 def most_texts(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int | None:
-    """The largest batch whose caches fit into the free memory; None if our own engines keep none."""
+    """The largest batch whose caches fit into the free memory; None if our own engines keep
+    none.
+    """
     models = list(models)
     each = bytes_of_text(models, requests)
     return int(SPARE * free_bytes(models[0].device) / each) if each else None
@@ -132,6 +148,10 @@ def bytes_of_text(models: Iterable[LoadedModel], requests: Sequence[Request]) ->
     if not requests:
         return 0
     tokens = max(len(one.source.prompt) + one.limits.max_new_tokens for one in requests)
-    sources = [0 if one.source.encoder_ids is None else one.source.encoder_ids.shape[1] for one in requests]
+    sources = [
+        0 if one.source.encoder_ids is None else one.source.encoder_ids.shape[1] for one in requests
+    ]
     native = [model for model in models if model.engine in ("native", "kernels")]
-    return 2 * sum(cache_bytes(model.checkpoint.config, model.dtype, tokens, max(sources)) for model in native)
+    return 2 * sum(
+        cache_bytes(model.checkpoint.config, model.dtype, tokens, max(sources)) for model in native
+    )

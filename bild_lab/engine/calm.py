@@ -1,4 +1,6 @@
-"""CALM: every token exits after the first layer that is confident enough (BiLD §7.2; Schuster et al., 2022)."""
+"""CALM: every token exits after the first layer that is confident enough (BiLD §7.2; Schuster et
+al., 2022).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ def softmax_response(before: State, after: State, logits: Logits | None) -> Floa
     return most_likely[:, 0] - most_likely[:, 1]
 
 
-# how confident a token is after a layer, by the layer's input and output, and the shared head's logits after it
+# how confident a token is after a layer, by the layer's input and output, and the shared head's
+# logits after it
 MEASURES: dict[str, Callable[[State, State, Logits | None], Float[Tensor, " 1"]]] = {
     "hidden_state": saturation,
     "softmax": softmax_response,
@@ -42,15 +45,17 @@ MEASURES: dict[str, Callable[[State, State, Logits | None], Float[Tensor, " 1"]]
 
 @dataclass(frozen=True)
 class Calm(TokenLoop):
-    """Decodes token by token. Each token runs layer by layer until the measure exceeds the threshold.
+    """Decodes token by token. Each token runs layer by layer until the measure exceeds the
+    threshold.
 
-    measure: hidden_state or softmax, at temperature 1, taken after every layer but the last. After the
-    first layer hidden_state compares with the embedding. threshold: λ. temperature: t, how fast the threshold
-    decays along the text (`decaying_threshold`).
+    measure: hidden_state or softmax, at temperature 1, taken after every layer but the last. After
+    the first layer hidden_state compares with the embedding. threshold: λ. temperature: t, how fast
+    the threshold decays along the text (`decaying_threshold`).
 
-    The hidden state at the exit is copied to the skipped layers: only their keys and values are computed from
-    it. A decoder-only prompt runs through all layers, except its last token. The CPU kernels measure hidden_state
-    themselves; elsewhere every measurement waits for the device. A round's statistics hold `exit_layer`.
+    The hidden state at the exit is copied to the skipped layers: only their keys and values are
+    computed from it. A decoder-only prompt runs through all layers, except its last token. The CPU
+    kernels measure hidden_state themselves; elsewhere every measurement waits for the device. A
+    round's statistics hold `exit_layer`.
 
     Raises UserError for values out of range and for a target whose layers cannot be run one by one.
     """
@@ -67,7 +72,9 @@ class Calm(TokenLoop):
         require_choice("CALM's measure", self.measure, MEASURES)
         exits = "smaller exits earlier, 1 with temperature 0 never"
         require_number("CALM's threshold", self.threshold, 0, 1, remedy=exits)
-        require_finite("CALM's temperature", self.temperature, 0, remedy="0 keeps the threshold constant")
+        require_finite(
+            "CALM's temperature", self.temperature, 0, remedy="0 keeps the threshold constant"
+        )
         self.target.require_layers("CALM")
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -77,11 +84,15 @@ class Calm(TokenLoop):
         limits = request.limits
         tokens = list(request.source.prompt)
         with trace.span("prefill"):
-            session = self.target.start(request.source, limits.max_new_tokens, Opening(trace.forwards))
+            session = self.target.start(
+                request.source, limits.max_new_tokens, Opening(trace.forwards)
+            )
             session.prefill()
         while not limits.reached(tokens):
             position = len(tokens) - limits.prompt_length
-            bar = decaying_threshold(self.threshold, self.temperature, position, limits.max_new_tokens)
+            bar = decaying_threshold(
+                self.threshold, self.temperature, position, limits.max_new_tokens
+            )
             with trace.span("verify"):
                 logits, exit_layer = self._step(session, tokens[-1], bar)
                 token = int(request.sampling.choose(logits, request.generator))
@@ -90,7 +101,10 @@ class Calm(TokenLoop):
             yield [token]
 
     def _step(self, session: StagedSession, token: int, bar: float) -> tuple[Logits, int]:
-        """Run one token until its confidence exceeds the bar. Returns its logits and how many layers ran."""
+        """Run one token until its confidence exceeds the bar.
+
+        Returns its logits and how many layers ran.
+        """
         confidence, depth = MEASURES[self.measure], self.target.depth
         reads_logits = confidence is softmax_response
         if confidence is saturation and (found := session.until_saturated(token, bar)) is not None:
@@ -98,7 +112,11 @@ class Calm(TokenLoop):
         x: State | None = None
         for layer in range(depth):
             last = layer + 1 == depth
-            want = Want(logits=int(last or reads_logits), layers=(layer,), hidden=(layer, layer + 1)[int(layer > 0) :])
+            want = Want(
+                logits=int(last or reads_logits),
+                layers=(layer,),
+                hidden=(layer, layer + 1)[int(layer > 0) :],
+            )
             scores = session.extend(Rows([token], states=x), want)
             before, x = (x, *scores.hidden)[-2:]
             if last:
@@ -106,7 +124,9 @@ class Calm(TokenLoop):
             if float(confidence(before, x, scores.logits)) > bar:
                 logits = scores.logits
                 if logits is None:
-                    logits = session.extend(Rows([token], states=x), Want(logits=1, layers=())).logits
+                    logits = session.extend(
+                        Rows([token], states=x), Want(logits=1, layers=())
+                    ).logits
                 skipped = Want(logits=0, layers=range(layer + 1, depth), fill=True)
                 session.extend(Rows([token], states=x), skipped)
                 return logits, layer + 1
@@ -114,5 +134,7 @@ class Calm(TokenLoop):
 
 
 def decaying_threshold(threshold: float, temperature: float, position: int, length: int) -> float:
-    """clip(0.9 λ + 0.1 exp(−t i / N), 0, 1) for output position i, from 0, of at most N (CALM; BiLD §7.2.1)."""
+    """clip(0.9 λ + 0.1 exp(−t i / N), 0, 1) for output position i, from 0, of at most N (CALM; BiLD
+    §7.2.1).
+    """
     return min(1.0, max(0.0, 0.9 * threshold + 0.1 * math.exp(-temperature * position / length)))

@@ -70,8 +70,8 @@ class DraftThenVerify(TokenLoop):
             )
         if lacking := sorted(self.acceptance.needs - self.drafter.gives):
             raise UserError(
-                f"{rule} needs the {lacking[0]} of every draft, which {drafter} does not give here; "
-                "draft with ModelDrafter and keeps_probs: true"
+                f"{rule} needs the {lacking[0]} of every draft, which {drafter} does not give here;"
+                " draft with ModelDrafter and keeps_probs: true"
             )
 
     @property
@@ -94,14 +94,20 @@ class DraftThenVerify(TokenLoop):
         if self.acceptance.wants.head_input:
             want = replace(want, head_input=True)
         with trace.span("prefill"):
-            session = self.target.start(request.source, limits.max_new_tokens, Opening(trace.forwards))
+            session = self.target.start(
+                request.source, limits.max_new_tokens, Opening(trace.forwards)
+            )
             text = self.drafter.start(request, session)
         while not limits.reached(tokens):
             committed = len(tokens)
             with trace.span("draft"):
                 draft = limits.fitting(text.propose(tokens), tokens)
-            if not self.verify_tail and limits.reached(tail := limits.append(tokens, draft.token_list)):
-                trace.step(draft, None, limits.end_tokens, limits.tokens_until_stop(tail, committed))
+            if not self.verify_tail and limits.reached(
+                tail := limits.append(tokens, draft.token_list)
+            ):
+                trace.step(
+                    draft, None, limits.end_tokens, limits.tokens_until_stop(tail, committed)
+                )
                 yield tail[committed:]
                 return
             with trace.span("verify"):
@@ -113,7 +119,11 @@ class DraftThenVerify(TokenLoop):
             session.keep(rows)
             text.observe(draft, scores, verdict)
             drafted = draft.token_list
-            tokens = limits.append(tokens, [*(drafted[node] for node in verdict.path), verdict.next_token])
-            trace.step(draft, verdict, limits.end_tokens, limits.tokens_until_stop(tokens, committed))
+            tokens = limits.append(
+                tokens, [*(drafted[node] for node in verdict.path), verdict.next_token]
+            )
+            trace.step(
+                draft, verdict, limits.end_tokens, limits.tokens_until_stop(tokens, committed)
+            )
             trace.emitted(tokens[committed:], scores.logits, rows)
             yield tokens[committed:]

@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-Stats = Mapping[str, Any]  # statistics of a round, specific to a method: flags, numbers, or tuples of numbers
+# statistics of a round, specific to a method: flags, numbers, or tuples of numbers
+Stats = Mapping[str, Any]
 
 ROOT = -1  # the parent of a node that follows the last committed token
 
@@ -23,17 +24,22 @@ class Draft:
 
     tokens: [n] on the model's device.
     parents: [n], parents[i] < i, or ROOT; None means a chain.
-    probs: [n vocab], the distribution q that each token was sampled from; None: none was, and q is one-hot.
-    uniforms: [n] in [0, 1), float64, the random number that picked each token from its row of probs (`sampling.pick`),
+    probs: [n vocab], the distribution q that each token was sampled from; None: none was, and q is
+    one-hot.
+    uniforms: [n] in [0, 1), float64, the random number that picked each token from its row of probs
+    (`sampling.pick`),
         so that a certificate can draw it again; None for tokens that were not drawn in this way.
     calls: how many forwards the drafter ran for this draft.
     own_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
-    probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of lookahead decoding. The
+    probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of
+    lookahead decoding. The
         target runs them after the others, and the drafter makes later drafts from their scores. Acceptance rules and
         text rows do not see them, and they are never kept in the cache.
-    shape: the tree of the last committed token, the nodes and the probes, to reuse a shape. Required with probes.
+    shape: the tree of the last committed token, the nodes and the probes, to reuse a shape.
+    Required with probes.
     stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.
-    known_parents: the parents on the host, from a drafter that has them; else they are read from the device.
+    known_parents: the parents on the host, from a drafter that has them; else they are read from
+    the device.
     """
 
     tokens: Int[Tensor, " n"]
@@ -58,9 +64,13 @@ class Draft:
         return Tree(torch.cat([self.parents.new_full((1,), ROOT), self.parents + 1]))
 
     def under(self, token: int) -> Int[Tensor, " m"]:
-        """[m] token ids to run the target on: the last committed token, the nodes below it, then the probes."""
+        """[m] token ids to run the target on: the last committed token, the nodes below it, then
+        the probes.
+        """
         last = self.tokens.new_full((1,), token)  # new_tensor would synchronize with the GPU
-        return torch.cat([last, self.tokens] if self.probes is None else [last, self.tokens, self.probes])
+        return torch.cat(
+            [last, self.tokens] if self.probes is None else [last, self.tokens, self.probes]
+        )
 
     def within(self, depth: int) -> Draft:
         """The draft without the nodes below this depth. One with probes is returned as it is."""
@@ -91,17 +101,29 @@ class Draft:
         )
 
     def to_host(self, *values: Num[Tensor, " _"]) -> list[list[float]]:
-        """These vectors as lists. Tokens and parents are copied along, so a round waits for the device only once."""
-        own = {"token_list": self.tokens, "parent_list": self.parents if self.known_parents is None else None}
-        own = {name: held for name, held in own.items() if held is not None and name not in self.__dict__}
+        """These vectors as lists.
+
+        Tokens and parents are copied along, so a round waits for the device only once.
+        """
+        own = {
+            "token_list": self.tokens,
+            "parent_list": self.parents if self.known_parents is None else None,
+        }
+        own = {
+            name: held
+            for name, held in own.items()
+            if held is not None and name not in self.__dict__
+        }
         parts = [*own.values(), *values]
-        exact = torch.cat([part.double() for part in parts]).tolist()  # every token id is exact in float64
+        # every token id is exact in float64
+        exact = torch.cat([part.double() for part in parts]).tolist()
         lists = []
         for part in parts:
             lists.append(exact[: part.shape[0]])
             exact = exact[part.shape[0] :]
         for name in own:
-            self.__dict__[name] = [int(value) for value in lists.pop(0)]  # fills the cached property
+            # fills the cached property
+            self.__dict__[name] = [int(value) for value in lists.pop(0)]
         return lists
 
     @cached_property
@@ -136,7 +158,9 @@ def empty_draft(device: torch.device) -> Draft:
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
     """The length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other)))
+    return next(
+        (place for place, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other))
+    )
 
 
 @dataclass(frozen=True)
@@ -187,9 +211,12 @@ def ancestors(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
 
 
 def ancestors_by_doubling(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
-    """The same on an accelerator, without waiting for it: each step doubles the depth that is known."""
+    """The same on an accelerator, without waiting for it: each step doubles the depth that is
+    known.
+    """
     n = parents.shape[0]
-    visible = torch.eye(n + 1, n, dtype=torch.bool, device=parents.device)  # row n: the parent of all roots
+    # row n: the parent of all roots
+    visible = torch.eye(n + 1, n, dtype=torch.bool, device=parents.device)
     visible[n:] = False
     above = torch.cat([torch.where(parents == ROOT, n, parents), parents.new_full((1,), n)])
     for _ in range((n - 1).bit_length()):

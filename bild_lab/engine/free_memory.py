@@ -1,4 +1,6 @@
-"""How much memory this process can still take: of a GPU, or of the machine within the limits of its container."""
+"""How much memory this process can still take: of a GPU, or of the machine within the limits of its
+container.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # of Li
 
 @dataclass(frozen=True)
 class MemoryFiles:
-    """How a version of control groups names a limit, what is used of it, and the lines of memory.stat."""
+    """How a version of control groups names a limit, what is used of it, and the lines of
+    memory.stat.
+    """
 
     limit: str
     used: str
@@ -32,9 +36,11 @@ def free_bytes(device: torch.device) -> int:
 
 
 def free_in_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> Iterator[int]:
-    """Bytes that are free in each control group of this process that has a limit, of version 1 or 2.
+    """Bytes that are free in each control group of this process that has a limit, of version 1 or
+    2.
 
-    A group's limit counts for those below it. Inside a container its own group may be the topmost that is seen.
+    A group's limit counts for those below it. Inside a container its own group may be the topmost
+    that is seen.
     """
     try:
         lines = membership.read_text().splitlines()
@@ -56,12 +62,17 @@ def free_in_groups(mounted: Path = CGROUPS, membership: Path = MEMBERSHIP) -> It
 
 
 def _free_in(group: Path, files: MemoryFiles) -> int | None:
-    """None without a limit. Pages of files that can be read again are free, as in `MemAvailable`."""
+    """None without a limit.
+
+    Pages of files that can be read again are free, as in `MemAvailable`.
+    """
     try:
         limit, used = (int((group / name).read_text()) for name in (files.limit, files.used))
         lines = (line.split() for line in (group / "memory.stat").read_text().splitlines())
         statistics = {name: int(value) for name, value in lines}
     except (OSError, ValueError):  # ValueError: the limit is the word max
         return None
-    pages = sum(statistics.get(f"{files.prefix}{name}", 0) for name in ("active_file", "inactive_file"))
+    pages = sum(
+        statistics.get(f"{files.prefix}{name}", 0) for name in ("active_file", "inactive_file")
+    )
     return limit - used + pages

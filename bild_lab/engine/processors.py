@@ -1,4 +1,7 @@
-"""What changes scores before a token is chosen: Transformers' own logits processors, inside the loop."""
+"""What changes scores before a token is chosen:
+
+Transformers' own logits processors, inside the loop.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList, PreTrainedConfig
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedConfig,
+)
 from transformers.generation.logits_process import (
     ClassifierFreeGuidanceLogitsProcessor,
     SynthIDTextWatermarkLogitsProcessor,
@@ -64,21 +73,31 @@ def asked_for(generation: GenerationConfig) -> dict[str, Any]:
 
 
 def never_followed(generation: GenerationConfig) -> dict[str, Any]:
-    """The fields that would change the text of `generate` by another search or length, with their values."""
+    """The fields that would change the text of `generate` by another search or length, with their
+    values.
+    """
     return _switched_on(generation, SEARCH)
 
 
-def _switched_on(generation: GenerationConfig, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+def _switched_on(
+    generation: GenerationConfig, known: Mapping[str, tuple[Any, ...]]
+) -> dict[str, Any]:
     values = {name: getattr(generation, name, None) for name in known}
-    return {name: value for name, value in values.items() if value is not None and value not in known[name]}
+    return {
+        name: value
+        for name, value in values.items()
+        if value is not None and value not in known[name]
+    }
 
 
 @dataclass(frozen=True)
 class Processors:
-    """Processors that target and drafter pass through alike; for a text they become a list of Transformers.
+    """Processors that target and drafter pass through alike; for a text they become a list of
+    Transformers.
 
-    settings: fields of a generation configuration, as `asked_for` finds them. own: further ones, which must depend on
-    the text and the scores alone. Raises UserError for those that run the model again or remember earlier calls.
+    settings: fields of a generation configuration, as `asked_for` finds them. own: further ones,
+    which must depend on the text and the scores alone. Raises UserError for those that run the
+    model again or remember earlier calls.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -88,14 +107,17 @@ class Processors:
         stateful = [type(each).__name__ for each in self.own if isinstance(each, STATEFUL)]
         if refused := [*(name for name in REFUSED if name in self.settings), *stateful]:
             raise UserError(
-                f"a processor must depend on the text and its scores alone, got {refused[0]}, which runs the model "
-                "again or remembers earlier calls; set decoding.processors=none, or list the other processors"
+                f"a processor must depend on the text and its scores alone, got {refused[0]}, which"
+                " runs the model again or remembers earlier calls; set decoding.processors=none,"
+                " or list the other processors"
             )
 
     def __bool__(self) -> bool:
         return bool(self.settings or self.own)
 
-    def for_text(self, source: Source, limits: Limits, config: PreTrainedConfig) -> LogitsProcessorList | None:
+    def for_text(
+        self, source: Source, limits: Limits, config: PreTrainedConfig
+    ) -> LogitsProcessorList | None:
         """The list that `generate` would build for this text; None if it is empty."""
         settings = GenerationConfig(**self.settings)
         prompt, device = limits.prompt_length, source.device
@@ -109,9 +131,11 @@ class Processors:
         listed = builder._get_logits_processor(
             settings,
             input_ids_seq_length=prompt,
-            encoder_input_ids=source.encoder_ids
-            if source.encoder_ids is not None
-            else torch.tensor([source.prompt], device=device),
+            encoder_input_ids=(
+                source.encoder_ids
+                if source.encoder_ids is not None
+                else torch.tensor([source.prompt], device=device)
+            ),
             logits_processor=LogitsProcessorList(self.own),
             device=device,
         )

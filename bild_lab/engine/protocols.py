@@ -1,4 +1,6 @@
-"""The interfaces for extensions: what a drafter, an acceptance rule and a whole method must implement."""
+"""The interfaces for extensions: what a drafter, an acceptance rule and a whole method must
+implement.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +20,19 @@ from bild_lab.engine.trace import Trace
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the target to check. The base of all drafters, which need only write what they change.
+    """Proposes tokens for the target to check. The base of all drafters, which need only write what
+    they change.
 
-    A drafter is configuration and shared weights; `start` gives the drafter of one text, a copy that holds its state.
-    Between two proposals the text may become shorter: a `SpeculativeDrafter` rolls its inner drafter back whenever
-    the target rejects a token. All tokens except the last are then unchanged. A draft continues the given tokens.
+    A drafter is configuration and shared weights; `start` gives the drafter of one text, a copy
+    that holds its state. Between two proposals the text may become shorter: a `SpeculativeDrafter`
+    rolls its inner drafter back whenever the target rejects a token. All tokens except the last are
+    then unchanged. A draft continues the given tokens.
 
-    wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for rules that need
-    them, such as "own_probs". draws_from: the model whose distribution each sampled token is drawn from, if a session
-    of its own can tell. greedy_only: it drafts for no sampled text. hybrid_places: which of a `HybridDrafter`'s two it
-    can be. A drafter of rows of its own in the target's forward cannot be the first: they do not run where the second
-    drafts.
+    wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for
+    rules that need them, such as "own_probs". draws_from: the model whose distribution each sampled
+    token is drawn from, if a session of its own can tell. greedy_only: it drafts for no sampled
+    text. hybrid_places: which of a `HybridDrafter`'s two it can be. A drafter of rows of its own in
+    the target's forward cannot be the first: they do not run where the second drafts.
     """
 
     drafts_trees: bool
@@ -49,7 +53,10 @@ class Drafter(Protocol):
         return text
 
     def begin(self, request: Request, target: Session) -> None:
-        """Set the state of a new text, on the copy that `start` returns. Fields that change must be new ones."""
+        """Set the state of a new text, on the copy that `start` returns.
+
+        Fields that change must be new ones.
+        """
 
     @abstractmethod
     def propose(self, tokens: list[int]) -> Draft:
@@ -58,20 +65,27 @@ class Drafter(Protocol):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Receive the result of verifying the draft."""
 
-    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Receive the result of verifying another drafter's draft after these tokens (`HybridDrafter`)."""
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
+        """Receive the result of verifying another drafter's draft after these tokens
+        (`HybridDrafter`).
+        """
         self.observe(draft, scores, verdict)
 
     def rollback(self, length: int) -> None:
-        """Drop what is kept of the text, or of drafts, after its first `length` tokens: others come there."""
+        """Drop what is kept of the text, or of drafts, after its first `length` tokens: others come
+        there.
+        """
 
 
 class Acceptance(Protocol):
-    """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row i+1 node i's.
+    """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row
+    i+1 node i's.
 
-    The base of all rules, which need only write what they change. needs: fields of the draft that its drafter must
-    fill. wants: what it needs of the target's forward, besides what the drafter wants. greedy_only: it has no rule for
-    sampled texts.
+    The base of all rules, which need only write what they change. needs: fields of the draft that
+    its drafter must fill. wants: what it needs of the target's forward, besides what the drafter
+    wants. greedy_only: it has no rule for sampled texts.
     """
 
     accepts_trees: bool
@@ -81,22 +95,34 @@ class Acceptance(Protocol):
 
     @abstractmethod
     def lossless(self, sampling: Sampling) -> bool:
-        """Whether the output is the target's own: token for token if greedy, else in distribution."""
+        """Whether the output is the target's own: token for token if greedy, else in
+        distribution.
+        """
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
-        """The rule for this round. tokens: all committed ones, prompt included. scores: of the target's forward."""
+        """The rule for this round. tokens: all committed ones, prompt included. scores: of the
+        target's forward.
+        """
         return self
 
     @abstractmethod
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict: ...
+    def __call__(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request
+    ) -> Verdict: ...
 
     def output_distribution(
-        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request, drawn: Float[Tensor, "n vocab"]
+        self,
+        draft: Draft,
+        logits: Float[Tensor, "n+1 vocab"],
+        request: Request,
+        drawn: Float[Tensor, "n vocab"],
     ) -> Float[Tensor, "n+1 vocab"] | None:
-        """The distribution of the token that the rule emits after each row, for certificates; None without closed form.
+        """The distribution of the token that the rule emits after each row, for certificates; None
+        without closed form.
 
-        drawn: the distribution that each node was really drawn from, given the siblings before it. A row's own children
-        are what is drawn anew; the rows above are accepted. `acceptance/trees.py` adds up accepted and replaced tokens.
+        drawn: the distribution that each node was really drawn from, given the siblings before it.
+        A row's own children are what is drawn anew; the rows above are accepted.
+        `acceptance/trees.py` adds up accepted and replaced tokens.
         """
 
 
@@ -104,7 +130,8 @@ class Acceptance(Protocol):
 class Prepares(Protocol):
     """A method that must prepare for a request, outside the timed decoding.
 
-    Timing calls `prepare` before the clock starts. `decode` calls it too; a second call for one request does nothing.
+    Timing calls `prepare` before the clock starts. `decode` calls it too; a second call for one
+    request does nothing.
     """
 
     def prepare(self, request: Request) -> None: ...
@@ -114,7 +141,8 @@ class Prepares(Protocol):
 class External(Protocol):
     """A method that runs in a process of its own, with packages of another environment.
 
-    versions: of these packages. They are part of a point's name. precision: of the weights that it decodes with.
+    versions: of these packages. They are part of a point's name. precision: of the weights that it
+    decodes with.
     """
 
     versions: Mapping[str, str]
@@ -128,8 +156,8 @@ class External(Protocol):
 class Replays(Protocol):
     """A method that decodes nothing: its texts were written before, by any engine.
 
-    So nothing of it is timed. Its texts are judged and scored like all others, and its points have no latency, speedup,
-    energy or memory.
+    So nothing of it is timed. Its texts are judged and scored like all others, and its points have
+    no latency, speedup, energy or memory.
     """
 
     def require_answer(self, request: Request) -> None:
@@ -148,7 +176,9 @@ class Method(Protocol):
         """The most that it feeds the sessions of its models; None if it opens none."""
 
     def lossless(self, sampling: Sampling) -> bool:
-        """Whether the output is the target's own: token for token if greedy, else in distribution."""
+        """Whether the output is the target's own: token for token if greedy, else in
+        distribution.
+        """
 
     def decode(self, request: Request, trace: Trace) -> list[int]:
         """The prompt's tokens followed by the emitted tokens."""
@@ -164,7 +194,9 @@ class Streams(Protocol):
 
 @runtime_checkable
 class DecodesTogether(Protocol):
-    """A method with batches of its own, such as Transformers' `generate`: its texts begin and end together."""
+    """A method with batches of its own, such as Transformers' `generate`: its texts begin and end
+    together.
+    """
 
     def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
         """The prompt and the emitted tokens of each request."""

@@ -26,7 +26,8 @@ class Source:
 
     prompt: what the decoder starts with (the decoder's start token for encoder–decoder models).
     encoder_ids: [1 s], the encoder's input; None for decoder-only models.
-    processors: what the scores of every model pass through before a token is chosen; None: they stay as they are.
+    processors: what the scores of every model pass through before a token is chosen; None: they
+    stay as they are.
     """
 
     prompt: tuple[int, ...]
@@ -41,7 +42,9 @@ class Source:
 
     @property
     def length(self) -> int:
-        """How many tokens the model reads of the prompt: of an encoder–decoder those of its encoder."""
+        """How many tokens the model reads of the prompt: of an encoder–decoder those of its
+        encoder.
+        """
         return len(self.prompt) if self.encoder_ids is None else self.encoder_ids.shape[1]
 
     def to(self, device: torch.device) -> Source:
@@ -53,9 +56,10 @@ class Source:
 class Limits:
     """Where decoding stops: an end token after the prompt, a stop string, or the length limit.
 
-    Every method's output passes through `append`, so emitted tokens are counted in the same way. positions: how many
-    tokens the models can read; None for any number. A text may fill them, and its last token is never read. stop: the
-    token that completes one of these strings is the text's last.
+    Every method's output passes through `append`, so emitted tokens are counted in the same way.
+    positions: how many tokens the models can read; None for any number. A text may fill them, and
+    its last token is never read. stop: the token that completes one of these strings is the text's
+    last.
     """
 
     prompt_length: int
@@ -81,7 +85,9 @@ class Limits:
 
     def ended(self, tokens: Sequence[int]) -> bool:
         """Whether the text has ended by itself: with an end token or a stop string."""
-        return len(tokens) > self.prompt_length and (tokens[-1] in self.end_tokens or self.stopped(tokens))
+        return len(tokens) > self.prompt_length and (
+            tokens[-1] in self.end_tokens or self.stopped(tokens)
+        )
 
     def stopped(self, tokens: Sequence[int]) -> bool:
         """Whether the last token completes a stop string."""
@@ -89,11 +95,15 @@ class Limits:
         return self.stop is not None and len(new) > 0 and self.stop.completed(new)
 
     def tokens_until_stop(self, tokens: Sequence[int], committed: int) -> int | None:
-        """How many tokens a round added, if the last one completes a stop string; None if it does not."""
+        """How many tokens a round added, if the last one completes a stop string; None if it does
+        not.
+        """
         return len(tokens) - committed if self.stopped(tokens) else None
 
     def append(self, tokens: Sequence[int], new: Sequence[int]) -> list[int]:
-        """The tokens followed by `new`, cut after the first end token or stop string and at the length limit."""
+        """The tokens followed by `new`, cut after the first end token or stop string and at the
+        length limit.
+        """
         new = new[: self.room(tokens)]
         new = new[: until_end(new, self.end_tokens)]
         if self.stop is None:
@@ -117,4 +127,6 @@ class Request:
 
     def shorter(self, most: int) -> Request:
         """The same, with at most so many new tokens."""
-        return replace(self, limits=replace(self.limits, max_new_tokens=min(most, self.limits.max_new_tokens)))
+        return replace(
+            self, limits=replace(self.limits, max_new_tokens=min(most, self.limits.max_new_tokens))
+        )

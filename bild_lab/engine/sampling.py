@@ -10,15 +10,16 @@ from torch import Tensor
 
 from bild_lab.errors import UserError, require_finite, require_number, require_whole
 
-COOLEST, HOTTEST = 1e-5, 1e5  # temperatures; logits divided by them stay finite in float32, and differ from each other
+# temperatures; logits divided by them stay finite in float32, and differ from each other
+COOLEST, HOTTEST = 1e-5, 1e5
 
 
 @dataclass(frozen=True)
 class Sampling:
     """Standardized sampling (speculative decoding §2.2): one adjusted distribution for every model.
 
-    temperature 0 is argmax; top_k keeps the k most likely tokens; top_p keeps the smallest set of the
-    most likely tokens whose probability reaches p.
+    temperature 0 is argmax; top_k keeps the k most likely tokens; top_p keeps the smallest set of
+    the most likely tokens whose probability reaches p.
     """
 
     temperature: float = 0.0
@@ -30,7 +31,9 @@ class Sampling:
         if self.top_k is not None:
             require_whole("decoding.top_k", self.top_k, 1, remedy="null switches it off")
         if self.top_p is not None:
-            require_number("decoding.top_p", self.top_p, 0, 1, above=True, remedy="null switches it off")
+            require_number(
+                "decoding.top_p", self.top_p, 0, 1, above=True, remedy="null switches it off"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -54,7 +57,9 @@ class Sampling:
             logits = logits.masked_fill(outside_nucleus(logits, self.top_p), float("-inf"))
         return logits.softmax(-1)
 
-    def choose(self, logits: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:
+    def choose(
+        self, logits: Float[Tensor, "n vocab"], generator: torch.Generator | None
+    ) -> Int[Tensor, " n"]:
         """One token per row: the most likely, or a draw from the adjusted distribution."""
         if self.greedy:
             return most_likely(precise(logits))
@@ -62,25 +67,32 @@ class Sampling:
 
 
 def require_temperature(key: str, value: float) -> None:
-    """Raise UserError unless the value is 0, for greedy decoding, or a temperature that logits can be divided by."""
+    """Raise UserError unless the value is 0, for greedy decoding, or a temperature that logits can
+    be divided by.
+    """
     require_finite(key, value, 0, remedy="0 is greedy decoding")
     if value != 0 and not COOLEST <= value <= HOTTEST:
         raise UserError(
-            f"{key} must lie in [{COOLEST:g}, {HOTTEST:g}] or be 0, which is greedy decoding, got {value!r}; set 0 for "
-            "the most likely tokens"
+            f"{key} must lie in [{COOLEST:g}, {HOTTEST:g}] or be 0, which is greedy decoding, got"
+            f" {value!r}; set 0 for the most likely tokens"
         )
 
 
 def outside_nucleus(logits: Float[Tensor, "n vocab"], top_p: float) -> Tensor:
-    """True for tokens outside the smallest set of the most likely tokens whose probability reaches top_p."""
+    """True for tokens outside the smallest set of the most likely tokens whose probability reaches
+    top_p.
+    """
     ordered, order = logits.softmax(-1).sort(-1, descending=True)
     before = ordered.cumsum(-1) - ordered  # probability of the likelier tokens
-    beyond = (before >= top_p) & (before > 0)  # a top_p that rounds to 0 keeps the most likely token, too
+    # a top_p that rounds to 0 keeps the most likely token, too
+    beyond = (before >= top_p) & (before > 0)
     return torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, beyond)
 
 
 def pick(probs: Float[Tensor, "n vocab"], uniforms: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """One token per row, drawn by a number in [0, 1): the first whose cumulative probability exceeds that share."""
+    """One token per row, drawn by a number in [0, 1): the first whose cumulative probability
+    exceeds that share.
+    """
     cumulative = probs.double().cumsum(-1)
     below = cumulative <= uniforms[:, None] * cumulative[:, -1:]
     return below.sum(-1).clamp(max=probs.shape[-1] - 1)
@@ -90,7 +102,8 @@ def most_likely(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
     """The argmax of each row, the first of equal ones."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
-    return torch.from_numpy(logits.numpy().argmax(-1))  # 10 to 80 times as fast as PyTorch's on a CPU
+    # 10 to 80 times as fast as PyTorch's on a CPU
+    return torch.from_numpy(logits.numpy().argmax(-1))
 
 
 def draw(probs: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:

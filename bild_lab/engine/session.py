@@ -1,4 +1,6 @@
-"""The interface between methods and models: a method passes rows, and gets the outputs that it asks for."""
+"""The interface between methods and models: a method passes rows, and gets the outputs that it asks
+for.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,12 @@ if TYPE_CHECKING:
 class Rows:
     """Rows to run.
 
-    tokens: [m]. tree: the shape of the rows; None: a chain. A tree may have more rows than there are tokens: then its
-    first rows are those of the extends before, and these tokens are its last rows. position: None for the next rows of
-    the text. For drafted rows it is a position in the sequence, `length` or later: such rows are never kept, and later
-    rows overwrite them. states: [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are
-    then not embedded.
+    tokens: [m]. tree: the shape of the rows; None: a chain. A tree may have more rows than there
+    are tokens: then its first rows are those of the extends before, and these tokens are its last
+    rows. position: None for the next rows of the text. For drafted rows it is a position in the
+    sequence, `length` or later: such rows are never kept, and later rows overwrite them. states:
+    [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are then not
+    embedded.
     """
 
     tokens: Sequence[int] | Int[Tensor, " m"]
@@ -58,12 +61,14 @@ NOTHING = Skipped()
 class Want:
     """What to run and what to return.
 
-    logits: for how many of the last rows; None: all that are passed. head_input: also return the head's input at these
-    rows. hidden: after how many layers to return the hidden states of all rows, 0 for the embeddings. prompt: hidden
-    and head_input include the prompt's rows that run with the first rows. layers: indices of the layers to run,
-    ascending; None: all. Without the last layer the head reads the output of the last layer that ran (an early exit).
-    Rows of the text count as cached once the last layer has run. fill: compute only the keys and values of these
-    layers, all from the same states. skipped: blocks that are left out of these layers; for drafted rows only.
+    logits: for how many of the last rows; None: all that are passed. head_input: also return the
+    head's input at these rows. hidden: after how many layers to return the hidden states of all
+    rows, 0 for the embeddings. prompt: hidden and head_input include the prompt's rows that run
+    with the first rows. layers: indices of the layers to run, ascending; None: all. Without the
+    last layer the head reads the output of the last layer that ran (an early exit). Rows of the
+    text count as cached once the last layer has run. fill: compute only the keys and values of
+    these layers, all from the same states. skipped: blocks that are left out of these layers; for
+    drafted rows only.
     vocabulary: the tokens whose scores are enough, in logits as wide as ever; None: all.
     """
 
@@ -85,9 +90,9 @@ LAST = Want(logits=1)
 class Scores:
     """The requested outputs of a forward.
 
-    logits: row i scores the token after the i-th of the last rows; None if none were requested. head_input: the last
-    layer's output after the final norm, for the same rows, after those of the prompt if these were asked for. hidden:
-    one entry for each of `Want.hidden`.
+    logits: row i scores the token after the i-th of the last rows; None if none were requested.
+    head_input: the last layer's output after the final norm, for the same rows, after those of the
+    prompt if these were asked for. hidden: one entry for each of `Want.hidden`.
     """
 
     logits: Float[Tensor, "m vocab"] | None
@@ -97,9 +102,11 @@ class Scores:
 
 @dataclass(frozen=True)
 class Prefix:
-    """Additions for probe rows only: keys and values before the text, and embeddings beyond the vocabulary.
+    """Additions for probe rows only: keys and values before the text, and embeddings beyond the
+    vocabulary.
 
-    keys, values: BiTA's prompt, p may be 0. masks: the embeddings of token ids from the vocabulary's size on.
+    keys, values: BiTA's prompt, p may be 0. masks: the embeddings of token ids from the
+    vocabulary's size on.
     """
 
     keys: Float[Tensor, "layers heads p dim"]
@@ -117,7 +124,9 @@ class Prefix:
     def embed(
         self, tokens: Int[Tensor, " m"], vocabulary: int, look_up: Callable[[Tensor], Tensor]
     ) -> Float[Tensor, "m dim"]:
-        """Embeddings of tokens (from `look_up`) and of masks, without synchronizing with the device."""
+        """Embeddings of tokens (from `look_up`) and of masks, without synchronizing with the
+        device.
+        """
         if self.masks is None:
             return look_up(tokens)
         beyond = tokens - vocabulary
@@ -129,12 +138,13 @@ class Prefix:
 class Chain:
     """A chain of tokens to draft in one go, each fed to the model after the one before it.
 
-    steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends before a token if
-    the largest probability of its forward, at temperature 1, is smaller; None: never. uniforms: [steps] in [0, 1),
-    one for each draw at this temperature; None with temperature 0. keeps_probs: return the distributions at
-    temperature 1 too. plain: every token may be drawn, neither top-k nor top-p. stop_on_eos: False: tokens after an end
-    token may be drafted too, where reading it would synchronize. position, layers, skipped: for drafted rows of some
-    of the layers, as in `Rows` and `Want`. vocabulary: the tokens that may be drafted; None: all.
+    steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends
+    before a token if the largest probability of its forward, at temperature 1, is smaller; None:
+    never. uniforms: [steps] in [0, 1), one for each draw at this temperature; None with temperature
+    0. keeps_probs: return the distributions at temperature 1 too. plain: every token may be drawn,
+    neither top-k nor top-p. stop_on_eos: False: tokens after an end token may be drafted too, where
+    reading it would synchronize. position, layers, skipped: for drafted rows of some of the layers,
+    as in `Rows` and `Want`. vocabulary: the tokens that may be drafted; None: all.
     """
 
     steps: int
@@ -155,10 +165,11 @@ class Chain:
 class DraftedChain:
     """What was drafted of a chain; by default nothing.
 
-    tokens: on the host if a program read them. forwards: how many ran, up to the chain's end. fallback: the last
-    one's confidence was below the threshold. confidences: of every forward, empty without a threshold. probs,
-    own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, after the last of the chain's
-    layers, if these are given.
+    tokens: on the host if a program read them. forwards: how many ran, up to the chain's end.
+    fallback: the last one's confidence was below the threshold. confidences: of every forward,
+    empty without a threshold. probs,
+    own_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, after the last
+    of the chain's layers, if these are given.
     """
 
     tokens: list[int] | Int[Tensor, " n"] = field(default_factory=list)
@@ -172,13 +183,16 @@ class DraftedChain:
 
 @dataclass(frozen=True)
 class Growth:
-    """A tree of tokens to grow in one go, from the most likely leaves (EAGLE-2, Li et al., 2024, §4).
+    """A tree of tokens to grow in one go, from the most likely leaves (EAGLE-2, Li et al., 2024,
+    §4).
 
-    A token's chance is the product of the probabilities of all tokens on its branch. nodes: how many tokens at most,
-    the most likely. depth: of the longest branch. width: how many leaves grow in one forward, the most likely.
-    children: of a leaf, its most likely next tokens. prune_confidence: a leaf whose largest probability, at temperature
-    1, is not smaller has one child; None: never. min_prob: growing ends when no leaf has this chance. end_tokens: have
-    no children. temperature: of the probabilities that are multiplied. plain, vocabulary: as in `Chain`.
+    A token's chance is the product of the probabilities of all tokens on its branch. nodes: how
+    many tokens at most, the most likely. depth: of the longest branch. width: how many leaves grow
+    in one forward, the most likely.
+    children: of a leaf, its most likely next tokens. prune_confidence: a leaf whose largest
+    probability, at temperature 1, is not smaller has one child; None: never. min_prob: growing ends
+    when no leaf has this chance. end_tokens: have no children. temperature: of the probabilities
+    that are multiplied. plain, vocabulary: as in `Chain`.
     """
 
     nodes: int
@@ -197,8 +211,9 @@ class Growth:
 class GrownTree:
     """What was grown; by default nothing.
 
-    tokens, parents: of each node, as in `Draft`. rows: the place of each node among the rows that ran after the
-    text, as `keep` counts them; None for a node that did not run. forwards: how many rows each forward ran.
+    tokens, parents: of each node, as in `Draft`. rows: the place of each node among the rows that
+    ran after the text, as `keep` counts them; None for a node that did not run. forwards: how many
+    rows each forward ran.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -208,7 +223,10 @@ class GrownTree:
 
 
 class Session(Protocol):
-    """One sequence in one model. Its last committed token is not cached yet. By default it has no programs."""
+    """One sequence in one model.
+
+    Its last committed token is not cached yet. By default it has no programs.
+    """
 
     forwards: list[Forward]  # every forward so far, of all sessions of one decoding
 
@@ -216,22 +234,30 @@ class Session(Protocol):
     def length(self) -> int:
         """How many tokens of the sequence do not have to be passed again."""
 
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         """Run rows after the cached ones. Plain token ids are a chain.
 
         The prompt of a decoder-only model runs together with the first rows, in one forward.
         """
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
-        """Run these rows of the text, and a chain after them, in one go; None if there is no program for it."""
+        """Run these rows of the text, and a chain after them, in one go; None if there is no
+        program for it.
+        """
         return None
 
     def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
-        """Run these rows of the text, and grow a tree after them, in one go; None if there is no program for it."""
+        """Run these rows of the text, and grow a tree after them, in one go; None if there is no
+        program for it.
+        """
         return None
 
     def keep(self, path: Sequence[int]) -> None:
-        """Keep these rows of the last `extend` or tree (in order, root to leaf) and drop the others."""
+        """Keep these rows of the last `extend` or tree (in order, root to leaf) and drop the
+        others.
+        """
 
     def rollback(self, length: int) -> None:
         """Drop every cached row from this position on."""
@@ -239,31 +265,39 @@ class Session(Protocol):
     def prefill(self) -> None:
         """Run the prompt now instead of with the first rows."""
 
-    def memory(self, layers: int) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
+    def memory(
+        self, layers: int
+    ) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
         """Keys and values of the source in the last so many layers, which have run before."""
 
 
 class StagedSession(Session, Protocol):
     """A target's own session, whose layers may have run different rows (CALM, PPD)."""
 
-    def until_saturated(self, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
-        """Run the text's next row up to the first layer whose output's cosine with its input exceeds the bar.
+    def until_saturated(
+        self, token: int, bar: float
+    ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
+        """Run the text's next row up to the first layer whose output's cosine with its input
+        exceeds the bar.
 
-        In one go; None if there is no program for it. The layers after it get their keys and values from that output.
-        Returns the head's scores of it, and how many layers ran.
+        In one go; None if there is no program for it. The layers after it get their keys and values
+        from that output. Returns the head's scores of it, and how many layers ran.
         """
         return None
 
     def adopt(self, row: int, layers: Sequence[int]) -> None:
-        """Move this drafted row (from 0) to the first slot after the cached rows, in these layers."""
+        """Move this drafted row (from 0) to the first slot after the cached rows, in these
+        layers.
+        """
 
 
 @dataclass(frozen=True)
 class Opening:
     """What a session begins with besides its source.
 
-    forwards: where to record forwards; None: in a list of its own. target: the session that the model drafts for; a
-    view of the target uses its cache. prefix: extra keys, values and embeddings for probe rows.
+    forwards: where to record forwards; None: in a list of its own. target: the session that the
+    model drafts for; a view of the target uses its cache. prefix: extra keys, values and embeddings
+    for probe rows.
     """
 
     forwards: list[Forward] | None = None
@@ -280,7 +314,9 @@ def beside(target: Session) -> Opening:
 
 
 class Feed(IntEnum):
-    """The most that a method feeds a session after the prompt: one row at a time, chains of rows, or trees."""
+    """The most that a method feeds a session after the prompt: one row at a time, chains of rows,
+    or trees.
+    """
 
     ROWS = 0
     CHAINS = 1
@@ -318,7 +354,8 @@ class LoadedModel(Model, Protocol):
         """Read the weights now rather than at the first decoding."""
 
     def admit(self, feed: Feed) -> None:
-        """Raise UserError unless its sessions give the model's own scores, however rows are fed up to `feed`.
+        """Raise UserError unless its sessions give the model's own scores, however rows are fed up
+        to `feed`.
 
         Loads the weights.
         """
@@ -335,7 +372,10 @@ class LoadedModel(Model, Protocol):
 
     @property
     def session_positions(self) -> int | None:
-        """The longest text of a session. A rotation that changes with the length makes keys in the cache wrong."""
+        """The longest text of a session.
+
+        A rotation that changes with the length makes keys in the cache wrong.
+        """
 
     @property
     def source_positions(self) -> int | None:
@@ -346,16 +386,22 @@ class LoadedModel(Model, Protocol):
         """How many decoder layers it has."""
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
-        """The prompt as token ids on the device, with the special tokens of the checkpoint's tokenizer."""
+        """The prompt as token ids on the device, with the special tokens of the checkpoint's
+        tokenizer.
+        """
 
     def require_layers(self, what: str) -> None:
-        """Raise UserError unless the layers can be run one by one. what: the method that needs it, for the message."""
+        """Raise UserError unless the layers can be run one by one. what: the method that needs it,
+        for the message.
+        """
 
     def require_blocks(self, what: str) -> None:
         """The same for attention and feed-forward separately."""
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
-        """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no rotary positions."""
+        """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no
+        rotary positions.
+        """
 
 
 def as_rows(rows: Rows | Sequence[int] | Int[Tensor, " m"]) -> Rows:

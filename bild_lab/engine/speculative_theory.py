@@ -1,9 +1,9 @@
 """Predicted gain of speculative decoding: the closed forms of Leviathan et al. (2023), section 3.
 
-A cheaper model drafts the target's tokens, `window` (γ) at a time. Each is accepted with probability
-`acceptance_rate` (α), independently of the others. `cost_ratio` (c) is the cost of one drafter step
-divided by that of one target step: in seconds for walltime, in operations for operations.
-Every function raises UserError for values out of range.
+A cheaper model drafts the target's tokens, `window` (γ) at a time. Each is accepted with
+probability `acceptance_rate` (α), independently of the others. `cost_ratio` (c) is the cost of one
+drafter step divided by that of one target step: in seconds for walltime, in operations for
+operations. Every function raises UserError for values out of range.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def expected_tokens(acceptance_rate: float, window: float) -> float:
 def walltime_improvement(acceptance_rate: float, window: float, cost_ratio: float) -> float:
     """Speedup over the target alone: (1 − α^(γ+1)) / ((1 − α)(γc + 1)) (Theorem 3.8).
 
-    cost_ratio: seconds of one drafter step divided by seconds of one target step. Assumes that the target
-    verifies a whole window in the time of one token.
+    cost_ratio: seconds of one drafter step divided by seconds of one target step. Assumes that the
+    target verifies a whole window in the time of one token.
     """
     _require_ratio(cost_ratio)
     return expected_tokens(acceptance_rate, window) / (window * cost_ratio + 1)
 
 
 def operations_increase(acceptance_rate: float, window: float, cost_ratio: float) -> float:
-    """Operations divided by those of the target alone: (1 − α)(γĉ + γ + 1) / (1 − α^(γ+1)) (Theorem 3.11).
+    """Operations divided by those of the target alone: (1 − α)(γĉ + γ + 1) / (1 − α^(γ+1)) (Theorem
+    3.11).
 
     cost_ratio: ĉ, operations of one drafter step divided by those of one target step.
     """
@@ -59,16 +60,20 @@ def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -
         return 0
     window, best = 0, 1.0
     # a concave numerator over a linear denominator: once the gain falls, it never rises again
-    while window < most and (gain := walltime_improvement(acceptance_rate, window + 1, cost_ratio)) > best:
+    while (
+        window < most
+        and (gain := walltime_improvement(acceptance_rate, window + 1, cost_ratio)) > best
+    ):
         window, best = window + 1, gain
     return window
 
 
 def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
-    """The walltime improvement if each draft ended just before its first rejection: 1 / (1 − α + cα) (§3.5).
+    """The walltime improvement if each draft ended just before its first rejection: 1 / (1 − α +
+    cα) (§3.5).
 
-    Such drafts give 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No choice of windows is
-    better; at cost ratio 0 it is the limit for infinite windows (§3.6).
+    Such drafts give 1 / (1 − α) tokens per target call and take α / (1 − α) drafter steps. No
+    choice of windows is better; at cost ratio 0 it is the limit for infinite windows (§3.6).
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)
@@ -77,8 +82,16 @@ def oracle_improvement(acceptance_rate: float, cost_ratio: float) -> float:
 
 
 def _require_rate(acceptance_rate: float) -> None:
-    require_number("an acceptance rate", acceptance_rate, 0, 1, remedy="give accepted / (accepted + rejections)")
+    require_number(
+        "an acceptance rate",
+        acceptance_rate,
+        0,
+        1,
+        remedy="give accepted / (accepted + rejections)",
+    )
 
 
 def _require_ratio(cost_ratio: float) -> None:
-    require_finite("a cost ratio", cost_ratio, 0, remedy="give a drafter step's cost over a target step's")
+    require_finite(
+        "a cost ratio", cost_ratio, 0, remedy="give a drafter step's cost over a target step's"
+    )

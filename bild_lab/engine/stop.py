@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 UNFINISHED = "\ufffd"  # what a tokenizer writes for a part of a character
-STEP = 8  # tokens by which the part that is decoded grows, so that neighbouring tokens decode the same parts
+# tokens by which the part that is decoded grows, so that neighbouring tokens decode the same parts
+STEP = 8
 MARGIN = 8  # characters that a tokenizer may write otherwise at the beginning of a part
 KEPT = 64  # decoded parts that are remembered
 
@@ -32,9 +33,11 @@ class Writer(Protocol):
 class StopStrings:
     """A text ends with the first token after which what was written holds one of these strings.
 
-    A string that names a special token, which no text shows, ends a text with that token. Only a text's last tokens are
-    decoded: so many that no stop string, and no part of a character, can begin before them. The result is that of
-    decoding all new tokens after each of them. Raises UserError for a string with a special token in it.
+    A string that names a special token, which no text shows, ends a text with that token. Only a
+    text's last tokens are
+    decoded: so many that no stop string, and no part of a character, can begin before them. The
+    result is that of decoding all new tokens after each of them. Raises UserError for a string with
+    a special token in it.
     """
 
     strings: tuple[str, ...]
@@ -44,16 +47,21 @@ class StopStrings:
 
     def __post_init__(self) -> None:
         tokenizer = self.checkpoint.tokenizer
-        decode = lru_cache(KEPT)(lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True))
+        decode = lru_cache(KEPT)(
+            lambda tokens: tokenizer.decode(list(tokens), skip_special_tokens=True)
+        )
         object.__setattr__(self, "_decode", decode)
         special = self.checkpoint.unwritten
         for stop in set(self.strings) - special.keys():
             if inside := [piece for piece in special if piece in stop]:
                 raise UserError(
-                    f"decoding.stop must be text that a model writes, got {stop!r}, and no text shows the special "
-                    f"token {inside[0]}; give {inside[0]} alone, with which a text then ends"
+                    f"decoding.stop must be text that a model writes, got {stop!r}, and no text"
+                    f" shows the special token {inside[0]}; give {inside[0]} alone, with which a"
+                    " text then ends"
                 )
-        object.__setattr__(self, "_tokens", frozenset(special[stop] for stop in self.strings if stop in special))
+        object.__setattr__(
+            self, "_tokens", frozenset(special[stop] for stop in self.strings if stop in special)
+        )
 
     def completed(self, tokens: Sequence[int]) -> bool:
         """Whether the last of these new tokens completes a stop string. None before it did."""
@@ -67,11 +75,14 @@ class StopStrings:
         return any(text.find(stop, MARGIN) >= 0 for stop in self.strings)
 
     def _start(self, tokens: Sequence[int]) -> int:
-        """From which token on to decode: the text before the last token must be longer than any stop string."""
+        """From which token on to decode: the text before the last token must be longer than any
+        stop string.
+        """
         longest = max(map(len, self.strings)) + 2 * MARGIN
         start = ((len(tokens) - 1) // STEP - 1) * STEP
         while start > 0:
-            before = self._decode(tuple(tokens[start:-1])).rstrip(UNFINISHED)  # later tokens complete this character
+            # later tokens complete this character
+            before = self._decode(tuple(tokens[start:-1])).rstrip(UNFINISHED)
             if len(before) >= longest and UNFINISHED not in before:
                 return start
             start -= STEP
@@ -80,4 +91,6 @@ class StopStrings:
 
 def before_stop(text: str, strings: Sequence[str]) -> str:
     """The text before the first of these strings."""
-    return text[: min((place for stop in strings if (place := text.find(stop)) >= 0), default=len(text))]
+    return text[
+        : min((place for stop in strings if (place := text.find(stop)) >= 0), default=len(text))
+    ]

@@ -1,4 +1,6 @@
-"""The record of decoding one prompt: the rounds and forwards, and where it is asked for the time of each stage."""
+"""The record of decoding one prompt: the rounds and forwards, and where it is asked for the time of
+each stage.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ Span = tuple[str, float, float]  # a stage, its start and its end, in seconds si
 class Forward:
     """One forward of a model: of the source through its encoder, or of rows through its decoder.
 
-    config: of the model that ran, one object per model. rows: how many ran. cached: how many rows the cache held
-    before. scored: for how many rows the head ran. source: the number of encoder tokens, 0 for decoder-only models.
-    encoder: whether it is the encoder's forward. layers: how many decoder layers ran, None for all. first_layer: how
-    many layers the rows had run in earlier forwards. filled_layers: for how many layers only keys and values were
-    computed. skipped_attention, skipped_feed_forward: in how many of the layers that ran these blocks did not.
+    config: of the model that ran, one object per model. rows: how many ran. cached: how many rows
+    the cache held before. scored: for how many rows the head ran. source: the number of encoder
+    tokens, 0 for decoder-only models.
+    encoder: whether it is the encoder's forward. layers: how many decoder layers ran, None for all.
+    first_layer: how many layers the rows had run in earlier forwards. filled_layers: for how many
+    layers only keys and values were computed. skipped_attention, skipped_feed_forward: in how many
+    of the layers that ran these blocks did not.
     vocabulary: how many tokens the head scored, None for all.
     """
 
@@ -49,9 +53,10 @@ class Forward:
 class Round:
     """One draft and its verification.
 
-    accepted: the number of accepted drafted tokens. next_token: the target's own token after them, None if an
-    unverified tail ended the text. branch: the length of a tree's longest branch; None for a chain. stats: statistics
-    specific to the method, by name: flags, numbers, or tuples with one number per drafted token or forward.
+    accepted: the number of accepted drafted tokens. next_token: the target's own token after them,
+    None if an unverified tail ended the text. branch: the length of a tree's longest branch; None
+    for a chain. stats: statistics specific to the method, by name: flags, numbers, or tuples with
+    one number per drafted token or forward.
     """
 
     drafted: tuple[int, ...] = ()
@@ -76,8 +81,8 @@ class Round:
 class Trace:
     """The rounds and forwards of one example. It has no clock.
 
-    stats: statistics of the whole text, specific to the method, by name. paused_s: seconds of recording that are no
-    part of decoding.
+    stats: statistics of the whole text, specific to the method, by name. paused_s: seconds of
+    recording that are no part of decoding.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -88,7 +93,9 @@ class Trace:
     def span(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def emitted(self, tokens: Sequence[int], logits: Float[Tensor, "n vocab"], rows: Sequence[int]) -> None:
+    def emitted(
+        self, tokens: Sequence[int], logits: Float[Tensor, "n vocab"], rows: Sequence[int]
+    ) -> None:
         """A round emits these tokens, each after one of these rows of the target's logits."""
 
     def step(
@@ -100,17 +107,20 @@ class Trace:
     ) -> None:
         """Record one round. Without a verdict the whole draft is accepted unverified.
 
-        No drafted token after an end token counts, whether it was accepted or not: a drafter on an accelerator drafts
-        on without looking. stopped: how many of the round's tokens there are up to the one that completes a stop
-        string; None without. What was drafted after it does not count either.
+        No drafted token after an end token counts, whether it was accepted or not: a drafter on an
+        accelerator drafts on without looking. stopped: how many of the round's tokens there are up
+        to the one that completes a stop string; None without. What was drafted after it does not
+        count either.
         """
         drafted, chain = draft.token_list, draft.parents is None
         path = range(len(draft)) if verdict is None else verdict.path
         taken = [drafted[node] for node in path]
         accepted = until_end(taken[:stopped], end_tokens)
         next_token = None if verdict is None else (*taken, verdict.next_token)[accepted]
-        in_draft = stopped is not None and stopped <= len(taken)  # else the target's own token completes the string
-        ended = in_draft or (bool(accepted) and taken[accepted - 1] in end_tokens)  # nothing more could be accepted
+        # else the target's own token completes the string
+        in_draft = stopped is not None and stopped <= len(taken)
+        # nothing more could be accepted
+        ended = in_draft or (bool(accepted) and taken[accepted - 1] in end_tokens)
         counted = len(drafted)
         if chain:
             counted = accepted if in_draft else until_end(drafted, end_tokens)
@@ -121,7 +131,10 @@ class Trace:
                 next_token=next_token,
                 draft_calls=draft.calls,
                 branch=None if chain else accepted if ended else draft.depth,
-                stats={**draft.stats, **({} if verdict is None else _first(verdict.stats, counted))},
+                stats={
+                    **draft.stats,
+                    **({} if verdict is None else _first(verdict.stats, counted)),
+                },
             )
         )
 
@@ -152,22 +165,27 @@ class Trace:
 
 def until_end(tokens: Sequence[int], end_tokens: frozenset[int]) -> int:
     """How many tokens there are up to the first end token, which is counted too."""
-    return next((place + 1 for place, token in enumerate(tokens) if token in end_tokens), len(tokens))
+    return next(
+        (place + 1 for place, token in enumerate(tokens) if token in end_tokens), len(tokens)
+    )
 
 
 def _first(stats: Stats, count: int) -> Stats:
     """The statistics of the first `count` drafted tokens."""
-    return {name: value[:count] if isinstance(value, tuple) else value for name, value in stats.items()}
+    return {
+        name: value[:count] if isinstance(value, tuple) else value for name, value in stats.items()
+    }
 
 
 @dataclass
 class StageTrace(Trace):
     """Also times every stage, and scores emitted tokens while its clock is paused.
 
-    synchronize: waits for the device at each stage's start and end, for a slower pass of its own. started: when
-    decoding began, on the clock of `time.perf_counter`. spans: every stage in order, with its start and end in seconds
-    since then, without pauses. score: what tokens add to `log_probability`, given a row of logits for each; None:
-    nothing. scored: how many tokens so far.
+    synchronize: waits for the device at each stage's start and end, for a slower pass of its own.
+    started: when decoding began, on the clock of `time.perf_counter`. spans: every stage in order,
+    with its start and end in seconds since then, without pauses. score: what tokens add to
+    `log_probability`, given a row of logits for each; None: nothing. scored: how many tokens so
+    far.
     """
 
     synchronize: Callable[[], None] = lambda: None
@@ -185,7 +203,9 @@ class StageTrace(Trace):
         self.synchronize()
         self.spans.append((name, start, self._now()))
 
-    def emitted(self, tokens: Sequence[int], logits: Float[Tensor, "n vocab"], rows: Sequence[int]) -> None:
+    def emitted(
+        self, tokens: Sequence[int], logits: Float[Tensor, "n vocab"], rows: Sequence[int]
+    ) -> None:
         if self.score is not None:
             since = time.perf_counter()
             self.log_probability += self.score(logits[rows[: len(tokens)]], tokens)

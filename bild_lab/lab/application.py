@@ -48,7 +48,8 @@ NEXT = (
 @hydra_main("config")
 def main(cfg: DictConfig) -> float:
     """One point of a sweep."""
-    from bild_lab.lab.sweep import measure_point  # torch loads only if there is something to measure
+    # torch loads only if there is something to measure
+    from bild_lab.lab.sweep import measure_point
 
     return measure_point(cfg)
 
@@ -69,19 +70,24 @@ def command() -> None:
 
 
 def run(overrides: Sequence[str]) -> pd.DataFrame:
-    """Measure a sweep, as `python run.py -m OVERRIDES` does; its finished points, as `load_results` gives them.
+    """Measure a sweep, as `python run.py -m OVERRIDES` does; its finished points, as `load_results`
+    gives them.
 
-    overrides: `["name=mine", "policy=bild", "policy.fallback=0.3,0.5"]`; `hydra.searchpath=[file:///DIR]` adds a folder
-    of configurations. Results go to outputs/NAME of the working directory, and finished points are not measured again.
+    overrides: `["name=mine", "policy=bild", "policy.fallback=0.3,0.5"]`;
+    `hydra.searchpath=[file:///DIR]` adds a folder of configurations. Results go to outputs/NAME of
+    the working directory, and finished points are not measured again.
 
-    Raises UserError for what the command would refuse, and RuntimeError if a point failed: the others are stored.
+    Raises UserError for what the command would refuse, and RuntimeError if a point failed: the
+    others are stored.
     """
     from bild_lab.lab.hashing import reread_sources
     from bild_lab.lab.point import cached_examples, sweep_folder
     from bild_lab.lab.results.records import load_results
     from bild_lab.lab.sweep import alternatives
 
-    if isinstance(overrides, str) or not all(isinstance(word, str) and "=" in word for word in overrides):
+    if isinstance(overrides, str) or not all(
+        isinstance(word, str) and "=" in word for word in overrides
+    ):
         raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
     reread_sources()
     cached_examples.cache_clear()
@@ -95,7 +101,9 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
         if ended.code == INTERRUPTED:
             raise KeyboardInterrupt from None
         if ended.code:
-            raise RuntimeError(f"the sweep ended with status {ended.code}; its finished points are stored") from None
+            raise RuntimeError(
+                f"the sweep ended with status {ended.code}; its finished points are stored"
+            ) from None
     finally:
         sys.argv = before
     parsed = OverridesParser.create().parse_overrides([quote_free_text(word) for word in overrides])

@@ -1,4 +1,6 @@
-"""The benchmark: our loop against Transformers' own and other engines, on one model and text after text in turn."""
+"""The benchmark: our loop against Transformers' own and other engines, on one model and text after
+text in turn.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ class Bench:
     requests: tuple[Request, ...]
     methods: dict[str, Method]
     kernels: NativeModel | None = None  # None where they cannot run
-    judge: Callable[[Sequence[Sequence[int]]], float] | None = None  # the quality of the texts' new tokens
+    # the quality of the texts' new tokens
+    judge: Callable[[Sequence[Sequence[int]]], float] | None = None
 
     def precision(self, name: str) -> str:
         """Of the weights that the method decodes with."""
@@ -92,19 +95,29 @@ def bench_of(
     files: Mapping[str, NativeModel] = MappingProxyType({}),
     judge: Callable[[Sequence[Sequence[int]]], float] | None = None,
 ) -> Iterator[Bench]:
-    """The methods of a shape; those with a drafter only if it has one. The processes of peers end with the block.
+    """The methods of a shape; those with a drafter only if it has one. The processes of peers end
+    with the block.
 
-    peers: each made when its turn comes; one that cannot be is left out. files: the kernels with other weights.
+    peers: each made when its turn comes; one that cannot be is left out. files: the kernels with
+    other weights.
     """
     native, hf = models
     compiled = native.as_compiled()
     kernels = native.by_kernels() if why_no_kernels(native.device, native.dtype) is None else None
-    quantized = {} if kernels is None else {f"kernels_int{bits}": native.by_kernels(bits) for bits in (8, 4)}
+    quantized = (
+        {}
+        if kernels is None
+        else {f"kernels_int{bits}": native.by_kernels(bits) for bits in (8, 4)}
+    )
     methods: dict[str, Method] = {
         "hf_generate": HuggingFaceGenerate(hf),
         "hf_loop": DraftThenVerify(hf, NoDraft(hf), ExactMatch()),
     }
-    ours = {"native": native, "native_compiled": compiled, **({"kernels": kernels} if kernels is not None else {})}
+    ours = {
+        "native": native,
+        "native_compiled": compiled,
+        **({"kernels": kernels} if kernels is not None else {}),
+    }
     if native.device.type == "cuda":
         ours["native_graphs"] = native.as_graphs()
     for name, model in (ours | quantized | files).items():
@@ -114,15 +127,22 @@ def bench_of(
         try:
             methods["hf_assisted"] = HuggingFaceAssisted(hf, hf_draft, window=WINDOW)
             if hf.checkpoint.encoder_decoder:
-                methods["hf_assisted_workaround"] = HuggingFaceAssisted(hf, hf_draft, decoder_mask=True, window=WINDOW)
+                methods["hf_assisted_workaround"] = HuggingFaceAssisted(
+                    hf, hf_draft, decoder_mask=True, window=WINDOW
+                )
         except UserError as error:  # another vocabulary
             log.warning("hf_assisted is left out: %s", error)
         drafters = {"native": lambda: native_draft, "kernels": native_draft.by_kernels}
         if native.device.type == "cuda":  # a window is one CUDA graph
-            drafters |= {"native_compiled": native_draft.as_compiled, "native_graphs": native_draft.as_graphs}
+            drafters |= {
+                "native_compiled": native_draft.as_compiled,
+                "native_graphs": native_draft.as_graphs,
+            }
         for name in drafters.keys() & ours.keys():
             drafter = ModelDrafter(drafters[name](), WINDOW)
-            methods[f"{name}_speculative"] = DraftThenVerify(ours[name], drafter, SpeculativeSampling())
+            methods[f"{name}_speculative"] = DraftThenVerify(
+                ours[name], drafter, SpeculativeSampling()
+            )
     with ExitStack() as ending:
         for name, make in peers.items():
             try:
@@ -147,12 +167,16 @@ def why_without_peers(device: torch.device, dtype: torch.dtype) -> str | None:
 def peer_methods(
     target: Checkpoint, draft: Checkpoint | None, dtype: torch.dtype, cache: Path | None = None
 ) -> dict[str, Callable[[], Peer]]:
-    """The other engines for files on disk, each in the nearest precision that it has and with quantized weights.
+    """The other engines for files on disk, each in the nearest precision that it has and with
+    quantized weights.
 
     cache: where they keep converted checkpoints; None: with those of all other commands.
     """
     device = torch.device("cpu")
-    model, exact = HuggingFaceModel(target, device, dtype), HuggingFaceModel(target, device, torch.float32)
+    model, exact = (
+        HuggingFaceModel(target, device, dtype),
+        HuggingFaceModel(target, device, torch.float32),
+    )
     methods: dict[str, Callable[[], Peer]] = {
         "ctranslate2": partial(CTranslate2, exact, cache=cache),
         "ctranslate2_int8": partial(CTranslate2, exact, 8, cache),
@@ -167,11 +191,19 @@ def peer_methods(
 
 
 @contextmanager
-def synthetic_bench(name: str, device: torch.device, dtype: torch.dtype, peers: bool = False) -> Iterator[Bench]:
-    """A shape with random weights. peers: with other engines, which read files; these are removed with the block."""
+def synthetic_bench(
+    name: str, device: torch.device, dtype: torch.dtype, peers: bool = False
+) -> Iterator[Bench]:
+    """A shape with random weights. peers: with other engines, which read files; these are removed
+    with the block.
+    """
     shape = SHAPES[name]
     target = synthetic_models(name, shape.target, device, dtype)
-    drafts = None if shape.drafter is None else synthetic_models(f"{name}_drafter", shape.drafter, device, dtype)
+    drafts = (
+        None
+        if shape.drafter is None
+        else synthetic_models(f"{name}_drafter", shape.drafter, device, dtype)
+    )
     request = synthetic_request(target[1].checkpoint, shape.new_tokens, device)
     with TemporaryDirectory() as folder:
         others = {}
@@ -183,12 +215,18 @@ def synthetic_bench(name: str, device: torch.device, dtype: torch.dtype, peers: 
             yield bench
 
 
-def synthetic_models(name: str, values: Mapping[str, Any], device: torch.device, dtype: torch.dtype) -> Models:
-    hf = HuggingFaceModel(SyntheticCheckpoint(name, shape=AutoConfig.for_model(**values)), device, dtype)
+def synthetic_models(
+    name: str, values: Mapping[str, Any], device: torch.device, dtype: torch.dtype
+) -> Models:
+    hf = HuggingFaceModel(
+        SyntheticCheckpoint(name, shape=AutoConfig.for_model(**values)), device, dtype
+    )
     return NativeModel(hf), hf
 
 
-def synthetic_request(checkpoint: Checkpoint, new_tokens: int, device: torch.device, length: int = 24) -> Request:
+def synthetic_request(
+    checkpoint: Checkpoint, new_tokens: int, device: torch.device, length: int = 24
+) -> Request:
     """A text of so many made-up tokens, and where its continuation ends."""
     ids = torch.randint(3, HIGHEST_MADE_UP, (1, length), generator=torch.Generator().manual_seed(0))
     source = Source((0,), ids) if checkpoint.encoder_decoder else Source(tuple(ids[0].tolist()))
@@ -196,23 +234,30 @@ def synthetic_request(checkpoint: Checkpoint, new_tokens: int, device: torch.dev
 
 
 def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """One row per method: median milliseconds per token with range, ratios to Transformers' loops, and what it did.
+    """One row per method: median milliseconds per token with range, ratios to Transformers' loops,
+    and what it did.
 
-    The tokens of all requests count together. A ratio is the median of the rounds' ratios; ratio_to_assisted is that to
-    what users of Transformers would run with the same pair and window. bandwidth_share: of the time in which the
-    machine reads the weights of the target, which no decoder beats without drafting; None without the CPU kernels,
-    which read them. same_tokens: whether all texts are those of `generate`, as they must be in float32; agreement: the
-    share of those that are. log_probability: of a token, by the target, in nats. quality: by the metric of the data.
+    The tokens of all requests count together. A ratio is the median of the rounds' ratios;
+    ratio_to_assisted is that to what users of Transformers would run with the same pair and window.
+    bandwidth_share: of the time in which the machine reads the weights of the target, which no
+    decoder beats without drafting; None without the CPU kernels, which read them. same_tokens:
+    whether all texts are those of `generate`, as they must be in float32; agreement: the share of
+    those that are. log_probability: of a token, by the target, in nats. quality: by the metric of
+    the data.
     """
     read_ms = None
     if bench.kernels is not None:
         read_ms = 1000 * median_s(bench.kernels.packed.read_weights, synchronize)
-    time_methods(bench.methods, bench.requests, 1, 0, synchronize)  # warms up: every step of these texts is compiled
+    # warms up: every step of these texts is compiled
+    time_methods(bench.methods, bench.requests, 1, 0, synchronize)
     found = time_methods(bench.methods, bench.requests, rounds, 0, synchronize)
     per_token: dict[str, list[float]] = {}
     for name, texts in found.items():
         emitted = sum(len(one.token_ids) for one in texts)
-        per_token[name] = [1000 * sum(each) / emitted for each in zip(*(one.latency_s for one in texts), strict=True)]
+        per_token[name] = [
+            1000 * sum(each) / emitted
+            for each in zip(*(one.latency_s for one in texts), strict=True)
+        ]
     assisted = next((per_token[name] for name in ASSISTED if name in per_token), None)
     nats = log_probabilities(bench.kernels or bench.native, bench.requests, found)
     rows = []
@@ -266,7 +311,9 @@ def read_gb_per_s(device: torch.device, synchronize: Callable[[], None]) -> floa
 
 @torch.inference_mode()
 def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """Median milliseconds of our fastest forward by query length, and of a one-row forward by context length."""
+    """Median milliseconds of our fastest forward by query length, and of a one-row forward by
+    context length.
+    """
     model, rows = bench.kernels or bench.native, []
     lengths = [("query", length, 64, length) for length in QUERY_LENGTHS]
     lengths += [("context", length, length, 1) for length in CONTEXTS]
@@ -275,22 +322,36 @@ def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[st
         while session.length < context:
             session.extend([5] * min(256, context - session.length), LAST)
 
-        def forward(session: Session = session, context: int = session.length, query: int = query) -> None:
+        def forward(
+            session: Session = session, context: int = session.length, query: int = query
+        ) -> None:
             session.rollback(context)
             session.extend([5] * query)
 
-        rows.append({"shape": bench.shape, "by": kind, "length": length, "ms": 1000 * median_s(forward, synchronize)})
+        rows.append(
+            {
+                "shape": bench.shape,
+                "by": kind,
+                "length": length,
+                "ms": 1000 * median_s(forward, synchronize),
+            }
+        )
     return rows
 
 
 def long_texts(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict[str, Any]]:
-    """Median milliseconds of a prompt with its first new token, by prompt length, and of a new token, by its position.
+    """Median milliseconds of a prompt with its first new token, by prompt length, and of a new
+    token, by its position.
 
-    Methods: `generate`, our fastest engine without drafts, and peers, prompt after prompt in turn. Tokens are made up,
-    and end tokens do not end a text.
+    Methods: `generate`, our fastest engine without drafts, and peers, prompt after prompt in turn.
+    Tokens are made up, and end tokens do not end a text.
     """
     model, ours = bench.native, "native" if bench.kernels is None else "kernels"
-    chosen = {"hf_generate", ours, *(name for name, method in bench.methods.items() if isinstance(method, Peer))}
+    chosen = {
+        "hf_generate",
+        ours,
+        *(name for name, method in bench.methods.items() if isinstance(method, Peer)),
+    }
     methods = {name: bench.methods[name] for name in bench.methods if name in chosen}
     found: list[tuple[str, str, int, int, list[float]]] = []
     for length in PROMPTS:
@@ -299,7 +360,9 @@ def long_texts(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> li
         timed = time_methods(methods, [request], rounds, 0, synchronize)
         found += [(name, "prompt", 0, length, one.latency_s) for name, (one,) in timed.items()]
     for name, method in methods.items():
-        times = emission_s(method, synthetic_request(model.checkpoint, SPANS[-1][1], model.device), model)
+        times = emission_s(
+            method, synthetic_request(model.checkpoint, SPANS[-1][1], model.device), model
+        )
         steps = [after - before for before, after in pairwise(times)]
         found += [(name, "new token", start, end, steps[start : end - 1]) for start, end in SPANS]
     return [
@@ -310,7 +373,9 @@ def long_texts(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> li
 
 
 def emission_s(method: Method, request: Request, model: NativeModel) -> list[float]:
-    """After how many seconds each new token of a text is there. model: whose `generate` it may be."""
+    """After how many seconds each new token of a text is there. model: whose `generate` it may
+    be.
+    """
     prepare_method(method, [request], lambda: None)
     if isinstance(method, Peer):
         method.decode(request, Trace())
@@ -320,7 +385,9 @@ def emission_s(method: Method, request: Request, model: NativeModel) -> list[flo
         for _ in method.stream(request, Trace()):  # one by one, as nothing is drafted
             times.append(time.perf_counter() - started)
         return times
-    note = SimpleNamespace(put=lambda _: times.append(time.perf_counter() - started), end=lambda: None)
+    note = SimpleNamespace(
+        put=lambda _: times.append(time.perf_counter() - started), end=lambda: None
+    )
     generate(model.transformers, request, streamer=note)
     return times[1:]  # the prompt comes first
 
@@ -341,14 +408,20 @@ SHAPES = {name: Shape(**values) for name, values in _STORED.items() if not name.
 
 
 METHODS = 10  # that a shape usually has
-READS = 2.0  # how many times the reading of the weights a token takes, over all methods: drafts less, generate more
-STEP_S, BEGIN_S = 0.003, 60.0  # of a token, beside that; of a bench, to make models and compile them
+# how many times the reading of the weights a token takes, over all methods: drafts less, generate
+# more
+READS = 2.0
+# of a token, beside that; of a bench, to make models and compile them
+STEP_S, BEGIN_S = 0.003, 60.0
 
 
-def decoding_seconds(weight_bytes: int, tokens: int, rounds: int, methods: int, gb_per_s: float) -> float:
+def decoding_seconds(
+    weight_bytes: int, tokens: int, rounds: int, methods: int, gb_per_s: float
+) -> float:
     """About how long `run` takes: every method decodes all tokens in every round and once before.
 
-    gb_per_s: at which the machine reads its memory, the weights once for each token and more for what is slower.
+    gb_per_s: at which the machine reads its memory, the weights once for each token and more for
+    what is slower.
     """
     token_s = STEP_S + READS * weight_bytes / (1e9 * gb_per_s)
     return BEGIN_S + methods * (1 + rounds) * tokens * token_s
@@ -360,12 +433,16 @@ def shape_seconds(shape: Shape, dtype: torch.dtype, gb_per_s: float) -> float:
     auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
     with torch.device("meta"):  # nothing is computed
         parameters = auto.from_config(config).num_parameters()
-    return decoding_seconds(parameters * dtype.itemsize, shape.new_tokens, shape.rounds, METHODS, gb_per_s)
+    return decoding_seconds(
+        parameters * dtype.itemsize, shape.new_tokens, shape.rounds, METHODS, gb_per_s
+    )
 
 
 def weight_bytes(bench: Bench) -> int:
     """The size of the target's weights, which are loaded."""
-    return sum(one.numel() * one.element_size() for one in bench.native.transformers.module.parameters())
+    return sum(
+        one.numel() * one.element_size() for one in bench.native.transformers.module.parameters()
+    )
 
 
 @dataclass(frozen=True)
@@ -403,9 +480,11 @@ class SyntheticCheckpoint(Checkpoint):
             if "norm" in name:
                 flat.fill_(1.0)
                 continue
-            # with small weights and tied embeddings a model repeats the last token, so every draft is accepted
+            # with small weights and tied embeddings a model repeats the last token, so every draft
+            # is accepted
             scale = 1.0 if "embed" in name or "shared" in name else 0.002
-            # the same numbers everywhere, but no matrix equals another: some engines keep equal ones once
+            # the same numbers everywhere, but no matrix equals another: some engines keep equal
+            # ones once
             numbers = block[index * 9973 % size :][:size] * scale
             for start in range(0, flat.numel(), size):
                 part = flat[start : start + size]
@@ -414,7 +493,9 @@ class SyntheticCheckpoint(Checkpoint):
 
 
 def save(module: PreTrainedModel, folder: Path) -> Checkpoint:
-    """Write a module for engines that read files, with a tokenizer of made-up words, one for each token id."""
+    """Write a module for engines that read files, with a tokenizer of made-up words, one for each
+    token id.
+    """
     module.save_pretrained(folder)
     words = {f"t{index}": index for index in range(module.config.vocab_size)}
     tokenizer = Tokenizer(WordLevel(words, unk_token="t2"))

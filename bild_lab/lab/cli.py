@@ -1,4 +1,6 @@
-"""Code shared by all commands: help, one clear message for bad input, Hydra's errors in plain words."""
+"""Code shared by all commands: help, one clear message for bad input, Hydra's errors in plain
+words.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,14 @@ from rich.console import Console, ConsoleRenderable
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.spinner import Spinner
 
 from bild_lab.engine.models.ranks import launched
@@ -46,15 +55,30 @@ VALUED_OPTIONS = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp"),
     *("--config-name", "-cn", "--config-dir", "-cd"),
 )
-FLAGS = ("--hydra-help", "--version", "--resolve", "--run", "-r", "--experimental-rerun", *MULTIRUN, *VALUED_OPTIONS)
+FLAGS = (
+    "--hydra-help",
+    "--version",
+    "--resolve",
+    "--run",
+    "-r",
+    "--experimental-rerun",
+    *MULTIRUN,
+    *VALUED_OPTIONS,
+)
 FREE_OPTIONS = ("--info", "-i", "--shell-completion", "-sc")  # what follows them is theirs
-LONG_DASHES, CURLED_QUOTES = ("\u2013", "\u2014", "\u2212"), ("\u201c", "\u201d", "\u2018", "\u2019")
+LONG_DASHES, CURLED_QUOTES = (
+    ("\u2013", "\u2014", "\u2212"),
+    ("\u201c", "\u201d", "\u2018", "\u2019"),
+)
 SECRET_NAME = re.compile(r"(?i)(token|secret|password|passwd|api_?key|credentials?)$")
 SECRET_VALUE = re.compile(r"\bhf_[A-Za-z0-9]{16,}")  # an access token of the hub
 
 
 def as_typed(text: str) -> str:
-    """The text with our commands as they were typed: `bild-lab screen` for `python scripts/screen.py`."""
+    """The text with our commands as they were typed:
+
+    `bild-lab screen` for `python scripts/screen.py`.
+    """
     if not sys.argv[0].startswith(f"{CONSOLE_COMMAND} "):
         return text
     return re.sub(r"python (?:scripts/)?(\w+)\.py", rf"{CONSOLE_COMMAND} \1", text)
@@ -64,7 +88,9 @@ class Said(Console):
     """A stream for people. It names commands as they were typed."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(as_typed(one) if isinstance(one, str) else one for one in objects), **options)
+        super().print(
+            *(as_typed(one) if isinstance(one, str) else one for one in objects), **options
+        )
 
 
 console = Said(stderr=True, soft_wrap=True, highlight=False)
@@ -74,8 +100,9 @@ output = Said(soft_wrap=True, highlight=False)
 class Stages:
     """The line on a terminal that says what the command is doing now.
 
-    It goes when something is printed on the output, and when the command ends. In a file or a pipe it is a line that
-    stays, of what lasts some seconds. began_s: when the command began, by the clock of `time.perf_counter`.
+    It goes when something is printed on the output, and when the command ends. In a file or a pipe
+    it is a line that stays, of what lasts some seconds. began_s: when the command began, by the
+    clock of `time.perf_counter`.
     """
 
     def __init__(self) -> None:
@@ -89,7 +116,9 @@ class Stages:
         elif not console.quiet:
             self.leave()
             line = Spinner("dots", f"[dim]{escape(name)} …[/dim]")
-            self._live = Live(line, console=console, transient=True, refresh_per_second=5, redirect_stdout=False)
+            self._live = Live(
+                line, console=console, transient=True, refresh_per_second=5, redirect_stdout=False
+            )
             self._live.start(refresh=True)
 
     def soon(self, said: str) -> None:
@@ -120,7 +149,9 @@ class Refused(SystemExit):
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked a sweep to stop. code: the exit status, 130 for SIGINT and 143 for SIGTERM. finish: ends it."""
+    """A signal asked a sweep to stop. code: the exit status, 130 for SIGINT and 143 for SIGTERM.
+    finish: ends it.
+    """
 
     def __init__(self, code: int, finish: Callable[[int], None]) -> None:
         super().__init__()
@@ -154,21 +185,42 @@ class Bar(Progress):
         self._say_what_is_done(task_id)
 
     def _say_what_is_done(self, task_id: int) -> None:
-        if not self.disable and not self.console.is_terminal and time.monotonic() - self._spoke_s >= SILENT_S:
+        if (
+            not self.disable
+            and not self.console.is_terminal
+            and time.monotonic() - self._spoke_s >= SILENT_S
+        ):
             task = next(one for one in self.tasks if one.id == task_id)
             total = "" if task.total is None else f" of {task.total:,.0f}"
             self.say(f"{escape(task.description)}: {task.completed:,.0f}{total}")
 
 
 def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
-    """A bar of what is done, with the time left, in place of the stage. It goes when its block ends."""
+    """A bar of what is done, with the time left, in place of the stage.
+
+    It goes when its block ends.
+    """
     stages.leave()
-    every = (TextColumn("{task.description}"), BarColumn(None), MofNCompleteColumn(), *columns, TimeRemainingColumn())
-    return Bar(*every, console=console, transient=True, expand=True, disable=not shown, refresh_per_second=4)
+    every = (
+        TextColumn("{task.description}"),
+        BarColumn(None),
+        MofNCompleteColumn(),
+        *columns,
+        TimeRemainingColumn(),
+    )
+    return Bar(
+        *every,
+        console=console,
+        transient=True,
+        expand=True,
+        disable=not shown,
+        refresh_per_second=4,
+    )
 
 
 def require_words(wanted: str) -> None:
-    """Refuse a command line without a word: the command takes long, and nobody said what to do it with.
+    """Refuse a command line without a word: the command takes long, and nobody said what to do it
+    with.
 
     wanted: what the words say, and an example.
     """
@@ -178,7 +230,9 @@ def require_words(wanted: str) -> None:
 
 
 def tolerate_streams() -> None:
-    """Print a question mark for a character that the terminal or the pipe cannot show, rather than stop there."""
+    """Print a question mark for a character that the terminal or the pipe cannot show, rather than
+    stop there.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a notebook has streams of its own
             stream.reconfigure(errors="replace")
@@ -189,9 +243,10 @@ def run_application(
 ) -> NoReturn:
     """Run an application and exit with its code. Bad input gives one message and no traceback.
 
-    config_name: the application's configuration, all words being its overrides. `--help` shows its keys, and they are
-    suggested for misspelt ones. None: the application reads its words itself, which need not be KEY=VALUE. wanted: as
-    in `require_words`, of an application that does nothing without a word. kept: what is left when it is stopped.
+    config_name: the application's configuration, all words being its overrides. `--help` shows its
+    keys, and they are suggested for misspelt ones. None: the application reads its words itself,
+    which need not be KEY=VALUE. wanted: as in `require_words`, of an application that does nothing
+    without a word. kept: what is left when it is stopped.
     """
     tolerate_streams()
     if {"-h", "--help"} & set(sys.argv[1:]):
@@ -199,15 +254,19 @@ def run_application(
     if wanted:
         require_words(wanted)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)])
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)]
+    )
     logging.captureWarnings(True)
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # its warnings are about our calls, not the user's
+    # its warnings are about our calls, not the user's
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     multirun = [word for word in sys.argv[1:] if word in MULTIRUN]
     options, words = options_first([word for word in sys.argv[1:] if word not in multirun])
     try:
         if config_name is not None:
             require_overrides(words)
-        sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]  # Hydra wants its options first
+        # Hydra wants its options first
+        sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]
         require_no_secrets(sys.argv[1:])
         if launched().first and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
             stages.enter("reading the configuration")  # options make Hydra itself print
@@ -246,7 +305,8 @@ def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def require_overrides(words: Sequence[str]) -> None:
-    """Raise UserError for a word that is no KEY=VALUE, by what a shell, a keyboard or another tool's habits make.
+    """Raise UserError for a word that is no KEY=VALUE, by what a shell, a keyboard or another
+    tool's habits make.
 
     Hydra itself only names the place in its grammar where it stopped.
     """
@@ -256,10 +316,15 @@ def require_overrides(words: Sequence[str]) -> None:
         key, equals, value = word.partition("=")
         later = words[place + 1] if place + 1 < len(words) else ""
         if word[:1] in LONG_DASHES:
-            raise UserError(f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}")
+            raise UserError(
+                f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}"
+            )
         if word[:2] == "--" and equals:
-            raise UserError(f"{word!r} is no option; keys have no hyphens before them: {word.lstrip('-')}")
-        if word[:1] == "-" and not any(flag.startswith(word) for flag in FLAGS):  # an option may be shortened
+            raise UserError(
+                f"{word!r} is no option; keys have no hyphens before them: {word.lstrip('-')}"
+            )
+        # an option may be shortened
+        if word[:1] == "-" and not any(flag.startswith(word) for flag in FLAGS):
             meant = did_you_mean(word, FLAGS) or "keys are KEY=VALUE without hyphens"
             raise UserError(f"there is no option {word!r}; {meant}")
         if word[:1] in ("-", "~"):
@@ -268,7 +333,9 @@ def require_overrides(words: Sequence[str]) -> None:
         parted_after = equals and not value and later and "=" not in later and later[:1] != "-"
         if parted_before or parted_after:
             together = "".join([word, *words[place + 1 : place + (3 if later == "=" else 2)]])
-            raise UserError(f"a space around = parts the key from its value; write them together: {together}")
+            raise UserError(
+                f"a space around = parts the key from its value; write them together: {together}"
+            )
         if not equals:
             raise UserError(_no_override(word, words[place - 1] if place else ""))
         if key.endswith("template"):  # free text
@@ -277,7 +344,9 @@ def require_overrides(words: Sequence[str]) -> None:
             raise UserError(f"{word!r} has curled quotes; write straight ones, ' or \", or none")
         if value.endswith(",") and len(value) > 1:
             remedy = f"{word}{later}" if later and "=" not in later else word.rstrip(",")
-            raise UserError(f"{word!r} ends with a comma; values have no space between them: {remedy}")
+            raise UserError(
+                f"{word!r} ends with a comma; values have no space between them: {remedy}"
+            )
 
 
 def _no_override(word: str, before: str) -> str:
@@ -288,7 +357,10 @@ def _no_override(word: str, before: str) -> str:
 
 
 def usage(text: str, config_name: str | None) -> str:
-    """Help for a script. text: its docstring, whose first line ends in a command. config_name: None without keys."""
+    """Help for a script. text: its docstring, whose first line ends in a command. config_name:
+
+    None without keys.
+    """
     first, _, rest = text.strip().partition("\n")
     what, _, command = first.partition(": python ")
     parts = [f"usage: python {command}", f"{what}.", *([rest.strip("\n")] if rest.strip() else [])]
@@ -303,7 +375,10 @@ def usage(text: str, config_name: str | None) -> str:
             listed.append(wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}"))
         parts.append(f"Keys (KEY=VALUE), from conf/{file.name}\n\n{keys.strip()}")
         parts.append("Groups (GROUP=FILE)\n\n" + "\n".join(listed))
-        parts.append(f"Every key with its value, without running anything: python {command.split()[0]} --cfg job")
+        parts.append(
+            f"Every key with its value, without running anything: python {command.split()[0]}"
+            " --cfg job"
+        )
     if config_name == "config":  # of run.py, whose reports use the terms
         parts.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
     return "\n\n".join(parts)
@@ -320,10 +395,12 @@ def show(text: str) -> NoReturn:
 
 
 def quote_free_text(word: str) -> str:
-    """Put an override's free text in quotes: Hydra's grammar needs them, but the shell removes them.
+    """Put an override's free text in quotes: Hydra's grammar needs them, but the shell removes
+    them.
 
-    Free text is a template, and a path. Without quotes `dataset.prompt_template=German: {source}` does not parse.
-    Quoted values, and lists of paths to sweep over, are unchanged, but for \\n and \\t (`with_line_breaks`).
+    Free text is a template, and a path. Without quotes `dataset.prompt_template=German: {source}`
+    does not parse. Quoted values, and lists of paths to sweep over, are unchanged, but for \\n and
+    \\t (`with_line_breaks`).
     """
     word = with_line_breaks(word)
     key, equals, value = word.partition("=")
@@ -337,21 +414,24 @@ def quote_free_text(word: str) -> str:
     if not named and not _exists(value):
         return word
     # the grammar reads a backslash as itself, unless a quote follows
-    escaped = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value)
+    escaped = re.sub(
+        r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value
+    )
     return f"{key}='{escaped}'"
 
 
 def with_line_breaks(word: str) -> str:
     """An override of a template or of stop strings, with line breaks and tabs for \\n and \\t.
 
-    Hydra's grammar has no such escapes, and would take a backslash and a letter. Two backslashes before the letter
-    stand for these.
+    Hydra's grammar has no such escapes, and would take a backslash and a letter. Two backslashes
+    before the letter stand for these.
     """
     key, _, value = word.partition("=")
     kind = re.split(r"[._]", key)[-1]
     if kind not in ("template", "cut", "stop") or not re.search(r"\\[nt]", value):
         return word
-    if kind == "template" and value[:1] not in "['\"":  # one free text, which is put in quotes afterwards
+    # one free text, which is put in quotes afterwards
+    if kind == "template" and value[:1] not in "['\"":
         return f"{key}={unescaped(value)}"
     return f"{key}={re.sub(PART_OF_VALUE, lambda part: _quoted(part[0]), value)}"
 
@@ -365,43 +445,65 @@ def _quoted(part: str) -> str:
 
 
 def unescaped(text: str) -> str:
-    return re.sub(r"\\(\\?)([nt])", lambda found: found[1] + found[2] if found[1] else ESCAPES[found[2]], text)
+    return re.sub(
+        r"\\(\\?)([nt])", lambda found: found[1] + found[2] if found[1] else ESCAPES[found[2]], text
+    )
 
 
 def _exists(path: str) -> bool:
     try:
         return Path(path).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long for a path, a user that there is not, a zero byte
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # too long for a path, a user that there is not, a zero byte
         return False
 
 
 def require_no_secrets(words: list[str]) -> None:
-    """Raise UserError for a word with an access token, a key or a password: overrides are saved with the results."""
-    known = {value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= 8}
+    """Raise UserError for a word with an access token, a key or a password: overrides are saved
+    with the results.
+    """
+    known = {
+        value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= 8
+    }
     for word in words:
         key, _, value = word.partition("=")
-        copied = any(SECRET_NAME.search(name) for name in re.findall(r"oc\.env:\s*['\"]?(\w+)", value))
+        copied = any(
+            SECRET_NAME.search(name) for name in re.findall(r"oc\.env:\s*['\"]?(\w+)", value)
+        )
         given = SECRET_NAME.search(key) and value not in ("", "null")
         if copied or given or SECRET_VALUE.search(word) or any(secret in word for secret in known):
             named_key = key.lstrip("+~") if "=" in word else "a word of the command line"
             raise UserError(
-                f"{named_key} would save a secret with the results; leave it out and set it in the environment "
-                "only: `export HF_TOKEN=…` or `hf auth login`, `export WANDB_API_KEY=…` or `wandb login`"
+                f"{named_key} would save a secret with the results; leave it out and set it in the"
+                " environment only: `export HF_TOKEN=…` or `hf auth login`, `export"
+                " WANDB_API_KEY=…` or `wandb login`"
             )
 
 
 def raised_by_hydra(error: BaseException) -> bool:
     """Whether the error comes from Hydra itself, not from the code that it runs."""
-    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
     packages = [name.partition(".")[0] for name in names]
     last = next((name for name in reversed(packages) if name not in sys.stdlib_module_names), "")
     return last in ("hydra", "omegaconf", "antlr4")
 
 
 def words_as_list(words: list[str], key: str) -> list[str]:
-    """The command line with its plain words collected in the list `key`. Overrides and options are unchanged."""
-    before = ["", *words]  # the word before each word: in `--cfg job`, job is the value of an option
-    plain = ["=" not in word and word[:1] != "-" and last[:1] != "-" for last, word in zip(before, words, strict=False)]
+    """The command line with its plain words collected in the list `key`.
+
+    Overrides and options are unchanged.
+    """
+    # the word before each word: in `--cfg job`, job is the value of an option
+    before = ["", *words]
+    plain = [
+        "=" not in word and word[:1] != "-" and last[:1] != "-"
+        for last, word in zip(before, words, strict=False)
+    ]
     listed = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
     others = [word for word, is_plain in zip(words, plain, strict=True) if not is_plain]
     values = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in listed)
@@ -418,10 +520,12 @@ def refuse(error: BaseException, config_name: str | None = "config") -> NoReturn
 
 @contextmanager
 def refusing(config_name: str = "config") -> Iterator[None]:
-    """Turn bad input in the block into one message and exit code 2. With several processes, only the first prints.
+    """Turn bad input in the block into one message and exit code 2. With several processes, only
+    the first prints.
 
-    Use it inside the function that Hydra calls: Hydra prints an extra line before an error that passes through it.
-    The block loads its libraries itself, late, so that bad words of the command line are refused at once.
+    Use it inside the function that Hydra calls: Hydra prints an extra line before an error that
+    passes through it. The block loads its libraries itself, late, so that bad words of the command
+    line are refused at once.
     """
     if not launched().first:
         console.quiet = output.quiet = True
@@ -433,7 +537,9 @@ def refusing(config_name: str = "config") -> Iterator[None]:
 
 
 def plain_message(error: BaseException, config_name: str | None = "config") -> str:
-    """The error in words that a user can act on. config_name: the configuration whose keys are suggested."""
+    """The error in words that a user can act on. config_name: the configuration whose keys are
+    suggested.
+    """
     if isinstance(error, UserError):
         return str(error)
     causes = [error]
@@ -449,18 +555,30 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
         return f"{match[1]}: {wanted_value(match[2])}"
     if match := re.search(r"LexerNoViableAltException: (.+)", text):
         signs = " ".join(dict.fromkeys(sign for sign in match[1] if not sign.isascii()))
-        return f"{match[1]} cannot be read{signs and f' because of {signs}'}; write plain signs, or quote the value"
+        return (
+            f"{match[1]} cannot be read{signs and f' because of {signs}'}; write plain signs, or"
+            " quote the value"
+        )
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return several_values(match[1])
-    return " ".join(line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line)
+    return " ".join(
+        line.strip() for line in str(error).splitlines() if line.strip() and "full_key" not in line
+    )
 
 
 def wanted_value(said: str) -> str:
     """OmegaConf's words for a value of a wrong type, with the value that was wanted."""
-    match = re.fullmatch(r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float|Boolean)", said.strip())
+    match = re.fullmatch(
+        r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float|Boolean)",
+        said.strip(),
+    )
     if match is None:
         return said
-    kinds = {"Integer": "a whole number without point or exponent", "Float": "a number", "Boolean": "true or false"}
+    kinds = {
+        "Integer": "a whole number without point or exponent",
+        "Float": "a number",
+        "Boolean": "true or false",
+    }
     value, kind = match[1], match[2]
     if kind == "Integer" and re.fullmatch(r"-?\d+\.0", value):  # 1e3 has become 1000.0
         return f"{kinds[kind]} is wanted: {value.removesuffix('.0')}"
@@ -472,8 +590,12 @@ def several_values(word: str) -> str:
     key, _, values = word.partition("=")
     if re.fullmatch(r"-?\d+,\d+", values):
         decimal = f"{key}={values.replace(',', '.')}"
-        return f"{word} has two values: a decimal has a point, {decimal}; to sweep over both, add -m"
-    return f"{word} has several values: add -m to sweep over them, or write a list as {key}=[{values}]"
+        return (
+            f"{word} has two values: a decimal has a point, {decimal}; to sweep over both, add -m"
+        )
+    return (
+        f"{word} has several values: add -m to sweep over them, or write a list as {key}=[{values}]"
+    )
 
 
 def unknown_key(key: str, config_name: str | None) -> str:
@@ -483,7 +605,10 @@ def unknown_key(key: str, config_name: str | None) -> str:
     """
     known = known_keys(config_name or "config")
     if key in known:
-        return f"not every chosen configuration has the key {key}; run policies with different knobs one by one"
+        return (
+            f"not every chosen configuration has the key {key}; run policies with different knobs"
+            " one by one"
+        )
     script = this_script() if config_name is not None else "python run.py"
     meant = suggestion(key, known) or ";"
     return f"there is no configuration key {key}{meant} `{script} --cfg job` lists them all"
@@ -496,15 +621,23 @@ def unknown_choice(choice: str, options: list[str]) -> str:
     """
     group, _, name = choice.partition("/")
     folder = config_dir() / group
-    files = [file.relative_to(folder).with_suffix("").as_posix() for file in sorted(folder.rglob("*.yaml"))]
+    files = [
+        file.relative_to(folder).with_suffix("").as_posix()
+        for file in sorted(folder.rglob("*.yaml"))
+    ]
     if inside := [file for file in files if file.startswith(f"{name}/")]:
         return f"{group}={name} is a folder; choose one of its files: {', '.join(inside)}"
     meant = suggestion(name, [*files, *options]) or "."
-    return f"there is no {group or 'config'} {name!r}{meant} There are {', '.join(dict.fromkeys([*options, *files]))}"
+    return (
+        f"there is no {group or 'config'} {name!r}{meant} There are"
+        f" {', '.join(dict.fromkeys([*options, *files]))}"
+    )
 
 
 def this_script() -> str:
-    """How this command was started, without its words, as it can be typed again where it was typed."""
+    """How this command was started, without its words, as it can be typed again where it was
+    typed.
+    """
     if sys.argv[0].startswith(f"{CONSOLE_COMMAND} "):
         return sys.argv[0]
     script = Path(sys.argv[0])
@@ -534,6 +667,10 @@ def known_keys(config_name: str) -> list[str]:
 
 
 def require_one_process() -> None:
-    """Exit with a message under `torchrun`: all its processes would measure the same points, at the same time."""
+    """Exit with a message under `torchrun`: all its processes would measure the same points, at the
+    same time.
+    """
     if (count := launched().count) > 1:
-        refuse(UserError(f"points are measured in one process, got {count}; run it without torchrun"))
+        refuse(
+            UserError(f"points are measured in one process, got {count}; run it without torchrun")
+        )

@@ -33,9 +33,17 @@ def times(value: float | None) -> str:
     return number(value) + TIMES if value is not None else MISSING
 
 
-def interval(low: float | None, high: float | None, digits: int = 2, write: Callable[..., str] = number) -> str:
-    """Write an interval as `[1.48, 1.58]`, of a difference with `signed` as `[-0.30, +0.70]`; nothing without one."""
-    return f"[{write(low, digits)}, {write(high, digits)}]" if low is not None and high is not None else ""
+def interval(
+    low: float | None, high: float | None, digits: int = 2, write: Callable[..., str] = number
+) -> str:
+    """Write an interval as `[1.48, 1.58]`, of a difference with `signed` as `[-0.30, +0.70]`;
+    nothing without one.
+    """
+    return (
+        f"[{write(low, digits)}, {write(high, digits)}]"
+        if low is not None and high is not None
+        else ""
+    )
 
 
 def percent(share: float | None, digits: int = 0) -> str:
@@ -60,7 +68,9 @@ def counted(count: int, what: str) -> str:
 
 
 def short_name(name: str, limit: int = 28) -> str:
-    """Write the name of a model or dataset without folders or owner; a folder `checkpoint` has the name above it."""
+    """Write the name of a model or dataset without folders or owner; a folder `checkpoint` has the
+    name above it.
+    """
     *folders, last = str(name).rstrip("/").split("/")
     last = folders[-1] if last == "checkpoint" and folders else last
     return last if len(last) <= limit else f"{last[: limit - 1]}\u2026"
@@ -82,8 +92,8 @@ def knob_value(value: object) -> str:
 def knob_label(result: Any, knobs: Sequence[str], separator: str = ", ") -> str:
     """Write the named knobs of a result: `fallback 0.5, rollback 1`. Knobs it lacks are left out.
 
-    result: anything with a policy and its knobs, such as a result or a failure. A peer with weights of its own is no
-    faster way to decode the target's, so their precision is always named.
+    result: anything with a policy and its knobs, such as a result or a failure. A peer with weights
+    of its own is no faster way to decode the target's, so their precision is always named.
     """
     words = [f"{knob} {knob_value(result.knobs[knob])}" for knob in knobs if knob in result.knobs]
     own = getattr(result, "own_weights", None)  # which results have, and points and failures do not

@@ -1,4 +1,6 @@
-"""Explanations of terms, from `glossary.yaml`; a term that names a number of a result is explained at its field."""
+"""Explanations of terms, from `glossary.yaml`; a term that names a number of a result is explained
+at its field.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Content hashes: of a point's inputs, of a dataset's examples, of files, and of the code that a point can reach.
+"""Content hashes: of a point's inputs, of a dataset's examples, of files, and of the code that a
+point can reach.
 
-A finished point stays valid while these are the same. A new drafter, a changed comment or another report keep all
-points; a changed acceptance rule measures anew those whose policies use it.
+A finished point stays valid while these are the same. A new drafter, a changed comment or another
+report keep all points; a changed acceptance rule measures anew those whose policies use it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ from bild_lab.lab.data.examples import Example
 
 
 def content_hash(content: dict[str, Any]) -> str:
-    """A hash of 12 hexadecimal digits. The order of the keys does not matter, and 2.0 counts as 2."""
+    """A hash of 12 hexadecimal digits.
+
+    The order of the keys does not matter, and 2.0 counts as 2.
+    """
     canonical = json.dumps(plain_numbers(content), sort_keys=True, ensure_ascii=False, default=str)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
@@ -45,7 +49,10 @@ def data_hash(examples: Iterable[Example]) -> str:
 
     The answers that later turns continue are not part of it: they come from the target.
     """
-    rows = [(one.id, one.prompt, one.references) + ((one.continues,) if one.continues else ()) for one in examples]
+    rows = [
+        (one.id, one.prompt, one.references) + ((one.continues,) if one.continues else ())
+        for one in examples
+    ]
     return content_hash({"examples": rows})
 
 
@@ -54,13 +61,15 @@ def file_hash(path: str) -> str | None:
     named = Path(path).expanduser()
     if not named.is_dir():
         return file_digest(named) if named.is_file() else None
-    files = sorted(file for file in named.rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    files = sorted(
+        file for file in named.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    )
     return content_hash({str(file.relative_to(named)): file_digest(file) for file in files})
 
 
 PACKAGE = Path(__file__).resolve().parents[1]
-# Folders and files of modules that can change a number. What lies elsewhere reads, stores or shows, or is part of a
-# point's name.
+# Folders and files of modules that can change a number. What lies elsewhere reads, stores or shows,
+# or is part of a point's name.
 MEASURING = (
     "engine",
     "lab/analysis",
@@ -70,26 +79,35 @@ MEASURING = (
     "lab/measure",
     "lab/metrics",
 )
-EVERY_POINT = ("bild_lab.lab.runner", "bild_lab.lab.score", "bild_lab.lab.decoding.load", "bild_lab.engine.decode")
+EVERY_POINT = (
+    "bild_lab.lab.runner",
+    "bild_lab.lab.score",
+    "bild_lab.lab.decoding.load",
+    "bild_lab.engine.decode",
+)
 IMPORTING = ("import_module", "__import__")  # functions that import the module that a text names
 NOT_FILES = ("/dev", "/proc", "/sys")  # devices, and what the system says of itself
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 CPP = (".cpp", ".h")
-INSTALLED = {"site-packages", "dist-packages"}  # folders of other packages, whose imports are not followed
+# folders of other packages, whose imports are not followed
+INSTALLED = {"site-packages", "dist-packages"}
 
 
 @lru_cache(maxsize=64)
 def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     """A hash, 12 hexadecimal digits, of what every point runs and of what these modules reach.
 
-    modules: where the parts of a policy are defined, by their dotted names; those of other packages count as well.
-    Comments, docstrings and layout do not matter, nor where files outside the package lie.
+    modules: where the parts of a policy are defined, by their dotted names; those of other packages
+    count as well. Comments, docstrings and layout do not matter, nor where files outside the
+    package lie.
     """
     own, others = [], []
     for file in reached((*EVERY_POINT, *modules), package):
         inside = file.is_relative_to(package)
         name = file.relative_to(package).as_posix() if inside else file.name
-        (own if inside else others).append(name.encode() + b"\0" + _read(file).content.encode() + b"\0")
+        (own if inside else others).append(
+            name.encode() + b"\0" + _read(file).content.encode() + b"\0"
+        )
     return hashlib.sha256(b"".join([*own, *sorted(others)])).hexdigest()[:12]
 
 
@@ -100,11 +118,13 @@ def reread_sources() -> None:
 
 
 def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
-    """The files of these modules and of all that they import, as far as they can change a number, in a fixed order.
+    """The files of these modules and of all that they import, as far as they can change a number,
+    in a fixed order.
 
-    Of our package only the modules count whose names are imported from it; of a user's files all that they import, but
-    for Python's own modules and installed packages. C++ sources count beside their module, and so do files that a
-    source names in a text of its own: beside it, or for a user's source in the working directory.
+    Of our package only the modules count whose names are imported from it; of a user's files all
+    that they import, but for Python's own modules and installed packages. C++ sources count beside
+    their module, and so do files that a source names in a text of its own: beside it, or for a
+    user's source in the working directory.
     """
     found: set[Path] = set()
     waiting = [file for name in modules if (file := _file_of(name, package)) is not None]
@@ -124,7 +144,10 @@ def _measures(file: Path, package: Path) -> bool:
 
 
 def _file_of(module: str, package: Path) -> Path | None:
-    """The module's file; that of another package where Python finds it, unless it is Python's own. Imports nothing."""
+    """The module's file; that of another package where Python finds it, unless it is Python's own.
+
+    Imports nothing.
+    """
     first, *inner = module.split(".")
     if first == PACKAGE.name:
         return _source(package.joinpath(*inner))
@@ -142,17 +165,25 @@ def _file_of(module: str, package: Path) -> Path | None:
 
 
 def _source(path: Path) -> Path | None:
-    """The source of the module or package that a path without a suffix names; None if there is none."""
-    return next((file for file in (Path(f"{path}.py"), path / "__init__.py") if file.is_file()), None)
+    """The source of the module or package that a path without a suffix names; None if there is
+    none.
+    """
+    return next(
+        (file for file in (Path(f"{path}.py"), path / "__init__.py") if file.is_file()), None
+    )
 
 
 @lru_cache(maxsize=1024)
 def _imported(file: Path, package: Path) -> tuple[Path, ...]:
-    """The files that a source imports or names, anywhere but for type checking; of a file of ours those of ours."""
+    """The files that a source imports or names, anywhere but for type checking; of a file of ours
+    those of ours.
+    """
     ours = file.is_relative_to(package)
     if not ours and INSTALLED.intersection(file.parts):
         return ()
-    found: set[Path | None] = set(_named_in(file, [file.parent] if ours else [file.parent, Path.cwd()]))
+    found: set[Path | None] = set(
+        _named_in(file, [file.parent] if ours else [file.parent, Path.cwd()])
+    )
     if ours:
         found = {named for named in found if named.parent == file.parent}
     for module, names in _read(file).imports:
@@ -172,7 +203,9 @@ def _imported(file: Path, package: Path) -> tuple[Path, ...]:
 
 
 def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]:
-    """The modules in which the names are defined that are imported from a module of ours, which may be a package."""
+    """The modules in which the names are defined that are imported from a module of ours, which may
+    be a package.
+    """
     file = _file_of(module, package)
     if file is None or file.name != "__init__.py":
         yield module
@@ -194,7 +227,9 @@ def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]
 
 @dataclass(frozen=True)
 class _Source:
-    """What counts of a file: the modules that it imports, each with the names taken from it, its texts, its content."""
+    """What counts of a file: the modules that it imports, each with the names taken from it, its
+    texts, its content.
+    """
 
     imports: tuple[tuple[str, tuple[str, ...]], ...]
     texts: tuple[str, ...]
@@ -219,7 +254,11 @@ def _parsed(content: bytes) -> _Source | None:
     except (SyntaxError, ValueError):
         return None
     nodes = list(_nodes(tree))
-    texts = {node.value: None for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    texts = {
+        node.value: None
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
     return _Source(tuple(_imports(nodes)), tuple(texts), code_text(tree))
 
 
@@ -243,7 +282,9 @@ def _called(node: ast.Call) -> str:
 
 
 def _named_in(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """Files that texts in a source name, in these folders: data to read, and modules to load by their file."""
+    """Files that texts in a source name, in these folders: data to read, and modules to load by
+    their file.
+    """
     for text in _read(file).texts:
         for folder in folders:
             named = _existing(text, folder)
@@ -262,7 +303,10 @@ def _nodes(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 def code_text(node: object) -> str:
-    """A syntax tree as text, without docstrings. The output of `ast.unparse` differs between versions of Python."""
+    """A syntax tree as text, without docstrings.
+
+    The output of `ast.unparse` differs between versions of Python.
+    """
     if isinstance(node, list):
         return f"[{','.join(map(code_text, node))}]"
     if not isinstance(node, ast.AST):
@@ -270,9 +314,14 @@ def code_text(node: object) -> str:
     parts = []
     for field in node._fields:
         value = getattr(node, field, None)
-        if field == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+        if (
+            field == "body"
+            and isinstance(node, DOCUMENTED)
+            and ast.get_docstring(node, clean=False) is not None
+        ):
             value = value[1:]
-        if value is not None and value != []:  # newer Pythons add fields, empty in code that older ones can read
+        # newer Pythons add fields, empty in code that older ones can read
+        if value is not None and value != []:
             parts.append(f"{field}={code_text(value)}")
     return f"{type(node).__name__}({','.join(parts)})"
 
@@ -286,8 +335,8 @@ def parts_of(node: Any) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def modules_of(node: Any) -> Iterator[str]:
-    """Where the parts of a decoder are defined, by dotted names; and where a user's is named, as it may be a function's
-    partial. node: resolved."""
+    """Where the parts of a decoder are defined, by dotted names; and where a user's is named, as it
+    may be a function's partial. node: resolved."""
     for part, values in parts_of(node):
         yield part.__module__
         if not values["_target_"].startswith(f"{PACKAGE.name}."):
@@ -295,16 +344,22 @@ def modules_of(node: Any) -> Iterator[str]:
 
 
 def content_of(node: Any) -> Any:
-    """A policy, or other parts with their values, with the content of every file and folder that a value names.
+    """A policy, or other parts with their values, with the content of every file and folder that a
+    value names.
 
-    Of a parameter marked with `NamesFile` the content stands in place of the path, so that the file may move. A part of
-    the user's own may have no marks: there every text that is the path of something counts with its content, too. Texts
-    that are no paths stay as they are. node: resolved.
+    Of a parameter marked with `NamesFile` the content stands in place of the path, so that the file
+    may move. A part of the user's own may have no marks: there every text that is the path of
+    something counts with its content, too. Texts that are no paths stay as they are. node:
+    resolved.
     """
     contents: dict[str, str] = {}
     for part, values in parts_of(node):
         if not values["_target_"].startswith(f"{PACKAGE.name}."):
-            contents |= {text: f"{text} {found}" for text in _texts(values) if (found := _content_at(text, part))}
+            contents |= {
+                text: f"{text} {found}"
+                for text in _texts(values)
+                if (found := _content_at(text, part))
+            }
     for part, values in parts_of(node):
         contents |= {path: file_hash(path) or path for path in _paths(part, values)}
     return _replaced(node, contents)
@@ -320,7 +375,9 @@ def _replaced(node: Any, others: Mapping[str, str]) -> Any:
 
 
 def _texts(node: Any) -> Iterator[str]:
-    """All texts in a part's values, without its `_target_` and without those of the parts inside it."""
+    """All texts in a part's values, without its `_target_` and without those of the parts inside
+    it.
+    """
     if isinstance(node, str):
         yield node
     for value in _values_of(node):
@@ -336,7 +393,8 @@ def _values_of(node: Any) -> list[Any]:
 
 
 def _content_at(text: str, part: Callable[..., Any]) -> str | None:
-    """The hash of the file or folder that a text names, in the working directory or beside the part's own source.
+    """The hash of the file or folder that a text names, in the working directory or beside the
+    part's own source.
 
     None if there is neither, and for folders that hold the results of this run or the source.
     """
@@ -352,25 +410,39 @@ def _content_at(text: str, part: Callable[..., Any]) -> str | None:
 
 
 def _existing(text: str, folder: Path) -> Path | None:
-    """The file or folder that a text names, relative to this folder; None for a text that is no path."""
+    """The file or folder that a text names, relative to this folder; None for a text that is no
+    path.
+    """
     try:
         named = folder / Path(text).expanduser()
         known = text.strip() and named.exists() and not any(map(named.is_relative_to, NOT_FILES))
         return named if known else None
-    except (OSError, RuntimeError, ValueError):  # too long for a path, a user that there is not, a zero byte
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ):  # too long for a path, a user that there is not, a zero byte
         return None
 
 
 def named_files(policy: Mapping[str, Any]) -> dict[str, str]:
-    """The files and folders that a policy's knobs name, by knob; also the knobs of policies that it is composed of.
+    """The files and folders that a policy's knobs name, by knob; also the knobs of policies that it
+    is composed of.
 
-    Which knobs these are is said by the parameters that they are passed to: see `NamesFile`. policy: resolved.
+    Which knobs these are is said by the parameters that they are passed to: see `NamesFile`.
+    policy: resolved.
     """
     paths = {path for part, values in parts_of(policy["decoder"]) for path in _paths(part, values)}
-    inner = {key: value for key, value in policy.items() if isinstance(value, dict) and key != "decoder"}
+    inner = {
+        key: value for key, value in policy.items() if isinstance(value, dict) and key != "decoder"
+    }
     groups = {"": policy, **{f"{key}.": value for key, value in inner.items()}}
-    named = {f"{group}{knob}": value for group, knobs in groups.items() for knob, value in knobs.items()}
-    return {knob: value for knob, value in named.items() if isinstance(value, str) and value in paths}
+    named = {
+        f"{group}{knob}": value for group, knobs in groups.items() for knob, value in knobs.items()
+    }
+    return {
+        knob: value for knob, value in named.items() if isinstance(value, str) and value in paths
+    }
 
 
 def _paths(part: Callable[..., Any], values: Mapping[str, Any]) -> Iterator[str]:
@@ -380,9 +452,14 @@ def _paths(part: Callable[..., Any], values: Mapping[str, Any]) -> Iterator[str]
         hint = parameters[name].annotation if name in parameters else None
         if isinstance(hint, str):
             try:
-                hint = eval(hint, names)  # our own source, as `typing.get_type_hints` does for all at once
+                # our own source, as `typing.get_type_hints` does for all at once
+                hint = eval(hint, names)
             except NameError:  # of types that are imported for type checking alone
                 hint = FilePath if "FilePath" in hint else None
-        marks = [mark for one in (hint, *get_args(hint)) for mark in getattr(one, "__metadata__", ())]
-        if isinstance(value, str) and any(isinstance(one, NamesFile) and value not in one.words for one in marks):
+        marks = [
+            mark for one in (hint, *get_args(hint)) for mark in getattr(one, "__metadata__", ())
+        ]
+        if isinstance(value, str) and any(
+            isinstance(one, NamesFile) and value not in one.words for one in marks
+        ):
             yield value

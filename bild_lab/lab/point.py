@@ -64,10 +64,13 @@ from bild_lab.lab.metrics.text_metrics import (
 from bild_lab.lab.results.groups import pair_title
 from bild_lab.lab.results.records import require_writable
 
-PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")  # whose version can change a number
-LONGEST_NAME = 200  # bytes; file systems allow 255, and our temporary names are longer than the folder's
+# whose version can change a number
+PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score")
+# bytes; file systems allow 255, and our temporary names are longer than the folder's
+LONGEST_NAME = 200
 DEFAULT_THREADS = torch.get_num_threads()
-PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")  # of a setting
+# of a setting
+PAIR_KEYS = ("target", "draft", "second_draft", "source_language", "target_language")
 HEADS = sorted({one.KIND.config for one in (bita, eagle, layer_heads, medusa)})  # files of settings
 
 
@@ -84,7 +87,9 @@ class Specs:
     @classmethod
     def of(cls, cfg: DictConfig) -> Specs:
         """Raises UserError for a key or value that cannot be."""
-        specs = cls(**{group: typed(schema, cfg[group], group) for group, schema in SCHEMAS.items()})
+        specs = cls(
+            **{group: typed(schema, cfg[group], group) for group, schema in SCHEMAS.items()}
+        )
         _ = specs.sampling
         return specs
 
@@ -129,7 +134,8 @@ class Point:
 
     @property
     def certifies(self) -> bool:
-        """Whether every text is compared with the target's own: as `measure.certify` says, and replayed texts always.
+        """Whether every text is compared with the target's own: as `measure.certify` says, and
+        replayed texts always.
 
         Without the target's own texts, from the baseline, replayed ones are scored alone.
         """
@@ -150,7 +156,8 @@ class Point:
 
 
 def prepare(cfg: DictConfig) -> Point:
-    """Check a whole configuration. Reads the dataset and the checkpoints' small files, but no weights; writes nothing.
+    """Check a whole configuration. Reads the dataset and the checkpoints' small files, but no
+    weights; writes nothing.
 
     Raises UserError for a configuration that cannot be measured.
     """
@@ -180,7 +187,9 @@ def prepare(cfg: DictConfig) -> Point:
     modules = _modules(values[METHOD], specs)
     code = code_hash(tuple(sorted(modules)))
     return Point(
-        id=content_hash(_inputs(specs, scoring, examples, decoders, contents, setting) | {"code": code}),
+        id=content_hash(
+            _inputs(specs, scoring, examples, decoders, contents, setting) | {"code": code}
+        ),
         name=str(cfg.name),
         policy=policy_label(cfg.policy),
         knobs=knob_values(values[METHOD]),
@@ -200,20 +209,26 @@ def prepare(cfg: DictConfig) -> Point:
 
 
 def require_decoder(cfg: DictConfig, checked: Specs) -> None:
-    """Check what depends on a point's policy, its seed and its sampling: knobs, parts, and whether it decodes so.
+    """Check what depends on a point's policy, its seed and its sampling: knobs, parts, and whether
+    it decodes so.
 
-    It is a part of `prepare` that reads no data. checked: of a checked point that differs in nothing else. Raises
-    UserError.
+    It is a part of `prepare` that reads no data. checked: of a checked point that differs in
+    nothing else. Raises UserError.
     """
     require_policy(cfg.policy)
-    decoding, runtime = typed(DecodingSpec, cfg.decoding, "decoding"), typed(RuntimeSpec, cfg.runtime, "runtime")
+    decoding, runtime = (
+        typed(DecodingSpec, cfg.decoding, "decoding"),
+        typed(RuntimeSpec, cfg.runtime, "runtime"),
+    )
     specs = replace(checked, decoding=decoding, runtime=runtime)
     _require_certifiable(specs)
     _require_ways(specs.decoder(cfg.policy), specs)
 
 
 def _require_ways(decoder: Decoder, specs: Specs) -> None:
-    """Raise UserError for a policy that does not sample, or decodes no batches, where it is asked to."""
+    """Raise UserError for a policy that does not sample, or decodes no batches, where it is asked
+    to.
+    """
     decoder.require_sampling(specs.sampling)
     if specs.runtime.batch > 1:
         decoder.require_batches(specs.sampling)
@@ -234,25 +249,36 @@ def _require_scorable(scoring: Scoring, specs: Specs) -> None:
     measure = specs.measure
     for metric in scoring.metrics:
         if metric == AGREEMENT and measure.baseline is None:
-            raise UserError("dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla")
+            raise UserError(
+                "dataset.metric=agreement compares with a baseline; set measure.baseline=vanilla"
+            )
         if metric == LOG_PROBABILITY and not measure.target_log_probability:
-            raise UserError("dataset.metric=log_probability needs measure.target_log_probability=true")
+            raise UserError(
+                "dataset.metric=log_probability needs measure.target_log_probability=true"
+            )
         if metric == PASS_AT_1:
             require_permission(scoring.run_code)
         if not metric.startswith(EVALUATE):
             continue
         if "/" in metric and script_of(metric) is None and not specs.runtime.trust_remote_code:
             raise UserError(
-                f"{metric} is no local folder, and a community metric is Python code from the hub; correct the path, "
-                "or allow it with runtime.trust_remote_code=true"
+                f"{metric} is no local folder, and a community metric is Python code from the hub;"
+                " correct the path, or allow it with runtime.trust_remote_code=true"
             )
 
 
 def sweep_folder(cfg: DictConfig) -> Path:
     """outputs/NAME. Raises UserError if the name cannot be a folder's name."""
     name = str(cfg.name) if isinstance(cfg.name, str | int | float) else ""
-    if not name.isprintable() or name in ("", ".", "..") or set(name) & set("/\\") or len(name.encode()) > LONGEST_NAME:
-        raise UserError(f"name must be a plain folder name, got {cfg.name!r}; results go to outputs/NAME")
+    if (
+        not name.isprintable()
+        or name in ("", ".", "..")
+        or set(name) & set("/\\")
+        or len(name.encode()) > LONGEST_NAME
+    ):
+        raise UserError(
+            f"name must be a plain folder name, got {cfg.name!r}; results go to outputs/NAME"
+        )
     return Path("outputs") / name
 
 
@@ -263,9 +289,15 @@ def version(package: str) -> str:
 
 
 def _setting(
-    specs: Specs, examples: tuple[Example, ...], decoders: Mapping[str, Decoder], policies: Mapping[str, dict[str, Any]]
+    specs: Specs,
+    examples: tuple[Example, ...],
+    decoders: Mapping[str, Decoder],
+    policies: Mapping[str, dict[str, Any]],
 ) -> dict[str, Any]:
-    """Everything that two points must share to be compared. What has its usual value in most settings is left out."""
+    """Everything that two points must share to be compared.
+
+    What has its usual value in most settings is left out.
+    """
     pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure
     device, decoding = resolve_device(runtime.device), asdict(specs.decoding)
     code = code_hash(tuple(sorted(_modules(policies.get(BASELINE), specs))))
@@ -285,7 +317,10 @@ def _setting(
     return {
         **{key: getattr(pair, key) for key in PAIR_KEYS},
         "dataset": dataset.name,
-        **{key: getattr(dataset, key) for key in ("split", "prompt_template", "max_source_tokens", "metric")},
+        **{
+            key: getattr(dataset, key)
+            for key in ("split", "prompt_template", "max_source_tokens", "metric")
+        },
         "chat_template": list(dataset.chat_template),
         "dtype": runtime.dtype,
         "compile": runtime.compile,
@@ -313,28 +348,46 @@ def _inputs(
     contents: Mapping[str, Any],
     setting: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Everything that affects the numbers of a point. Paths do not, but the files that are there."""
-    external = [each.method.versions for each in decoders.values() if isinstance(each.method, External)]
+    """Everything that affects the numbers of a point.
+
+    Paths do not, but the files that are there.
+    """
+    external = [
+        each.method.versions for each in decoders.values() if isinstance(each.method, External)
+    ]
     return {
         "policies": dict(contents),
-        "setting": {key: value for key, value in setting.items() if key not in ("target", "draft", "second_draft")},
-        **{key: getattr(specs.measure, key) for key in ("traced_examples", "certify", "target_log_probability")},
+        "setting": {
+            key: value
+            for key, value in setting.items()
+            if key not in ("target", "draft", "second_draft")
+        },
+        **{
+            key: getattr(specs.measure, key)
+            for key in ("traced_examples", "certify", "target_log_probability")
+        },
         "metrics": _further_metrics(scoring),
         "categories": [one.category for one in examples],
-        "weights": [model.checkpoint.fingerprint for each in decoders.values() for model in each.models],
+        "weights": [
+            model.checkpoint.fingerprint for each in decoders.values() for model in each.models
+        ],
         "external": external,
     }
 
 
 def _further_metrics(scoring: Scoring) -> dict[str, str]:
-    """What else decides about the scores: further metrics, and what ROUGE-Lsum and those of `evaluate` depend on."""
+    """What else decides about the scores: further metrics, and what ROUGE-Lsum and those of
+    `evaluate` depend on.
+    """
     found = dict.fromkeys(scoring.metrics[1:], "")
     for metric in scoring.metrics:
         if metric == "rougeLsum":
             found[metric] = splitter_name()
         if metric.startswith(EVALUATE):
             script = script_of(metric)
-            found[metric] = f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
+            found[metric] = (
+                f"{version('evaluate')} {'' if script is None else file_hash(str(script.parent))}"
+            )
         elif "." in metric:
             found[metric] = code_hash((own_function(metric).__module__,))
     return found
@@ -351,35 +404,52 @@ def _without_name(policy: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts_of(specs: Specs, policy: Mapping[str, Any], decoder: Decoder) -> dict[str, Any]:
-    """What does not affect the numbers of a point, and figures use to place it, in place of names or paths.
+    """What does not affect the numbers of a point, and figures use to place it, in place of names
+    or paths.
 
-    pair: its name, or its models' where they took the place of the toy pair's. aligned: whether its draft model was
-    aligned with the target. acceptance: the class of the acceptance rule, None for a policy without one. trained: by
-    knob, the settings of a small trained module in the folder that the knob names; of a fitted tree its file. versions:
-    of the packages of a peer with its own environment. vocabularies: of each draft model with another vocabulary than
-    the target's, how many pieces they share, and how it drafts. pins: the commit and date of each repository of the
+    pair: its name, or its models' where they took the place of the toy pair's. aligned: whether its
+    draft model was aligned with the target. acceptance: the class of the acceptance rule, None for
+    a policy without one. trained: by knob, the settings of a small trained module in the folder
+    that the knob names; of a fitted tree its file. versions: of the packages of a peer with its own
+    environment. vocabularies: of each draft model with another vocabulary than the target's, how
+    many pieces they share, and how it drafts. pins: the commit and date of each repository of the
     hub that is pinned (`pins.yaml`).
     """
-    dataset, pins = specs.dataset, {model.checkpoint.path: model.checkpoint.pin for model in decoder.models}
+    dataset, pins = (
+        specs.dataset,
+        {model.checkpoint.path: model.checkpoint.pin for model in decoder.models},
+    )
     if not dataset.path:
         pins[dataset.hub_id] = pin_of("datasets", dataset.hub_id, dataset.hub_revision)
     pins = {name: dict(pin) for name, pin in pins.items() if pin is not None}
     rule = (policy["decoder"].get("acceptance") or {}).get("_target_")
-    trained = {knob: _settings_in(Path(path).expanduser()) for knob, path in named_files(policy).items()}
+    trained = {
+        knob: _settings_in(Path(path).expanduser()) for knob, path in named_files(policy).items()
+    }
     return {
         "pair": pair_title(specs.pair) if specs.pair.takes_the_toys_place else specs.pair.name,
         "aligned": specs.pair.aligned,
         "acceptance": None if rule is None else rule.rpartition(".")[2],
         "trained": {knob: settings for knob, settings in trained.items() if settings is not None},
-        **({"versions": dict(decoder.method.versions)} if isinstance(decoder.method, External) else {}),
+        **(
+            {"versions": dict(decoder.method.versions)}
+            if isinstance(decoder.method, External)
+            else {}
+        ),
         **({"vocabularies": decoder.vocabularies} if decoder.vocabularies else {}),
         **({"pins": pins} if pins else {}),
     }
 
 
 def _settings_in(path: Path) -> dict[str, Any] | None:
-    """The settings of heads or an adapter in this folder, without their base model, or a JSON file; None for others."""
+    """The settings of heads or an adapter in this folder, without their base model, or a JSON file;
+    None for others.
+    """
     file = next((file for name in HEADS if (file := path / name).is_file()), path)
     if file.suffix != ".json" or not file.is_file():
         return None
-    return {key: value for key, value in json.loads(file.read_text(encoding="utf-8")).items() if key != "base"}
+    return {
+        key: value
+        for key, value in json.loads(file.read_text(encoding="utf-8")).items()
+        if key != "base"
+    }

@@ -1,4 +1,6 @@
-"""How far a sweep is (`Progress`), on the terminal too (`PointProgress`), and its commands in `commands.jsonl`."""
+"""How far a sweep is (`Progress`), on the terminal too (`PointProgress`), and its commands in
+`commands.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,39 @@ from rich.text import Text
 
 from bild_lab.lab.cli import SILENT_S, console, escape, stages, this_script
 
-DECODING = "decoding"  # the stage whose examples are counted; those of further repeats begin with it
-FIRST_S, SHORT_S = 20.0, 10.0  # of decoding before the first estimate, if no text is complete; left, not worth a line
+# the stage whose examples are counted; those of further repeats begin with it
+DECODING = "decoding"
+# of decoding before the first estimate, if no text is complete; left, not worth a line
+FIRST_S, SHORT_S = 20.0, 10.0
 
 
 class PointProgress:
-    """Two or three lines on a terminal, which go when the block ends: the point, its stage, the sweep.
+    """Two or three lines on a terminal, which go when the block ends: the point, its stage, the
+    sweep.
 
-    In a file or a pipe it is a line for each point when it begins, one for each stage that lasts some seconds, and then
-    one a minute. Both get an estimate of the whole sweep when the first text of its first point is decoded.
+    In a file or a pipe it is a line for each point when it begins, one for each stage that lasts
+    some seconds, and then one a minute. Both get an estimate of the whole sweep when the first text
+    of its first point is decoded.
 
-    place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes; None if none was
-    measured yet.
+    place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes;
+    None if none was measured yet.
     """
 
-    def __init__(self, title: str, examples: int, place: int = 1, points: int = 1, typical_s: float | None = None):
+    def __init__(
+        self,
+        title: str,
+        examples: int,
+        place: int = 1,
+        points: int = 1,
+        typical_s: float | None = None,
+    ):
         self._examples, self._later, self._typical_s = examples, max(0, points - place), typical_s
         self._done, self._started_s, self._decoding_s = 0.0, time.perf_counter(), 0.0
         self._spoke_s, self._estimated = self._started_s, typical_s is not None
         self._title, said = title, TextColumn("{task.fields[said]}")
-        self._bars = Bars(TextColumn("{task.description}"), BarColumn(None), said, console=console, expand=True)
+        self._bars = Bars(
+            TextColumn("{task.description}"), BarColumn(None), said, console=console, expand=True
+        )
         self._stage = self._bars.add_task("", total=None, said="")
         self._sweep = None
         if points > 1:
@@ -47,7 +62,9 @@ class PointProgress:
             self._sweep = self._bars.add_task("sweep", total=points, completed=place - 1, said=said)
             self._place = said
         lines = Group(Text(title, no_wrap=True, overflow="ellipsis"), self._bars)
-        self._live = Live(lines, console=console, transient=True, refresh_per_second=4, redirect_stdout=False)
+        self._live = Live(
+            lines, console=console, transient=True, refresh_per_second=4, redirect_stdout=False
+        )
 
     def __enter__(self) -> PointProgress:
         stages.leave()
@@ -56,13 +73,20 @@ class PointProgress:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None):
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ):
         stages.leave()
         self._live.stop()
 
     def stage(self, name: str) -> None:
         """The point has reached this stage."""
-        total, said = (self._examples, f"0/{self._examples}") if name.startswith(DECODING) else (None, "")
+        total, said = (
+            (self._examples, f"0/{self._examples}") if name.startswith(DECODING) else (None, "")
+        )
         self._bars.reset(self._stage, description=name, total=total, said=said)
         self._done, self._decoding_s = 0.0, time.perf_counter()
         if not console.is_terminal:
@@ -83,12 +107,18 @@ class PointProgress:
         if not self._estimated and (self._done + 1e-9 >= 1 or decoding_s >= FIRST_S):
             self._estimated = True
             if sweep_s >= SHORT_S:
-                whole = f", {roughly(sweep_s)} for the {self._later + 1} points left" if self._later else ""
+                whole = (
+                    f", {roughly(sweep_s)} for the {self._later + 1} points left"
+                    if self._later
+                    else ""
+                )
                 self._line(f"about {roughly(left_s)} for this point{whole}", now=True)
         self._line(said)
 
     def _line(self, said: str, now: bool = False) -> None:
-        """A line that stays; unless it is wanted now, only where no bars are shown and none was printed for long."""
+        """A line that stays; unless it is wanted now, only where no bars are shown and none was
+        printed for long.
+        """
         if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENT_S):
             console.print(f"{escape(self._title)}: {said}")
             self._spoke_s = time.perf_counter()
@@ -106,9 +136,9 @@ def roughly(seconds: float) -> str:
 class Progress:
     """What this process's command wants to measure, and how much of it is done.
 
-    total: points; None if it is not known, as in a search, and in the processes of a launcher. done: points that were
-    measured, found finished or failed. measured, measured_s: of these, those that this command measured, and the
-    seconds that it took.
+    total: points; None if it is not known, as in a search, and in the processes of a launcher.
+    done: points that were measured, found finished or failed. measured, measured_s: of these, those
+    that this command measured, and the seconds that it took.
     """
 
     total: int | None = None
@@ -129,7 +159,9 @@ class Progress:
         self.total, self.done, self.measured, self.measured_s = total, 0, 0, 0.0
 
     def advance(self, measured_s: float | None) -> None:
-        """One point more is done. measured_s: seconds that it took; None if it was finished before, or failed."""
+        """One point more is done. measured_s: seconds that it took; None if it was finished before,
+        or failed.
+        """
         self.done += 1
         if measured_s is not None:
             self.measured += 1
@@ -148,7 +180,8 @@ class Command:
 
 
 def record_command(folder: Path) -> None:
-    """Add this process's command line to the sweep in `folder`, unless it is there: the same command resumes.
+    """Add this process's command line to the sweep in `folder`, unless it is there: the same
+    command resumes.
 
     It is written as it can be typed again where it was typed.
     """
@@ -162,7 +195,10 @@ def record_command(folder: Path) -> None:
 
 
 def read_commands(folder: Path) -> list[Command]:
-    """The commands of a sweep; none in folders without the file. A line that was cut short is left out."""
+    """The commands of a sweep; none in folders without the file.
+
+    A line that was cut short is left out.
+    """
     found = []
     with suppress(OSError):
         for line in (folder / COMMANDS).read_text(encoding="utf-8").splitlines():

@@ -1,4 +1,6 @@
-"""Measures a checked point: load, decode in turn with its baseline and the clock running, score, store."""
+"""Measures a checked point: load, decode in turn with its baseline and the clock running, score,
+store.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,12 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.score import Clock, prepare_method, requests_of, result_of, seeded
 
-WARM_TOKENS = 32  # of each method before timing: memory is touched, shapes are compiled, threads are awake
+# of each method before timing: memory is touched, shapes are compiled, threads are awake
+WARM_TOKENS = 32
 LONG_ROUND_S = 0.01  # in which a clock, and a pause for scores, change less than a thousandth
-BLOCK = 8  # batches of texts that are decoded by one method before the other: a batch drains at the end of each
+# batches of texts that are decoded by one method before the other: a batch drains at the end of
+# each
+BLOCK = 8
 
 
 def run_point(
@@ -49,9 +54,10 @@ def run_point(
 ) -> Result:
     """Measure a point, store its result and return it.
 
-    Every text (in a batch, block of texts) is decoded by policy and baseline in turn. Of a policy that replays texts
-    nothing is timed. setup_s: seconds spent on the point before this call; they become part of its `seconds`. advance:
-    see `time_methods`. stage: called with the name of each part of the measurement when it begins.
+    Every text (in a batch, block of texts) is decoded by policy and baseline in turn. Of a policy
+    that replays texts nothing is timed. setup_s: seconds spent on the point before this call; they
+    become part of its `seconds`. advance: see `time_methods`. stage: called with the name of each
+    part of the measurement when it begins.
     """
     clock, decoder = Clock(stage, setup_s), point.decoders[METHOD]
     with clock.part("load"):
@@ -71,14 +77,20 @@ def run_point(
             require_room(models.values(), requests, point.batch)
     if isinstance(decoder.method, Replays):
         with clock.part("decode"):
-            once = time_methods(methods, requests, 1, point.seed, decoder.synchronize, advance, batch=point.batch)
-            timed = {name: [text.without_clock() for text in several] for name, several in once.items()}
+            once = time_methods(
+                methods, requests, 1, point.seed, decoder.synchronize, advance, batch=point.batch
+            )
+            timed = {
+                name: [text.without_clock() for text in several] for name, several in once.items()
+            }
         use.close()
     else:
         timed = _timed(point, methods, requests, clock, use, surroundings, advance)
     result, rows = result_of(point, examples, requests, timed, surroundings, clock)
     profile = {PROFILE: speculation_profile(result, rows, point.decoders[METHOD])}
-    folder = sweep.write_point(point.id, point.config_yaml, result, rows, not point.resume, **profile)
+    folder = sweep.write_point(
+        point.id, point.config_yaml, result, rows, not point.resume, **profile
+    )
     return replace(result, folder=folder)
 
 
@@ -91,7 +103,9 @@ def _timed(
     surroundings: dict[str, Any],
     advance: Callable[[float], None],
 ) -> dict[str, list[Timed]]:
-    """Warm up, wait for a quiet machine, and time all methods. surroundings: gets what else the machine did."""
+    """Warm up, wait for a quiet machine, and time all methods. surroundings: gets what else the
+    machine did.
+    """
     decoders, decoder = point.decoders.values(), point.decoders[METHOD]
     with clock.part("warmup"):
         shortest_s = warm_up(methods, requests, point.measure.warmup, point.seed, point.batch)
@@ -130,8 +144,8 @@ def _loaded(point: Point, stage: Callable[[str], None] = lambda name: None) -> d
 def _first_trace(point: Point, shortest_s: float) -> Callable[[], Trace]:
     """What the first repeat of a text records, given the seconds of the shortest verification.
 
-    Stages, and what the target's rows give to the text, where that costs the timing nothing: of long rounds on a CPU,
-    whose clock can be paused. Logits processors change the rows.
+    Stages, and what the target's rows give to the text, where that costs the timing nothing: of
+    long rounds on a CPU, whose clock can be paused. Logits processors change the rows.
     """
     decoder = point.decoders[METHOD]
     if decoder.target.device.type != "cpu" or shortest_s < LONG_ROUND_S:
@@ -146,11 +160,18 @@ def compiled_steps(decoders: Iterable[Decoder]) -> int:
     return sum(model.compiled_steps for model in models.values())
 
 
-def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: int, seed: int, batch: int = 1) -> float:
+def warm_up(
+    methods: Mapping[str, Method],
+    requests: Sequence[Request],
+    count: int,
+    seed: int,
+    batch: int = 1,
+) -> float:
     """Decode the beginnings of the first examples with every method, in batches the first that fit.
 
-    `WARM_TOKENS` of each method, shared among its examples. Outside of batches each has the memory of its whole text,
-    so that the same steps are compiled. Returns the seconds of the shortest verification, 0.0 if there was none.
+    `WARM_TOKENS` of each method, shared among its examples. Outside of batches each has the memory
+    of its whole text, so that the same steps are compiled. Returns the seconds of the shortest
+    verification, 0.0 if there was none.
     """
     verified_s: list[float] = []
     count = min(len(requests), batch if batch > 1 and count else count)
@@ -165,7 +186,9 @@ def warm_up(methods: Mapping[str, Method], requests: Sequence[Request], count: i
                     emitted += len(new)
                     if emitted >= most:
                         break
-                verified_s += [end - start for stage, start, end in trace.spans if stage == "verify"]
+                verified_s += [
+                    end - start for stage, start, end in trace.spans if stage == "verify"
+                ]
             else:
                 _decode(method, [one.shorter(most) for one in some], batch, lambda: None)
     return min(verified_s, default=0.0)
@@ -186,15 +209,16 @@ def time_methods(
 ) -> dict[str, list[Timed]]:
     """Decode every example with every method in turn, `repeats` times. The order alternates.
 
-    Of more than two methods another begins every second time. The time covers a whole example including encoder and
-    prefill, the device synchronized before and after, without a method's preparation (`Prepares`). An example is
-    decoded again if a step was compiled meanwhile. Raises RuntimeError, naming the example, if a method fails.
+    Of more than two methods another begins every second time. The time covers a whole example
+    including encoder and prefill, the device synchronized before and after, without a method's
+    preparation (`Prepares`). An example is decoded again if a step was compiled meanwhile. Raises
+    RuntimeError, naming the example, if a method fails.
 
-    batch: how many texts are decoded at a time. In batches methods take turns with blocks of examples, whose seconds
-    are shared out among the texts: see `Timed`. first_trace: makes the trace of a text's first repeat outside of
-    batches; the seconds in which it is paused do not count. joules: the energy since it was asked last. advance: called
-    after every decoding with its share of the work, in texts. before: earlier repeats of the same, to which these are
-    added.
+    batch: how many texts are decoded at a time. In batches methods take turns with blocks of
+    examples, whose seconds are shared out among the texts: see `Timed`. first_trace: makes the
+    trace of a text's first repeat outside of batches; the seconds in which it is paused do not
+    count. joules: the energy since it was asked last. advance: called after every decoding with its
+    share of the work, in texts. before: earlier repeats of the same, to which these are added.
     """
     results: dict[str, list[Timed]] = {name: [] for name in methods} if before is None else before
     names, done = list(methods), 0 if before is None else repeats_of(before)
@@ -209,7 +233,9 @@ def time_methods(
                         own = [seeded(requests[index], seed, index) for index in block]
                         trace = first_trace if repeat == 0 else Trace
                         joules()
-                        texts = _decode(methods[name], own, batch, synchronize, block[0], trace, one_done)
+                        texts = _decode(
+                            methods[name], own, batch, synchronize, block[0], trace, one_done
+                        )
                         spent = joules()
                     if repeat == 0:
                         results[name] += [Timed(one.token_ids, [], one.trace) for one in texts]
@@ -230,7 +256,9 @@ def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:
 
 
 def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> bool:
-    """Whether a speedup is known less well than was asked for, and repeats are left that may make it better known."""
+    """Whether a speedup is known less well than was asked for, and repeats are left that may make
+    it better known.
+    """
     if measure.precision is None or repeats_of(timed) >= measure.most_repeats:
         return False
     noise = clock_noise(latencies(timed[BASELINE]), latencies(timed[METHOD]))
@@ -238,7 +266,9 @@ def is_too_noisy(timed: Mapping[str, Sequence[Timed]], measure: MeasureSpec) -> 
 
 
 def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[str]:
-    """In which order methods decode an example, or block of them: two by turns, more from another one each time."""
+    """In which order methods decode an example, or block of them: two by turns, more from another
+    one each time.
+    """
     if len(names) <= 2:
         return list(names) if (index + repeat) % 2 == 0 else list(reversed(names))
     turn = index * repeats + repeat
@@ -264,7 +294,9 @@ def _decode(
     new_trace: Callable[[], Trace] = Trace,
     ended: Callable[[int], None] = lambda index: None,
 ) -> list[BatchedText]:
-    """Decode one text, or several in batches. first: the place of the first among all. ended: with each of a batch."""
+    """Decode one text, or several in batches. first: the place of the first among all. ended: with
+    each of a batch.
+    """
     if batch > 1:
         prepare_method(method, requests, synchronize)
         return decode_batch(method, requests, Batch(batch, synchronize), ended)

@@ -29,7 +29,14 @@ from bild_lab.lab.measure.certificate import (
     count_verdicts,
 )
 from bild_lab.lab.measure.environment import peak_memory_mb
-from bild_lab.lab.measure.summary import agreement, change_of, decoding_costs, log_probabilities, qualities, summarize
+from bild_lab.lab.measure.summary import (
+    agreement,
+    change_of,
+    decoding_costs,
+    log_probabilities,
+    qualities,
+    summarize,
+)
 from bild_lab.lab.point import Point
 from bild_lab.lab.progress import DECODING
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
@@ -51,7 +58,9 @@ TRACED_TOKENS = 2048  # that a pass with clocks of its own decodes
 
 
 class Clock:
-    """Wall-clock seconds of each part of a measurement. stage: called with a part's name. setup_s: those before it."""
+    """Wall-clock seconds of each part of a measurement. stage: called with a part's name. setup_s:
+    those before it.
+    """
 
     def __init__(self, stage: Callable[[str], None], setup_s: float) -> None:
         self.stage = stage
@@ -85,7 +94,9 @@ def result_of(
     surroundings: Mapping[str, Any],
     clock: Clock,
 ) -> tuple[Result, list[MeasuredExample]]:
-    """Trace, certify and score a point: its numbers, and those of each example. clock: of the measurement so far."""
+    """Trace, certify and score a point: its numbers, and those of each example. clock: of the
+    measurement so far.
+    """
     decoder = point.decoders[METHOD]
     replayed = isinstance(decoder.method, Replays)
     with clock.part("trace"):
@@ -97,8 +108,13 @@ def result_of(
         likelihoods = log_probabilities(decoder.running[0], requests, timed) if wanted else None
     with clock.part("metrics"):
         # what a program begins with counts; a space at its end does not
-        texts = {name: [decoder.text(one.token_ids).rstrip() for one in several] for name, several in timed.items()}
-        ours, theirs = (tokens_of(timed.get(name), (likelihoods or {}).get(name)) for name in (METHOD, BASELINE))
+        texts = {
+            name: [decoder.text(one.token_ids).rstrip() for one in several]
+            for name, several in timed.items()
+        }
+        ours, theirs = (
+            tokens_of(timed.get(name), (likelihoods or {}).get(name)) for name in (METHOD, BASELINE)
+        )
         summary = summarize(examples, timed, point.seed)
         judged, scores = qualities(point.scoring, examples, texts, point.seed, (ours, theirs))
         result = Result(
@@ -108,7 +124,9 @@ def result_of(
             knobs=point.knobs,
             composition=point.composition,
             engine=None if replayed else decoder.method.engine,
-            precision=None if replayed else precision_of(decoder.method, decoder.target, point.setting["dtype"]),
+            precision=None
+            if replayed
+            else precision_of(decoder.method, decoder.target, point.setting["dtype"]),
             setting=Setting(point.setting),
             facts={**point.facts, "parameters": parameters_of(decoder)},
             same_as_baseline=point.same_as_baseline,
@@ -132,31 +150,63 @@ def result_of(
     return result, rows
 
 
-def tokens_of(timed: Sequence[Timed] | None, nats: Sequence[float] | None) -> list[tuple[int, float | None]] | None:
-    """How many tokens each text has, and what the target gives them if known; None without texts."""
-    return None if timed is None else [*zip((len(one.token_ids) for one in timed), nats or repeat(None), strict=False)]
+def tokens_of(
+    timed: Sequence[Timed] | None, nats: Sequence[float] | None
+) -> list[tuple[int, float | None]] | None:
+    """How many tokens each text has, and what the target gives them if known; None without
+    texts.
+    """
+    return (
+        None
+        if timed is None
+        else [*zip((len(one.token_ids) for one in timed), nats or repeat(None), strict=False)]
+    )
 
 
-def ends_of(timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Request]) -> dict[str, float]:
-    """Fields of a Result: the shares of the baseline's texts that are empty, and that the length limit cut."""
-    pairs = [([*request.source.prompt, *one.token_ids], request) for one, request in zip(timed, requests, strict=True)]
+def ends_of(
+    timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Request]
+) -> dict[str, float]:
+    """Fields of a Result: the shares of the baseline's texts that are empty, and that the length
+    limit cut.
+    """
+    pairs = [
+        ([*request.source.prompt, *one.token_ids], request)
+        for one, request in zip(timed, requests, strict=True)
+    ]
     cut = [one.limits.room(tokens) <= 0 and not one.limits.ended(tokens) for tokens, one in pairs]
     empty = [not text.strip() for text in texts]
     return {"baseline_empty": sum(empty) / len(empty), "baseline_cut": sum(cut) / len(cut)}
 
 
 def parameters_of(decoder: Decoder) -> dict[str, int]:
-    """How many parameters each model has, by its role: target, draft. Left out: models that are not in files."""
-    stored = dict(zip(("target", "draft", "second_draft"), (one.checkpoint for one in decoder.models), strict=False))
+    """How many parameters each model has, by its role: target, draft.
+
+    Left out: models that are not in files.
+    """
+    stored = dict(
+        zip(
+            ("target", "draft", "second_draft"),
+            (one.checkpoint for one in decoder.models),
+            strict=False,
+        )
+    )
     files = {role: checkpoint.weight_files for role, checkpoint in stored.items()}
-    return {role: sum(map(math.prod, one.shapes.values())) for role, one in files.items() if one is not None}
+    return {
+        role: sum(map(math.prod, one.shapes.values()))
+        for role, one in files.items()
+        if one is not None
+    }
 
 
-Stages = tuple[dict[str, float] | None, list[list[Span]]]  # seconds of each stage; each traced example's, in order
+# seconds of each stage; each traced example's, in order
+Stages = tuple[dict[str, float] | None, list[list[Span]]]
 
 
 def precision_of(method: Method, target: LoadedModel, dtype: str) -> str:
-    """Of the weights that a method decodes with: PyTorch's, int8, int4, or a GGUF file's own such as q4_k_m."""
+    """Of the weights that a method decodes with:
+
+    PyTorch's, int8, int4, or a GGUF file's own such as q4_k_m.
+    """
     if isinstance(method, External):
         return method.precision
     if target.bits is None:
@@ -165,9 +215,11 @@ def precision_of(method: Method, target: LoadedModel, dtype: str) -> str:
 
 
 def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> Stages:
-    """The time of the first examples by stage; none without rounds, and in a batch, where stages overlap.
+    """The time of the first examples by stage; none without rounds, and in a batch, where stages
+    overlap.
 
-    Where no clocks ran in the timed repeats, as they would slow these down, some examples are decoded once more.
+    Where no clocks ran in the timed repeats, as they would slow these down, some examples are
+    decoded once more.
     """
     decoder, count = point.decoders[METHOD], point.measure.traced_examples
     traced = timed[METHOD][:count]
@@ -179,7 +231,8 @@ def _traced(point: Point, requests: list[Request], timed: dict[str, list[Timed]]
 
 
 def stages_of(traces: Iterable[tuple[StageTrace, float]]) -> Stages:
-    """The seconds in prefill, draft, verify and host over all examples, and the stages of each example.
+    """The seconds in prefill, draft, verify and host over all examples, and the stages of each
+    example.
 
     traces: each with the seconds of its whole example. Host code is the time between the stages.
     """
@@ -194,9 +247,16 @@ def stages_of(traces: Iterable[tuple[StageTrace, float]]) -> Stages:
 
 
 def traced_pass(
-    method: Method, requests: Sequence[Request], seed: int, synchronize: Callable[[], None], tokens: int = TRACED_TOKENS
+    method: Method,
+    requests: Sequence[Request],
+    seed: int,
+    synchronize: Callable[[], None],
+    tokens: int = TRACED_TOKENS,
 ) -> Iterator[tuple[StageTrace, float]]:
-    """Decode examples with a clock in each stage, until they have so many tokens. Yields the seconds of each, too."""
+    """Decode examples with a clock in each stage, until they have so many tokens.
+
+    Yields the seconds of each, too.
+    """
     for index, request in enumerate(requests):
         if tokens <= 0:
             return
@@ -209,21 +269,27 @@ def traced_pass(
 
 
 def seeded(request: Request, seed: int, index: int) -> Request:
-    """The request with its own generator, so that the same seed and example give the same tokens."""
+    """The request with its own generator, so that the same seed and example give the same
+    tokens.
+    """
     if request.sampling.greedy:
         return request
     device = request.source.device
     return replace(request, generator=torch.Generator(device).manual_seed(seed * 1_000_003 + index))
 
 
-def prepare_method(method: Method, requests: Sequence[Request], synchronize: Callable[[], None]) -> None:
+def prepare_method(
+    method: Method, requests: Sequence[Request], synchronize: Callable[[], None]
+) -> None:
     """What a method does before each text, and is not timed (`Prepares`)."""
     for request in requests if isinstance(method, Prepares) else []:
         method.prepare(request)
     synchronize()
 
 
-def _certified(point: Point, requests: list[Request], timed: dict[str, list[Timed]]) -> list[Certificate]:
+def _certified(
+    point: Point, requests: list[Request], timed: dict[str, list[Timed]]
+) -> list[Certificate]:
     """Each example's text compared with the target's own, or when sampling its distributions."""
     decoder = point.decoders[METHOD]
     target, method = decoder.target, decoder.method
@@ -233,14 +299,18 @@ def _certified(point: Point, requests: list[Request], timed: dict[str, list[Time
         return [certify_sampled(method, target, *pair) for pair in zip(again, texts, strict=True)]
     trios = zip(requests, texts, timed[BASELINE], strict=True)
     if isinstance(method, Replays):
-        return [certify_replayed(target, request, text, own.token_ids) for request, text, own in trios]
+        return [
+            certify_replayed(target, request, text, own.token_ids) for request, text, own in trios
+        ]
     return [certify(target, request, text, own.token_ids, method) for request, text, own in trios]
 
 
 def _stages_and_costs(
     point: Point, timed: dict[str, list[Timed]], stages: Stages, alpha: float | None
 ) -> dict[str, Any]:
-    """Fields of a Result: seconds by stage, the cost of all forwards, and the predictions of theory."""
+    """Fields of a Result: seconds by stage, the cost of all forwards, and the predictions of
+    theory.
+    """
     (stages_s, spans), prediction = stages, None
     if stages_s is not None and BASELINE in timed:
         traced = {name: several[: len(spans)] for name, several in timed.items()}
@@ -248,12 +318,16 @@ def _stages_and_costs(
         prediction = predict(**traced, stages_s=stages_s, alpha=alpha, end_tokens=end_tokens)
     first_s = [next((end for stage, _, end in text if stage == "verify"), None) for text in spans]
     return {
-        "first_token_s": median(known) if (known := [one for one in first_s if one is not None]) else None,
+        "first_token_s": median(known)
+        if (known := [one for one in first_s if one is not None])
+        else None,
         "stages_s": stages_s,
         "prediction": prediction,
         "pipeline": pipeline_summary(timed, stages_s, len(spans)),
         # in a batch several texts share what a forward reads
-        "cost": decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize) if point.batch == 1 else None,
+        "cost": decoding_costs(timed, DTYPES[point.setting["dtype"]].itemsize)
+        if point.batch == 1
+        else None,
     }
 
 
@@ -265,7 +339,9 @@ def measured_examples(
     scores: Sequence[Mapping[str, float]] = (),
     log_probabilities: Mapping[str, Sequence[float]] | None = None,
 ) -> list[MeasuredExample]:
-    """Each example's texts, tokens, latencies and rounds; its certificate, scores and log-probabilities if known."""
+    """Each example's texts, tokens, latencies and rounds; its certificate, scores and
+    log-probabilities if known.
+    """
     likely = log_probabilities or {}
     found = []
     for index, (example, one) in enumerate(zip(examples, timed[METHOD], strict=True)):
@@ -292,11 +368,17 @@ def measured_examples(
 
 
 def with_trace(
-    example: MeasuredExample, prompt: str, spans: Sequence[Span], pieces: Callable[[Iterable[int]], Mapping[int, str]]
+    example: MeasuredExample,
+    prompt: str,
+    spans: Sequence[Span],
+    pieces: Callable[[Iterable[int]], Mapping[int, str]],
 ) -> MeasuredExample:
-    """The example with additional data for the trace viewer: the prompt, each stage's times, each token's text."""
+    """The example with additional data for the trace viewer: the prompt, each stage's times, each
+    token's text.
+    """
     tokens = {*example.token_ids, *(token for one in example.rounds for token in one.drafted)}
-    timeline = tuple((stage, round(start, 6), round(end, 6)) for stage, start, end in spans)  # to microseconds
+    # to microseconds
+    timeline = tuple((stage, round(start, 6), round(end, 6)) for stage, start, end in spans)
     return replace(
         example,
         prompt=prompt,

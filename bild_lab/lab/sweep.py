@@ -1,4 +1,6 @@
-"""One run or a sweep: refuse what cannot work before anything is written, measure, report, exit with a status code."""
+"""One run or a sweep: refuse what cannot work before anything is written, measure, report, exit
+with a status code.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +60,14 @@ FAILED_POINTS = 1
 BASIC = ".BasicLauncher"  # measures in this process
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MOST_CHECKED = 64  # points of a sweep that are all checked before it starts; of a larger one some
-SLIGHT = ("policy.", "runtime.seed=", "decoding.temperature=", "decoding.top_k=", "decoding.top_p=")  # change no data
-PROMPTLESS = re.compile(r"(policy|runtime|measure|report|logger)\.|(name|resume|logger|measure)=")  # change no prompt
+# change no data
+SLIGHT = ("policy.", "runtime.seed=", "decoding.temperature=", "decoding.top_k=", "decoding.top_p=")
+# change no prompt
+PROMPTLESS = re.compile(r"(policy|runtime|measure|report|logger)\.|(name|resume|logger|measure)=")
 PLAIN_KEY = re.compile(r"(?!hydra\.)\w+(\.\w+)+=")  # of an override that only sets a value
 NO_GRAPHS = "runtime.compile=false"
-LIVE_S, LIVE_SHARE = 30.0, 0.02  # a report between points comes so seldom, and takes so much of the time at most
+# a report between points comes so seldom, and takes so much of the time at most
+LIVE_S, LIVE_SHARE = 30.0, 0.02
 progress = Progress()  # of this process's command
 
 
@@ -80,16 +85,22 @@ def measure_point(cfg: DictConfig) -> float:
             record_command(sweep.folder)
         if result is None:
             measured = True
-            first = _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)  # which has the imports
-            result = _measure(point, sweep, time.perf_counter() - (stages.began_s if first else begun_s))
+            # which has the imports
+            first = _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)
+            result = _measure(
+                point, sweep, time.perf_counter() - (stages.began_s if first else begun_s)
+            )
         else:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
         sweep.forget_failure(failure_hash(cfg))
         _log(cfg, sweep, result)
-    except Exception as error:  # any error of one point: the others still run, and the exit code shows it
+    except (
+        Exception
+    ) as error:  # any error of one point: the others still run, and the exit code shows it
         _record_failure(cfg, sweep, error)
         if not isinstance(error, UserError):
-            load_model.cache_clear()  # memory may have run out; the next point loads its models again
+            # memory may have run out; the next point loads its models again
+            load_model.cache_clear()
             gc.collect()
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -100,7 +111,9 @@ def measure_point(cfg: DictConfig) -> float:
 def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     """Measure a point, showing how far it is."""
     place, title = _place(), _title(point)
-    bars = PointProgress(title, len(point.examples), place, progress.total or place, progress.typical_s)
+    bars = PointProgress(
+        title, len(point.examples), place, progress.total or place, progress.typical_s
+    )
     with bars as shown:
         result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
     speedup, others = result.speedup.value, result.further_qualities.values()
@@ -113,7 +126,10 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
         console.print(f"[bold red]{escape(result.doubt)}[/bold red]: its quality says little")
     if result.environment.busy:
         busy = result.environment.busy_elsewhere_percent
-        console.print(f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]: {BUSY_REMEDY}")
+        console.print(
+            f"[bold red]{busy:.0f} % of the machine was busy with something else[/bold red]:"
+            f" {BUSY_REMEDY}"
+        )
     return result
 
 
@@ -137,17 +153,27 @@ def _title(point: Point) -> str:
 
 
 def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) -> str:
-    """The point's place, policy and drafter, and the knobs that were given or differ from the policy's file."""
+    """The point's place, policy and drafter, and the knobs that were given or differ from the
+    policy's file.
+    """
     given = {word.partition("=")[0].lstrip("+") for word in overrides}
     changed = changed_knobs(point.policy, point.knobs)
     knobs = [knob for knob in point.knobs if f"policy.{knob}" in given or knob in changed]
-    drafters = [f"drafter {short_name(model.checkpoint.path)}" for model in point.decoders[METHOD].models[1:]]
+    drafters = [
+        f"drafter {short_name(model.checkpoint.path)}"
+        for model in point.decoders[METHOD].models[1:]
+    ]
     number = f"{place}/{points} " if points > 1 else ""
-    return number + ", ".join(filter(None, [point.policy, *drafters, knob_label(point, knobs, " ")]))
+    return number + ", ".join(
+        filter(None, [point.policy, *drafters, knob_label(point, knobs, " ")])
+    )
 
 
 def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
-    """Log a stored point unless it was logged. If that fails, the point is kept, and the exit code shows it."""
+    """Log a stored point unless it was logged.
+
+    If that fails, the point is kept, and the exit code shows it.
+    """
     try:
         logger(cfg).log_point(result, plain_values(cfg))
     except Exception as error:  # whatever a logging service raises
@@ -155,7 +181,10 @@ def _log(cfg: DictConfig, sweep: Sweep, result: Result) -> None:
 
 
 def logger(cfg: DictConfig) -> Any:
-    """The run's logger. The process has only one, as it remembers whether its server can be reached."""
+    """The run's logger.
+
+    The process has only one, as it remembers whether its server can be reached.
+    """
     return _logger(OmegaConf.to_yaml(cfg.logger, resolve=True))
 
 
@@ -165,22 +194,31 @@ def _logger(config_yaml: str) -> Any:
 
 
 def failure_hash(cfg: DictConfig) -> str:
-    """The name that a failed point is stored under: a hash of its configuration, as nothing else may be known."""
+    """The name that a failed point is stored under: a hash of its configuration, as nothing else
+    may be known.
+    """
     return content_hash({"failed": OmegaConf.to_yaml(cfg, resolve=False)})
 
 
 def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str = "failed") -> None:
-    """Store and print what went wrong. Ends the process if it cannot be stored: no result could be either."""
+    """Store and print what went wrong.
+
+    Ends the process if it cannot be stored: no result could be either.
+    """
     message = plain_message(error) if what == "failed" else f"{what}: {plain_message(error)}"
     cause = FailureCause(type(error).__name__, message, "".join(traceback.format_exception(error)))
     knobs = knob_values(OmegaConf.to_container(cfg.policy))
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     failure = Failure(failure_hash(cfg), policy_label(cfg.policy), knobs, cause, now)
-    console.print(f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}")
+    console.print(
+        f"[bold red]{what}[/bold red] {failure.policy} {knobs}: {escape(plain_message(error))}"
+    )
     try:
         folder = sweep.write_failure(failure, OmegaConf.to_yaml(cfg, resolve=False))
     except OSError as fault:
-        console.print(f"[bold red]nothing can be stored in {escape(str(sweep.folder))}[/bold red]: {fault}")
+        console.print(
+            f"[bold red]nothing can be stored in {escape(str(sweep.folder))}[/bold red]: {fault}"
+        )
         sys.exit(FAILED_POINTS)
     if not isinstance(error, UserError):
         console.print(f"[dim]traceback in {escape(str(folder / 'failed.json'))}[/dim]")
@@ -189,9 +227,9 @@ def _record_failure(cfg: DictConfig, sweep: Sweep, error: Exception, what: str =
 class SweepCallback(Callback):
     """What Hydra calls around the points of a command, in the process that the user started.
 
-    It refuses a command with a point that cannot be measured, before any file is written, and reports at the end,
-    however the command ends. report: writes the sweep's table, figure and report. live: writes the report between
-    points, never while one is timed.
+    It refuses a command with a point that cannot be measured, before any file is written, and
+    reports at the end, however the command ends. report: writes the sweep's table, figure and
+    report. live: writes the report between points, never while one is timed.
     """
 
     def __init__(self, report: Callable[[Sweep], None], live: Callable[[Sweep, str], None]) -> None:
@@ -221,16 +259,25 @@ class SweepCallback(Callback):
         progress.begin(total)
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
-        """Report between points; drop the finished job's configurations, which Hydra would keep until the end."""
+        """Report between points; drop the finished job's configurations, which Hydra would keep
+        until the end.
+        """
         job_return.cfg = job_return.hydra_cfg = None
         began_s = time.perf_counter()
-        if began_s >= self._due_s and progress.total is not None and progress.done != progress.total:
+        if (
+            began_s >= self._due_s
+            and progress.total is not None
+            and progress.done != progress.total
+        ):
             self._live(Sweep(sweep_folder(config)), str(progress))
             ended_s = time.perf_counter()
             self._due_s = ended_s + max(LIVE_S, (ended_s - began_s) / LIVE_SHARE)
 
     def on_run_end(self, config: DictConfig, **_: Any) -> None:
-        """Finish what began and was not stopped: Hydra 1.4 comes here after a refusal and a signal, too."""
+        """Finish what began and was not stopped:
+
+        Hydra 1.4 comes here after a refusal and a signal, too.
+        """
         if self._going:
             self._finish(config)
 
@@ -240,11 +287,15 @@ class SweepCallback(Callback):
         """Take the stop signals, and note the failures of earlier commands."""
         self._failed_before = _failures(Sweep(sweep_folder(config)))
         if current_thread() is main_thread():  # Python allows handlers there alone
-            self._handlers = {number: signal.signal(number, self._stop(config)) for number in SIGNALS}
+            self._handlers = {
+                number: signal.signal(number, self._stop(config)) for number in SIGNALS
+            }
         self._going = True
 
     def _stop(self, config: DictConfig) -> Callable[[int, Any], None]:
-        """The handler of a stop signal: the point that is measured is dropped, finished ones are reported."""
+        """The handler of a stop signal: the point that is measured is dropped, finished ones are
+        reported.
+        """
 
         def stop(number: int, _: Any) -> None:
             self._restore()
@@ -260,7 +311,10 @@ class SweepCallback(Callback):
         self._handlers = {}
 
     def _finish(self, config: DictConfig, code: int = 0) -> None:
-        """Write the table, the figure and the report. Exits non-zero if a point failed or the command was stopped."""
+        """Write the table, the figure and the report.
+
+        Exits non-zero if a point failed or the command was stopped.
+        """
         self._restore()
         sweep = Sweep(sweep_folder(config))
         if code:
@@ -270,7 +324,8 @@ class SweepCallback(Callback):
             self._report(sweep)
         except Exception as error:  # Hydra turns exceptions of callbacks into warnings
             stages.leave()
-            if not isinstance(error, UserError | OSError):  # of bad input or a full disk, the message says all
+            # of bad input or a full disk, the message says all
+            if not isinstance(error, UserError | OSError):
                 traceback.print_exc()
             console.print(
                 f"[bold red]the report could not be written[/bold red]: {escape(str(error))}; "
@@ -289,13 +344,18 @@ def _failures(sweep: Sweep) -> set[tuple[str, str]]:
 
 
 def values_of(config: DictConfig) -> list[list[str]] | None:
-    """The overrides of a sweep, each with all its values; None for a sweeper that decides on the way."""
+    """The overrides of a sweep, each with all its values; None for a sweeper that decides on the
+    way.
+    """
     if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
         return None
     given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     # of a key that is given twice, the last counts
-    last = {one.get_key_element(): one for one in parser.parse_overrides([*given, *config.hydra.overrides.task])}
+    last = {
+        one.get_key_element(): one
+        for one in parser.parse_overrides([*given, *config.hydra.overrides.task])
+    }
     return [alternatives(one) for one in last.values()]
 
 
@@ -310,19 +370,22 @@ def alternatives(one: Override) -> list[str]:
         values = list(one.sweep_string_iterator())
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(
-            f"the values of {one.input_line} cannot be listed; a sweep takes values with commas, choice(…), glob(…) or "
-            "range(START,STOP,STEP), one of them for a key"
+            f"the values of {one.input_line} cannot be listed; a sweep takes values with commas,"
+            " choice(…), glob(…) or range(START,STOP,STEP), one of them for a key"
         ) from error
     return [f"{one.get_key_element()}={value}" for value in values]
 
 
 def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
-    """Exit with a message unless the points of a sweep can be measured, as far as that is known without weights.
+    """Exit with a message unless the points of a sweep can be measured, as far as that is known
+    without weights.
 
-    Returns the configurations that were looked at: of all points, or in a large sweep those of `checked_points`.
+    Returns the configurations that were looked at: of all points, or in a large sweep those of
+    `checked_points`.
     """
     configs: list[DictConfig] = []
-    known: dict[tuple[str, ...], Specs] = {}  # of points that were checked as a whole, by all but slight overrides
+    # of points that were checked as a whole, by all but slight overrides
+    known: dict[tuple[str, ...], Specs] = {}
     compose = Composer(config_name)
     for words in checked_points(jobs):
         changed = [word for word, several in zip(words, jobs, strict=True) if word != several[0]]
@@ -342,21 +405,30 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
 def checked_points(jobs: list[list[str]]) -> list[tuple[str, ...]]:
     """The points of a sweep to be checked before it starts, the first one first.
 
-    All of them if they are few. Of many, each value of each key beside the first values of the others, and all
-    combinations of the groups' files.
+    All of them if they are few. Of many, each value of each key beside the first values of the
+    others, and all combinations of the groups' files.
     """
     first = tuple(several[0] for several in jobs)
     if math.prod(map(len, jobs)) <= MOST_CHECKED:
         return list(itertools.product(*jobs))
-    groups = [several if "." not in several[0].partition("=")[0] else several[:1] for several in jobs]
-    single = [
-        (*first[:place], other, *first[place + 1 :]) for place, several in enumerate(jobs) for other in several[1:]
+    groups = [
+        several if "." not in several[0].partition("=")[0] else several[:1] for several in jobs
     ]
-    return list(dict.fromkeys([first, *single, *itertools.islice(itertools.product(*groups), MOST_CHECKED)]))
+    single = [
+        (*first[:place], other, *first[place + 1 :])
+        for place, several in enumerate(jobs)
+        for other in several[1:]
+    ]
+    return list(
+        dict.fromkeys([first, *single, *itertools.islice(itertools.product(*groups), MOST_CHECKED)])
+    )
 
 
 class Composer:
-    """Composes points of one sweep. Those with the same groups share a composition, which takes a fifth of a second."""
+    """Composes points of one sweep.
+
+    Those with the same groups share a composition, which takes a fifth of a second.
+    """
 
     def __init__(self, config_name: str) -> None:
         self._config_name = config_name
@@ -381,16 +453,20 @@ def _of_point(changed: Sequence[str], error: BaseException) -> BaseException:
 
 
 def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
-    """Exit with a message unless the point can be measured. changed: its overrides that the first point has not."""
+    """Exit with a message unless the point can be measured. changed: its overrides that the first
+    point has not.
+    """
 
     def look() -> Point:
         Sweep(sweep_folder(config)).all_results()  # raises for results of a newer version
         logger(config)
         typed(ReportSpec, config.report, "report")
         point = prepare(without_hydra(config))
-        unchanged = changed and all(map(PROMPTLESS.match, changed))  # the prompts are those of the first point
+        # the prompts are those of the first point
+        unchanged = changed and all(map(PROMPTLESS.match, changed))
         if not unchanged or replays(config.policy):  # a file that answers them may be another one
-            requests_of(point, [one for one in point.examples if one.continues is None])  # raises for what does not fit
+            # raises for what does not fit
+            requests_of(point, [one for one in point.examples if one.continues is None])
         return point
 
     return _refusing(look, changed)
@@ -410,25 +486,30 @@ def _refusing(look: Callable[[], T], changed: Sequence[str] = ()) -> T:
 
 
 def require_one_folder(config: DictConfig, points: Sequence[DictConfig]) -> None:
-    """Raise UserError for points of a sweep whose results would not be in the folder that it reports."""
+    """Raise UserError for points of a sweep whose results would not be in the folder that it
+    reports.
+    """
     folder = sweep_folder(config)
     for point in points:
         if sweep_folder(point) != folder:
             raise UserError(
-                f"all points of a sweep go to one folder and one report, got name={point.name} beside {folder}; give "
-                "one name=NAME, or a command for each"
+                f"all points of a sweep go to one folder and one report, got name={point.name}"
+                f" beside {folder}; give one name=NAME, or a command for each"
             )
 
 
 def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:
-    """Run all points of a sweep without CUDA graphs if one of its policies has to, by an override of every point.
+    """Run all points of a sweep without CUDA graphs if one of its policies has to, by an override
+    of every point.
 
-    Else those with graphs and those without would be two planes that cannot be compared. Where `runtime.compile` is
-    given or swept over, it stays.
+    Else those with graphs and those without would be two planes that cannot be compared. Where
+    `runtime.compile` is given or swept over, it stays.
     """
     if any(str(one.runtime.compile) != "auto" for one in points):
         return
-    without = list(dict.fromkeys(one.policy.name for one in points if not runs_in_graphs(one.policy)))
+    without = list(
+        dict.fromkeys(one.policy.name for one in points if not runs_in_graphs(one.policy))
+    )
     if not without or not any(_decodes_in_graphs(point) for point in points):
         return
     with read_write(config.hydra.overrides):
@@ -445,13 +526,18 @@ def _decodes_in_graphs(config: DictConfig) -> bool:
 
 
 def _log_sweep(cfg: DictConfig, sweep: Sweep, stopped: bool) -> bool:
-    """Log the sweep as a whole unless it was stopped, and say where its runs are. False if that failed."""
+    """Log the sweep as a whole unless it was stopped, and say where its runs are.
+
+    False if that failed.
+    """
     try:
         if not stopped:
             logger(cfg).log_sweep(sweep)
         for line in logger(cfg).closing():
             console.print(escape(line))
     except Exception as error:  # whatever a logging service raises
-        console.print(f"[bold red]the sweep was not logged[/bold red]: {escape(plain_message(error))}")
+        console.print(
+            f"[bold red]the sweep was not logged[/bold red]: {escape(plain_message(error))}"
+        )
         return False
     return True

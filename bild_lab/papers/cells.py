@@ -1,4 +1,6 @@
-"""The points of a paper's figure or table: which row or curve each belongs to, and the numbers that they give."""
+"""The points of a paper's figure or table: which row or curve each belongs to, and the numbers that
+they give.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from bild_lab.papers.match_rates import TOTAL, Rate
 from bild_lab.papers.published import Cell, Key
 
 log = logging.getLogger(__name__)
-RowOf = Callable[[Result], str | None]  # the row or curve that a point belongs to; None if it belongs to none
+# the row or curve that a point belongs to; None if it belongs to none
+RowOf = Callable[[Result], str | None]
 
 PROMPTS = {"none": "masks only", "shallow": "shallow prompt", "deep": "deep prompt"}
 LOSSY_RULES = {  # by policy
@@ -40,22 +43,28 @@ def read_points(folders: Iterable[Path]) -> list[Result]:
 def in_one_regime(points: Sequence[Result]) -> list[Result]:
     """The points whose speeds may be compared: of each target those with one value of `compile`.
 
-    A baseline with CUDA graphs is faster than one without, so a claim on two policies says nothing across both. The
-    value counts that most policies were measured with, at equal numbers the one without graphs. Warns of the others.
+    A baseline with CUDA graphs is faster than one without, so a claim on two policies says nothing
+    across both. The value counts that most policies were measured with, at equal numbers the one
+    without graphs. Warns of the others.
     """
     policies: dict[str, dict[str, set[str]]] = {}
     for point in points:
         of_target = policies.setdefault(point.setting.weights, {})
         of_target.setdefault(str(point.setting.compile), set()).add(point.policy)
     chosen = {
-        target: max(regimes, key=lambda value, regimes=regimes: (len(regimes[value]), value == "false"))
+        target: max(
+            regimes, key=lambda value, regimes=regimes: (len(regimes[value]), value == "false")
+        )
         for target, regimes in policies.items()
     }
-    kept = [point for point in points if str(point.setting.compile) == chosen[point.setting.weights]]
+    kept = [
+        point for point in points if str(point.setting.compile) == chosen[point.setting.weights]
+    ]
     if len(kept) < len(points):
         log.warning(
-            "%d points with another runtime.compile than the others are left out, as speeds with CUDA graphs and "
-            "without are not compared; measure them with the same one, such as runtime.compile=false",
+            "%d points with another runtime.compile than the others are left out, as speeds with"
+            " CUDA graphs and without are not compared; measure them with the same one, such as"
+            " runtime.compile=false",
             len(points) - len(kept),
         )
     return kept
@@ -93,7 +102,9 @@ def pair(point: Result) -> str:
 
 
 def alignment(point: Result) -> str | None:
-    """BiLD's two curves: with the fine-tuned drafter, or the aligned one; and two of the released loop."""
+    """BiLD's two curves: with the fine-tuned drafter, or the aligned one; and two of the released
+    loop.
+    """
     loops = {"bild": "", "bild_released": ", released loop"}
     if point.policy not in loops:
         return None
@@ -102,7 +113,9 @@ def alignment(point: Result) -> str | None:
 
 def ablation(point: Result) -> str | None:
     """BiLD with both policies or without one of them, with the aligned drafter."""
-    known = point.policy in ("bild", "bild_no_rollback", "bild_no_fallback") and point.facts["aligned"]
+    known = (
+        point.policy in ("bild", "bild_no_rollback", "bild_no_fallback") and point.facts["aligned"]
+    )
     return point.policy if known else None
 
 
@@ -126,7 +139,9 @@ def rollback_threshold(point: Result) -> str | None:
 
 
 def drafter(point: Result) -> str | None:
-    """The draft model's name, or the order of n-grams; of `alpha`, those of the drafter that it measures."""
+    """The draft model's name, or the order of n-grams; of `alpha`, those of the drafter that it
+    measures.
+    """
     kind, knobs = point.policy, point.knobs
     if kind == "alpha":
         kind, knobs = knobs["drafter"], knobs["knobs"]
@@ -175,23 +190,31 @@ def pipeline(point: Result) -> str | None:
 
 
 def _adapter(point: Result, key: str) -> Any:
-    """A setting of the adapter as it was run: the trained value, unless a knob of this name gives a smaller one."""
+    """A setting of the adapter as it was run: the trained value, unless a knob of this name gives a
+    smaller one.
+    """
     fewer = point.knobs.get(key)
     return point.facts["trained"]["adapter"][key] if fewer is None else fewer
 
 
-def cell(data: str, row: str, quantity: str, number: Number, formula: float | None = None) -> list[Cell]:
+def cell(
+    data: str, row: str, quantity: str, number: Number, formula: float | None = None
+) -> list[Cell]:
     """The number as a cell; no cell for a number that is not known."""
     metric = number.metric if isinstance(number, Quality) else None
     if isinstance(number, Speedup | Quality):
         value, bounds = number.value, (number.low, number.high)
     else:
         value, bounds = number, (None, None)
-    return [] if value is None else [Cell(data, row, quantity, value, *bounds, formula, metric=metric)]
+    return (
+        [] if value is None else [Cell(data, row, quantity, value, *bounds, formula, metric=metric)]
+    )
 
 
 def at_losses(points: Sequence[Result], row: RowOf) -> list[Cell]:
-    """The fastest point of each curve at minimal loss and at one point of loss, and its best quality."""
+    """The fastest point of each curve at minimal loss and at one point of loss, and its best
+    quality.
+    """
     found = []
     for (panel, name), curve in curves(points, row).items():
         for words, loss in (("minimal loss", MINIMAL_LOSS), ("one point of loss", ONE_POINT)):
@@ -204,12 +227,18 @@ def at_losses(points: Sequence[Result], row: RowOf) -> list[Cell]:
 
 
 def replaced_share(points: Sequence[Result]) -> list[Cell]:
-    """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large model's."""
+    """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large
+    model's.
+    """
     found = []
     for (panel, name), curve in curves(points, lambda _: "small model").items():
         if (quality := baseline_quality(curve)) is not None:
-            enough = [replaced(point) for point in curve if point.quality.value >= quality - MINIMAL_LOSS]
-            found += cell(panel, name, "share replaced at the target's quality", min(enough, default=None))
+            enough = [
+                replaced(point) for point in curve if point.quality.value >= quality - MINIMAL_LOSS
+            ]
+            found += cell(
+                panel, name, "share replaced at the target's quality", min(enough, default=None)
+            )
     return [*found, *_vanilla(points)]
 
 
@@ -232,9 +261,11 @@ def cost_ratios(points: Sequence[Result]) -> list[Cell]:
 
 
 def against_speculative(points: Sequence[Result]) -> list[Cell]:
-    """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead of it at equal quality and at equal speed.
+    """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead of it at equal quality
+    and at equal speed.
 
-    Greedy and sampled points are rivals of their own: the first have the target's quality, the second lose some.
+    Greedy and sampled points are rivals of their own: the first have the target's quality, the
+    second lose some.
     """
     timed = [point for point in points if point.speedup.value is not None]
     both, found = curves(timed, unaligned_or_speculative), []
@@ -242,12 +273,25 @@ def against_speculative(points: Sequence[Result]) -> list[Cell]:
         if name == "bild":
             continue
         rival = max(curve, key=lambda point: point.speedup.value)
-        found += cell(panel, name, "speedup", rival.speedup) + cell(panel, name, "quality", rival.quality)
+        found += cell(panel, name, "speedup", rival.speedup) + cell(
+            panel, name, "quality", rival.quality
+        )
         bild = both.get((panel, "bild"), [])
-        as_good = [point.speedup.value for point in bild if point.quality.value >= rival.quality.value - MINIMAL_LOSS]
-        as_fast = [point.quality.value for point in bild if point.speedup.value >= rival.speedup.value]
-        for what, best, own in (("speedup", as_good, rival.speedup.value), ("quality", as_fast, rival.quality.value)):
-            found += cell(panel, "bild", f"{what} ahead of {name}", max(best) - own if best else None)
+        as_good = [
+            point.speedup.value
+            for point in bild
+            if point.quality.value >= rival.quality.value - MINIMAL_LOSS
+        ]
+        as_fast = [
+            point.quality.value for point in bild if point.speedup.value >= rival.speedup.value
+        ]
+        for what, best, own in (
+            ("speedup", as_good, rival.speedup.value),
+            ("quality", as_fast, rival.quality.value),
+        ):
+            found += cell(
+                panel, "bild", f"{what} ahead of {name}", max(best) - own if best else None
+            )
     return found
 
 
@@ -257,7 +301,9 @@ def table(
     panel: RowOf = dataset,
     by_temperature: bool = False,
 ) -> Cells:
-    """A table of these quantities, each the greatest of a row's points: a row may have a point for each window."""
+    """A table of these quantities, each the greatest of a row's points: a row may have a point for
+    each window.
+    """
 
     def cells(points: Sequence[Result]) -> list[Cell]:
         found = []
@@ -288,30 +334,41 @@ def by_category(points: Sequence[Result]) -> list[Cell]:
 
 
 def theorem_table(points: Sequence[Result]) -> list[Cell]:
-    """Speculative decoding Table 4: the measured speedup beside Theorem 3.8 with the run's own α and c."""
+    """Speculative decoding Table 4: the measured speedup beside Theorem 3.8 with the run's own α
+    and c.
+    """
     found = []
     for point in points:
         name, predicted = drafter(point), theorem(point)
         if name is not None and predicted is not None:
-            row = f"{name}, window {point.knobs['window']}, temperature {point.setting.temperature:g}"
+            row = (
+                f"{name}, window {point.knobs['window']}, temperature {point.setting.temperature:g}"
+            )
             found += cell(dataset(point), row, "speedup", point.speedup, predicted)
     return found
 
 
 def tokens_per_call(points: Sequence[Result]) -> list[Cell]:
-    """Speculative decoding Figure 2: tokens per target call beside Equation 1 at the run's own α."""
+    """Speculative decoding Figure 2: tokens per target call beside Equation 1 at the run's own
+    α.
+    """
     found = []
     for point in points:
         rate = point.counts.acceptance_rate
         if point.policy == "synthetic" and rate is not None:
-            window, name = point.knobs["window"], f"drafted right with {point.knobs['acceptance_rate']:g}"
+            window, name = (
+                point.knobs["window"],
+                f"drafted right with {point.knobs['acceptance_rate']:g}",
+            )
             calls, expected = point.counts.tokens_per_target_call, expected_tokens(rate, window)
             found += cell(f"window {window}", name, "tokens per target call", calls, expected)
     return found
 
 
 def pipeline_trade_off(points: Sequence[Result]) -> list[Cell]:
-    """PPD Figure 2: match rate, the latency that the theorem gives for it, mean number of processes, and speedup."""
+    """PPD Figure 2: match rate, the latency that the theorem gives for it, mean number of
+    processes, and speedup.
+    """
     found = []
     for (panel, name), several in curves(points, pipeline).items():
         for point in several:
@@ -319,18 +376,24 @@ def pipeline_trade_off(points: Sequence[Result]) -> list[Cell]:
             found += cell(panel, name, "match rate", run.match_rate)
             latency = None if run.theorem is None else 1 / run.theorem
             found += cell(panel, name, "latency per token by the theorem", latency)
-            found += cell(panel, name, "processes on average", run.compute_units / run.latency_units)
+            found += cell(
+                panel, name, "processes on average", run.compute_units / run.latency_units
+            )
             found += cell(panel, name, "speedup", point.speedup)
     return found
 
 
 def pipeline_compute(points: Sequence[Result]) -> list[Cell]:
-    """PPD Figure 4: layers run per token and the speedup, each beside Theorem 4.1 with the measured match rate."""
+    """PPD Figure 4: layers run per token and the speedup, each beside Theorem 4.1 with the measured
+    match rate.
+    """
     found = []
     for (panel, name), several in curves(points, pipeline).items():
         for point in several:
             run = point.pipeline
-            found += cell(panel, name, "layers run per token", run.compute_units, run.predicted_compute_units)
+            found += cell(
+                panel, name, "layers run per token", run.compute_units, run.predicted_compute_units
+            )
             found += cell(panel, name, "speedup", point.speedup, run.theorem)
     return found
 
@@ -340,7 +403,9 @@ def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[Cell
     found = []
     for data, one in rates:
         whole = one.position == TOTAL
-        name = f"layer {one.layer}, {'shared' if one.heads == SHARED else 'trained'}, k = {one.top_k}"
+        name = (
+            f"layer {one.layer}, {'shared' if one.heads == SHARED else 'trained'}, k = {one.top_k}"
+        )
         if whole or positions:
             part = "" if whole else f"tokens {one.position}"
             found.append(Cell(data, name, "match rate", one.rate, part=part))
@@ -360,4 +425,7 @@ def _vanilla(points: Sequence[Result]) -> list[Cell]:
     for point in points:
         if point.quality.baseline is not None:
             qualities.setdefault(dataset(point), point.quality)
-    return [Cell(panel, "vanilla", "quality", one.baseline, metric=one.metric) for panel, one in qualities.items()]
+    return [
+        Cell(panel, "vanilla", "quality", one.baseline, metric=one.metric)
+        for panel, one in qualities.items()
+    ]

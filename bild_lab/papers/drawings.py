@@ -1,4 +1,6 @@
-"""Draws a paper's figure or table: curves, rows of dots with the paper's numbers as stars, or texts of two models."""
+"""Draws a paper's figure or table: curves, rows of dots with the paper's numbers as stars, or texts
+of two models.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,16 @@ _STAR = {"marker": "*", "mfc": "#E69F00", "mec": INK, "mew": 0.7}
 _FORMULA = {"marker": "D", "mfc": "white", "mec": INK, "mew": 1.1}
 _DOTTED, _DASHED = (0, (1, 2)), (0, (5, 4))
 _TARGET = "#D55E00"  # of the target's tokens
-_TEXTS, _WIDTH, _TEXT_LINE = 4, 96, 0.19  # texts that are shown, characters of a line, inches of a line
+# texts that are shown, characters of a line, inches of a line
+_TEXTS, _WIDTH, _TEXT_LINE = 4, 96, 0.19
 
 
 @dataclass(frozen=True)
 class Picture:
     """What is drawn: a run compared with the paper.
 
-    row: which curve a point belongs to. stands_for: the paper's panel that other panels are compared with, if any.
+    row: which curve a point belongs to. stands_for: the paper's panel that other panels are
+    compared with, if any.
     column: whether it is as wide as a column of a paper, without a heading.
     """
 
@@ -67,15 +71,20 @@ Drawing = Callable[[Picture, Path], None]
 
 
 def draw_trade_offs(picture: Picture, path: Path) -> None:
-    """Quality against latency relative to the baseline: a panel per data set, a curve per row (BiLD Figure 4).
+    """Quality against latency relative to the baseline: a panel per data set, a curve per row (BiLD
+    Figure 4).
 
-    A line joins each curve's Pareto front. The paper's numbers are stars if it prints both speed and quality for the
-    panel, and dotted lines if it prints only the speed.
+    A line joins each curve's Pareto front. The paper's numbers are stars if it prints both speed
+    and quality for the panel, and dotted lines if it prints only the speed.
     """
 
     def draw(axes: Axes, panel: str, own: dict[str, list[Result]], looks: dict[str, Mark]) -> None:
         for row, curve in own.items():
-            known = [point for point in curve if point.speedup.value is not None and point.quality.value is not None]
+            known = [
+                point
+                for point in curve
+                if point.speedup.value is not None and point.quality.value is not None
+            ]
             spots = [(1 / point.speedup.value, point.quality.value) for point in known]
             _curve(axes, spots, looks[row], pareto_front(spots))
             _stars(axes, picture, panel, row, looks[row])
@@ -100,14 +109,22 @@ def draw_engagement(picture: Picture, path: Path) -> None:
 
 
 def draw_dots(picture: Picture, path: Path) -> None:
-    """A panel per quantity: every number is a dot in its row, with its interval, and the paper's number is a star."""
+    """A panel per quantity: every number is a dot in its row, with its interval, and the paper's
+    number is a star.
+    """
     panels: dict[str, list[Line]] = {}
     for line in picture.comparison.lines:
         panels.setdefault(line.cell.quantity, []).append(line)
     if max(map(len, panels.values())) > _MOST_ROWS:
         return draw_scatter(picture, path)
     width, left = (COLUMN, 0.53) if picture.column else (9.0, 0.40)
-    inches = (width, picture.heading + 0.75 * len(panels) + _ROW * len(picture.comparison.lines) + picture.legend)
+    inches = (
+        width,
+        picture.heading
+        + 0.75 * len(panels)
+        + _ROW * len(picture.comparison.lines)
+        + picture.legend,
+    )
     with _page(path, inches, picture) as figure:
         top = inches[1] - picture.heading
         for quantity, lines in panels.items():
@@ -116,34 +133,56 @@ def draw_dots(picture: Picture, path: Path) -> None:
             _dots(add_panel(figure, area, quantity, "x"), lines, 38 if picture.column else 90)
             top -= height + 0.75
         keys = [Line2D([], [], ls="", marker="o", ms=6, color=_HERE, label="here")]
-        compared = [line.cell.formula for line in picture.comparison.lines if line.beside is not None]
+        compared = [
+            line.cell.formula for line in picture.comparison.lines if line.beside is not None
+        ]
         if None in compared:
             keys.append(_star_key())
         if any(formula is not None for formula in compared):
-            keys.append(Line2D([], [], ls="", ms=6, label="the paper's formula for this run", **_FORMULA))
+            keys.append(
+                Line2D([], [], ls="", ms=6, label="the paper's formula for this run", **_FORMULA)
+            )
         _legend(figure, keys)
 
 
 def draw_scatter(picture: Picture, path: Path) -> None:
-    """Each number against the paper's, for tables with too many rows for dots; on the line both are equal."""
+    """Each number against the paper's, for tables with too many rows for dots; on the line both are
+    equal.
+    """
     with _page(path, (COLUMN, COLUMN) if picture.column else (6.0, 6.0), picture) as figure:
         axes = add_panel(figure, (0.12, 0.12, 0.82, 0.74), xlabel="paper", ylabel="here")
-        pairs = [(line.beside, line.cell.value) for line in picture.comparison.lines if line.beside is not None]
+        pairs = [
+            (line.beside, line.cell.value)
+            for line in picture.comparison.lines
+            if line.beside is not None
+        ]
         axes.plot(*zip(*pairs, strict=True), "o", ms=3.5, color=_HERE, alpha=0.6) if pairs else None
         low, high = axes.get_xlim()
         axes.plot([low, high], [low, high], color=MUTED, linewidth=1.0)
 
 
 def draw_tokens_per_call(picture: Picture, path: Path) -> None:
-    """Equation 1 as a curve per window, with the measured points (speculative decoding Figure 2)."""
+    """Equation 1 as a curve per window, with the measured points (speculative decoding Figure
+    2).
+    """
     with _page(path, (COLUMN, 0.7 * COLUMN) if picture.column else (8.0, 5.0), picture) as figure:
         axes, _ = add_expected_tokens(figure)
         for point in picture.points:
             for cell in tokens_per_call([point]):
-                axes.plot(point.counts.acceptance_rate, cell.value, "o", ms=6, mfc=_TARGET, mec="white", zorder=5)
+                axes.plot(
+                    point.counts.acceptance_rate,
+                    cell.value,
+                    "o",
+                    ms=6,
+                    mfc=_TARGET,
+                    mec="white",
+                    zorder=5,
+                )
 
 
-def _page(path: Path, inches: tuple[float, float], picture: Picture) -> AbstractContextManager[Figure]:
+def _page(
+    path: Path, inches: tuple[float, float], picture: Picture
+) -> AbstractContextManager[Figure]:
     return paper_figure(path, inches, picture.title, picture.subtitle)
 
 
@@ -153,26 +192,42 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     for (panel, row), curve in curves(picture.points, picture.row).items():
         groups.setdefault(panel, {})[row] = curve
     looks = marks(list(dict.fromkeys(row for own in groups.values() for row in own)))
-    keys = [Line2D([], [], marker=one.marker, color=one.colour, ms=6, lw=1.4, label=row) for row, one in looks.items()]
+    keys = [
+        Line2D([], [], marker=one.marker, color=one.colour, ms=6, lw=1.4, label=row)
+        for row, one in looks.items()
+    ]
     keys += _paper_keys(picture, groups)
     columns = 1 if picture.column else min(2, len(groups))
     lines = math.ceil(len(groups) / columns)
     width = COLUMN if picture.column else max(7.0, _PANEL[0] * columns + 0.3)
     height = 0.75 * width if picture.column else _PANEL[1]
-    inches = (width, picture.heading + height * lines + picture.legend + 0.2 * ((len(keys) - 1) // _BESIDE))
+    inches = (
+        width,
+        picture.heading + height * lines + picture.legend + 0.2 * ((len(keys) - 1) // _BESIDE),
+    )
     column_width = (width - 0.2) / columns
     with _page(path, inches, picture) as figure:
         for index, (panel, own) in enumerate(groups.items()):
             line, column = divmod(index, columns)
-            left, bottom = 0.65 + column * column_width, inches[1] - picture.heading - height * (line + 1) + 0.55
+            left, bottom = (
+                0.65 + column * column_width,
+                inches[1] - picture.heading - height * (line + 1) + 0.55,
+            )
             left, right = (0.5, 0.5) if picture.column else (left, 0.95)
-            area = (left / width, bottom / inches[1], (column_width - right) / width, (height - 0.95) / inches[1])
+            area = (
+                left / width,
+                bottom / inches[1],
+                (column_width - right) / width,
+                (height - 0.95) / inches[1],
+            )
             axes = add_panel(figure, area, panel, ylabel=next(iter(own.values()))[0].quality.metric)
             draw(axes, panel, own, looks)
         _legend(figure, keys)
 
 
-def _curve(axes: Axes, spots: Sequence[tuple[float, float]], look: Mark, joined: Sequence[int]) -> None:
+def _curve(
+    axes: Axes, spots: Sequence[tuple[float, float]], look: Mark, joined: Sequence[int]
+) -> None:
     for index, (x, y) in enumerate(spots):
         fill = look.colour if index in joined else "white"
         axes.plot(x, y, look.marker, ms=5.5, mfc=fill, mec=look.colour, mew=1.1, zorder=4)
@@ -183,7 +238,9 @@ def _curve(axes: Axes, spots: Sequence[tuple[float, float]], look: Mark, joined:
 def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> None:
     printed = picture.published.printed
     for words in (" at minimal loss", " at one point of loss", ""):
-        speed, quality = (printed.get((panel, row, f"{what}{words}")) for what in ("speedup", "quality"))
+        speed, quality = (
+            printed.get((panel, row, f"{what}{words}")) for what in ("speedup", "quality")
+        )
         if speed is not None and quality is not None:
             axes.plot(1 / speed, quality, "*", ms=13, mfc=look.colour, mec=INK, mew=0.8, zorder=7)
             continue
@@ -193,12 +250,19 @@ def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> No
             axes.axvline(1 / speed, color=look.colour, linewidth=1.1, linestyle=_DOTTED, zorder=1.5)
 
 
-def quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mark]) -> list[tuple[float, str]]:
-    """Lines at the baseline's quality and one point below. Returns each baseline with the color of its mark.
+def quality_lines(
+    axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mark]
+) -> list[tuple[float, str]]:
+    """Lines at the baseline's quality and one point below. Returns each baseline with the color of
+    its mark.
 
     Where rows have models of their own, each has its baseline, in its color.
     """
-    found = {row: quality for row, curve in own.items() if (quality := baseline_quality(curve)) is not None}
+    found = {
+        row: quality
+        for row, curve in own.items()
+        if (quality := baseline_quality(curve)) is not None
+    }
     several = max(found.values(), default=0.0) - min(found.values(), default=0.0) > SAME_QUALITY
     baselines = [(found[row], looks[row].colour, f"baseline of {row}") for row in found]
     if not several:
@@ -207,7 +271,11 @@ def quality_lines(axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mar
         for level, text in ((quality, name), (quality - 1, "" if several else f"{MINUS}1 point")):
             line = "-" if level == quality else _DASHED
             axes.axhline(level, color=color, linewidth=1.0, linestyle=line, zorder=1.5)
-            place = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "annotation_clip": False}
+            place = {
+                "xycoords": ("axes fraction", "data"),
+                "textcoords": "offset points",
+                "annotation_clip": False,
+            }
             axes.annotate(text, (1, level), (2, 3), ha="right", size="small", color=color, **place)
     return [(quality, color if several else INK) for quality, color, _ in baselines]
 
@@ -218,7 +286,9 @@ def _dots(axes: Axes, lines: Sequence[Line], letters: int) -> None:
     for height, line in enumerate(lines):
         cell = line.cell
         if cell.low is not None and cell.high is not None:
-            axes.plot([cell.low, cell.high], [height, height], color=_HERE, linewidth=1.2, alpha=0.6)
+            axes.plot(
+                [cell.low, cell.high], [height, height], color=_HERE, linewidth=1.2, alpha=0.6
+            )
         axes.plot(cell.value, height, "o", ms=6, color=_HERE, zorder=4)
         if line.beside is not None:
             look = {"ms": 10, **_STAR} if cell.formula is None else {"ms": 6, **_FORMULA}
@@ -231,13 +301,19 @@ def _dots(axes: Axes, lines: Sequence[Line], letters: int) -> None:
 
 def _paper_keys(picture: Picture, panels: Iterable[str]) -> list[Line2D]:
     """The legend of the marks that `_stars` drew."""
-    printed = {(panel, quantity.partition(" ")[0]) for panel, _, quantity in picture.published.printed}
+    printed = {
+        (panel, quantity.partition(" ")[0]) for panel, _, quantity in picture.published.printed
+    }
     keys = []
     if any((panel, "speedup") in printed and (panel, "quality") in printed for panel in panels):
         keys.append(_star_key())
-    lone = any((panel, "quality") not in printed and (panel, "speedup") in printed for panel in panels)
+    lone = any(
+        (panel, "quality") not in printed and (panel, "speedup") in printed for panel in panels
+    )
     if lone or (picture.stands_for, "speedup") in printed:
-        keys.append(Line2D([], [], color=MUTED, linewidth=1.1, linestyle=_DOTTED, label="the paper's speed"))
+        keys.append(
+            Line2D([], [], color=MUTED, linewidth=1.1, linestyle=_DOTTED, label="the paper's speed")
+        )
     return keys
 
 
@@ -246,7 +322,12 @@ def _star_key() -> Line2D:
 
 
 def _legend(figure: Figure, handles: list[Line2D]) -> None:
-    look = {"frameon": False, "columnspacing": 1.5, "handletextpad": 0.5, "ncols": min(len(handles), _BESIDE)}
+    look = {
+        "frameon": False,
+        "columnspacing": 1.5,
+        "handletextpad": 0.5,
+        "ncols": min(len(handles), _BESIDE),
+    }
     figure.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 0.0), **look)
 
 
@@ -262,16 +343,27 @@ Written = dict[str, list[Piece]]  # one source and its texts, by who wrote them
 
 
 def written(points: Sequence[Result]) -> list[Written]:
-    """The most interesting traced texts: those in which the models differ, then those with most target's tokens."""
+    """The most interesting traced texts: those in which the models differ, then those with most
+    target's tokens.
+    """
     small: dict[str, str] = {}
     for point in points:
         if point.policy == "vanilla" and point.setting.target == point.setting.draft:
             small |= {one.id: one.prediction for one in read_examples(point.folder)}
     found = []
-    for one in (one for point in points if point.policy == "bild" for one in read_examples(point.folder)):
+    for one in (
+        one for point in points if point.policy == "bild" for one in read_examples(point.folder)
+    ):
         if one.pieces and one.baseline_prediction is not None:
-            texts = {"source": one.prompt, "large": one.baseline_prediction, "small": small.get(one.id, "not run")}
-            plain = {name: [Piece(f"{word} ", False) for word in text.split()] for name, text in texts.items()}
+            texts = {
+                "source": one.prompt,
+                "large": one.baseline_prediction,
+                "small": small.get(one.id, "not run"),
+            }
+            plain = {
+                name: [Piece(f"{word} ", False) for word in text.split()]
+                for name, text in texts.items()
+            }
             own = list(_pieces(one))
             differs = one.id in small and small[one.id] != one.baseline_prediction
             found.append((differs, sum(piece.by_target for piece in own), {**plain, "BiLD": own}))
@@ -279,7 +371,10 @@ def written(points: Sequence[Result]) -> list[Written]:
 
 
 def _pieces(example: MeasuredExample) -> Iterator[Piece]:
-    """Every token of a text; the last of a round is the target's, the others are drafted. End tokens have no text."""
+    """Every token of a text; the last of a round is the target's, the others are drafted.
+
+    End tokens have no text.
+    """
     tokens = iter(example.token_ids)
     for one in example.rounds:
         writers = [False] * one.accepted + [True] * (one.next_token is not None)
@@ -289,13 +384,16 @@ def _pieces(example: MeasuredExample) -> Iterator[Piece]:
 
 
 def draw_texts(picture: Picture, path: Path) -> None:
-    """Source, large model, small model and BiLD, the target's tokens bold and in another colour (BiLD Figure 10)."""
+    """Source, large model, small model and BiLD, the target's tokens bold and in another colour
+    (BiLD Figure 10).
+    """
     lines: list[TextLine] = []
     for one in written(picture.points):
         for name, pieces in one.items():
             lines += _laid_out(name, pieces, MUTED if name == "source" else INK)
         lines.append([])
-    inches = (7.75, _HEADING + _TEXT_LINE * (len(lines) + 1))  # a column is as wide as a character of the font
+    # a column is as wide as a character of the font
+    inches = (7.75, _HEADING + _TEXT_LINE * (len(lines) + 1))
     with _page(path, inches, picture) as figure:
         axes = figure.add_axes((0.03, 0.0, 0.95, 1 - _HEADING / inches[1]))
         axes.set(xlim=(0, _WIDTH + 14), ylim=(len(lines), 0))

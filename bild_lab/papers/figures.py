@@ -1,4 +1,6 @@
-"""Every table and figure of the papers, drawn from outputs, with the paper's numbers beside ours."""
+"""Every table and figure of the papers, drawn from outputs, with the paper's numbers beside
+ours.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from bild_lab.lab.results.groups import setting_title
 from bild_lab.lab.schema.result import Result
 from bild_lab.papers import cells, match_rates
 from bild_lab.papers import drawings as draw
-from bild_lab.papers.published import AGREES, SCALES, UNKNOWN, Comparison, Published, compare, load_published, markdown
+from bild_lab.papers.published import (
+    AGREES,
+    SCALES,
+    UNKNOWN,
+    Comparison,
+    Published,
+    compare,
+    load_published,
+    markdown,
+)
 from bild_lab.report.provenance import caption, notes
 from bild_lab.report.style import VECTOR
 
@@ -24,8 +35,9 @@ from bild_lab.report.style import VECTOR
 class PaperFigure:
     """How outputs become a figure.
 
-    numbers: computes a run's cells. row: which curve a point belongs to. borrowed: rows that come from another
-    figure's folder; a data set with only these gets no panel. read: reads the points of folders.
+    numbers: computes a run's cells. row: which curve a point belongs to. borrowed: rows that come
+    from another figure's folder; a data set with only these gets no panel. read: reads the points
+    of folders.
     """
 
     numbers: cells.Cells
@@ -36,11 +48,15 @@ class PaperFigure:
 
 
 def _trade_off(row: cells.RowOf, *borrowed: str) -> PaperFigure:
-    return PaperFigure(partial(cells.at_losses, row=row), draw.draw_trade_offs, row, frozenset(borrowed))
+    return PaperFigure(
+        partial(cells.at_losses, row=row), draw.draw_trade_offs, row, frozenset(borrowed)
+    )
 
 
 def _bita(row: cells.RowOf, panel: cells.RowOf = cells.dataset) -> PaperFigure:
-    return PaperFigure(cells.table(row, {"greedy speedup": lambda point: point.tokens_per_s_ratio}, panel))
+    return PaperFigure(
+        cells.table(row, {"greedy speedup": lambda point: point.tokens_per_s_ratio}, panel)
+    )
 
 
 def _match_rates(positions: bool) -> PaperFigure:
@@ -60,13 +76,18 @@ FIGURES = {
     "bild_fig9": _trade_off(cells.rollback_threshold),
     "bild_fig10": PaperFigure(lambda _: [], draw.draw_texts),
     "bild_speculative": PaperFigure(
-        cells.against_speculative, draw.draw_trade_offs, cells.unaligned_or_speculative, frozenset({"bild"})
+        cells.against_speculative,
+        draw.draw_trade_offs,
+        cells.unaligned_or_speculative,
+        frozenset({"bild"}),
     ),
     "bild_lossy": _trade_off(cells.lossy_rule, "bild"),
     "spec_tab2": PaperFigure(cells.table(cells.drafter, _SPEEDUP | _ALPHA, by_temperature=True)),
     "spec_tab3": PaperFigure(cells.table(cells.drafter, _EXPECTED, by_temperature=True)),
     "spec_tab4": PaperFigure(cells.theorem_table),
-    "spec_tab5": PaperFigure(cells.table(cells.lenience, _ALPHA | _THEOREM | _SPEEDUP, by_temperature=True)),
+    "spec_tab5": PaperFigure(
+        cells.table(cells.lenience, _ALPHA | _THEOREM | _SPEEDUP, by_temperature=True)
+    ),
     "spec_fig2_4": PaperFigure(cells.tokens_per_call, draw.draw_tokens_per_call),
     "bita_tab1": _bita(cells.pair),
     "bita_tab2": _bita(cells.policy, cells.pair),
@@ -85,7 +106,9 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure that was drawn. path: of the files, without a suffix. kinds: of the pictures, beside the .md."""
+    """A figure that was drawn. path: of the files, without a suffix. kinds: of the pictures, beside
+    the .md.
+    """
 
     scale: str
     path: Path
@@ -94,7 +117,8 @@ class Drawn:
 
     @property
     def summary(self) -> str:
-        """The files, then a line for each claim, those that hold first, and one that counts the numbers that agree.
+        """The files, then a line for each claim, those that hold first, and one that counts the
+        numbers that agree.
 
         Numbers beside a formula are not counted.
         """
@@ -102,7 +126,11 @@ class Drawn:
         for one in self.comparison.claims:
             where = "" if one.verdict == UNKNOWN else f" ({one.panel})"
             lines.append(f"{one.verdict}: {one.order.claim}{where}")
-        beside = [one for one in self.comparison.lines if one.beside is not None and one.cell.formula is None]
+        beside = [
+            one
+            for one in self.comparison.lines
+            if one.beside is not None and one.cell.formula is None
+        ]
         agree = sum(line.verdict == AGREES for line in beside)
         others = ", whose models, data and hardware are others" if self.scale == "small" else ""
         if beside:
@@ -112,9 +140,14 @@ class Drawn:
 
 
 def draw_figure(
-    name: str, outputs: Path, folder: Path, scale: str | None = None, kinds: Sequence[str] = PICTURE_KINDS
+    name: str,
+    outputs: Path,
+    folder: Path,
+    scale: str | None = None,
+    kinds: Sequence[str] = PICTURE_KINDS,
 ) -> Drawn:
-    """Draw a figure from its points in outputs. scale: "paper" or "small"; None takes the first that has points.
+    """Draw a figure from its points in outputs. scale: "paper" or "small"; None takes the first
+    that has points.
 
     kinds: "png" for a screen, "pdf" and "svg" as wide as a column of a paper.
 
@@ -126,7 +159,14 @@ def draw_figure(
     scales = SCALES if scale is None else (scale,)
     for one in scales:
         if points := measured(FIGURES[name], published, outputs, one):
-            return _drawn(name, published, points, one, folder / (name if one == "paper" else f"{name}_small"), kinds)
+            return _drawn(
+                name,
+                published,
+                points,
+                one,
+                folder / (name if one == "paper" else f"{name}_small"),
+                kinds,
+            )
     raise UserError(_nothing(name, published, outputs, scales))
 
 
@@ -134,13 +174,17 @@ def measured(figure: PaperFigure, published: Published, outputs: Path, scale: st
     """The figure's points in its folders; empty if they give no number and no text."""
     found = figure.read([outputs / name for name in published.folders[scale]])
     if figure.borrowed:
-        own = {panel for panel, row in cells.curves(found, figure.row) if row not in figure.borrowed}
+        own = {
+            panel for panel, row in cells.curves(found, figure.row) if row not in figure.borrowed
+        }
         found = [point for point in found if cells.dataset(point) in own]
     has_texts = figure.drawing is draw.draw_texts and draw.written(found)
     return found if figure.numbers(found) or has_texts else []
 
 
-def _drawn(name: str, published: Published, points: list[Any], scale: str, path: Path, kinds: Sequence[str]) -> Drawn:
+def _drawn(
+    name: str, published: Published, points: list[Any], scale: str, path: Path, kinds: Sequence[str]
+) -> Drawn:
     figure = FIGURES[name]
     results = [one for one in points if isinstance(one, Result)]
     comparison = compare(figure.numbers(points), published, scale)
@@ -158,12 +202,12 @@ def _drawn(name: str, published: Published, points: list[Any], scale: str, path:
         f"Of the {count} printed numbers {comparison.missing} were not measured." if count else "",
         *notes(results),
         (
-            "Small scale: other models, data and hardware than the paper's, so a verdict says how different two "
-            "numbers are, not that either is wrong. "
-            f"Numbers are compared with the paper's {published.stands_for.panel}."
-        )
-        if scale == "small"
-        else "",
+            "Small scale: other models, data and hardware than the paper's, so a verdict says how"
+            " different two numbers are, not that either is wrong. Numbers are compared with the"
+            f" paper's {published.stands_for.panel}."
+            if scale == "small"
+            else ""
+        ),
         f"Drawn by `python scripts/figures.py {name} scale={scale}`.",
         f"![{published.item}]({path.name}.{kinds[0]})",
         markdown(comparison),
@@ -175,14 +219,20 @@ def _drawn(name: str, published: Published, points: list[Any], scale: str, path:
 def _where(points: Sequence[Any]) -> str:
     """The models, data, examples and hardware of the points."""
     settings = [point.setting for point in points if isinstance(point, Result)]
-    several = [f"{setting_title(one)}, {one.dtype}, {one.hardware or one.device}" for one in settings]
+    several = [
+        f"{setting_title(one)}, {one.dtype}, {one.hardware or one.device}" for one in settings
+    ]
     known = list(dict.fromkeys(several or [f"match rates on {dataset}" for dataset, _ in points]))
     return "; ".join(known[:3]) + (f" and {len(known) - 3} others" if len(known) > 3 else "")
 
 
 def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[str]) -> str:
-    """What the figure needs, and the commands that make it, one a line. scales: those that were asked for."""
-    folders = dict.fromkeys(str(outputs / each) for one in scales for each in published.folders[one])
+    """What the figure needs, and the commands that make it, one a line. scales: those that were
+    asked for.
+    """
+    folders = dict.fromkeys(
+        str(outputs / each) for one in scales for each in published.folders[one]
+    )
     commands = [f"  python scripts/paper_run.py {name} scale={one} run=true" for one in scales]
     wants = f"{name} wants finished points in {' or '.join(folders)}, got none"
     return "\n".join([f"{wants}; run, or without run=true list, all that they need:", *commands])

@@ -1,6 +1,8 @@
-"""How often a head on an early layer has the final token among its first choices (PPD §4.3, Tables 1, 4 to 6).
+"""How often a head on an early layer has the final token among its first choices (PPD §4.3, Tables
+1, 4 to 6).
 
-`match_rates` is what scripts/match_rates.py does: settings checked, rates measured, table and figure written.
+`match_rates` is what scripts/match_rates.py does: settings checked, rates measured, table and
+figure written.
 """
 
 from __future__ import annotations
@@ -26,7 +28,12 @@ from bild_lab.engine.batch import Batch
 from bild_lab.engine.batched import quiet_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.drafters import NoDraft
-from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig, require_heads_of, require_layers
+from bild_lab.engine.heads.layer_heads import (
+    LayerHeads,
+    LayerHeadsConfig,
+    require_heads_of,
+    require_layers,
+)
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.models.gguf_file import recognized
@@ -55,7 +62,8 @@ from bild_lab.training.folder import require_same_settings, write_json, writing
 CSV, METRICS = "match_rates.csv", "metrics.json"
 TOTAL = "all"  # the position of a row that covers all positions
 FIGURE = "match_rates.png"
-MOVED = frozenset({"model.path", "dataset.path"})  # may differ: hashes of weights and data are compared
+# may differ: hashes of weights and data are compared
+MOVED = frozenset({"model.path", "dataset.path"})
 FEW = 30  # tokens; positions with fewer are in the table, not in the figure
 
 
@@ -63,9 +71,9 @@ FEW = 30  # tokens; positions with fewer are in the table, not in the figure
 class MatchSpec:
     """What to measure. Raises UserError for values that no model has.
 
-    layers: None for all layers that have heads. top_k: the values of k. heads: "shared" for the model's own head, a
-    folder of trained heads, or several of these, which are compared on the same texts. positions: tokens in a group,
-    which are counted together.
+    layers: None for all layers that have heads. top_k: the values of k. heads: "shared" for the
+    model's own head, a folder of trained heads, or several of these, which are compared on the same
+    texts. positions: tokens in a group, which are counted together.
     """
 
     layers: list[int] | None
@@ -76,7 +84,9 @@ class MatchSpec:
     def __post_init__(self) -> None:
         heads = (self.heads,) if isinstance(self.heads, str) else tuple(self.heads or ())
         if not heads or not all(isinstance(one, str) and one for one in heads):
-            raise UserError(f"heads must be {SHARED}, a folder of trained heads, or several, got {self.heads!r}")
+            raise UserError(
+                f"heads must be {SHARED}, a folder of trained heads, or several, got {self.heads!r}"
+            )
         object.__setattr__(self, "heads", tuple(dict.fromkeys(heads)))
         object.__setattr__(self, "top_k", _ascending("top_k", self.top_k))
         if self.layers is not None:
@@ -95,33 +105,45 @@ def _ascending(key: str, values: Sequence[int]) -> tuple[int, ...]:
 def layers_of(spec: MatchSpec, target: LoadedModel) -> tuple[int, ...]:
     """The layers to measure; reads small files only.
 
-    Raises UserError for layers that the target or the heads do not have, heads of another model, and k beyond the
-    vocabulary.
+    Raises UserError for layers that the target or the heads do not have, heads of another model,
+    and k beyond the vocabulary.
     """
     config = target.checkpoint.config
     depth = target.depth
     if spec.top_k[-1] > config.vocab_size:
         raise UserError(
-            f"top_k must be at most the target's vocabulary of {config.vocab_size} tokens, got {spec.top_k[-1]}"
+            f"top_k must be at most the target's vocabulary of {config.vocab_size} tokens, got"
+            f" {spec.top_k[-1]}"
         )
     trained = {path: LayerHeadsConfig.read(path) for path in spec.heads if path != SHARED}
     for path, heads in trained.items():
         require_heads_of(target, heads, path, heads.layers[0])
     if spec.layers is None:
-        common = set(range(1, depth + 1)).intersection(*(heads.layers for heads in trained.values()))
+        common = set(range(1, depth + 1)).intersection(
+            *(heads.layers for heads in trained.values())
+        )
         if not common:
-            raise UserError(f"no layer has heads in all of {', '.join(trained)}; measure them one by one")
+            raise UserError(
+                f"no layer has heads in all of {', '.join(trained)}; measure them one by one"
+            )
         return tuple(sorted(common))
     require_layers(spec.layers, depth)
     for path, heads in trained.items():
         if missing := sorted(set(spec.layers) - set(heads.layers)):
-            raise UserError(f"layers must be ones that {path} has heads for, {list(heads.layers)}, got {missing}")
+            raise UserError(
+                f"layers must be ones that {path} has heads for, {list(heads.layers)}, got"
+                f" {missing}"
+            )
     return spec.layers
 
 
 @torch.inference_mode()
-def greedy_states(target: LoadedModel, request: Request) -> tuple[Session, list[int], Float[Tensor, "layers n dim"]]:
-    """The text's session, the target's own greedy text, and every layer's output where each token is predicted."""
+def greedy_states(
+    target: LoadedModel, request: Request
+) -> tuple[Session, list[int], Float[Tensor, "layers n dim"]]:
+    """The text's session, the target's own greedy text, and every layer's output where each token
+    is predicted.
+    """
     want = Want(logits=1, hidden=tuple(range(1, target.depth + 1)))
     session = target.start(request.source, request.limits.max_new_tokens)
     tokens, states = list(request.source.prompt), []
@@ -133,7 +155,8 @@ def greedy_states(target: LoadedModel, request: Request) -> tuple[Session, list[
 
 
 class Rate(NamedTuple):
-    """A row of the table: of `count` tokens at these positions, from 1, so many were among the first `top_k`.
+    """A row of the table: of `count` tokens at these positions, from 1, so many were among the
+    first `top_k`.
 
     heads: "shared" or the folder of trained ones. position: such as "1-16", or "all".
     """
@@ -148,18 +171,29 @@ class Rate(NamedTuple):
 
 
 def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
-    """Every match rate of these folders, with its data set. Raises UserError for files of another form."""
+    """Every match rate of these folders, with its data set.
+
+    Raises UserError for files of another form.
+    """
     found: list[tuple[str, Rate]] = []
     for folder in folders:
         if not (folder / CSV).is_file():
             continue
         try:
-            dataset = json.loads((folder / METRICS).read_text(encoding="utf-8"))["settings"]["dataset.name"]
-            table = pd.read_csv(folder / CSV, dtype={"heads": str, "position": str}, keep_default_na=False)
-            found += [(dataset, Rate(*row)) for row in table[list(Rate._fields)].itertuples(index=False, name=None)]
+            dataset = json.loads((folder / METRICS).read_text(encoding="utf-8"))["settings"][
+                "dataset.name"
+            ]
+            table = pd.read_csv(
+                folder / CSV, dtype={"heads": str, "position": str}, keep_default_na=False
+            )
+            found += [
+                (dataset, Rate(*row))
+                for row in table[list(Rate._fields)].itertuples(index=False, name=None)
+            ]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them anew"
+                f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them"
+                " anew"
             ) from error
     return found
 
@@ -191,19 +225,26 @@ class MatchRates:
         found: list[Rate] = []
         labels = [*map(self.label, range(self.counts.shape[1])), TOTAL]
         counts = with_sum(self.counts.sum(0))
-        for (h, heads), (i, layer), (j, top_k) in product(*map(enumerate, (self.heads, self.layers, self.top_k))):
+        for (h, heads), (i, layer), (j, top_k) in product(
+            *map(enumerate, (self.heads, self.layers, self.top_k))
+        ):
             matches = with_sum(self.matches[:, h, i, j].sum(0))
             for label, some, count in zip(labels, matches, counts, strict=True):
                 found.append(Rate(layer, top_k, heads, label, some, count, some / count))
         return found
 
     def totals(self) -> list[dict[str, object]]:
-        """The rows over all positions, with their 95 % intervals: by bootstrap over texts, whose tokens are related."""
+        """The rows over all positions, with their 95 % intervals: by bootstrap over texts, whose
+        tokens are related.
+        """
         each = self.matches.sum(-1).reshape(self.texts, -1)  # in the order of the rows
         sums = resampled_sums(np.column_stack([each, self.counts.sum(-1)]).astype(float), 0)
         bounds = [interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
         rows = [row for row in self.rows() if row.position == TOTAL]
-        return [{**row._asdict(), "low": low, "high": high} for row, (low, high) in zip(rows, bounds, strict=True)]
+        return [
+            {**row._asdict(), "low": low, "high": high}
+            for row, (low, high) in zip(rows, bounds, strict=True)
+        ]
 
     def label(self, group: int) -> str:
         """The positions of a group as the paper's tables name them: 1-16."""
@@ -212,14 +253,23 @@ class MatchRates:
 
 
 def measure_match_rates(
-    target: LoadedModel, requests: Sequence[Request], spec: MatchSpec, advance: Callable[[], None] = lambda: None
+    target: LoadedModel,
+    requests: Sequence[Request],
+    spec: MatchSpec,
+    advance: Callable[[], None] = lambda: None,
 ) -> MatchRates:
-    """Decode every request greedily, once, and rank each token of the texts by all heads at all layers.
+    """Decode every request greedily, once, and rank each token of the texts by all heads at all
+    layers.
 
-    Texts decode in batches where the target can. advance: called after each text. Raises UserError as `layers_of` does.
+    Texts decode in batches where the target can. advance: called after each text. Raises UserError
+    as `layers_of` does.
     """
     layers, top_k = layers_of(spec, target), np.array(spec.top_k)
-    trained = {name: LayerHeads.load(name).to(target.device, target.dtype) for name in spec.heads if name != SHARED}
+    trained = {
+        name: LayerHeads.load(name).to(target.device, target.dtype)
+        for name in spec.heads
+        if name != SHARED
+    }
     heads = [trained.get(name) for name in spec.heads]  # None for the target's own norm and head
 
     @torch.inference_mode()
@@ -230,7 +280,9 @@ def measure_match_rates(
         for own, layer in product(heads, layers):
             hidden = states[layer - 1]
             if own is None:
-                logits = session.extend(Rows([0] * len(hidden), states=hidden), Want(layers=())).logits
+                logits = session.extend(
+                    Rows([0] * len(hidden), states=hidden), Want(layers=())
+                ).logits
             else:
                 logits = own.logits(layer, hidden)
             choices = logits.topk(spec.top_k[-1]).indices  # [n, most]
@@ -243,7 +295,9 @@ def measure_match_rates(
     hits = [text.result for text in batch.run(loops, lambda index: advance())]
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)
     matches = np.stack([grouped(hit, spec.positions, groups) for hit in hits])
-    counts = np.stack([grouped(np.ones(hit.shape[-1:], int), spec.positions, groups) for hit in hits])
+    counts = np.stack(
+        [grouped(np.ones(hit.shape[-1:], int), spec.positions, groups) for hit in hits]
+    )
     return MatchRates(spec.heads, layers, spec.top_k, spec.positions, matches, counts)
 
 
@@ -255,7 +309,9 @@ def with_sum(counts: Int[np.ndarray, " groups"]) -> list[int]:
     return [*counts.tolist(), int(counts.sum())]
 
 
-def grouped(values: Int[np.ndarray, "*axes n"], size: int, groups: int) -> Int[np.ndarray, "*axes groups"]:
+def grouped(
+    values: Int[np.ndarray, "*axes n"], size: int, groups: int
+) -> Int[np.ndarray, "*axes groups"]:
     """Sums over groups of `size` values; groups after the last value are zero."""
     padded = np.zeros((*values.shape[:-1], groups * size), int)
     padded[..., : values.shape[-1]] = values
@@ -295,7 +351,8 @@ def match_rates(cfg: DictConfig) -> None:
             held = dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"{file} does not describe match rates; choose another name=NAME, or remove the folder"
+                f"{file} does not describe match rates; choose another name=NAME, or remove the"
+                " folder"
             ) from error
         require_same_settings(folder, "match rates", held, settings, MOVED)
     requests = decoder.requests([one.prompt for one in examples], longest)
@@ -304,7 +361,12 @@ def match_rates(cfg: DictConfig) -> None:
         found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
     write(found, folder, settings, target)
     output.print(escape(table_of(found)))
-    output.print(escape(f"{folder}: {CSV}, {FIGURE} and {METRICS}; {found.tokens:,} tokens of {found.texts:,} texts"))
+    output.print(
+        escape(
+            f"{folder}: {CSV}, {FIGURE} and {METRICS}; {found.tokens:,} tokens of {found.texts:,}"
+            " texts"
+        )
+    )
 
 
 def target_of(cfg: DictConfig) -> LoadedModel:
@@ -314,7 +376,9 @@ def target_of(cfg: DictConfig) -> LoadedModel:
         require_whole("runtime.threads", cfg.runtime.threads, 1)
         torch.set_num_threads(cfg.runtime.threads)
     device = resolve_device(cfg.runtime.device)
-    dtype = resolve_dtype(cfg.runtime.dtype, recognized(Checkpoint(cfg.model.path, cfg.model.revision)), device)
+    dtype = resolve_dtype(
+        cfg.runtime.dtype, recognized(Checkpoint(cfg.model.path, cfg.model.revision)), device
+    )
     target = load_model(cfg.model.path, cfg.model.revision, str(device), dtype, "auto")
     target.checkpoint.check()
     target.require_layers("measuring match rates")
@@ -324,11 +388,18 @@ def target_of(cfg: DictConfig) -> LoadedModel:
 def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: LoadedModel) -> None:
     """Write the table and the figure, then the file that describes them."""
     counts = {"texts": found.texts, "tokens": found.tokens, "totals": found.totals()}
-    what = f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {found.tokens:,} tokens"
+    what = (
+        f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {found.tokens:,} tokens"
+    )
     with writing(folder, "the match rates"):
         write_csv(folder / CSV, pd.DataFrame(found.rows()))
-        draw_match_rates(found, folder / FIGURE, f"{what} of {found.texts:,} greedy texts; bars: 95 % over texts")
-        write_json(folder / METRICS, {"settings": settings, **counts, "environment": environment(target.device)})
+        draw_match_rates(
+            found, folder / FIGURE, f"{what} of {found.texts:,} greedy texts; bars: 95 % over texts"
+        )
+        write_json(
+            folder / METRICS,
+            {"settings": settings, **counts, "environment": environment(target.device)},
+        )
 
 
 def table_of(found: MatchRates) -> str:
@@ -336,30 +407,47 @@ def table_of(found: MatchRates) -> str:
     rates = pd.DataFrame(found.totals())
     percent = (100 * rates[["rate", "low", "high"]]).to_numpy()
     rates["k ="] = ["{:.1f} [{:.1f}, {:.1f}]".format(*row) for row in percent]
-    table = rates.pivot(index=["heads", "layer"], columns="top_k", values="k =").rename_axis(columns="k")
-    return f"{table.to_string()}\n\n% of final tokens among the first k choices, with 95 % intervals over texts"
+    table = rates.pivot(index=["heads", "layer"], columns="top_k", values="k =").rename_axis(
+        columns="k"
+    )
+    return (
+        f"{table.to_string()}\n\n% of final tokens among the first k choices, with 95 % intervals"
+        " over texts"
+    )
 
 
 def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
-    """Left: the rate against the layer, a line with 95 % intervals for each k. Right: the rate against the position.
+    """Left: the rate against the layer, a line with 95 % intervals for each k. Right: the rate
+    against the position.
 
-    The right panel shows the middle k, with a line for each layer; a group of positions is drawn at its first one.
+    The right panel shows the middle k, with a line for each layer; a group of positions is drawn at
+    its first one.
     """
     middle = found.top_k[len(found.top_k) // 2]
     totals, rows = pd.DataFrame(found.totals()), pd.DataFrame(found.rows())
     rows = rows[(rows["position"] != TOTAL) & (rows["top_k"] == middle)]
-    rows = rows.assign(x=rows["position"].str.partition("-")[0].astype(int), low=rows["rate"], high=rows["rate"])
+    rows = rows.assign(
+        x=rows["position"].str.partition("-")[0].astype(int), low=rows["rate"], high=rows["rate"]
+    )
     rows = rows[(rows["count"] >= FEW) | (rows["x"] == 1)]
     with paper_figure(path, (10.0, 4.8), "Match rates of early layers", subtitle) as figure:
-        left = add_panel(figure, (0.07, 0.12, 0.42, 0.68), "all positions", xlabel="layer", ylim=(0, 1.02))
-        right = add_panel(figure, (0.55, 0.12, 0.42, 0.68), f"k = {middle}", xlabel="position", ylim=(0, 1.02))
+        left = add_panel(
+            figure, (0.07, 0.12, 0.42, 0.68), "all positions", xlabel="layer", ylim=(0, 1.02)
+        )
+        right = add_panel(
+            figure, (0.55, 0.12, 0.42, 0.68), f"k = {middle}", xlabel="position", ylim=(0, 1.02)
+        )
         left.set(ylabel="share of final tokens among the first k choices", xticks=found.layers)
-        _draw_lines(left, totals.assign(x=totals["layer"], line="k = " + totals["top_k"].astype(str)))
+        _draw_lines(
+            left, totals.assign(x=totals["layer"], line="k = " + totals["top_k"].astype(str))
+        )
         _draw_lines(right, rows.assign(line="layer " + rows["layer"].astype(str)))
 
 
 def _draw_lines(axes: Axes, table: pd.DataFrame) -> None:
-    """A line for each kind of heads and each value of `line`, dashed and hollow for the model's own head."""
+    """A line for each kind of heads and each value of `line`, dashed and hollow for the model's own
+    head.
+    """
     looks, names = marks(list(table["line"].unique())), list(table["heads"].unique())
     trained = (name for name in names if name != SHARED)
     dashes = {SHARED: (0, (4, 2)), **dict(zip(trained, cycle(("-", "-.", ":")), strict=False))}
@@ -368,8 +456,16 @@ def _draw_lines(axes: Axes, table: pd.DataFrame) -> None:
         filling = {"mfc": "white" if name == SHARED else mark.colour, "mec": mark.colour, "ms": 5}
         # rounding may put the rate just outside its interval
         reach = np.clip([line["rate"] - line["low"], line["high"] - line["rate"]], 0, None)
-        style = {"color": mark.colour, "linestyle": dashes[name], "elinewidth": 1.0, "linewidth": 1.5}
+        style = {
+            "color": mark.colour,
+            "linestyle": dashes[name],
+            "elinewidth": 1.0,
+            "linewidth": 1.5,
+        }
         axes.errorbar(line["x"], line["rate"], reach, marker=mark.marker, **style, **filling)
-    shown = [Line2D([], [], color=mark.colour, marker=mark.marker, ms=5, label=label) for label, mark in looks.items()]
+    shown = [
+        Line2D([], [], color=mark.colour, marker=mark.marker, ms=5, label=label)
+        for label, mark in looks.items()
+    ]
     shown += [Line2D([], [], color=MUTED, linestyle=dashes[name], label=name) for name in names]
     axes.legend(handles=shown, loc="lower right", fontsize=7.5, frameon=False)

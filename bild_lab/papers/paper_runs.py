@@ -1,4 +1,6 @@
-"""What the papers' commands consist of and need: downloads, memory by closed forms, and an estimate of the time."""
+"""What the papers' commands consist of and need: downloads, memory by closed forms, and an estimate
+of the time.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +43,20 @@ READ_SHARE = 0.6  # of that speed that decoding reaches
 LAUNCHES_S = 100e-6  # of the host, for each layer of a forward, eager
 SAVED = 1.5  # a policy's time is about the baseline's over this
 WARMUP = 3
-ASSUMED_GPU = "a100"  # for the estimates of a machine without a GPU, or with one that is not in the list
+# for the estimates of a machine without a GPU, or with one that is not in the list
+ASSUMED_GPU = "a100"
 ALL = "all"
 CHOICES = ("experiment", "scale", "match")  # groups that decide what is swept
-SETTINGS = ("pair", "dataset", "model", "template")  # groups of which each choice is a setting of its own
-APPLICATIONS = {"run.py": "config", "scripts/generate_calibration.py": "calibration"}  # others bear their script's name
+# groups of which each choice is a setting of its own
+SETTINGS = ("pair", "dataset", "model", "template")
+# others bear their script's name
+APPLICATIONS = {"run.py": "config", "scripts/generate_calibration.py": "calibration"}
 MEASURES = ("config", "match_rates")  # configurations whose points are decoded one by one
-COPIES = {"adafactor": 2, "adamw": 4}  # of trained weights: with gradients, and moments, which Adafactor factors
+# of trained weights: with gradients, and moments, which Adafactor factors
+COPIES = {"adafactor": 2, "adamw": 4}
 DEVICE_MAPS = ("runtime.device_map", "train.device_map", "model.device_map")
-NO_DATA = {"hub_id": None, "limit": None, "max_source_tokens": None, "name": "answers"}  # of alignment
+# of alignment
+NO_DATA = {"hub_id": None, "limit": None, "max_source_tokens": None, "name": "answers"}
 
 Words = tuple[str, ...]  # of a command line
 
@@ -58,9 +65,9 @@ Words = tuple[str, ...]  # of a command line
 class Setting:
     """What the points of a run have in common: models, data, precision and lengths.
 
-    points: how many there are, 0 for a command that answers or trains. at_once: texts that a command that answers
-    decodes together, else 0. templates: in how many each is asked. copies: of the weights, in memory. spread: over all
-    GPUs.
+    points: how many there are, 0 for a command that answers or trains. at_once: texts that a
+    command that answers decodes together, else 0. templates: in how many each is asked. copies: of
+    the weights, in memory. spread: over all GPUs.
     """
 
     target: str | None
@@ -78,7 +85,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Needs:
-    """Of one setting. download_gb: by hub id. examples, hours (on this GPU): None where they are not known."""
+    """Of one setting. download_gb: by hub id. examples, hours (on this GPU):
+
+    None where they are not known.
+    """
 
     setting: Setting
     download_gb: Mapping[str, float]
@@ -99,7 +109,8 @@ def hub() -> dict[str, Any]:
 
 
 def items_of(name: str) -> list[str]:
-    """The items that `bild/fig4`, `bild_fig4` or `all` names, or the experiment of that name that is no item.
+    """The items that `bild/fig4`, `bild_fig4` or `all` names, or the experiment of that name that
+    is no item.
 
     Raises UserError for others.
     """
@@ -109,7 +120,10 @@ def items_of(name: str) -> list[str]:
         return [item]
     if not (config_dir() / "experiment" / f"{name}.yaml").is_file():
         folder = config_dir() / "experiment"
-        experiments = [file.relative_to(folder).with_suffix("").as_posix() for file in sorted(folder.rglob("*.yaml"))]
+        experiments = [
+            file.relative_to(folder).with_suffix("").as_posix()
+            for file in sorted(folder.rglob("*.yaml"))
+        ]
         require_choice("item", name, dict.fromkeys([ALL, *published_names(), *experiments]))
     return [name]
 
@@ -138,20 +152,25 @@ def application_of(script: str) -> str | None:
 
 
 def configurations(words: Words) -> list[DictConfig]:
-    """The configurations of a command, one for each of its settings, with the first value of every other list.
+    """The configurations of a command, one for each of its settings, with the first value of every
+    other list.
 
     Empty for a script without a configuration.
     """
     if (application := application_of(words[1])) is None:
         return []
     lists = lists_of(words)
-    several = [values if key.split(".")[0] in SETTINGS else values[:1] for key, values in lists.items()]
+    several = [
+        values if key.split(".")[0] in SETTINGS else values[:1] for key, values in lists.items()
+    ]
     return [composed(application, choice) for choice in product(*several)]
 
 
 @cache
 def lists_of(words: Words) -> dict[str, Words]:
-    """The values of each key of a command, as overrides, those that its experiment sweeps over included."""
+    """The values of each key of a command, as overrides, those that its experiment sweeps over
+    included.
+    """
     if (application := application_of(words[1])) is None:
         return {}
     given = [word for word in words[2:] if "=" in word]
@@ -193,7 +212,9 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
         drafts=tuple(each for each in models[1:] if each is not None),
         dataset=OmegaConf.to_container(cfg.dataset) if "dataset" in cfg else NO_DATA,
         dtype=cfg.runtime.dtype if trained is None else "bfloat16" if frozen else "float32",
-        max_new_tokens=cfg.decoding.max_new_tokens if "decoding" in cfg else trained.max_target_tokens,
+        max_new_tokens=cfg.decoding.max_new_tokens
+        if "decoding" in cfg
+        else trained.max_target_tokens,
         repeats=cfg.measure.repeats if "measure" in cfg else 1,
         points=points,
         at_once=cfg.get("batch_size", 0),  # of conf/calibration.yaml
@@ -205,23 +226,40 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
 
 def unverified() -> list[str]:
     """Ids that were seen nowhere."""
-    return [name for kind in ("models", "datasets") for name, card in hub()[kind].items() if card["seen"] is None]
+    return [
+        name
+        for kind in ("models", "datasets")
+        for name, card in hub()[kind].items()
+        if card["seen"] is None
+    ]
 
 
 def needs(setting: Setting, gpu: str) -> Needs:
     """What the setting takes, on this GPU. Raises UserError for an unknown one."""
     require_choice("gpu", gpu, GPUS)
-    sizes = {one: size_of(one) for one in (setting.target, *setting.drafts) if one in hub()["models"]}
+    sizes = {
+        one: size_of(one) for one in (setting.target, *setting.drafts) if one in hub()["models"]
+    }
     stored = {one: hub()["models"][one]["stored"] for one in sizes}
     download = {one: sizes[one].weights * width / 1e9 for one, width in stored.items() if width}
     data, hours = setting.dataset, None
     card = hub()["datasets"].get(data["hub_id"], {}) if data.get("path") is None else {}
-    rows = [one for one in (data["limit"], card.get("splits", {}).get(data.get("split"))) if one is not None]
+    rows = [
+        one
+        for one in (data["limit"], card.get("splits", {}).get(data.get("split")))
+        if one is not None
+    ]
     examples = min(rows, default=None)
     if card:
         download[data["hub_id"]] = card["mb"] / 1e3
         if setting.target in sizes and examples is not None:
-            hours = _hours(sizes[setting.target], setting, gpu, examples, min(card["tokens"], setting.max_new_tokens))
+            hours = _hours(
+                sizes[setting.target],
+                setting,
+                gpu,
+                examples,
+                min(card["tokens"], setting.max_new_tokens),
+            )
     prompt = setting.dataset["max_source_tokens"] or PROMPT
     cached = sum(size.cache for size in sizes.values()) * (prompt + setting.max_new_tokens)
     gigabytes = BYTES[setting.dtype] / 1e9
@@ -230,7 +268,8 @@ def needs(setting: Setting, gpu: str) -> Needs:
 
 
 def _hours(target: Size, setting: Setting, gpu: str, examples: int, tokens: int) -> float | None:
-    """Method and baseline decode every example in turn; warm-up is decoded too. Answers are decoded many at once.
+    """Method and baseline decode every example in turn; warm-up is decoded too. Answers are decoded
+    many at once.
 
     tokens: of a text. None for a training.
     """
@@ -245,7 +284,8 @@ def _hours(target: Size, setting: Setting, gpu: str, examples: int, tokens: int)
 
 
 class Size(NamedTuple):
-    """Of a model: its weights, those that a token reads, a token's values in the cache, and decoder layers.
+    """Of a model: its weights, those that a token reads, a token's values in the cache, and decoder
+    layers.
 
     The last two are 0 where only the number of weights is known.
     """
@@ -268,8 +308,14 @@ def size_of(model: str) -> Size:
     values = dict(hub()["outlines"][card["outline"]])
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     sizes, depth = dimensions(config), config.num_hidden_layers
-    embedding = 0 if config.model_type == "t5" else sizes.dim * config.vocab_size  # T5 v1.0 has one matrix
-    return Size(sizes.weights + embedding, sizes.layers.values + sizes.head.values, depth * sizes.cache_width, depth)
+    # T5 v1.0 has one matrix
+    embedding = 0 if config.model_type == "t5" else sizes.dim * config.vocab_size
+    return Size(
+        sizes.weights + embedding,
+        sizes.layers.values + sizes.head.values,
+        depth * sizes.cache_width,
+        depth,
+    )
 
 
 def sentence(several: Sequence[Needs], gpu: str) -> str:

@@ -1,4 +1,6 @@
-"""What the papers print, one YAML of `bild_lab/papers/published` for each figure, and verdicts on measured numbers."""
+"""What the papers print, one YAML of `bild_lab/papers/published` for each figure, and verdicts on
+measured numbers.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ Key = tuple[str, str, str]  # panel, row, quantity
 class Cell:
     """A measured number, with its 95 % interval if it has one.
 
-    data: what its panel shows, usually a data set. part: the part of that data, such as "tokens 1-2"; empty for all of
-    it. formula: the value of the paper's formula for this run, if the number is compared with the formula. metric: of a
-    quality, as tables call it.
+    data: what its panel shows, usually a data set. part: the part of that data, such as "tokens
+    1-2"; empty for all of it. formula: the value of the paper's formula for this run, if the number
+    is compared with the formula. metric: of a quality, as tables call it.
     """
 
     data: str
@@ -62,7 +64,8 @@ def panel_of(data: str, part: str) -> str:
 class Block:
     """One quantity of a table: a value for each row and panel, None if the paper has none.
 
-    tolerance: how far, in the quantity's own unit, a value may be from the paper's to agree with it.
+    tolerance: how far, in the quantity's own unit, a value may be from the paper's to agree with
+    it.
     """
 
     quantity: str
@@ -82,7 +85,9 @@ class Order:
 
 @dataclass(frozen=True)
 class StandsFor:
-    """What a run at small scale is compared with: a panel of the paper, and the paper's names of its rows."""
+    """What a run at small scale is compared with: a panel of the paper, and the paper's names of
+    its rows.
+    """
 
     panel: str
     rows: dict[str, str]
@@ -92,8 +97,9 @@ class StandsFor:
 class Published:
     """A figure or table of a paper.
 
-    given: which of its numbers the paper's text prints, and what was left out. folders: where in `outputs` its points
-    are, by scale. commands: those that produce the points, by scale. metrics: of the printed qualities, by panel.
+    given: which of its numbers the paper's text prints, and what was left out. folders: where in
+    `outputs` its points are, by scale. commands: those that produce the points, by scale. metrics:
+    of the printed qualities, by panel.
     same_rows: the paper's row that a further row of ours is compared with.
     """
 
@@ -133,12 +139,19 @@ def load_published(name: str) -> Published:
     content = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     stands_for, values, orders = (content.pop(key) for key in ("stands_for", "values", "orders"))
     blocks = [Block(**one) for one in values]
-    return Published(**content, stands_for=StandsFor(**stands_for), values=blocks, orders=[Order(**o) for o in orders])
+    return Published(
+        **content,
+        stands_for=StandsFor(**stands_for),
+        values=blocks,
+        orders=[Order(**o) for o in orders],
+    )
 
 
 @dataclass(frozen=True)
 class Line:
-    """A measured number and the one it is compared with: the paper's, that of a formula, or none."""
+    """A measured number and the one it is compared with: the paper's, that of a formula, or
+    none.
+    """
 
     cell: Cell
     beside: float | None
@@ -149,7 +162,9 @@ class Line:
         """Whether both agree: within the tolerance, or the paper's number inside the interval."""
         if self.beside is None or self.tolerance is None:
             return MISSING
-        inside = self.cell.low is not None and self.cell.low <= self.beside <= (self.cell.high or self.cell.low)
+        inside = self.cell.low is not None and self.cell.low <= self.beside <= (
+            self.cell.high or self.cell.low
+        )
         if inside or abs(self.cell.value - self.beside) <= self.tolerance + 1e-9:
             return AGREES
         return HIGHER if self.cell.value > self.beside else LOWER
@@ -166,8 +181,8 @@ class ClaimLine:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One figure at one scale, compared: claims that hold first. missing: how many of the paper's numbers were not
-    measured.
+    """One figure at one scale, compared: claims that hold first. missing: how many of the paper's
+    numbers were not measured.
     """
 
     lines: list[Line]
@@ -176,9 +191,11 @@ class Comparison:
 
 
 def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
-    """Compare measured numbers with printed ones; at small scale with those of the paper's panel in `stands_for`.
+    """Compare measured numbers with printed ones; at small scale with those of the paper's panel in
+    `stands_for`.
 
-    A part of the data is compared with the same part. Qualities are compared only on the same texts and by the paper's
+    A part of the data is compared with the same part. Qualities are compared only on the same texts
+    and by the paper's
     metric: ROUGE-L of CNN/DailyMail is ten points below the ROUGE-Lsum that BiLD prints.
     """
     lines, used = [], set()
@@ -205,15 +222,21 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
 
 
 def claim_lines(order: Order, cells: Sequence[Cell]) -> list[ClaimLine]:
-    """The claim in each panel that has all of its rows; a single line "not measured" if none has."""
+    """The claim in each panel that has all of its rows; a single line "not measured" if none
+    has.
+    """
     panels = dict.fromkeys(cell.panel for cell in cells)
     lines = [ClaimLine(panel, order, judged(order, panel, cells)) for panel in panels]
-    return [line for line in lines if line.verdict != UNKNOWN] or [ClaimLine(MISSING, order, UNKNOWN)]
+    return [line for line in lines if line.verdict != UNKNOWN] or [
+        ClaimLine(MISSING, order, UNKNOWN)
+    ]
 
 
 def judged(order: Order, panel: str, cells: Iterable[Cell]) -> str:
     """The verdict on a claim: no row has less of the quantity than the next one."""
-    found = {cell.row: cell for cell in cells if (cell.panel, cell.quantity) == (panel, order.quantity)}
+    found = {
+        cell.row: cell for cell in cells if (cell.panel, cell.quantity) == (panel, order.quantity)
+    }
     chain = [found.get(row) for row in order.rows]
     if None in chain:
         return UNKNOWN
@@ -225,7 +248,9 @@ def judged(order: Order, panel: str, cells: Iterable[Cell]) -> str:
 
 
 def overlapping(one: Cell, other: Cell) -> bool:
-    """Whether the intervals overlap, so that either number may be the larger one; False without intervals."""
+    """Whether the intervals overlap, so that either number may be the larger one; False without
+    intervals.
+    """
     if None in (one.low, one.high, other.low, other.high):
         return False
     return one.low <= other.high and other.low <= one.high
@@ -239,7 +264,10 @@ def markdown(comparison: Comparison) -> str:
     ]
     tables = [
         ("claim of the paper | panel | rows, none below the next | quantity | here", claims),
-        ("panel | row | quantity | here | paper | tolerance | verdict", [_texts(line) for line in comparison.lines]),
+        (
+            "panel | row | quantity | here | paper | tolerance | verdict",
+            [_texts(line) for line in comparison.lines],
+        ),
     ]
     return "\n\n".join(_table(head, rows) for head, rows in tables if rows)
 
@@ -261,5 +289,7 @@ def _texts(line: Line) -> tuple[str, ...]:
     here = f"{number(cell.value, digits(cell.value))} {bounds}".strip()
     beside = MISSING if line.beside is None else number(line.beside, digits(line.beside))
     beside += " (formula)" if cell.formula is not None else ""
-    tolerance = MISSING if line.tolerance is None or line.beside is None else f"± {line.tolerance:.2g}"
+    tolerance = (
+        MISSING if line.tolerance is None or line.beside is None else f"± {line.tolerance:.2g}"
+    )
     return (*cell.key, here, beside, tolerance, line.verdict)

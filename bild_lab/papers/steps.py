@@ -55,9 +55,10 @@ _ABSENT = object()
 class Step:
     """One command line. writes: its folder in `outputs`. reads: the folders that it needs there.
 
-    after: the commands of the steps that it waits for. missing: those of `reads` that no command writes and that are
-    not there. configuration: everything that the command was composed of. figure: of a step that draws one from
-    whatever points there are, so it also runs where steps before it did not.
+    after: the commands of the steps that it waits for. missing: those of `reads` that no command
+    writes and that are not there. configuration: everything that the command was composed of.
+    figure: of a step that draws one from whatever points there are, so it also runs where steps
+    before it did not.
     """
 
     command: str
@@ -71,11 +72,13 @@ class Step:
 
 
 def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> list[Step]:
-    """Everything that makes an item, or all of them, in an order in which it can run; figures are last.
+    """Everything that makes an item, or all of them, in an order in which it can run; figures are
+    last.
 
-    An item's own commands come from its file in `published`. What a step reads from outputs is written by the command
-    with that name=NAME: one of the item's own, else one of its experiment's `recipes`, else one of another item. A
-    sweep is a step for each value that needs other models or folders, so that a pair waits for its own training only.
+    An item's own commands come from its file in `published`. What a step reads from outputs is
+    written by the command with that name=NAME: one of the item's own, else one of its experiment's
+    `recipes`, else one of another item. A sweep is a step for each value that needs other models or
+    folders, so that a pair waits for its own training only.
     overrides: KEY=VALUE, for every step that has the key.
 
     Raises UserError for an unknown item or scale, and a key that no step has.
@@ -86,13 +89,21 @@ def steps_of(name: str, scale: str = "paper", overrides: Sequence[str] = ()) -> 
         for item in items_of(name):
             _add(graph, item, commands(item, scale), scale, overrides)
     taken = {word.partition("=")[0] for command in graph for word in shlex.split(command)}
-    if unused := [key for key in (word.partition("=")[0] for word in overrides) if key not in taken]:
-        raise UserError(f"no step of {name} has the key {unused[0]}; leave it out, or look it up with --cfg job")
-    order = TopologicalSorter({command: step.after for command, step in graph.items()}).static_order()
+    if unused := [
+        key for key in (word.partition("=")[0] for word in overrides) if key not in taken
+    ]:
+        raise UserError(
+            f"no step of {name} has the key {unused[0]}; leave it out, or look it up with --cfg job"
+        )
+    order = TopologicalSorter(
+        {command: step.after for command, step in graph.items()}
+    ).static_order()
     return sorted((graph[command] for command in order), key=lambda step: step.figure is not None)
 
 
-def _add(graph: dict[str, Step], item: str, own: Sequence[str], scale: str, overrides: Sequence[str]) -> None:
+def _add(
+    graph: dict[str, Step], item: str, own: Sequence[str], scale: str, overrides: Sequence[str]
+) -> None:
     goals = [part for command in own for part in _parts(command, overrides)]
     waiting: list[tuple[Words, Sequence[str]]] = [(words, ()) for words in goals]
     while waiting:
@@ -103,7 +114,11 @@ def _add(graph: dict[str, Step], item: str, own: Sequence[str], scale: str, over
         known = known or [*own, *_recipes(several), *_pool(scale)]
         writes = str(several[0].name) if several else ""
         text = "".join(json.dumps(plain_values(cfg), default=str) for cfg in several)
-        reads, after, missing = tuple(dict.fromkeys(each for each in _NAMED.findall(text) if each != writes)), [], []
+        reads, after, missing = (
+            tuple(dict.fromkeys(each for each in _NAMED.findall(text) if each != writes)),
+            [],
+            [],
+        )
         for folder in reads:
             writer = next((one for one in known if f"name={folder}" in one.split()), None)
             parts = [] if writer is None else _parts(writer, overrides)
@@ -113,9 +128,14 @@ def _add(graph: dict[str, Step], item: str, own: Sequence[str], scale: str, over
                 missing.append(folder)
         settings = tuple(settings_of(words))
         content = f"{text}{lists_of(words)}"
-        graph[command] = Step(command, writes, reads, tuple(after), tuple(missing), settings, content)
+        graph[command] = Step(
+            command, writes, reads, tuple(after), tuple(missing), settings, content
+        )
     if item in published_names():
-        command, folders = f"python scripts/figures.py {item} scale={scale}", load_published(item).folders[scale]
+        command, folders = (
+            f"python scripts/figures.py {item} scale={scale}",
+            load_published(item).folders[scale],
+        )
         after = tuple(dict.fromkeys(shlex.join(words) for words in goals))
         reads = tuple(one for one in folders if any(graph[each].writes == one for each in after))
         graph[command] = Step(command, f"figures/{item}", reads, after, figure=item)
@@ -124,7 +144,9 @@ def _add(graph: dict[str, Step], item: str, own: Sequence[str], scale: str, over
 @cache
 def _pool(scale: str) -> list[str]:
     """Every command of every item."""
-    return [command for name in published_names() for command in load_published(name).commands[scale]]
+    return [
+        command for name in published_names() for command in load_published(name).commands[scale]
+    ]
 
 
 def _recipes(several: Sequence[DictConfig]) -> list[str]:
@@ -138,16 +160,26 @@ def _recipes(several: Sequence[DictConfig]) -> list[str]:
 
 
 def _parts(command: str, overrides: Sequence[str]) -> list[Words]:
-    """The command with the overrides that it has keys for, once for each value that needs other models or folders."""
+    """The command with the overrides that it has keys for, once for each value that needs other
+    models or folders.
+    """
     words = tuple(shlex.split(command))
     if (application := application_of(words[1])) is None:
         return [words]
     configuration = composed(application, tuple(values[0] for values in lists_of(words).values()))
     keys = [(word, word.partition("=")[0]) for word in overrides]
-    given = [word for word, key in keys if OmegaConf.select(configuration, key, default=_ABSENT) is not _ABSENT]
+    given = [
+        word
+        for word, key in keys
+        if OmegaConf.select(configuration, key, default=_ABSENT) is not _ABSENT
+    ]
     words = _replaced(words, given)
     lists = lists_of(words)
-    several = [values for key, values in lists.items() if len(values) > 1 and _differ(application, lists, key)]
+    several = [
+        values
+        for key, values in lists.items()
+        if len(values) > 1 and _differ(application, lists, key)
+    ]
     return [_replaced(words, choice) for choice in product(*several)]
 
 
@@ -159,21 +191,27 @@ def _differ(application: str, lists: Mapping[str, Words], key: str) -> bool:
     several = [composed(application, tuple({**first, key: value}.values())) for value in lists[key]]
     texts = [json.dumps(plain_values(cfg), default=str) for cfg in several]
     needed = [
-        (cfg.get("pair"), cfg.get("model"), _NAMED.findall(text)) for cfg, text in zip(several, texts, strict=True)
+        (cfg.get("pair"), cfg.get("model"), _NAMED.findall(text))
+        for cfg, text in zip(several, texts, strict=True)
     ]
     return any(one != needed[0] for one in needed)
 
 
 def _replaced(words: Words, changes: Sequence[str]) -> Words:
     keys = {word.partition("=")[0] for word in changes}
-    return (*(word for word in words if word.partition("=")[0] not in keys or "=" not in word), *changes)
+    return (
+        *(word for word in words if word.partition("=")[0] not in keys or "=" not in word),
+        *changes,
+    )
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Where steps run. gpu: of paper_runs.GPUS, for estimates. room_gb: of its memory; None: there is no GPU here.
+    """Where steps run. gpu: of paper_runs.GPUS, for estimates. room_gb: of its memory; None: there
+    is no GPU here.
 
-    gpus: how many. tries: steps also start where they should not fit. gated: ids that want a login may be read.
+    gpus: how many. tries: steps also start where they should not fit. gated: ids that want a login
+    may be read.
     warning: that the estimates are of another GPU than the one here; empty if they are not.
     """
 
@@ -186,7 +224,10 @@ class Machine:
 
 
 def machine_of(gpu: str | None, tries: bool) -> Machine:
-    """The machine with the GPU of this name; None: the one that is here. Raises UserError for an unknown one."""
+    """The machine with the GPU of this name; None: the one that is here.
+
+    Raises UserError for an unknown one.
+    """
     import torch  # late: it takes seconds to load
     from huggingface_hub import get_token
 
@@ -194,9 +235,13 @@ def machine_of(gpu: str | None, tries: bool) -> Machine:
     if gpu is not None:
         require_choice("gpu", gpu, GPUS)
         return Machine(gpu, GPUS[gpu][0], gated, tries)
-    assumed = f"times are estimated for an {ASSUMED_GPU}; gpu=NAME takes another of {', '.join(GPUS)}"
+    assumed = (
+        f"times are estimated for an {ASSUMED_GPU}; gpu=NAME takes another of {', '.join(GPUS)}"
+    )
     if not torch.cuda.is_available():
-        return Machine(ASSUMED_GPU, None, gated, tries, warning=f"there is no GPU here, so {assumed}")
+        return Machine(
+            ASSUMED_GPU, None, gated, tries, warning=f"there is no GPU here, so {assumed}"
+        )
     here, count = torch.cuda.get_device_properties(0), torch.cuda.device_count()
     if (known := known_gpu(here.name)) is None:
         warning = f"the GPU here, {here.name}, is not in the list, so {assumed}"
@@ -205,7 +250,9 @@ def machine_of(gpu: str | None, tries: bool) -> Machine:
 
 
 def known_gpu(name: str) -> str | None:
-    """Which of `GPUS` this is, by the name that CUDA gives it; None for others, and for a part of one or a laptop's."""
+    """Which of `GPUS` this is, by the name that CUDA gives it; None for others, and for a part of
+    one or a laptop's.
+    """
     words = re.sub(r"\brtx (?=\d)", "rtx", name.lower()).replace("-", " ").split()
     if "mig" in words or "laptop" in words:
         return None
@@ -215,9 +262,15 @@ def known_gpu(name: str) -> str | None:
 def obstacle(step: Step, machine: Machine) -> str | None:
     """Why a step cannot run on this machine; None if it can."""
     if step.missing:
-        return f"nothing writes outputs/{step.missing[0]}: put it there, or add its command to the experiment's recipes"
+        return (
+            f"nothing writes outputs/{step.missing[0]}: put it there, or add its command to the"
+            " experiment's recipes"
+        )
     if unknown := [each for each in step.settings if each.target is None]:
-        return f"it takes models of your own: give pair.target=DIR, and data in place of {unknown[0].dataset['name']}"
+        return (
+            "it takes models of your own: give pair.target=DIR, and data in place of"
+            f" {unknown[0].dataset['name']}"
+        )
     several = [needs(each, machine.gpu) for each in step.settings]
     if machine.tries or not any(each.weights_gb for each in several):
         return None
@@ -230,15 +283,22 @@ def obstacle(step: Step, machine: Machine) -> str | None:
     rooms = [machine.room_gb * (machine.gpus if each.setting.spread else 1) for each in several]
     lacking = [one for one, room in zip(several, rooms, strict=True) if one.memory_gb > room]
     if lacking:
-        wanted, has = f"memory: {lacking[0].memory_gb:.0f} GB", f"{machine.gpus} × {machine.room_gb:.0f} GB"
-        return f"{wanted}, here are {has}; runtime.device_map=auto spreads a model, force=true tries"
+        wanted, has = (
+            f"memory: {lacking[0].memory_gb:.0f} GB",
+            f"{machine.gpus} × {machine.room_gb:.0f} GB",
+        )
+        return (
+            f"{wanted}, here are {has}; runtime.device_map=auto spreads a model, force=true tries"
+        )
     return None
 
 
 def is_done(step: Step) -> bool:
-    """Whether a step ended well with this configuration and code, and nothing that it read or wrote has changed.
+    """Whether a step ended well with this configuration and code, and nothing that it read or wrote
+    has changed.
 
-    A change of the code makes every step look again, which takes seconds where its results still count.
+    A change of the code makes every step look again, which takes seconds where its results still
+    count.
     """
     stamp = _stamp(step)
     if not stamp.is_file():
@@ -254,7 +314,11 @@ def _stamp(step: Step) -> Path:
 
 @cache
 def _code() -> str:
-    files = sorted(file for file in (ROOT / "bild_lab").rglob("*") if file.suffix in (".py", ".cpp", ".h", ".yaml"))
+    files = sorted(
+        file
+        for file in (ROOT / "bild_lab").rglob("*")
+        if file.suffix in (".py", ".cpp", ".h", ".yaml")
+    )
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
@@ -274,7 +338,11 @@ def _state(step: Step) -> dict[str, dict[str, list[int]]]:
 
 
 def _files(folder: str) -> list[Path]:
-    return [file for file in (OUTPUTS / folder).rglob("*") if not any(part[0] == "." for part in file.parts)]
+    return [
+        file
+        for file in (OUTPUTS / folder).rglob("*")
+        if not any(part[0] == "." for part in file.parts)
+    ]
 
 
 def _sizes(files: Sequence[Path]) -> dict[str, list[int]]:
@@ -283,9 +351,14 @@ def _sizes(files: Sequence[Path]) -> dict[str, list[int]]:
 
 
 def perform(step: Step) -> None:
-    """Run a step's command as a process, and note that it is done. Raises UserError if it fails or writes nothing."""
+    """Run a step's command as a process, and note that it is done.
+
+    Raises UserError if it fails or writes nothing.
+    """
     _, script, *words = shlex.split(step.command)
-    code = subprocess.run([sys.executable, "-m", "bild_lab", Path(script).stem, *words], check=False).returncode
+    code = subprocess.run(
+        [sys.executable, "-m", "bild_lab", Path(script).stem, *words], check=False
+    ).returncode
     if code != 0:
         raise UserError(f"failed with status {code}: {step.command}")
     state = _state(step)
@@ -344,12 +417,17 @@ def run_steps(steps: Sequence[Step], machine: Machine, say: Callable[[str], None
 
 
 def submit_steps(
-    steps: Sequence[Step], machine: Machine, parameters: Mapping[str, str], say: Callable[[str], None]
+    steps: Sequence[Step],
+    machine: Machine,
+    parameters: Mapping[str, str],
+    say: Callable[[str], None],
 ) -> bool:
-    """Submit what is to do as Slurm jobs, each after those that it waits for. Returns whether every step was.
+    """Submit what is to do as Slurm jobs, each after those that it waits for. Returns whether every
+    step was.
 
-    parameters: of the jobs, as sbatch takes them: partition, gpus_per_node, mem, time. Logs are in outputs/.steps. A
-    job whose predecessor failed is cancelled by Slurm; a figure is drawn after all, whatever became of them.
+    parameters: of the jobs, as sbatch takes them: partition, gpus_per_node, mem, time. Logs are in
+    outputs/.steps. A job whose predecessor failed is cancelled by Slurm; a figure is drawn after
+    all, whatever became of them.
 
     Raises UserError without submitit or sbatch.
     """
@@ -368,9 +446,14 @@ def submit_steps(
         if state == TO_DO:
             before = [jobs[command] for command in step.after if command in jobs]
             kind = "afterok" if step.figure is None else "afterany"
-            waits = {"dependency": ":".join([kind, *before]), "kill_on_invalid_dep": "yes"} if before else {}
+            waits = (
+                {"dependency": ":".join([kind, *before]), "kill_on_invalid_dep": "yes"}
+                if before
+                else {}
+            )
             executor.update_parameters(
-                job_name=step.writes.replace("/", "_"), additional_parameters={**parameters, **waits}
+                job_name=step.writes.replace("/", "_"),
+                additional_parameters={**parameters, **waits},
             )
             jobs[step.command] = executor.submit(perform, step).job_id
             after = f" after {', '.join(before)}" if before else ""
@@ -381,8 +464,14 @@ def submit_steps(
 
 
 def _time_left(share: float, known: bool, spent_s: float, covered: float) -> str:
-    """Of steps with this share of the estimated hours, where steps with `covered` hours took `spent_s`."""
+    """Of steps with this share of the estimated hours, where steps with `covered` hours took
+    `spent_s`.
+    """
     if not covered and not known:
         return "time left unknown yet"
     seconds = share * (spent_s / covered if covered else 3600)
-    return f"about {seconds / 3600:.1f} h left" if seconds >= 3600 else f"about {seconds / 60:.0f} min left"
+    return (
+        f"about {seconds / 3600:.1f} h left"
+        if seconds >= 3600
+        else f"about {seconds / 60:.0f} min left"
+    )

@@ -1,7 +1,7 @@
 """What papers draw by equations alone, each figure with its values as CSV.
 
-Figures 2 to 4 of speculative decoding (Leviathan et al., 2023), and Figures 2 and 4 of predictive pipelined decoding
-(Yang et al., 2023).
+Figures 2 to 4 of speculative decoding (Leviathan et al., 2023), and Figures 2 and 4 of predictive
+pipelined decoding (Yang et al., 2023).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ RATES = tuple(index / 200 for index in range(201))
 RATES_OF_WINDOWS = RATES[:-10]  # up to 0.95: towards 1 the optimal window grows without bound
 LAYERS = 40  # of Vicuna-13B
 TABLE_1_LAYERS, TOP_KS = (10, 20, 30, 35, 37), (1, 3, 5)
-DATASETS = {"SQuAD": "squad", "WMT": "wmt15_en_fr", "CNN/DM": "cnn_dailymail_ppd"}  # as published files name them
+# as published files name them
+DATASETS = {"SQuAD": "squad", "WMT": "wmt15_en_fr", "CNN/DM": "cnn_dailymail_ppd"}
 EXITS = (20, 30, 35, 37)  # the paper's figures show only the first, half of the layers
 HEADS = {False: "shared", True: "trained"}
 COMPUTES = {
@@ -47,11 +48,20 @@ _ONE_PANEL = (0.08, 0.11, 0.88, 0.74)
 
 
 def curves(
-    parameter: str, values: Iterable[float], rates: Sequence[float] = RATES, **formulas: Callable[[float, float], float]
+    parameter: str,
+    values: Iterable[float],
+    rates: Sequence[float] = RATES,
+    **formulas: Callable[[float, float], float],
 ) -> pd.DataFrame:
-    """A row for each value of the parameter and each acceptance rate, with `formula(rate, value)` in its column."""
+    """A row for each value of the parameter and each acceptance rate, with `formula(rate, value)`
+    in its column.
+    """
     rows = [
-        {parameter: one, "acceptance_rate": rate, **{name: formula(rate, one) for name, formula in formulas.items()}}
+        {
+            parameter: one,
+            "acceptance_rate": rate,
+            **{name: formula(rate, one) for name, formula in formulas.items()},
+        }
         for one in values
         for rate in rates
     ]
@@ -59,7 +69,9 @@ def curves(
 
 
 def draw_curves(axes: Axes, table: pd.DataFrame, formula: str, word: str, **style: object) -> None:
-    """Draw a curve per parameter in shades of blue, from light to dark, with a legend. word: before the parameter."""
+    """Draw a curve per parameter in shades of blue, from light to dark, with a legend. word: before
+    the parameter.
+    """
     groups = table.groupby(table.columns[0])
     shades = colormaps["Blues"](np.linspace(0.4, 1.0, len(groups)))
     for (value, curve), shade in zip(groups, shades, strict=True):
@@ -72,10 +84,19 @@ def draw_expected_tokens(path: Path) -> None:
     """Figure 2: tokens per target call against the acceptance rate, a curve per window."""
     any_window = {"expected_tokens": lambda rate, _: oracle_improvement(rate, 0.0)}
     bound = curves("window", [float("inf")], RATES[:-1], **any_window)
-    title, subtitle = "Expected tokens per target call", "Equation 1: (1 − α^(γ+1)) / (1 − α) for windows γ"
+    title, subtitle = (
+        "Expected tokens per target call",
+        "Equation 1: (1 − α^(γ+1)) / (1 − α) for windows γ",
+    )
     with paper_figure(path, (8.0, 5.0), title, subtitle) as figure:
         axes, table = add_expected_tokens(figure)
-        axes.plot(bound["acceptance_rate"], bound["expected_tokens"], color=MUTED, linewidth=1.2, linestyle=(0, (5, 3)))
+        axes.plot(
+            bound["acceptance_rate"],
+            bound["expected_tokens"],
+            color=MUTED,
+            linewidth=1.2,
+            linestyle=(0, (5, 3)),
+        )
         beside = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
         axes.text(0.87, 9, "any window: below 1 / (1 − α)", ha="right", va="center", bbox=beside)
     write_csv(path, pd.concat([table, bound]))
@@ -93,17 +114,27 @@ def add_expected_tokens(figure: Figure) -> tuple[Axes, pd.DataFrame]:
 def draw_optimal_window(path: Path) -> None:
     """Figure 3: the window with the largest walltime improvement, a curve per cost ratio."""
     table = curves("cost_ratio", COST_RATIOS, RATES_OF_WINDOWS, optimal_window=optimal_window)
-    subtitle = "The largest walltime improvement (Theorem 3.8); c is a drafter step's time over a target step's"
+    subtitle = (
+        "The largest walltime improvement (Theorem 3.8); c is a drafter step's time over a target"
+        " step's"
+    )
     with paper_figure(path, (8.0, 5.0), "Optimal window", subtitle) as figure:
         limits = {"xlim": (0, RATES_OF_WINDOWS[-1]), "ylim": (0, 42)}
-        axes = add_panel(figure, _ONE_PANEL, xlabel=_ALPHA, ylabel="tokens drafted per round", **limits)
+        axes = add_panel(
+            figure, _ONE_PANEL, xlabel=_ALPHA, ylabel="tokens drafted per round", **limits
+        )
         draw_curves(axes, table, "optimal_window", "c =", drawstyle="steps-post")
     write_csv(path, table)
 
 
 def draw_speed_and_operations(path: Path) -> None:
-    """Figure 4: walltime improvement and growth of operations for a drafter that costs nothing (c = ĉ = 0)."""
-    formulas = {"walltime_improvement": walltime_improvement, "operations_increase": operations_increase}
+    """Figure 4: walltime improvement and growth of operations for a drafter that costs nothing (c =
+    ĉ = 0).
+    """
+    formulas = {
+        "walltime_improvement": walltime_improvement,
+        "operations_increase": operations_increase,
+    }
     free = {name: partial(formula, cost_ratio=0.0) for name, formula in formulas.items()}
     table = curves("window", WINDOWS, **free)
     subtitle = "Theorems 3.8 (left) and 3.11 (right) for a drafter that costs nothing, c = ĉ = 0"
@@ -111,7 +142,12 @@ def draw_speed_and_operations(path: Path) -> None:
         labels = ("times as fast as the target alone", "times the target's operations")
         for start, formula, what in zip((0.06, 0.555), formulas, labels, strict=True):
             area, limits = (start, 0.11, 0.41, 0.74), {"xlim": (0, 1), "ylim": (0, 12)}
-            draw_curves(add_panel(figure, area, xlabel=_ALPHA, ylabel=what, **limits), table, formula, "window")
+            draw_curves(
+                add_panel(figure, area, xlabel=_ALPHA, ylabel=what, **limits),
+                table,
+                formula,
+                "window",
+            )
     write_csv(path, table)
 
 
@@ -124,8 +160,8 @@ def match_rate(dataset: str, top_k: int, trained: bool, layer: int) -> float:
 def trade_offs() -> pd.DataFrame:
     """What the theorem gives for every printed match rate at these exits, a row each.
 
-    latency, compute_per_token: of a token, relative to the target alone. compute_per_time_unit: processes that run on
-    average.
+    latency, compute_per_token: of a token, relative to the target alone. compute_per_time_unit:
+    processes that run on average.
     """
     rows = []
     for dataset, trained, exit_layer, top_k in product(DATASETS, HEADS, EXITS, TOP_KS):
@@ -145,26 +181,41 @@ def trade_offs() -> pd.DataFrame:
 
 
 def draw_trade_offs(path: Path, compute: str) -> None:
-    """Latency against compute_per_time_unit (Figure 2: Eqs. 2 and 4 at half the layers, Theorem 4.1 elsewhere), or
-    against compute_per_token (Figure 4: Eqs. 2 and 6 at half the layers).
+    """Latency against compute_per_time_unit (Figure 2: Eqs. 2 and 4 at half the layers, Theorem 4.1
+    elsewhere), or against compute_per_token (Figure 4: Eqs. 2 and 6 at half the layers).
     """
     what = COMPUTES[compute]
     subtitle = (
-        f"Match rates of Vicuna-13B (Table 1), exits after {', '.join(map(str, EXITS))} of {LAYERS} layers, "
-        f"k = {', '.join(map(str, TOP_KS))} along each line"
+        f"Match rates of Vicuna-13B (Table 1), exits after {', '.join(map(str, EXITS))} of {LAYERS}"
+        f" layers, k = {', '.join(map(str, TOP_KS))} along each line"
     )
     points, looks = trade_offs(), marks([str(exit_layer) for exit_layer in EXITS])
-    with paper_figure(path, (10.0, 4.6), f"Latency against {compute.replace('_', ' ')}", subtitle) as figure:
+    with paper_figure(
+        path, (10.0, 4.6), f"Latency against {compute.replace('_', ' ')}", subtitle
+    ) as figure:
         limits = {"xlim": (0.9, points[compute].max() + 0.2), "ylim": (0.45, 1.02)}
         for index, (dataset, panel) in enumerate(points.groupby("dataset", sort=False)):
-            axes = add_panel(figure, (0.06 + 0.315 * index, 0.12, 0.285, 0.66), dataset, xlabel=what, **limits)
+            axes = add_panel(
+                figure, (0.06 + 0.315 * index, 0.12, 0.285, 0.66), dataset, xlabel=what, **limits
+            )
             axes.tick_params(labelleft=not index)
             axes.set_ylabel("" if index else "latency over the target alone")
             for (exit_layer, trained), line in panel.groupby(["exit_layer", "trained"]):
                 mark = looks[str(exit_layer)]
-                style = {"color": mark.colour, "linestyle": "-" if trained else (0, (4, 2)), "linewidth": 1.5}
+                style = {
+                    "color": mark.colour,
+                    "linestyle": "-" if trained else (0, (4, 2)),
+                    "linewidth": 1.5,
+                }
                 filling = {"mfc": mark.colour if trained else "white", "mec": mark.colour, "ms": 5}
                 name = f"layer {exit_layer}" if trained else None
-                axes.plot(line[compute], line["latency"], marker=mark.marker, label=name, **style, **filling)
+                axes.plot(
+                    line[compute],
+                    line["latency"],
+                    marker=mark.marker,
+                    label=name,
+                    **style,
+                    **filling,
+                )
         axes.legend(loc="lower right", fontsize=7.5, frameon=False, title="dashed: shared head")
     write_csv(path, points)

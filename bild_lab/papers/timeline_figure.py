@@ -1,4 +1,7 @@
-"""Where the time of one text goes, call by call: Figure 5 of speculative decoding (Leviathan et al., 2023)."""
+"""Where the time of one text goes, call by call:
+
+Figure 5 of speculative decoding (Leviathan et al., 2023).
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,9 @@ Interval = tuple[float, float]  # start and end in ms
 class Lane:
     """One point's calls on the example, in ms.
 
-    calls: by stage; a draft is in equal parts, one for each call of the drafter. end: of the last round. tokens: of the
-    text. rejected: the middle of each verification that refused a drafted token.
+    calls: by stage; a draft is in equal parts, one for each call of the drafter. end: of the last
+    round. tokens: of the text. rejected: the middle of each verification that refused a drafted
+    token.
     """
 
     policy: str
@@ -59,8 +63,9 @@ class Timelines:
 def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
     """The traced points of a sweep in one setting, at most six of them, on one example.
 
-    Of several settings it takes the one with the most points. Without an `example` it takes the traced one of
-    median length. Raises UserError if nothing was traced, or if a lane has no trace of the example.
+    Of several settings it takes the one with the most points. Without an `example` it takes the
+    traced one of median length. Raises UserError if nothing was traced, or if a lane has no trace
+    of the example.
     """
     results = sweep.results()
     texts = {result.point: traced_examples(result) for result in results}
@@ -76,7 +81,9 @@ def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
     common = [one for one in first if all(one in texts[result.point] for result in chosen)]
     if not common or example not in (None, *common):
         wanted = "one example" if example is None else f"example {example!r}"
-        raise UserError(f"{wanted} is wanted that every lane has a trace of, got {', '.join(common) or 'none'}")
+        raise UserError(
+            f"{wanted} is wanted that every lane has a trace of, got {', '.join(common) or 'none'}"
+        )
     if example is None:
         example = sorted(common, key=lambda one: len(first[one].token_ids))[(len(common) - 1) // 2]
     lanes = tuple(lane_of(group, result, texts[result.point][example]) for result in chosen)
@@ -86,11 +93,17 @@ def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
 def traced_examples(result: Result) -> dict[str, MeasuredExample]:
     """A point's examples that can be drawn, by their ids."""
     examples = read_examples(result.folder)
-    return {one.id: one for one in examples if one.rounds and len(intervals(one, "draft")) == len(one.rounds)}
+    return {
+        one.id: one
+        for one in examples
+        if one.rounds and len(intervals(one, "draft")) == len(one.rounds)
+    }
 
 
 def selected(group: Group) -> list[Result]:
-    """The baseline and at most five others, the fastest last: each policy's fastest first, then the Pareto front."""
+    """The baseline and at most five others, the fastest last: each policy's fastest first, then the
+    Pareto front.
+    """
     baseline = [result for result in group.results if result.is_baseline][:1]
     others = [result for result in group.results if not result.is_baseline]
     kept: list[Result] = []
@@ -104,15 +117,23 @@ def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
     verifies = intervals(example, "verify")
     calls = {"prefill": intervals(example, "prefill")[:1], "draft": [], "verify": verifies}
     rejected = []
-    for index, (one, (start, end)) in enumerate(zip(example.rounds, intervals(example, "draft"), strict=True)):
+    for index, (one, (start, end)) in enumerate(
+        zip(example.rounds, intervals(example, "draft"), strict=True)
+    ):
         parts = one.draft_calls or bool(one.drafted)  # a drafter without a model makes no calls
         ends = [start + (end - start) * part / max(parts, 1) for part in range(parts + 1)]
         calls["draft"] += pairwise(ends)
-        verify = verifies[index] if index < len(verifies) else None  # None for an unverified tail, which ends the text
+        # None for an unverified tail, which ends the text
+        verify = verifies[index] if index < len(verifies) else None
         if verify is not None and one.accepted < len(one.drafted):
             rejected.append(sum(verify) / 2)
-    knobs = ", ".join(knob_label(result, [knob]).replace(" ", "\N{NO-BREAK SPACE}") for knob in group.knobs(result))
-    return Lane(result.policy, knobs, calls, 1000 * example.spans[-1][2], len(example.token_ids), rejected)
+    knobs = ", ".join(
+        knob_label(result, [knob]).replace(" ", "\N{NO-BREAK SPACE}")
+        for knob in group.knobs(result)
+    )
+    return Lane(
+        result.policy, knobs, calls, 1000 * example.spans[-1][2], len(example.token_ids), rejected
+    )
 
 
 def intervals(example: MeasuredExample, stage: str) -> list[Interval]:
@@ -121,37 +142,55 @@ def intervals(example: MeasuredExample, stage: str) -> list[Interval]:
 
 
 def draw_trace(timelines: Timelines, path: Path) -> None:
-    """Write the lanes, one below the other over a common axis of time, 10 inches wide, as a .png, .pdf or .svg."""
+    """Write the lanes, one below the other over a common axis of time, 10 inches wide, as a .png,
+    .pdf or .svg.
+    """
     setting, count = timelines.setting, len(timelines.lanes)
     height, width = _HEADING + _LANE * count + _FOOT, _INCHES - _LEFT - _RIGHT
     sampling = f"temperature {setting.temperature:g}, {setting.dtype} on {setting.device}"
-    subtitle = f"Example {timelines.example} of {setting_title(setting)}, {sampling}; every stage waits for the device"
+    subtitle = (
+        f"Example {timelines.example} of {setting_title(setting)}, {sampling}; every stage waits"
+        " for the device"
+    )
     with paper_figure(
         path, (_INCHES, height), "Where the time of one text goes", subtitle, (path.suffix[1:],)
     ) as figure:
         end = max(lane.end for lane in timelines.lanes)
         area = (_LEFT / _INCHES, _FOOT / height, width / _INCHES, _LANE * count / height)
         limits = {"xlim": (0, end), "ylim": (count - 0.5, -0.5), "yticks": []}
-        axes = add_panel(figure, area, grid="x", xlabel="milliseconds since decoding began", **limits)
+        axes = add_panel(
+            figure, area, grid="x", xlabel="milliseconds since decoding began", **limits
+        )
         axes.spines["left"].set_visible(False)
         for row, lane in enumerate(timelines.lanes):
             draw_lane(axes, row, lane, points_per_ms=width * 72 / end)
         place = (0.48 / _INCHES, 1 - 0.68 / height)
-        look = {"frameon": False, "borderpad": 0, "borderaxespad": 0, "handlelength": 1.1, "columnspacing": 1.5}
-        figure.legend(handles=key(), ncols=len(key()), loc="upper left", bbox_to_anchor=place, **look)
+        look = {
+            "frameon": False,
+            "borderpad": 0,
+            "borderaxespad": 0,
+            "handlelength": 1.1,
+            "columnspacing": 1.5,
+        }
+        figure.legend(
+            handles=key(), ncols=len(key()), loc="upper left", bbox_to_anchor=place, **look
+        )
 
 
 def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
     """The bars of a lane, its rejections below, its name and its end beside it."""
     for stage, several in lane.calls.items():
         widths = [(start, end - start) for start, end in several]
-        outlines = [min(0.7, 0.2 * width * points_per_ms) for _, width in widths]  # a wide one would hide a thin bar
+        # a wide one would hide a thin bar
+        outlines = [min(0.7, 0.2 * width * points_per_ms) for _, width in widths]
         look = {"facecolor": STAGE_COLOURS[stage], "edgecolor": "white", "linewidths": outlines}
         axes.broken_barh(widths, (row - _HALF, 2 * _HALF), **look)
     below = [row + _HALF + 0.1] * len(lane.rejected)
     axes.plot(lane.rejected, below, "x", color=_REJECTED, ms=4.5, mew=1.4, clip_on=False)
     beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
-    axes.annotate(f"{number(lane.end, 1)} ms\n{lane.tokens} tokens", (lane.end, row), (7, 0), **beside)
+    axes.annotate(
+        f"{number(lane.end, 1)} ms\n{lane.tokens} tokens", (lane.end, row), (7, 0), **beside
+    )
     left = {"xycoords": ("axes fraction", "data"), "ha": "right", **beside}
     knobs = textwrap.wrap(lane.knobs, _LABEL_WIDTH, max_lines=2, placeholder=" …")
     policy = textwrap.shorten(lane.policy, _LABEL_WIDTH, placeholder=" …")
@@ -164,5 +203,7 @@ def key() -> list[Patch | Line2D]:
     stages = {"prefill": "prefill", "draft": "one drafter call", "verify": "one target call"}
     bars = [Patch(facecolor=STAGE_COLOURS[stage], label=label) for stage, label in stages.items()]
     host = Patch(facecolor="white", edgecolor=MUTED, linewidth=0.6, label="host code")
-    refused = Line2D([], [], ls="", marker="x", ms=4.5, mew=1.4, color=_REJECTED, label="rejects a drafted token")
+    refused = Line2D(
+        [], [], ls="", marker="x", ms=4.5, mew=1.4, color=_REJECTED, label="rejects a drafted token"
+    )
     return [*bars, host, refused]

@@ -1,7 +1,8 @@
-"""A sweep as an artifact for evaluation: points, versions, hashes, commands, expected results; and the check of one.
+"""A sweep as an artifact for evaluation: points, versions, hashes, commands, expected results; and
+the check of one.
 
-The appendix (`page/artifact.md.j2`) has the check-list that systems conferences ask for, by cTuning's template
-(ctuning.org/ae/submission_extra.html).
+The appendix (`page/artifact.md.j2`) has the check-list that systems conferences ask for, by
+cTuning's template (ctuning.org/ae/submission_extra.html).
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ _LICENCE = re.compile(r"^license: *(\S.*)$", re.MULTILINE)
 
 
 def write_artifact(sweep: Sweep) -> Path:
-    """Write `artifact` in a sweep's folder, in place of an earlier one. Raises UserError without finished points."""
+    """Write `artifact` in a sweep's folder, in place of an earlier one.
+
+    Raises UserError without finished points.
+    """
     results, folder = sweep.finished(), sweep.folder / "artifact"
     shutil.rmtree(folder, ignore_errors=True)
     for result in results:
@@ -56,18 +60,23 @@ def write_artifact(sweep: Sweep) -> Path:
     write_html(sweep.name, copied, sweep.failures(), folder / "report.html")
     write_atomically(folder / APPENDIX, _appendix(sweep, folder, copied).encode())
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    sums = "".join(f"{file_digest(file)}  {file.relative_to(folder).as_posix()}\n" for file in files)
+    sums = "".join(
+        f"{file_digest(file)}  {file.relative_to(folder).as_posix()}\n" for file in files
+    )
     write_atomically(folder / HASHES, sums.encode())
     return folder
 
 
 def faults(folder: Path) -> Iterator[str]:
-    """What is wrong with an artifact: changed files, and numbers that do not follow from the stored texts and times.
+    """What is wrong with an artifact: changed files, and numbers that do not follow from the stored
+    texts and times.
 
     Needs no GPU, models or data. Raises UserError for a folder that is no artifact.
     """
     if not (folder / HASHES).is_file():
-        raise UserError(f"{folder} has no {HASHES}; give the folder that scripts/artifact.py outputs/NAME wrote")
+        raise UserError(
+            f"{folder} has no {HASHES}; give the folder that scripts/artifact.py outputs/NAME wrote"
+        )
     for line in (folder / HASHES).read_text(encoding="utf-8").splitlines():
         digest, _, name = line.partition("  ")
         if not (folder / name).is_file() or file_digest(folder / name) != digest:
@@ -76,7 +85,9 @@ def faults(folder: Path) -> Iterator[str]:
     for result in results:
         for name, stored, found in _recomputed(result):
             if not np.isclose(stored, found, rtol=1e-9):
-                yield f"{result.policy} {result.point}: {name} is {stored}, its examples give {found}"
+                yield (
+                    f"{result.policy} {result.point}: {name} is {stored}, its examples give {found}"
+                )
     again = folder.parent / f".{TABLE}"
     write_table(results, again)
     if again.read_bytes() != (folder / TABLE).read_bytes():
@@ -90,9 +101,14 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
     yield "examples", result.setting.n_examples, len(examples)
     yield "tokens", result.tokens, sum(len(one.token_ids) for one in examples)
     if speedup.value is not None:
-        timed = [[getattr(one, side) for one in examples] for side in ("baseline_latency_s", "latency_s")]
+        timed = [
+            [getattr(one, side) for one in examples] for side in ("baseline_latency_s", "latency_s")
+        ]
         again = paired_speedup(*map(np.array, timed), result.setting.seed)
-        yield from ((f"speedup {end}", getattr(speedup, end), getattr(again, end)) for end in ("value", "low", "high"))
+        yield from (
+            (f"speedup {end}", getattr(speedup, end), getattr(again, end))
+            for end in ("value", "low", "high")
+        )
     if result.agreement_with_target is not None:
         same = [list(one.token_ids) == list(one.baseline_token_ids or ()) for one in examples]
         yield "agreement_with_target", result.agreement_with_target, sum(same) / len(same)
@@ -113,7 +129,11 @@ def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
         megabytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6,
         total=duration(sum(one.total_s for one in results)),
         settings=[
-            (setting_title(group.setting), answers(group, screened), points_text(group, latex=False))
+            (
+                setting_title(group.setting),
+                answers(group, screened),
+                points_text(group, latex=False),
+            )
             for group in by_setting(results)
         ],
         table=TABLE,
@@ -122,7 +142,9 @@ def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
 
 
 def _described(policy: str) -> str:
-    """What the policy is and where it was published, from the first line of its file; empty for the user's own."""
+    """What the policy is and where it was published, from the first line of its file; empty for the
+    user's own.
+    """
     file = config_dir() / "policy" / f"{policy}.yaml"
     head = file.read_text(encoding="utf-8").partition("\n")[0] if file.is_file() else ""
     return head.removeprefix("# ").partition(": python run.py")[0]
@@ -135,7 +157,10 @@ def _sources(results: Sequence[Result]) -> dict[str, tuple[str, str, str]]:
         setting, config = result.setting, stored_config(result)
         for role in ("target", "draft", "second_draft"):
             if (path := setting.get(role)) and path not in found:
-                found[path] = (setting.weights if role == "target" else _fingerprint(path), *_card(path))
+                found[path] = (
+                    setting.weights if role == "target" else _fingerprint(path),
+                    *_card(path),
+                )
         place = config["dataset"].get("path") or config["dataset"].get("hub_id") or setting.dataset
         found.setdefault(data_title(setting), (setting.data, *_card(str(place))))
     return found
@@ -149,13 +174,21 @@ def _fingerprint(path: str) -> str:
 
 
 def _card(path: str) -> tuple[str, str]:
-    """The licence and the citation that the files in a folder state; empty where they do not, and for the hub's ids."""
+    """The licence and the citation that the files in a folder state; empty where they do not, and
+    for the hub's ids.
+    """
     if path.startswith("toy:"):
         return "Apache-2.0, shipped with the code", ""
     place = Path(path).expanduser()
     folder = place if place.is_dir() else place.parent
     named = {file.stem.lower(): file for file in folder.iterdir()} if place.exists() else {}
-    card = named["readme"].read_text(encoding="utf-8", errors="replace") if "readme" in named else ""
+    card = (
+        named["readme"].read_text(encoding="utf-8", errors="replace") if "readme" in named else ""
+    )
     stated = _LICENCE.search(card)
-    file = next((named[name].name for name in ("license", "licence", "copying") if name in named), "")
-    return stated[1] if stated else f"see {file}" if file else "", "\n\n".join(_BIBTEX.findall(card))
+    file = next(
+        (named[name].name for name in ("license", "licence", "copying") if name in named), ""
+    )
+    return stated[1] if stated else f"see {file}" if file else "", "\n\n".join(
+        _BIBTEX.findall(card)
+    )

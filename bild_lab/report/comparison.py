@@ -14,7 +14,16 @@ from rich.text import Text
 
 from bild_lab.files import write_atomically
 from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared, ComparedQuality
-from bild_lab.lab.formatting import MISSING, counted, interval, knob_label, number, short_name, signed, times
+from bild_lab.lab.formatting import (
+    MISSING,
+    counted,
+    interval,
+    knob_label,
+    number,
+    short_name,
+    signed,
+    times,
+)
 from bild_lab.lab.results.groups import telling_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
@@ -25,14 +34,18 @@ from bild_lab.report.provenance import unreliable
 from bild_lab.report.terminal import WIDTH, latex_table
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
-_TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad"}  # of verdicts, in `report.css`
+# of verdicts, in `report.css`
+_TONES = {"faster": "good", "better": "good", "slower": "bad", "worse": "bad"}
 _STYLES = {"good": "green", "bad": "red"}  # and in the terminal
 _LEGEND = (
-    "latency B/A: B's total latency over A's on the same examples, each relative to its baseline's where that has the "
-    "same code and setting; below 1 B is faster. Brackets: 95 % intervals, paired by example. "
-    f"A quality differs where p < {SIGNIFICANT}, paired."
+    "latency B/A: B's total latency over A's on the same examples, each relative to its baseline's"
+    " where that has the same code and setting; below 1 B is faster. Brackets: 95 % intervals,"
+    f" paired by example. A quality differs where p < {SIGNIFICANT}, paired."
 )
-_BASE = "baseline B/A: the same of the baselines timed beside them, which should be 1 where only the method changed."
+_BASE = (
+    "baseline B/A: the same of the baselines timed beside them, which should be 1 where only the"
+    " method changed."
+)
 
 
 def summary(compared: Sequence[Compared]) -> str:
@@ -40,10 +53,15 @@ def summary(compared: Sequence[Compared]) -> str:
     speed = _counted([one.speed_verdict for one in compared])
     quality = _counted([one.quality.verdict for one in compared])
     count = len(compared)
-    said = f"{counted(count, 'point')} compared. B against A: {speed} in speed; {quality} in quality."
+    said = (
+        f"{counted(count, 'point')} compared. B against A: {speed} in speed; {quality} in quality."
+    )
     if count == 1:
         return said
-    return f"{said} Of {count} points about {number(SIGNIFICANT * count, 1)} would differ by chance alone."
+    return (
+        f"{said} Of {count} points about {number(SIGNIFICANT * count, 1)} would differ by chance"
+        " alone."
+    )
 
 
 def notes(
@@ -52,30 +70,39 @@ def notes(
     alone: Mapping[str, Sequence[Result]],
     why: str,
 ) -> list[str]:
-    """Return what a reader must know: what else differs, what was not compared, whether the machine drifted.
+    """Return what a reader must know: what else differs, what was not compared, whether the machine
+    drifted.
 
-    alone: the results that only "A" or only "B" has. why: the reason if qualities could not be compared, else empty.
+    alone: the results that only "A" or only "B" has. why: the reason if qualities could not be
+    compared, else empty.
     """
     remarks = [f"{key}: A {a}, B {b}" for key, (a, b) in differing.items()]
     for unfit in dict.fromkeys(one.unfit for one in compared if one.unfit):
         remarks.append(f"Latencies are not compared: {unfit}.")
     if why:
         remarks.append(f"Qualities are not compared, as the references cannot be read: {why}")
-    drifted = [one for one in compared if one.baseline_latency and abs(one.baseline_latency.value - 1) > DRIFT]
+    drifted = [
+        one
+        for one in compared
+        if one.baseline_latency and abs(one.baseline_latency.value - 1) > DRIFT
+    ]
     if drifted:
         factors = [one.baseline_latency.value for one in drifted]
         remarks.append(
-            f"The baseline itself took {number(min(factors))} to {number(max(factors))} times as long in B at "
-            f"{len(drifted)} of {len(compared)} points. A latency that is not relative to it says little there, "
-            "unless the baseline's code is what changed."
+            f"The baseline itself took {number(min(factors))} to {number(max(factors))} times as"
+            f" long in B at {len(drifted)} of {len(compared)} points. A latency that is not"
+            " relative to it says little there, unless the baseline's code is what changed."
         )
-    for name, results in (("A", [one.pair.a for one in compared]), ("B", [one.pair.b for one in compared])):
+    for name, results in (
+        ("A", [one.pair.a for one in compared]),
+        ("B", [one.pair.b for one in compared]),
+    ):
         remarks += [f"{name}: {remark}" for remark in unreliable(results)]
     for decoded in dict.fromkeys((one.n_examples, *one.decoded) for one in compared):
         if set(decoded) != {decoded[0]}:
             remarks.append(
-                f"Compared over the {decoded[0]} examples that both have: A decoded {decoded[1]}, B {decoded[2]}. "
-                "Speedups and qualities are of these examples too."
+                f"Compared over the {decoded[0]} examples that both have: A decoded {decoded[1]}, B"
+                f" {decoded[2]}. Speedups and qualities are of these examples too."
             )
     for name, results in alone.items():
         if results:
@@ -89,7 +116,9 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
     table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("point", ratio=1, overflow="fold")
     for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "B minus A", "quality"):
-        table.add_column(title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True)
+        table.add_column(
+            title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True
+        )
     for one in compared:
         both = TableCell(", ".join(number(speedup.value) for speedup in one.speedups))
         speed = [_point(one, compared), both, _ratio(one.latency), _verdict(one.speed_verdict)]
@@ -102,7 +131,9 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
 
 
 def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
-    """One row per point: knobs under their own names, then the numbers of A and B, ratios, differences and verdicts."""
+    """One row per point: knobs under their own names, then the numbers of A and B, ratios,
+    differences and verdicts.
+    """
     rows = [
         {
             "policy": one.pair.a.policy,
@@ -121,15 +152,23 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
             "why_not_compared": one.unfit,
             "quality_metric": one.pair.a.quality.metric,
             **_columns("quality", one.quality, "p_value", "quality"),
-            **{name: value for each in one.judged[1:] for name, value in _columns(each.metric, each).items()},
+            **{
+                name: value
+                for each in one.judged[1:]
+                for name, value in _columns(each.metric, each).items()
+            },
         }
         for one in compared
     ]
     return pd.DataFrame(rows)
 
 
-def _columns(name: str, one: ComparedQuality, p_value: str = "", verdict: str = "") -> dict[str, Any]:
-    """The columns of a metric. p_value, verdict: names of two of them, if they do not begin with the metric's."""
+def _columns(
+    name: str, one: ComparedQuality, p_value: str = "", verdict: str = ""
+) -> dict[str, Any]:
+    """The columns of a metric. p_value, verdict: names of two of them, if they do not begin with
+    the metric's.
+    """
     return {
         f"{name}_a": one.values[0],
         f"{name}_b": one.values[1],
@@ -142,8 +181,13 @@ def _columns(name: str, one: ComparedQuality, p_value: str = "", verdict: str = 
 def write_comparison(
     folder: Path, names: tuple[str, str], compared: Sequence[Compared], remarks: Sequence[str]
 ) -> None:
-    """Write `compare.csv` and `compare.html`. Everything that came from outside the package is escaped."""
-    write_atomically(folder / "compare.csv", comparison_frame(compared).to_csv(index=False).encode())
+    """Write `compare.csv` and `compare.html`.
+
+    Everything that came from outside the package is escaped.
+    """
+    write_atomically(
+        folder / "compare.csv", comparison_frame(compared).to_csv(index=False).encode()
+    )
     points = [_point(one, compared) for one in compared]
     page = page_environment().get_template("compare.html.j2")
     text = page.render(
@@ -159,25 +203,35 @@ def write_comparison(
 
 
 def latex_comparison(compared: Sequence[Compared], remarks: Sequence[str]) -> str:
-    """The comparison as a table for a paper: both speedups, the ratio of latencies, and the difference in quality."""
+    """The comparison as a table for a paper: both speedups, the ratio of latencies, and the
+    difference in quality.
+    """
     table = plain_table(_rows(compared))
     titles = [column.title for column in table.columns]
     difference = next(title for title in titles if title.endswith(", B minus A"))
-    return latex_table(table, ["point", "speedup A", "speedup B", "latency B/A", difference], remarks)
+    return latex_table(
+        table, ["point", "speedup A", "speedup B", "latency B/A", difference], remarks
+    )
 
 
 def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
-    """The cells of each point by their titles: its name, its speed, and its quality by every metric."""
+    """The cells of each point by their titles: its name, its speed, and its quality by every
+    metric.
+    """
     lead = {one.pair.a.quality.metric for one in compared}
     metrics = ["quality" if len(lead) > 1 else lead.pop()]
     metrics += dict.fromkeys(each.metric for one in compared for each in one.judged[1:])
     rows = []
     for one in compared:
-        a, b = (TableCell(times(each.value), interval(each.low, each.high)) for each in one.speedups)
+        a, b = (
+            TableCell(times(each.value), interval(each.low, each.high)) for each in one.speedups
+        )
         row = {"point": _point(one, compared), "speedup A": a, "speedup B": b}
         row |= {"latency B/A": _ratio(one.latency), "baseline B/A": _ratio(one.baseline_latency)}
         row |= {"speed": _verdict(one.speed_verdict)}
-        judged = dict(zip((metrics[0], *(each.metric for each in one.judged[1:])), one.judged, strict=True))
+        judged = dict(
+            zip((metrics[0], *(each.metric for each in one.judged[1:])), one.judged, strict=True)
+        )
         for metric in metrics:
             titles = (f"{metric} A", f"{metric} B", f"{metric}, B minus A", f"{metric}, verdict")
             row |= dict(zip(titles, _quality(judged.get(metric)), strict=True))
@@ -209,9 +263,15 @@ def _quality(one: ComparedQuality | None) -> list[TableCell]:
         return [TableCell(MISSING)] * 4
     found, change = one.difference, TableCell(MISSING)
     if found is not None:
-        change = TableCell(signed(found.value), interval(found.low, found.high, write=signed), found.value)
+        change = TableCell(
+            signed(found.value), interval(found.low, found.high, write=signed), found.value
+        )
     p_value = "" if found is None else f"p {number(found.p_value, 3)}"
-    return [*(TableCell(number(value)) for value in one.values), change, _verdict(one.verdict, p_value)]
+    return [
+        *(TableCell(number(value)) for value in one.values),
+        change,
+        _verdict(one.verdict, p_value),
+    ]
 
 
 def _text(cell: TableCell) -> Text:
@@ -222,7 +282,9 @@ def _text(cell: TableCell) -> Text:
 
 def _estimate(name: str, found: Any) -> dict[str, float | None]:
     parts = {name: "value", f"{name}_low": "low", f"{name}_high": "high"}
-    return {column: None if found is None else getattr(found, part) for column, part in parts.items()}
+    return {
+        column: None if found is None else getattr(found, part) for column, part in parts.items()
+    }
 
 
 def _counted(verdicts: list[str]) -> str:

@@ -1,4 +1,7 @@
-"""A plain list of the runs in a folder of outputs: `outputs/index.html`, and the table of `scripts/sweeps.py list`."""
+"""A plain list of the runs in a folder of outputs:
+
+`outputs/index.html`, and the table of `scripts/sweeps.py list`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ _TOO_FEW = "too few examples"
 class Run:
     """A folder with points.
 
-    link: its page, or itself, below outputs. date: of its last new command, ISO. free: the fastest point that lost no
-    quality, in words; cheap: the fastest that lost at most one point of it.
+    link: its page, or itself, below outputs. date: of its last new command, ISO. free: the fastest
+    point that lost no quality, in words; cheap: the fastest that lost at most one point of it.
     """
 
     name: str
@@ -56,13 +59,16 @@ def update_index(outputs: Path) -> None:
     try:
         write_index(outputs)
     except Exception as error:
-        console.print(f"[bold]{PAGE} was not written[/bold]: {escape(f'{type(error).__name__}: {error}')}")
+        console.print(
+            f"[bold]{PAGE} was not written[/bold]: {escape(f'{type(error).__name__}: {error}')}"
+        )
 
 
 def write_index(outputs: Path) -> list[Run]:
     """Write `index.html` into outputs, whole or not at all. Returns its runs, the newest first.
 
-    Everything that came from outside the package is escaped. Raises OSError if the page cannot be written.
+    Everything that came from outside the package is escaped. Raises OSError if the page cannot be
+    written.
     """
     from bild_lab.report.page.base import page_environment
 
@@ -76,7 +82,11 @@ def write_index(outputs: Path) -> list[Run]:
 
 def read_runs(outputs: Path) -> list[Run]:
     """Every folder of outputs that has points or a report, the newest first."""
-    folders = [one for one in outputs.iterdir() if (one / "points").is_dir() or (one / "report.html").is_file()]
+    folders = [
+        one
+        for one in outputs.iterdir()
+        if (one / "points").is_dir() or (one / "report.html").is_file()
+    ]
     runs = []
     for folder in folders:
         try:
@@ -88,16 +98,23 @@ def read_runs(outputs: Path) -> list[Run]:
 
 
 def _run(folder: Path) -> Run:
-    """A folder's line. Its numbers are those of `sweep.csv`; a folder without that was not reported yet."""
+    """A folder's line.
+
+    Its numbers are those of `sweep.csv`; a folder without that was not reported yet.
+    """
     table, commands = folder / "sweep.csv", read_commands(folder)
     rows = pd.read_csv(table) if table.is_file() else pd.DataFrame()
     written = (folder if rows.empty else table).stat().st_mtime
     points = {file.parent.name.partition(".")[0] for file in folder.glob("points/*/result.json")}
-    settings = [Setting(row) for row in rows.astype(object).where(rows.notna(), None).to_dict("records")]
+    settings = [
+        Setting(row) for row in rows.astype(object).where(rows.notna(), None).to_dict("records")
+    ]
     return Run(
         name=folder.name,
         link=f"{folder.name}/{'report.html' if (folder / 'report.html').is_file() else ''}",
-        date=commands[-1].started if commands else datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
+        date=commands[-1].started
+        if commands
+        else datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
         pair=_several([pair_title(one) for one in settings]),
         data=_several([data_title(one) for one in settings]),
         points=len(points - {""}),  # a folder that begins with a dot is unfinished
@@ -108,7 +125,9 @@ def _run(folder: Path) -> Run:
 
 
 def _best(rows: pd.DataFrame, loss: float) -> str:
-    """The fastest point of all settings that lost at most so many points of quality, with its interval."""
+    """The fastest point of all settings that lost at most so many points of quality, with its
+    interval.
+    """
     if rows.empty:
         return MISSING
     drafted = rows.dropna(subset=["speedup", "quality_difference"])
@@ -117,7 +136,9 @@ def _best(rows: pd.DataFrame, loss: float) -> str:
     if kept.empty:
         return _TOO_FEW if enough.empty and not drafted.empty else MISSING
     best = kept.loc[kept["speedup"].idxmax()]
-    bounds = interval(*(None if pd.isna(best[end]) else best[end] for end in ("speedup_low", "speedup_high")))
+    bounds = interval(
+        *(None if pd.isna(best[end]) else best[end] for end in ("speedup_low", "speedup_high"))
+    )
     said = f"{_label(best, rows)} {times(best['speedup'])} {bounds}".strip()
     busy, shared = best.get("busy_elsewhere_percent"), best.get("shared_device")
     if pd.notna(busy) and busy > BUSY_PERCENT:
@@ -126,7 +147,9 @@ def _best(rows: pd.DataFrame, loss: float) -> str:
 
 
 def _label(best: pd.Series, rows: pd.DataFrame) -> str:
-    """The policy with the knobs in which the point differs from others of its policy, or from the policy's file."""
+    """The policy with the knobs in which the point differs from others of its policy, or from the
+    policy's file.
+    """
     names, peers = list(rows), rows[rows["policy"] == best["policy"]]
     knobs = names[names.index("policy") + 1 : names.index("target")]
     known = {knob: best[knob] for knob in knobs if pd.notna(best[knob])}
@@ -140,4 +163,8 @@ def _label(best: pd.Series, rows: pd.DataFrame) -> str:
 
 def _several(words: Sequence[str]) -> str:
     different = list(dict.fromkeys(words))
-    return "; ".join(different) if len(different) <= 2 else f"{different[0]} and {len(different) - 1} more"
+    return (
+        "; ".join(different)
+        if len(different) <= 2
+        else f"{different[0]} and {len(different) - 1} more"
+    )

@@ -1,7 +1,9 @@
-"""The Pareto figure as a static image: quality against latency, one panel per setting (BiLD Figure 4).
+"""The Pareto figure as a static image: quality against latency, one panel per setting (BiLD Figure
+4).
 
-Marks of the front have their place in it, from 1, as on the HTML page; a list below the picture says what they are. A
-vector figure is as wide as a column of a paper and has no title; what its caption must say is below it.
+Marks of the front have their place in it, from 1, as on the HTML page; a list below the picture
+says what they are. A vector figure is as wide as a column of a paper and has no title; what its
+caption must say is below it.
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ from bild_lab.report.style import (
 class _Look:
     """Sizes of a panel, on a screen or in a column of a paper.
 
-    inches: width, and height without what is below. area: of the axes in it. titled: with a heading, and names of
-    lines beside the axes. mark: its diameter in points. listed: at most so many points of the front. bars: of at most
-    so many points all. axis: inches for the axis' title. line: of a line of text below. letters: on such a line.
+    inches: width, and height without what is below. area: of the axes in it. titled: with a
+    heading, and names of lines beside the axes. mark: its diameter in points. listed: at most so
+    many points of the front. bars: of at most so many points all. axis: inches for the axis' title.
+    line: of a line of text below. letters: on such a line.
     """
 
     inches: tuple[float, float]
@@ -84,18 +87,27 @@ class _Panel:
     look: _Look
 
 
-def draw_pareto(results: Sequence[Result], path: Path, kinds: Sequence[str] = PICTURE_KINDS) -> None:
+def draw_pareto(
+    results: Sequence[Result], path: Path, kinds: Sequence[str] = PICTURE_KINDS
+) -> None:
     """Draw quality against latency relative to the baseline, for a screen, for a paper or both.
 
-    Results of different settings never share a panel: each further setting adds one below. path: without or with a
-    suffix, which the kinds replace. kinds: "png" is 1200 pixels wide, "pdf" and "svg" are as wide as a column.
+    Results of different settings never share a panel: each further setting adds one below. path:
+    without or with a suffix, which the kinds replace. kinds: "png" is 1200 pixels wide, "pdf" and
+    "svg" are as wide as a column.
 
     Raises:
         UserError: no result has both a latency and a quality.
     """
-    groups = [group for group in by_setting(results) if any(group.position(result) for result in group.results)]
+    groups = [
+        group
+        for group in by_setting(results)
+        if any(group.position(result) for result in group.results)
+    ]
     if not groups:
-        raise UserError("a Pareto figure wants a point with latency and quality, got none; run a point first")
+        raise UserError(
+            "a Pareto figure wants a point with latency and quality, got none; run a point first"
+        )
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
     for look in (_SCREEN, _COLUMN):
         if not (chosen := [kind for kind in kinds if (kind in VECTOR) is not look.titled]):
@@ -104,7 +116,9 @@ def draw_pareto(results: Sequence[Result], path: Path, kinds: Sequence[str] = PI
         below = [_below(group, look) for group in groups]
         heights = [up + each for each in below]
         with written_figure(path, (across, sum(heights)), chosen) as figure:
-            parts = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)[:, 0]
+            parts = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)[
+                :, 0
+            ]
             for part, group, height, room in zip(parts, groups, heights, below, strict=True):
                 left, bottom, width, tall = look.area
                 more = look.line * len(_beyond(group, look))
@@ -114,8 +128,12 @@ def draw_pareto(results: Sequence[Result], path: Path, kinds: Sequence[str] = PI
 
 
 def _below(group: Group, look: _Look) -> float:
-    """Inches below a panel: the axis' title, the legend, the list of the front and what a caption must say."""
-    lines = 1.5 + 1.2 * _legend_rows(group, look) + len(_listed(group, look)) + len(_foot(group, look))
+    """Inches below a panel: the axis' title, the legend, the list of the front and what a caption
+    must say.
+    """
+    lines = (
+        1.5 + 1.2 * _legend_rows(group, look) + len(_listed(group, look)) + len(_foot(group, look))
+    )
     return look.axis + look.line * lines
 
 
@@ -126,7 +144,10 @@ def _legend_rows(group: Group, look: _Look) -> int:
 
 
 def _listed(group: Group, look: _Look) -> list[str]:
-    """A line for each numbered point of the front: `1 bild (fallback 0.5): 1.62× [1.56, 1.68], BLEU 82.40, −6.88 …`."""
+    """A line for each numbered point of the front:
+
+    `1 bild (fallback 0.5): 1.62× [1.56, 1.68], BLEU 82.40, −6.88 …`.
+    """
     front, numbered = front_in_words(group, bounds=look.titled), _numbered(group, look)
     lines = []
     for place in numbered:
@@ -140,7 +161,9 @@ def _listed(group: Group, look: _Look) -> list[str]:
 
 
 def _list_entry(named: str, numbers: str, letters: int) -> list[str]:
-    """A point's name and numbers on one line, or on two; what is too long for a line ends in an ellipsis."""
+    """A point's name and numbers on one line, or on two; what is too long for a line ends in an
+    ellipsis.
+    """
     if len(named) + len(numbers) + 2 <= letters:
         return [f"{named}: {numbers}"]
     return [_shortened(f"{named}:", letters), _shortened(f"     {numbers}", letters)]
@@ -151,7 +174,9 @@ def _shortened(line: str, letters: int) -> str:
 
 
 def _numbered(group: Group, look: _Look) -> list[int]:
-    """The places in the front, from 1, of the points that have a number: evenly over the front, with both ends."""
+    """The places in the front, from 1, of the points that have a number: evenly over the front,
+    with both ends.
+    """
     count = len(group.front())
     if count <= look.listed:
         return list(range(1, count + 1))
@@ -168,9 +193,14 @@ def _foot(group: Group, look: _Look) -> list[str]:
     if look.titled:
         return []
     setting = group.setting
-    said = [f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}", sizes(group.results)]
+    said = [
+        f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}",
+        sizes(group.results),
+    ]
     said += [f"bars: 95 % intervals{' of some points' if len(group.results) > look.bars else ''}"]
-    return textwrap.wrap("; ".join(filter(None, [*said, caption(group.results)])) + ".", look.letters - 3)
+    return textwrap.wrap(
+        "; ".join(filter(None, [*said, caption(group.results)])) + ".", look.letters - 3
+    )
 
 
 def _draw_panel(panel: _Panel) -> None:
@@ -183,14 +213,19 @@ def _draw_panel(panel: _Panel) -> None:
         _draw_speedup_axis(panel)
     front = front_corners(panel.group)
     if len(front) > 1:
-        panel.axes.step(*zip(*front, strict=True), where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3)
+        panel.axes.step(
+            *zip(*front, strict=True), where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3
+        )
     _draw_texts(panel)
     _draw_legend(panel)
     _number_front(panel)
 
 
 def _draw_points(panel: _Panel) -> None:
-    """The marks; bars for the points that `with_bars` selects. Ends of bars have caps, as bars lie on each other."""
+    """The marks; bars for the points that `with_bars` selects.
+
+    Ends of bars have caps, as bars lie on each other.
+    """
     look, front = panel.look, {id(result) for result in panel.group.front()}
     barred = {id(result) for result in with_bars(panel.group, look.bars)}
     for result, position in reversed(panel.group.placed):
@@ -202,8 +237,14 @@ def _draw_points(panel: _Panel) -> None:
             panel.axes.errorbar(
                 position.x,
                 position.y,
-                xerr=[[max(0.0, position.x - position.x_low)], [max(0.0, position.x_high - position.x)]],
-                yerr=[[max(0.0, position.y - position.y_low)], [max(0.0, position.y_high - position.y)]],
+                xerr=[
+                    [max(0.0, position.x - position.x_low)],
+                    [max(0.0, position.x_high - position.x)],
+                ],
+                yerr=[
+                    [max(0.0, position.y - position.y_low)],
+                    [max(0.0, position.y_high - position.y)],
+                ],
                 fmt="none",
                 ecolor=mark.colour,
                 elinewidth=0.13 * look.mark,
@@ -244,8 +285,14 @@ def _draw_baseline(panel: _Panel) -> None:
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
         position = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        place = {"xytext": (6, 0)} if look.titled else {"xytext": (-1, 1 if side == "bottom" else -1.5), "ha": "right"}
-        axes.annotate(text, (1, level), **place, **position, va=side, color=MUTED, annotation_clip=False)
+        place = (
+            {"xytext": (6, 0)}
+            if look.titled
+            else {"xytext": (-1, 1 if side == "bottom" else -1.5), "ha": "right"}
+        )
+        axes.annotate(
+            text, (1, level), **place, **position, va=side, color=MUTED, annotation_clip=False
+        )
     axes.plot(1.0, quality, "x", color=INK, ms=1.4 * look.mark, mew=0.37 * look.mark, zorder=6)
 
 
@@ -264,8 +311,14 @@ def _draw_speedup_axis(panel: _Panel) -> None:
 def _draw_texts(panel: _Panel) -> None:
     group, setting, part = panel.group, panel.group.setting, panel.figure
     unit = f"relative to {setting.baseline}" if group.relative else "in seconds"
-    words = f"Latency per example, {unit} (further left is faster)" if panel.look.titled else f"Latency {unit}"
-    panel.axes.set_xlabel("\n".join([words, *_beyond(group, panel.look)]), labelpad=0.9 * panel.look.mark)
+    words = (
+        f"Latency per example, {unit} (further left is faster)"
+        if panel.look.titled
+        else f"Latency {unit}"
+    )
+    panel.axes.set_xlabel(
+        "\n".join([words, *_beyond(group, panel.look)]), labelpad=0.9 * panel.look.mark
+    )
     panel.axes.set_ylabel(group.metric)
     _draw_lines_below(panel)
     if not panel.look.titled:
@@ -300,23 +353,44 @@ def _draw_lines_below(panel: _Panel) -> None:
 
 def _draw_legend(panel: _Panel) -> None:
     front = f"Pareto front{' (filled marks)' if panel.look.titled else ''}"
-    size, drawn = panel.look.mark, {one.policy for one, _ in panel.group.placed if not one.is_baseline}
+    size, drawn = (
+        panel.look.mark,
+        {one.policy for one, _ in panel.group.placed if not one.is_baseline},
+    )
     handles = [
         Line2D(
-            [], [], ls="", marker=mark.marker, ms=size, mfc=mark.colour, mec=mark.colour, label=_shortened(policy, 40)
+            [],
+            [],
+            ls="",
+            marker=mark.marker,
+            ms=size,
+            mfc=mark.colour,
+            mec=mark.colour,
+            label=_shortened(policy, 40),
         )
         for policy, mark in panel.colours.items()
         if policy in drawn
     ]
     if panel.group.relative:
         baseline = panel.group.setting.baseline
-        handles.insert(0, Line2D([], [], ls="", marker="x", ms=1.2 * size, mew=0.34 * size, color=INK, label=baseline))
+        handles.insert(
+            0,
+            Line2D(
+                [], [], ls="", marker="x", ms=1.2 * size, mew=0.34 * size, color=INK, label=baseline
+            ),
+        )
     handles.append(Line2D([], [], color=INK, lw=0.2 * size, alpha=0.7, label=front))
     lines = len(_foot(panel.group, panel.look)) + len(_listed(panel.group, panel.look))
     below = panel.look.line * (0.5 + lines) / _height(panel.figure)
     location = {"loc": "lower center", "bbox_to_anchor": (0.495, 0.005 + below)}
     for columns in range(len(handles), 0, -1):  # as few rows as fit into the image
-        look = {"frameon": False, "columnspacing": 1.6, "handletextpad": 0.4, "borderpad": 0, "borderaxespad": 0.2}
+        look = {
+            "frameon": False,
+            "columnspacing": 1.6,
+            "handletextpad": 0.4,
+            "borderpad": 0,
+            "borderaxespad": 0.2,
+        }
         legend = panel.figure.legend(handles=handles, ncols=columns, **location, **look)
         if columns == 1 or legend.get_window_extent().width <= 0.97 * panel.figure.bbox.width:
             return
@@ -324,10 +398,16 @@ def _draw_legend(panel: _Panel) -> None:
 
 
 def _number_front(panel: _Panel) -> None:
-    """Write the place in the front beside each listed mark. A number that is not close to its mark has a line to it."""
+    """Write the place in the front beside each listed mark.
+
+    A number that is not close to its mark has a line to it.
+    """
     group, axes, look = panel.group, panel.axes, panel.look
     front, outside = group.front(), set(map(id, group.beyond))
-    places, room = [axes.transData.transform((at.x, at.y)) for _, at in group.placed], 0.5 * _pixels(panel, look.mark)
+    places, room = (
+        [axes.transData.transform((at.x, at.y)) for _, at in group.placed],
+        0.5 * _pixels(panel, look.mark),
+    )
     taken = [Bbox.from_extents(x - room, y - room, x + room, y + room) for x, y in places]
     lines, bounds = _lines(axes, group), axes.get_window_extent()
     for place in _numbered(group, look):
@@ -335,7 +415,9 @@ def _number_front(panel: _Panel) -> None:
         if id(result) in outside:
             continue
         at = group.position(result)
-        text = axes.text(at.x, at.y, str(place), weight="bold", size="medium", ha="center", va="center", zorder=7)
+        text = axes.text(
+            at.x, at.y, str(place), weight="bold", size="medium", ha="center", va="center", zorder=7
+        )
         anchor = axes.transData.transform((at.x, at.y))
         box = free_place(anchor, text.get_window_extent(), taken, lines, bounds, room)
         if box is None:
@@ -362,21 +444,37 @@ def _height(part: SubFigure) -> float:
 
 
 def free_place(
-    anchor: XY, label: Bbox, taken: Sequence[Bbox], lines: Sequence[MatplotlibPath], bounds: Bbox, room: float
+    anchor: XY,
+    label: Bbox,
+    taken: Sequence[Bbox],
+    lines: Sequence[MatplotlibPath],
+    bounds: Bbox,
+    room: float,
 ) -> Bbox | None:
-    """The nearest place for a label that covers no other box and stays inside the bounds, in pixels; None without one.
+    """The nearest place for a label that covers no other box and stays inside the bounds, in
+    pixels; None without one.
 
-    It is nearer to its own mark than to any other, avoids lines, and is not led to across another box, as far as that
-    is possible. room: from the middle of the mark to its edge.
+    It is nearer to its own mark than to any other, avoids lines, and is not led to across another
+    box, as far as that is possible. room: from the middle of the mark to its edge.
     """
     best, fewest = None, math.inf
     for distance, angle in product(_DISTANCES, _ANGLES):
         right, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
         # pushed out until the nearest edge, not the center, is so far from the mark
         away = distance + room
-        x, y = anchor[0] + right * (away + label.width / 2), anchor[1] + up * (away + label.height / 2)
-        box = Bbox.from_bounds(x - label.width / 2, y - label.height / 2, label.width, label.height).padded(1)
-        inside = bounds.x0 <= box.x0 and box.x1 <= bounds.x1 and bounds.y0 <= box.y0 and box.y1 <= bounds.y1
+        x, y = (
+            anchor[0] + right * (away + label.width / 2),
+            anchor[1] + up * (away + label.height / 2),
+        )
+        box = Bbox.from_bounds(
+            x - label.width / 2, y - label.height / 2, label.width, label.height
+        ).padded(1)
+        inside = (
+            bounds.x0 <= box.x0
+            and box.x1 <= bounds.x1
+            and bounds.y0 <= box.y0
+            and box.y1 <= bounds.y1
+        )
         if not inside or box.count_overlaps(taken):
             continue
         faults = _faults(anchor, (x, y), box, taken, lines)
@@ -387,12 +485,18 @@ def free_place(
     return best
 
 
-def _faults(anchor: XY, middle: XY, box: Bbox, taken: Sequence[Bbox], lines: Sequence[MatplotlibPath]) -> int:
-    """How badly a label lies that covers nothing: worst beside another mark, then led across one, then on a line."""
+def _faults(
+    anchor: XY, middle: XY, box: Bbox, taken: Sequence[Bbox], lines: Sequence[MatplotlibPath]
+) -> int:
+    """How badly a label lies that covers nothing: worst beside another mark, then led across one,
+    then on a line.
+    """
     leader = MatplotlibPath([anchor, middle])
     others = [one for one in taken if not one.contains(*anchor)]
     reach = math.dist(anchor, middle)
-    beside = any(math.dist(((one.x0 + one.x1) / 2, (one.y0 + one.y1) / 2), middle) < reach for one in others)
+    beside = any(
+        math.dist(((one.x0 + one.x1) / 2, (one.y0 + one.y1) / 2), middle) < reach for one in others
+    )
     across = any(leader.intersects_bbox(one, filled=False) for one in others)
     return 4 * beside + 2 * across + any(line.intersects_bbox(box, filled=False) for line in lines)
 

@@ -1,4 +1,6 @@
-"""Where points came from: other machines and versions, other jobs beside them, earlier measurements."""
+"""Where points came from: other machines and versions, other jobs beside them, earlier
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,29 @@ from bild_lab.lab.formatting import MISSING, counted, number, percent
 from bild_lab.lab.schema.result import Result
 
 # what can differ between two sources of points
-_SOURCE = ("sweep", "host", "hardware", "cores", "bild_lab", "code", "git", "torch", "transformers", "tokenizers", "os")
+_SOURCE = (
+    "sweep",
+    "host",
+    "hardware",
+    "cores",
+    "bild_lab",
+    "code",
+    "git",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "os",
+)
 
 
 def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
     remarks = unreliable(results)
     if older:
-        kept = f"{counted(older, 'older measurement')} of these points {'is' if older == 1 else 'are'} kept"
+        kept = (
+            f"{counted(older, 'older measurement')} of these points {'is' if older == 1 else 'are'}"
+            " kept"
+        )
         remarks.append(f"{kept} in the folder, not shown.")
     if len(found := sources(results)) > 1:
         differing = ", ".join(key for key in found[0] if key != "points")
@@ -25,11 +42,17 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
 
 
 def unreliable(results: Sequence[Result]) -> list[str]:
-    """Return which timings and qualities cannot be relied on, a sentence for each reason; usually none."""
+    """Return which timings and qualities cannot be relied on, a sentence for each reason; usually
+    none.
+    """
     shared = [result for result in results if result.environment.shared_device]
     impossible = sum(result.impossible for result in results)
-    busy = [result.environment.busy_elsewhere_percent for result in results if result.environment.busy]
-    used = " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy)))) if busy else ""
+    busy = [
+        result.environment.busy_elsewhere_percent for result in results if result.environment.busy
+    ]
+    used = (
+        " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy)))) if busy else ""
+    )
     idle = "On an idle machine (or a free core, runtime.threads=1)"
     reasons = (
         (len(shared), "beside other jobs on the same device", "Alone"),
@@ -40,13 +63,14 @@ def unreliable(results: Sequence[Result]) -> list[str]:
     doubts = Counter(result.doubt for result in results if result.doubt)
     return [
         *(
-            f"In {count} of {points} {doubt}: differences in quality say little there. Look at the prompts, "
-            "the template and decoding.max_new_tokens."
+            f"In {count} of {points} {doubt}: differences in quality say little there. Look at the"
+            " prompts, the template and decoding.max_new_tokens."
             for doubt, count in doubts.items()
         ),
         *(
-            f"{count} of {points} {'was' if count == 1 else 'were'} timed {how}: do not rely on their latencies and "
-            f"speedups; their quality is valid. {where}, with resume=false, they can be timed anew."
+            f"{count} of {points} {'was' if count == 1 else 'were'} timed {how}: do not rely on"
+            f" their latencies and speedups; their quality is valid. {where}, with resume=false,"
+            " they can be timed anew."
             for count, how, where in reasons
             if count
         ),
@@ -65,13 +89,18 @@ def disturbance(result: Result) -> str:
 
 
 def caption(results: Sequence[Result]) -> str:
-    """Return the caution for a figure: `3 of 12 points timed unreliably`; empty if it needs none."""
+    """Return the caution for a figure:
+
+    `3 of 12 points timed unreliably`; empty if it needs none.
+    """
     disturbed = sum(bool(disturbance(result)) for result in results)
     return f"{disturbed} of {counted(len(results), 'point')} timed unreliably" if disturbed else ""
 
 
 def sources(results: Sequence[Result]) -> list[dict[str, str]]:
-    """Return a row per source: what differs between the sources, and its count of points; no rows for one source."""
+    """Return a row per source: what differs between the sources, and its count of points; no rows
+    for one source.
+    """
     found = [_source(result) for result in results]
     keys = [key for key in _SOURCE if len({source[key] for source in found}) > 1]
     codes = {(result.policy, source["code"]) for result, source in zip(results, found, strict=True)}
@@ -80,7 +109,10 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     counts = Counter(tuple(source[key] for key in keys) for source in found)
     if len(counts) < 2:
         return []
-    return [{**dict(zip(keys, values, strict=True)), "points": str(count)} for values, count in counts.items()]
+    return [
+        {**dict(zip(keys, values, strict=True)), "points": str(count)}
+        for values, count in counts.items()
+    ]
 
 
 def _source(result: Result) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""How figures look: colours and markers of policies, ticks, and matplotlib figures with their files.
+"""How figures look: colours and markers of policies, ticks, and matplotlib figures with their
+files.
 
-Okabe and Ito's colour-blind safe set, with orange darker and violet in place of sky blue: every colour stands out from
-a white and from a dark page by 3 to 1.
+Okabe and Ito's colour-blind safe set, with orange darker and violet in place of sky blue: every
+colour stands out from a white and from a dark page by 3 to 1.
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from bild_lab.lab.schema.result import Result
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97F00", "#9A6BE0")
 MARKERS = (  # of matplotlib and of plotly
-    *(("o", "circle"), ("s", "square"), ("^", "triangle-up"), ("D", "diamond"), ("v", "triangle-down")),
+    *(
+        ("o", "circle"),
+        ("s", "square"),
+        ("^", "triangle-up"),
+        ("D", "diamond"),
+        ("v", "triangle-down"),
+    ),
     *(("P", "cross"), ("p", "pentagon"), ("*", "star"), ("h", "hexagon"), ("<", "triangle-left")),
     (">", "triangle-right"),
 )
@@ -68,7 +75,9 @@ class Mark:
 
 
 def marks(policies: list[str]) -> dict[str, Mark]:
-    """Give each policy its colour and marker: no two of eleven have the same marker, no two of 66 the same pair."""
+    """Give each policy its colour and marker: no two of eleven have the same marker, no two of 66
+    the same pair.
+    """
     return {
         policy: Mark(COLOURS[index % len(COLOURS)], *MARKERS[index % len(MARKERS)])
         for index, policy in enumerate(policies)
@@ -76,14 +85,20 @@ def marks(policies: list[str]) -> dict[str, Mark]:
 
 
 def with_bars(group: Group, few: int = FEW) -> list[Result]:
-    """The results whose intervals are drawn at first: all if they are few, else the front and the notable ones."""
+    """The results whose intervals are drawn at first: all if they are few, else the front and the
+    notable ones.
+    """
     return [result for result in group.selected(few) if not result.is_baseline]
 
 
 def speedup_ticks(low: float, high: float, most: int = 13) -> list[float]:
-    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`, at most so many."""
+    """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`, at
+    most so many.
+    """
     fastest, slowest = 1 / max(low, 0.01), 1 / high
-    step = next((step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0)
+    step = next(
+        (step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0
+    )
     spread = (high - low) / most  # ticks that are closer would overlap
     kept: list[float] = []
     for index in range(1, int(fastest / step) + 1):
@@ -106,12 +121,17 @@ def speedups_on_axis(group: Group, most: int = 13) -> list[float]:
 
 
 def beyond_axis(group: Group) -> str:
-    """The policies outside the axes: `beyond the axis: hf_generate 0.04×, bild (2 points below BLEU 20.5)`.
+    """The policies outside the axes: `beyond the axis: hf_generate 0.04×, bild (2 points below BLEU
+    20.5)`.
 
     Of slow points each policy's fastest is named, of those of low quality their number.
     """
     low = Counter(result.policy for result in group.beyond if group.low(result))
-    slow = {result.policy: result.speedup.value for result in reversed(group.beyond) if not group.low(result)}
+    slow = {
+        result.policy: result.speedup.value
+        for result in reversed(group.beyond)
+        if not group.low(result)
+    }
     named = [f"{policy} {times(speedup)}" for policy, speedup in slow.items()]
     if low:
         bound = f"below {group.metric} {number(LOW * group.baseline_quality, 1)}"
@@ -120,20 +140,30 @@ def beyond_axis(group: Group) -> str:
 
 
 def front_corners(group: Group) -> list[tuple[float, float]]:
-    """Return the corners of the front; the baseline is the last one unless something faster is as good."""
-    corners = [(at.x, at.y) for result in group.front() if (at := group.position(result)) is not None]
+    """Return the corners of the front; the baseline is the last one unless something faster is as
+    good.
+    """
+    corners = [
+        (at.x, at.y) for result in group.front() if (at := group.position(result)) is not None
+    ]
     quality = group.baseline_quality
-    if group.relative and quality is not None and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in corners):
+    if (
+        group.relative
+        and quality is not None
+        and not any(x <= 1.0 and y >= quality - 1e-9 for x, y in corners)
+    ):
         corners = sorted([*corners, (1.0, quality)])
     return corners
 
 
 @contextmanager
-def written_figure(path: Path, inches: tuple[float, float], kinds: Sequence[str] = ()) -> Iterator[Figure]:
+def written_figure(
+    path: Path, inches: tuple[float, float], kinds: Sequence[str] = ()
+) -> Iterator[Figure]:
     """An empty figure, written when the block ends.
 
-    In one that is as wide as a column of a paper letters are small. kinds: of files, "png", "pdf", "svg"; none: the
-    kind of the path.
+    In one that is as wide as a column of a paper letters are small. kinds: of files, "png", "pdf",
+    "svg"; none: the kind of the path.
     """
     with rc_context(FIGURE_STYLE | ({"font.size": _SMALL} if inches[0] <= COLUMN else {})):
         figure = Figure(figsize=inches, dpi=_DPI)
@@ -149,7 +179,9 @@ def written_figure(path: Path, inches: tuple[float, float], kinds: Sequence[str]
 def paper_figure(
     path: Path, inches: tuple[float, float], title: str, subtitle: str, kinds: Sequence[str] = ()
 ) -> Iterator[Figure]:
-    """A figure with its heading, written when the block ends; in a column of a paper the caption is its heading."""
+    """A figure with its heading, written when the block ends; in a column of a paper the caption is
+    its heading.
+    """
     with written_figure(path, inches, kinds) as figure:
         if inches[0] <= COLUMN:
             yield figure
@@ -162,12 +194,16 @@ def paper_figure(
 
 
 def add_panel(
-    figure: Figure, area: tuple[float, float, float, float], title: str = "", grid: str = "both", **settings: Any
+    figure: Figure,
+    area: tuple[float, float, float, float],
+    title: str = "",
+    grid: str = "both",
+    **settings: Any,
 ) -> Axes:
     """Axes on a part of the figure, with a grid behind what is drawn.
 
-    area: left, bottom, width and height in shares of the figure. grid: along "x", "y" or "both". settings: of the axes,
-    such as xlabel and ylim.
+    area: left, bottom, width and height in shares of the figure. grid: along "x", "y" or "both".
+    settings: of the axes, such as xlabel and ylim.
     """
     axes = figure.add_axes(area)
     axes.grid(axis=grid, color=HAIRLINE, linewidth=0.7)

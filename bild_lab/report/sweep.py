@@ -1,4 +1,6 @@
-"""The report of a sweep: its files, the summary in the terminal, and Hydra's callback that asks for them."""
+"""The report of a sweep: its files, the summary in the terminal, and Hydra's callback that asks for
+them.
+"""
 
 from __future__ import annotations
 
@@ -57,19 +59,25 @@ def live_report(sweep: Sweep, progress: str) -> None:
 
     A fault is printed and does not end the sweep: the last report is still to come.
     """
-    from bild_lab.report.page.html import write_html  # late: drawing libraries take seconds to import
+    # late: drawing libraries take seconds to import
+    from bild_lab.report.page.html import write_html
 
     try:
         with sweep.report_lock():
             results, path = sweep.results(), sweep.folder / "report.html"
-            write_html(sweep.name, results, sweep.failures(), path, sweep.older(), progress=progress)
+            write_html(
+                sweep.name, results, sweep.failures(), path, sweep.older(), progress=progress
+            )
     except Exception as error:  # whatever a damaged result or a full disk raises
         console.print(f"the report between points could not be written: {escape(str(error))}")
 
 
 def reported_sweep(figures: str | Sequence[str]) -> Callback:
-    """A callback that writes the table, figure and report of a sweep when it ends, however it ends."""
-    kinds = figures.split(",") if isinstance(figures, str) else figures  # `report.figures` is checked with the command
+    """A callback that writes the table, figure and report of a sweep when it ends, however it
+    ends.
+    """
+    # `report.figures` is checked with the command
+    kinds = figures.split(",") if isinstance(figures, str) else figures
     stages.enter("loading PyTorch")
     from bild_lab.lab.sweep import SweepCallback  # late: torch takes seconds to load
 

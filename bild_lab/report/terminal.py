@@ -1,4 +1,6 @@
-"""What a sweep found as text: tables of at most 80 columns in the terminal, in Markdown, in LaTeX for a paper."""
+"""What a sweep found as text: tables of at most 80 columns in the terminal, in Markdown, in LaTeX
+for a paper.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,16 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.lab.formatting import MISSING, TIMES, interval, knob_label, number, percent, short_name, signed
+from bild_lab.lab.formatting import (
+    MISSING,
+    TIMES,
+    interval,
+    knob_label,
+    number,
+    percent,
+    short_name,
+    signed,
+)
 from bild_lab.lab.results.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
@@ -38,13 +49,21 @@ _COLUMNS += ("tokens_per_target_call", "acceptance_rate", "agreement_with_target
 _FOR_PAPERS = ("policy", *_COLUMNS[:3], "tokens_per_target_call")
 _WRITTEN = {
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
-    **{"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": "$<$", ">": "$>$"},
+    **{
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": "$<$",
+        ">": "$>$",
+    },
     **{"×": r"$\times$", "−": "$-$", "–": "--", "∞": r"$\infty$", "…": r"\ldots{}", "’": "'"},
 }
 
 
 def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table:
-    """Tabulate every point, fastest first, a section per setting, with the failed points at the end."""
+    """Tabulate every point, fastest first, a section per setting, with the failed points at the
+    end.
+    """
     table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("", width=1)
     table.add_column("policy, knobs", ratio=1, overflow="fold")
@@ -60,13 +79,18 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
             table.add_row(*_cells(group, result), style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
-        texts = (TIMES, f"{failure.policy} {knob_label(failure, telling_knobs(failure, failures), ' ')}", "failed")
+        texts = (
+            TIMES,
+            f"{failure.policy} {knob_label(failure, telling_knobs(failure, failures), ' ')}",
+            "failed",
+        )
         table.add_row(*(Text(text) for text in texts), style="red")
     table.caption = Text(f"{_LEGEND} {_precisions(results)}".strip(), style="dim", justify="left")
     if any(disturbance(result) for result in results):
         table.caption.append(f"\n{_DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
-        said = f"{failure.point} {failure.error.type}: {failure.error.message}"  # failed.json has all of it
+        # failed.json has all of it
+        said = f"{failure.point} {failure.error.type}: {failure.error.message}"
         said = said if len(said) <= _MESSAGE_AT_MOST else f"{said[:_MESSAGE_AT_MOST]}\u2026"
         table.caption.append(f"\n{TIMES} {said}", style="red")
     return table
@@ -79,7 +103,9 @@ def _precisions(results: Sequence[Result]) -> str:
 
 
 def category_table(results: Sequence[Result]) -> Table | None:
-    """Tabulate each setting's best point at no loss, or its fastest, by category; None without categories."""
+    """Tabulate each setting's best point at no loss, or its fastest, by category; None without
+    categories.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("category", overflow="fold")
     for name in CATEGORY:
@@ -91,15 +117,27 @@ def category_table(results: Sequence[Result]) -> Table | None:
         why = disturbance(best)
         table.add_row(Text(group.label(best) + (f", {why}" if why else ""), style="bold"))
         for name, one in categories_of(best).items():
-            cells = [name, number(one.n_examples, 0), _faster(one.speedup), number(one.tokens_per_s, 1)]
-            table.add_row(*map(Text, [*cells, number(one.tokens_per_target_call), _share(one.acceptance_rate)]))
+            cells = [
+                name,
+                number(one.n_examples, 0),
+                _faster(one.speedup),
+                number(one.tokens_per_s, 1),
+            ]
+            table.add_row(
+                *map(
+                    Text, [*cells, number(one.tokens_per_target_call), _share(one.acceptance_rate)]
+                )
+            )
         table.add_section()
     return table if table.row_count else None
 
 
 def _difference(group: Group, groups: list[Group]) -> str:
     """How the setting differs from the others."""
-    words = [f"{key} {short_name(str(group.setting.get(key)), _LONGEST)}" for key in differing_keys(groups)]
+    words = [
+        f"{key} {short_name(str(group.setting.get(key)), _LONGEST)}"
+        for key in differing_keys(groups)
+    ]
     return ", ".join(words) or group.metric
 
 
@@ -128,7 +166,9 @@ def _share(value: float | None) -> str:
 
 
 def points_text(group: Group, latex: bool) -> str:
-    """The points of a setting, fastest first, with intervals and with what disturbed their timing."""
+    """The points of a setting, fastest first, with intervals and with what disturbed their
+    timing.
+    """
     table = points_table(group)
 
     def titles(names: Sequence[str]) -> list[str]:
@@ -137,8 +177,13 @@ def points_text(group: Group, latex: bool) -> str:
     if latex:
         return latex_table(table, titles(_FOR_PAPERS), unreliable(group.results))
     chosen = titles(("policy", *_COLUMNS))
-    rows = [[_in_markdown(f"{one.text} {one.detail}".strip()) for one in cells] for cells in _chosen(table, chosen)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (chosen, ["---"] * len(chosen), *rows))
+    rows = [
+        [_in_markdown(f"{one.text} {one.detail}".strip()) for one in cells]
+        for cells in _chosen(table, chosen)
+    ]
+    return "\n".join(
+        "| " + " | ".join(cells) + " |" for cells in (chosen, ["---"] * len(chosen), *rows)
+    )
 
 
 def _in_markdown(text: str) -> str:
@@ -149,17 +194,25 @@ def _in_markdown(text: str) -> str:
 def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:
     """The columns with these titles as a `tabular` that needs `\\usepackage{booktabs}`.
 
-    A cell's second line, mostly its interval, follows it in small letters. remarks: below the last rule.
+    A cell's second line, mostly its interval, follows it in small letters. remarks: below the last
+    rule.
     """
     head = [r"\toprule", " & ".join(map(_escaped, titles)) + r" \\", r"\midrule"]
     small = r" {\scriptsize %s}"
     rows = [
-        " & ".join(_escaped(one.text) + (small % _escaped(one.detail) if one.detail else "") for one in cells) + r" \\"
+        " & ".join(
+            _escaped(one.text) + (small % _escaped(one.detail) if one.detail else "")
+            for one in cells
+        )
+        + r" \\"
         for cells in _chosen(table, titles)
     ]
     width = rf"\multicolumn{{{len(titles)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
     below = [rf"{width}{{\footnotesize {_escaped(remark)}}} \\" for remark in remarks]
-    begin = rf"\begin{{tabular}}{{@{{}}l{'r' * (len(titles) - 1)}@{{}}}}  % needs \usepackage{{booktabs}}"
+    begin = (
+        rf"\begin{{tabular}}{{@{{}}l{'r' * (len(titles) - 1)}@{{}}}}  % needs"
+        r" \usepackage{booktabs}"
+    )
     return "\n".join([begin, *head, *rows, r"\bottomrule", *below, r"\end{tabular}"])
 
 

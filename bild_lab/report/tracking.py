@@ -19,7 +19,9 @@ from bild_lab.report.wandb.logger import SWEEP, flat_metrics
 
 
 class TensorBoardRun:
-    """A run in a folder, with what trainings ask of one of Weights & Biases. summary: its numbers as a whole."""
+    """A run in a folder, with what trainings ask of one of Weights & Biases. summary: its numbers
+    as a whole.
+    """
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter  # takes seconds
@@ -36,24 +38,33 @@ class TensorBoardRun:
 
     def finish(self) -> None:
         """Write configuration and summary, a row of the tab HPARAMS, and close the files."""
-        known = {key: one if isinstance(one, int | float | str) else str(one) for key, one in self._config.items()}
+        known = {
+            key: one if isinstance(one, int | float | str) else str(one)
+            for key, one in self._config.items()
+        }
         numbers = {name: one for name, one in self.summary.items() if isinstance(one, int | float)}
         self.writer.add_hparams(known, numbers, run_name=".")
         self.writer.close()
 
 
 class TensorBoardLogger:
-    """Write each point, the sweep as a whole and each training as a run, in the folder `tensorboard` of `directory`.
+    """Write each point, the sweep as a whole and each training as a run, in the folder
+    `tensorboard` of `directory`.
 
     Raises UserError where the package tensorboard is not installed.
     """
 
     def __init__(self, directory: str) -> None:
         if find_spec("tensorboard") is None:
-            raise UserError("logger=tensorboard needs the package tensorboard; pip install 'bild_lab[tensorboard]'")
+            raise UserError(
+                "logger=tensorboard needs the package tensorboard; pip install"
+                " 'bild_lab[tensorboard]'"
+            )
         self._folder = Path(directory) / "tensorboard"
 
-    def begin(self, identity: str, name: str, config: Mapping[str, Any], *_: Any, anew: bool = False) -> TensorBoardRun:
+    def begin(
+        self, identity: str, name: str, config: Mapping[str, Any], *_: Any, anew: bool = False
+    ) -> TensorBoardRun:
         """Begin a run, or go on with one of this identity. anew: remove an earlier one."""
         if anew:
             shutil.rmtree(self._folder / identity, ignore_errors=True)
@@ -61,8 +72,13 @@ class TensorBoardLogger:
 
     def log_point(self, result: Result, config: dict, again: bool = False) -> None:
         """Write a point's knobs, its setting and its numbers."""
-        about = {key: result.setting.get(key) for key in ("target", "draft", "dataset", "split", "dtype", "hardware")}
-        run = self.begin(result.point, result.name, {"policy": result.policy, **result.knobs, **about}, anew=True)
+        about = {
+            key: result.setting.get(key)
+            for key in ("target", "draft", "dataset", "split", "dtype", "hardware")
+        }
+        run = self.begin(
+            result.point, result.name, {"policy": result.policy, **result.knobs, **about}, anew=True
+        )
         run.summary.update(flat_metrics(result))
         run.finish()
 
@@ -73,10 +89,15 @@ class TensorBoardLogger:
 
         results = sweep.results()
         writer = self.begin(SWEEP, sweep.name, {}, anew=True).writer
-        texts = [headline(results), *(points_text(group, latex=False) for group in by_setting(results))]
+        texts = [
+            headline(results),
+            *(points_text(group, latex=False) for group in by_setting(results)),
+        ]
         writer.add_text("sweep", "\n\n".join(texts))
         if (file := sweep.folder / "pareto.png").is_file():
-            writer.add_image("pareto", np.asarray(Image.open(file).convert("RGB")), dataformats="HWC")
+            writer.add_image(
+                "pareto", np.asarray(Image.open(file).convert("RGB")), dataformats="HWC"
+            )
         writer.close()
 
     def closing(self) -> list[str]:
@@ -85,7 +106,10 @@ class TensorBoardLogger:
 
 
 class BothLoggers:
-    """Log to TensorBoard and to Weights & Biases. Each has its own keys, such as logger.wandb.mode."""
+    """Log to TensorBoard and to Weights & Biases.
+
+    Each has its own keys, such as logger.wandb.mode.
+    """
 
     def __init__(self, tensorboard: Any, wandb: Any) -> None:
         self._each = (tensorboard, wandb)

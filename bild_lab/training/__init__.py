@@ -1,1 +1,3 @@
-"""Training: a model's own weights, a drafter on its target's answers, small modules beside a frozen model."""
+"""Training: a model's own weights, a drafter on its target's answers, small modules beside a frozen
+model.
+"""

@@ -1,4 +1,6 @@
-"""Model prediction alignment: a drafter learns its target's answers, and is judged before and after (BiLD §3.5.1)."""
+"""Model prediction alignment: a drafter learns its target's answers, and is judged before and after
+(BiLD §3.5.1).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ _BATCH_SIZE = 4  # texts; whole distributions of both models are in memory
 class Alignment:
     """What is trained on which answers.
 
-    small: the checkpoint that training starts from, pretrained in the paper's fair setting. unaligned: the drafter
-    to compare with. acceptance: whether the acceptance rate is compared too, which needs the target's weights.
+    small: the checkpoint that training starts from, pretrained in the paper's fair setting.
+    unaligned: the drafter to compare with. acceptance: whether the acceptance rate is compared too,
+    which needs the target's weights.
     """
 
     calibration: Calibration
@@ -56,16 +59,17 @@ class Alignment:
         longest = max(len(answer.answer_token_ids) for answer in trained_on)
         if longest > self.recipe.max_target_tokens:
             raise UserError(
-                f"train.max_target_tokens={self.recipe.max_target_tokens} would cut the target's longest answer of "
-                f"{longest} tokens; set train.max_target_tokens={longest}"
+                f"train.max_target_tokens={self.recipe.max_target_tokens} would cut the target's"
+                f" longest answer of {longest} tokens; set train.max_target_tokens={longest}"
             )
         if self.recipe.soft_targets or self.teaching.loss is not None or self.acceptance:
             target = self.calibration.target
             target.check()
             if target.fingerprint != self.calibration.manifest["model"]["fingerprint"]:
                 raise UserError(
-                    f"the checkpoint {target.path} has changed since it answered; "
-                    "make the calibration data again, or set acceptance=false, train.soft_targets=0 and align.loss=null"
+                    f"the checkpoint {target.path} has changed since it answered; make the"
+                    " calibration data again, or set acceptance=false, train.soft_targets=0 and"
+                    " align.loss=null"
                 )
 
 
@@ -75,29 +79,32 @@ def require_fits(calibration: Calibration, small: Checkpoint) -> None:
     if small.encoder_decoder != model["encoder_decoder"]:
         kinds = {True: "an encoder–decoder", False: "decoder-only"}
         raise UserError(
-            f"{small.path} is {kinds[small.encoder_decoder]} ({small.config.model_type}), but {model['path']}, whose "
-            f"answers are in {calibration.folder}, is {kinds[model['encoder_decoder']]} ({model['type']}); "
-            "choose model.path of the same kind"
+            f"{small.path} is {kinds[small.encoder_decoder]} ({small.config.model_type}), but"
+            f" {model['path']}, whose answers are in {calibration.folder}, is"
+            f" {kinds[model['encoder_decoder']]} ({model['type']}); choose model.path of the same"
+            " kind"
         )
     if vocabulary_hash(small.vocabulary) != model["vocabulary"]:
         raise UserError(
-            f"{small.path} ({len(small.vocabulary)} pieces) has another vocabulary than {model['path']}, whose answers "
-            f"are in {calibration.folder}; choose model.path with the target's tokenizer"
+            f"{small.path} ({len(small.vocabulary)} pieces) has another vocabulary than"
+            f" {model['path']}, whose answers are in {calibration.folder}; choose model.path with"
+            " the target's tokenizer"
         )
 
 
 def split_answers(calibration: Calibration, held_out: int) -> tuple[list[Answer], list[Answer]]:
     """Answers to train on and held-out answers, which are spread evenly over the data.
 
-    Answers that a length limit or a stop string cut are left out: the drafter would learn to end where the target does
-    not. Raises UserError if no answers are left to train on.
+    Answers that a length limit or a stop string cut are left out: the drafter would learn to end
+    where the target does not. Raises UserError if no answers are left to train on.
     """
     whole = [answer for answer in calibration.answers if answer.finish_reason == END]
     if len(whole) < held_out + 1:
         raise UserError(
-            f"{calibration.folder} has {len(whole)} answers that reach their end, of {len(calibration.answers)}; "
-            f"held_out={held_out} leaves none to train on: lower it, or make calibration data with more "
-            "(dataset.limit) or longer (decoding.max_new_tokens) answers"
+            f"{calibration.folder} has {len(whole)} answers that reach their end, of"
+            f" {len(calibration.answers)}; held_out={held_out} leaves none to train on: lower it,"
+            " or make calibration data with more (dataset.limit) or longer"
+            " (decoding.max_new_tokens) answers"
         )
     chosen = dict.fromkeys(spread_evenly(held_out, len(whole)))
     return [one for at, one in enumerate(whole) if at not in chosen], [whole[at] for at in chosen]
@@ -106,14 +113,18 @@ def split_answers(calibration: Calibration, held_out: int) -> tuple[list[Answer]
 def align(job: Alignment) -> dict[str, Any] | None:
     """Train `folder/checkpoint`, then compare it with the unaligned model on the held-out answers.
 
-    A finished training is not repeated. Returns its metrics with the comparison under "alignment", as metrics.json has
-    them; None on any but the first process. Raises UserError for parts that do not fit together, before anything is
-    written.
+    A finished training is not repeated. Returns its metrics with the comparison under "alignment",
+    as metrics.json has them; None on any but the first process. Raises UserError for parts that do
+    not fit together, before anything is written.
     """
     job.check()
     learned, held_out = split_answers(job.calibration, job.held_out)
     dataset, manifest = job.calibration.dataset, job.calibration.manifest
-    source = {"folder": str(job.calibration.folder), "hash": manifest["hash"], "target": manifest["model"]["path"]}
+    source = {
+        "folder": str(job.calibration.folder),
+        "hash": manifest["hash"],
+        "target": manifest["model"]["path"],
+    }
     metrics = finetune(
         FinetuningJob(
             train=examples(learned),
@@ -122,7 +133,9 @@ def align(job: Alignment) -> dict[str, Any] | None:
             recipe=job.recipe,
             folder=job.folder,
             start=FromCheckpoint(job.small),
-            teacher=job.calibration.target if job.recipe.soft_targets or job.teaching.loss else None,
+            teacher=(
+                job.calibration.target if job.recipe.soft_targets or job.teaching.loss else None
+            ),
             teaching=job.teaching,
             max_source_tokens=dataset.max_source_tokens,
             title=f"aligning {job.small.path}",
@@ -136,7 +149,11 @@ def align(job: Alignment) -> dict[str, Any] | None:
         return None
     before, after = _compared(job, held_out)
     compared = {key: {"before": before[key], "after": after[key]} for key in before}
-    counts = {"trained_on": len(learned), "held_out": len(held_out), "unaligned": job.unaligned.path}
+    counts = {
+        "trained_on": len(learned),
+        "held_out": len(held_out),
+        "unaligned": job.unaligned.path,
+    }
     metrics |= {"alignment": {**source, **counts, "compared": compared}}
     TrainingFolder(job.folder).write_metrics(metrics)
     return metrics
@@ -144,7 +161,9 @@ def align(job: Alignment) -> dict[str, Any] | None:
 
 def examples(answers: Sequence[Answer]) -> tuple[Example, ...]:
     """Answers as examples whose reference is the target's text."""
-    return tuple(Example(answer.id, answer.prompt, answer.prompt, (answer.answer,)) for answer in answers)
+    return tuple(
+        Example(answer.id, answer.prompt, answer.prompt, (answer.answer,)) for answer in answers
+    )
 
 
 def _compared(job: Alignment, held_out: Sequence[Answer]) -> list[dict[str, float]]:
@@ -154,17 +173,24 @@ def _compared(job: Alignment, held_out: Sequence[Answer]) -> list[dict[str, floa
     aligned = Checkpoint(str(job.folder / "checkpoint"))
     target = HuggingFaceModel(job.calibration.target, device, dtype) if job.acceptance else None
     drafts = [HuggingFaceModel(draft, device, dtype) for draft in (job.unaligned, aligned)]
-    return [agreement(draft, target, held_out, job.calibration.dataset.max_source_tokens) for draft in drafts]
+    return [
+        agreement(draft, target, held_out, job.calibration.dataset.max_source_tokens)
+        for draft in drafts
+    ]
 
 
 @torch.inference_mode()
 def agreement(
-    draft: HuggingFaceModel, target: HuggingFaceModel | None, answers: Sequence[Answer], max_source_tokens: int | None
+    draft: HuggingFaceModel,
+    target: HuggingFaceModel | None,
+    answers: Sequence[Answer],
+    max_source_tokens: int | None,
 ) -> dict[str, float]:
     """Means over the tokens of the target's answers, each after the target's own text before it.
 
-    token_agreement: the share that the drafter ranks first. acceptance_rate: Σ min(p, q), at which speculative sampling
-    accepts at temperature 1 (Leviathan et al., 2023, Corollary 3.6); left out without the target.
+    token_agreement: the share that the drafter ranks first. acceptance_rate: Σ min(p, q), at which
+    speculative sampling accepts at temperature 1 (Leviathan et al., 2023, Corollary 3.6); left out
+    without the target.
     """
     checkpoint, examples = draft.checkpoint, []
     for answer in answers:
@@ -173,7 +199,11 @@ def agreement(
         examples.append(TokenizedExample(np.array(ids), np.array(answer.answer_token_ids)))
     begins, pieces = decoder_start(checkpoint), pieces_of(checkpoint)
     collate = Collator(0, begins)
-    sums = {"token_agreement": 0.0} if target is None else {"token_agreement": 0.0, "acceptance_rate": 0.0}
+    sums = (
+        {"token_agreement": 0.0}
+        if target is None
+        else {"token_agreement": 0.0, "acceptance_rate": 0.0}
+    )
     for start in range(0, len(examples), _BATCH_SIZE):
         chosen = examples[start : start + _BATCH_SIZE]
         batch = {name: rows.to(draft.device) for name, rows in collate(chosen).items()}

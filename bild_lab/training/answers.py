@@ -1,4 +1,6 @@
-"""A model's greedy answers: decoding them, and their rows and manifest on disk (BiLD §3.5.1, §7.1.1)."""
+"""A model's greedy answers: decoding them, and their rows and manifest on disk (BiLD §3.5.1,
+§7.1.1).
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,9 @@ END, STOP, LENGTH = "end", "stop", "length"
 class Answer:
     """One row: a prompt as the tokenizer gets it, and the target's answer.
 
-    answer: without special tokens. answer_token_ids: as emitted, the end token included. finish_reason: "end", or
-    "stop" if a stop string did, or "length" if max_new_tokens cut the answer.
+    answer: without special tokens. answer_token_ids: as emitted, the end token included.
+    finish_reason: "end", or "stop" if a stop string did, or "length" if max_new_tokens cut the
+    answer.
     """
 
     id: str
@@ -59,7 +62,9 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Calibration:
-    """Finished calibration data, complete and unchanged since it was written. folder: where from, for messages."""
+    """Finished calibration data, complete and unchanged since it was written. folder: where from,
+    for messages.
+    """
 
     folder: Path
     manifest: Mapping[str, Any]
@@ -76,28 +81,41 @@ class Calibration:
 
     @property
     def dataset_words(self) -> Sequence[str]:
-        """The words that chose the dataset, for a command that decodes on it; a stand-in where they are not known."""
+        """The words that chose the dataset, for a command that decodes on it; a stand-in where they
+        are not known.
+        """
         return self.manifest.get("dataset_words") or ("dataset=NAME",)
 
 
 def read_calibration(folder: Path) -> Calibration:
-    """Finished calibration data. Raises UserError for a folder that is missing, unfinished, changed or empty."""
-    again = f"make it with: python scripts/generate_calibration.py name={folder.name} model.path=TARGET dataset=…"
+    """Finished calibration data.
+
+    Raises UserError for a folder that is missing, unfinished, changed or empty.
+    """
+    again = (
+        f"make it with: python scripts/generate_calibration.py name={folder.name} model.path=TARGET"
+        " dataset=…"
+    )
     if not folder.is_dir():
         raise UserError(f"no calibration data in {folder}; {again}")
     if not (folder / MANIFEST).is_file():
         parts = len(list(folder.glob("*.parquet")))
-        raise UserError(f"the calibration data in {folder} is not finished ({parts} parts, no {MANIFEST}); {again}")
+        raise UserError(
+            f"the calibration data in {folder} is not finished ({parts} parts, no {MANIFEST});"
+            f" {again}"
+        )
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         answers = tuple(answer for name in manifest["parts"] for answer in read_part(folder / name))
         digest, count = manifest["hash"], manifest["count"]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise UserError(f"cannot read the calibration data in {folder}: {error}; {again}") from error
+        raise UserError(
+            f"cannot read the calibration data in {folder}: {error}; {again}"
+        ) from error
     if len(answers) != count or contents_hash(answers) != digest:
         raise UserError(
-            f"the calibration data in {folder} has changed since it was made: wanted {count} rows with hash {digest}, "
-            f"got {len(answers)} with {contents_hash(answers)}; {again}"
+            f"the calibration data in {folder} has changed since it was made: wanted {count} rows"
+            f" with hash {digest}, got {len(answers)} with {contents_hash(answers)}; {again}"
         )
     if not answers:
         raise UserError(f"the calibration data in {folder} is empty; {again}")
@@ -107,17 +125,21 @@ def read_calibration(folder: Path) -> Calibration:
 def read_calibrations(folders: Sequence[Path]) -> Calibration:
     """The answers of several folders as one, in turn, such as BiTA's to five data sets (Table 5).
 
-    Raises UserError for a folder that cannot be read, for answers of several models or to prompts cut differently.
+    Raises UserError for a folder that cannot be read, for answers of several models or to prompts
+    cut differently.
     """
     first, *others = several = [read_calibration(folder) for folder in folders]
     for other in others:
         if other.manifest["model"]["fingerprint"] != first.manifest["model"]["fingerprint"]:
-            raise UserError(f"calibration must be the answers of one model, got {first.folder} and {other.folder}")
+            raise UserError(
+                f"calibration must be the answers of one model, got {first.folder} and"
+                f" {other.folder}"
+            )
         limits = [one.dataset.max_source_tokens for one in (first, other)]
         if limits[0] != limits[1]:
             raise UserError(
-                f"calibration must have one dataset.max_source_tokens, got {limits[0]} in {first.folder} and "
-                f"{limits[1]} in {other.folder}; generate one of them anew"
+                f"calibration must have one dataset.max_source_tokens, got {limits[0]} in"
+                f" {first.folder} and {limits[1]} in {other.folder}; generate one of them anew"
             )
     if not others:
         return first
@@ -152,23 +174,27 @@ def greedy_answers(
     advance: Callable[[int], None] = lambda count: None,
     stop: Sequence[str] = (),
 ) -> list[list[int]]:
-    """The tokens that `vanilla` emits for each prompt, decoded in batches, the longest prompts first.
+    """The tokens that `vanilla` emits for each prompt, decoded in batches, the longest prompts
+    first.
 
-    They are vanilla's on the CPU kernels in every precision, and on our own decoders in float32. A model on hf answers
-    by batched `generate`. batch_size: at most; fewer where their caches would not fit. advance: called with 1 after
-    each answer. stop: stop strings, which end an answer too.
+    They are vanilla's on the CPU kernels in every precision, and on our own decoders in float32. A
+    model on hf answers by batched `generate`. batch_size: at most; fewer where their caches would
+    not fit. advance: called with 1 after each answer. stop: stop strings, which end an answer too.
     """
     order = sorted(range(len(sources)), key=lambda index: -sources[index].length)
     stops = StopStrings(tuple(stop), model.checkpoint) if stop else None
     requests = []
     for index in order:
-        limits = Limits(len(sources[index].prompt), max_new_tokens, model.checkpoint.end_tokens, stop=stops)
+        limits = Limits(
+            len(sources[index].prompt), max_new_tokens, model.checkpoint.end_tokens, stop=stops
+        )
         requests.append(Request(sources[index].to(model.device), limits))
     method: Method = HuggingFaceGenerate(model)
     if model.engine != "hf":
         method = DraftThenVerify(model, NoDraft(model), ExactMatch())
         model.load()
-        batch_size = quiet_batch(method, [model], requests, batch_size)  # fewer where their caches would not fit
+        # fewer where their caches would not fit
+        batch_size = quiet_batch(method, [model], requests, batch_size)
     found = decode_batch(method, requests, Batch(batch_size), lambda index: advance(1))
     answers: list[list[int]] = [[]] * len(sources)
     for index, text in zip(order, found, strict=True):

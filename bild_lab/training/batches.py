@@ -28,7 +28,9 @@ _GROUP = 50  # at most so many batches are sorted by length together
 
 @dataclass(frozen=True)
 class SoftTargets:
-    """A teacher's most likely tokens at each token of an answer. probs: their shares of these, in float16."""
+    """A teacher's most likely tokens at each token of an answer. probs: their shares of these, in
+    float16.
+    """
 
     ids: Int[np.ndarray, "t k"]
     probs: Float[np.ndarray, "t k"]
@@ -36,7 +38,9 @@ class SoftTargets:
 
 @dataclass(frozen=True)
 class TokenizedExample:
-    """One example as token ids. answer: what is learned, its end token included. soft: a teacher's targets, if any."""
+    """One example as token ids. answer: what is learned, its end token included. soft: a teacher's
+    targets, if any.
+    """
 
     prompt: Int[np.ndarray, " s"]
     answer: Int[np.ndarray, " t"]
@@ -56,8 +60,9 @@ def tokenize(
 ) -> list[TokenizedExample]:
     """Prompts as decoding tokenizes them (`Checkpoint.source`), and first references as answers.
 
-    max_source_tokens: of a longer prompt the end of the source is left out; None keeps whole prompts. An answer has no
-    special token but the end token, which counts. Raises UserError for a decoder's prompt without tokens.
+    max_source_tokens: of a longer prompt the end of the source is left out; None keeps whole
+    prompts. An answer has no special token but the end token, which counts. Raises UserError for a
+    decoder's prompt without tokens.
     """
     found = []
     count = lambda prompt: len(tokenizer(prompt, verbose=False)["input_ids"])  # noqa: E731
@@ -65,11 +70,16 @@ def tokenize(
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]
         prompts = tokenizer([example.prompt for example in chunk], verbose=False)["input_ids"]
-        answers = tokenizer([example.references[0] for example in chunk], add_special_tokens=False, verbose=False)
+        answers = tokenizer(
+            [example.references[0] for example in chunk], add_special_tokens=False, verbose=False
+        )
         for example, prompt, answer in zip(chunk, prompts, answers["input_ids"], strict=True):
             prompt = prompt or begin_of_text(tokenizer)
             if not prompt and not encoder_decoder:
-                raise UserError(f"the prompt of example {example.id} has no tokens; a decoder needs at least one")
+                raise UserError(
+                    f"the prompt of example {example.id} has no tokens; a decoder needs at"
+                    " least one"
+                )
             ended = [*answer[: max_target_tokens - 1], tokenizer.eos_token_id]
             found.append(TokenizedExample(np.array(prompt, np.int32), np.array(ended, np.int32)))
     return found
@@ -79,8 +89,9 @@ def tokenize(
 class Collator:
     """Makes the tensors of a forward pass from examples, padded on the right.
 
-    pad: the padding's token id. start: the first token of an encoder–decoder's decoder; None for a decoder, which
-    reads prompt and answer as one sequence and learns the answer alone. Soft targets lie beside their labels.
+    pad: the padding's token id. start: the first token of an encoder–decoder's decoder; None for a
+    decoder, which reads prompt and answer as one sequence and learns the answer alone. Soft targets
+    lie beside their labels.
     """
 
     pad: int
@@ -89,7 +100,9 @@ class Collator:
     def __call__(self, examples: Sequence[TokenizedExample]) -> dict[str, Tensor]:
         if self.start is None:
             sequences = [np.concatenate([one.prompt, one.answer]) for one in examples]
-            labels = [np.concatenate([np.full_like(one.prompt, IGNORED), one.answer]) for one in examples]
+            labels = [
+                np.concatenate([np.full_like(one.prompt, IGNORED), one.answer]) for one in examples
+            ]
         else:
             sequences = [one.prompt for one in examples]
             labels = [one.answer for one in examples]
@@ -100,9 +113,14 @@ class Collator:
             batch["decoder_input_ids"] = padded(shifted, self.pad)
         soft = [one.soft for one in examples]
         if None not in soft:
-            before = [len(labelled) - len(one.answer) for labelled, one in zip(labels, examples, strict=True)]
+            before = [
+                len(labelled) - len(one.answer)
+                for labelled, one in zip(labels, examples, strict=True)
+            ]
             wide = [((gap, 0), (0, 0)) for gap in before]
-            batch["soft_ids"] = padded([np.pad(one.ids, gap) for one, gap in zip(soft, wide, strict=True)], 0)
+            batch["soft_ids"] = padded(
+                [np.pad(one.ids, gap) for one, gap in zip(soft, wide, strict=True)], 0
+            )
             probs = [np.pad(one.probs, gap) for one, gap in zip(soft, wide, strict=True)]
             batch["soft_probs"] = padded(probs, 0, kind=np.float32)
         return batch
@@ -129,12 +147,13 @@ def padded_with_mask(
 
 
 class BatchOrder(Sampler[int]):
-    """The indices of a whole training's examples, batch after batch; lengths, sizes and seed alone decide them.
+    """The indices of a whole training's examples, batch after batch; lengths, sizes and seed alone
+    decide them.
 
-    Every epoch (a pass over the data) is shuffled and cut into batches of similar lengths, so that they need little
-    padding; the batches come in random order. Examples that do not fill a batch are left out of that epoch. As the
-    order is one sequence from the first step to the last, it has no state to restore: a resumed training skips the
-    steps that are done.
+    Every epoch (a pass over the data) is shuffled and cut into batches of similar lengths, so that
+    they need little padding; the batches come in random order. Examples that do not fill a batch
+    are left out of that epoch. As the order is one sequence from the first step to the last, it has
+    no state to restore: a resumed training skips the steps that are done.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> None:
@@ -167,9 +186,11 @@ class BatchOrder(Sampler[int]):
 
 
 def evaluation_batches(lengths: Sequence[int], batch_size: int) -> Iterator[list[int]]:
-    """The indices of this process's share of examples to evaluate, in batches of similar length, longest first.
+    """The indices of this process's share of examples to evaluate, in batches of similar length,
+    longest first.
 
-    Each process gets as many batches, as a model that is sharded needs all processes to run. The last may be empty.
+    Each process gets as many batches, as a model that is sharded needs all processes to run. The
+    last may be empty.
     """
     ranks = launched()
     ordered = sorted(range(len(lengths)), key=lambda index: -lengths[index])

@@ -1,4 +1,6 @@
-"""Generate calibration data: a model's greedy answers to a dataset, in parts that survive a kill."""
+"""Generate calibration data: a model's greedy answers to a dataset, in parts that survive a
+kill.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +42,20 @@ from bild_lab.training.answers import (
 )
 from bild_lab.training.folder import keep_plan, write_json, writing
 
-_WHAT, _REMEDY = "the calibration data", "finished parts are kept; make room and run the same command again"
-_MOVED = frozenset({"model.path", "model.revision", "dataset.path"})  # fingerprint and data hash identify the contents
+_WHAT, _REMEDY = (
+    "the calibration data",
+    "finished parts are kept; make room and run the same command again",
+)
+# fingerprint and data hash identify the contents
+_MOVED = frozenset({"model.path", "model.revision", "dataset.path"})
 
 
 @dataclass(frozen=True)
 class CalibrationJob:
     """What to answer, with which model, and the folder for the answers.
 
-    batch_size: prompts decoded at once. part_size: examples of one file; a kill loses at most one file per process.
+    batch_size: prompts decoded at once. part_size: examples of one file; a kill loses at most one
+    file per process.
     dataset_words: of the command that chose the dataset. stop: stop strings, which end an answer.
     """
 
@@ -84,7 +91,12 @@ class CalibrationJob:
                 "encoder_decoder": checkpoint.encoder_decoder,
                 "vocabulary": vocabulary_hash(checkpoint.vocabulary),
             },
-            "decoding": {"method": "greedy", "max_new_tokens": self.max_new_tokens, "dtype": dtype, **stop},
+            "decoding": {
+                "method": "greedy",
+                "max_new_tokens": self.max_new_tokens,
+                "dtype": dtype,
+                **stop,
+            },
             "dataset": asdict(self.dataset),
             "data": content_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
             "count": len(self.examples),
@@ -98,18 +110,22 @@ class CalibrationJob:
         return [range(start, min(start + self.part_size, len(self.examples))) for start in starts]
 
     def file(self, part: range) -> Path:
-        """SPLIT-FIRST-END.parquet: named as a local dataset's file, so that `dataset.path` can be this folder."""
+        """SPLIT-FIRST-END.parquet: named as a local dataset's file, so that `dataset.path` can be
+        this folder.
+        """
         split = re.sub(r"\W+", "_", canonical_split(self.dataset.split))
         return self.folder / f"{split}-{part.start:08d}-{part.stop:08d}.parquet"
 
 
-def generate_calibration(job: CalibrationJob, report: Callable[[int, int], None] = lambda count, total: None) -> int:
+def generate_calibration(
+    job: CalibrationJob, report: Callable[[int, int], None] = lambda count, total: None
+) -> int:
     """Write the missing parts, each in one of the launched processes, and then the manifest.
 
-    Returns how many examples this process had to answer. A part is written whole or not at all: a killed run loses only
-    unfinished parts, and the same call completes the rest. report: called with 1 after each answer, and the number that
-    this process has to answer. Raises UserError if the folder holds other answers, the disk is full or the batch does
-    not fit into memory.
+    Returns how many examples this process had to answer. A part is written whole or not at all: a
+    killed run loses only unfinished parts, and the same call completes the rest. report: called
+    with 1 after each answer, and the number that this process has to answer. Raises UserError if
+    the folder holds other answers, the disk is full or the batch does not fit into memory.
     """
     ranks, missing = launched(), []
     if ranks.first:
@@ -118,7 +134,8 @@ def generate_calibration(job: CalibrationJob, report: Callable[[int, int], None]
         missing = [part for part in job.parts if _rows(job.file(part)) != len(part)]
         if missing:
             (job.folder / MANIFEST).unlink(missing_ok=True)  # it says that all parts are there
-    missing = ranks.gather(missing)[0]  # all processes divide the first one's list, before one of them writes
+    # all processes divide the first one's list, before one of them writes
+    missing = ranks.gather(missing)[0]
     mine = missing[ranks.rank :: ranks.count]
     total = sum(map(len, mine))
     for part in mine:
@@ -130,20 +147,30 @@ def generate_calibration(job: CalibrationJob, report: Callable[[int, int], None]
     return total
 
 
-def _write_part(job: CalibrationJob, part: range, process: int, advance: Callable[[int], None]) -> None:
+def _write_part(
+    job: CalibrationJob, part: range, process: int, advance: Callable[[int], None]
+) -> None:
     examples, checkpoint = [job.examples[index] for index in part], job.target.checkpoint
     sources = [checkpoint.source(example.prompt) for example in examples]
     started = time.perf_counter()
-    with within_memory(checkpoint.path, job.target.device, "set runtime.dtype=bfloat16, or use a larger device"):
+    with within_memory(
+        checkpoint.path, job.target.device, "set runtime.dtype=bfloat16, or use a larger device"
+    ):
         job.target.load()
-    with within_memory(f"batch_size={job.batch_size}", job.target.device, "lower it, finished parts are kept"):
-        emitted = greedy_answers(job.target, sources, job.max_new_tokens, job.batch_size, advance, job.stop)
+    with within_memory(
+        f"batch_size={job.batch_size}", job.target.device, "lower it, finished parts are kept"
+    ):
+        emitted = greedy_answers(
+            job.target, sources, job.max_new_tokens, job.batch_size, advance, job.stop
+        )
     seconds = time.perf_counter() - started
     rows = [
         Answer(
             example.id,
             example.prompt,
-            before_stop(checkpoint.tokenizer.decode(tokens, skip_special_tokens=True), job.stop).strip(),
+            before_stop(
+                checkpoint.tokenizer.decode(tokens, skip_special_tokens=True), job.stop
+            ).strip(),
             tokens,
             _reason(checkpoint, tokens, job.stop),
         )
@@ -151,7 +178,9 @@ def _write_part(job: CalibrationJob, part: range, process: int, advance: Callabl
     ]
     table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
     content = io.BytesIO()
-    pq.write_table(table.replace_schema_metadata({"seconds": str(seconds), "process": str(process)}), content)
+    pq.write_table(
+        table.replace_schema_metadata({"seconds": str(seconds), "process": str(process)}), content
+    )
     with writing(job.file(part), _WHAT, _REMEDY):
         write_atomically(job.file(part), content.getvalue())
 
@@ -164,11 +193,16 @@ def _reason(checkpoint: Checkpoint, tokens: list[int], stop: tuple[str, ...]) ->
 
 
 def _write_manifest(job: CalibrationJob) -> None:
-    """Read all parts back, check that each example is there once, and write metrics and manifest."""
+    """Read all parts back, check that each example is there once, and write metrics and
+    manifest.
+    """
     files = [job.file(part) for part in job.parts]
     answers = [answer for file in files for answer in read_part(file)]
     if [answer.id for answer in answers] != [example.id for example in job.examples]:
-        raise UserError(f"the parquet files in {job.folder} are not the dataset's examples in order; remove the folder")
+        raise UserError(
+            f"the parquet files in {job.folder} are not the dataset's examples in order; remove the"
+            " folder"
+        )
     seconds = sum(float(pq.read_schema(file).metadata[b"seconds"]) for file in files)
     tokens = sum(len(answer.answer_token_ids) for answer in answers)
     metrics = {

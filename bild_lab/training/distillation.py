@@ -1,6 +1,8 @@
-"""A drafter learns the target's distributions: on the target's answers, or on texts that both of them decode together.
+"""A drafter learns the target's distributions: on the target's answers, or on texts that both of
+them decode together.
 
-DistillSpec (Zhou et al., 2024, §4, Algorithm 1) and generalized knowledge distillation (Agarwal et al., 2024, §3).
+DistillSpec (Zhou et al., 2024, §4, Algorithm 1) and generalized knowledge distillation (Agarwal et
+al., 2024, §3).
 """
 
 from __future__ import annotations
@@ -53,17 +55,22 @@ def js(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
 
 
 def tv(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
-    """The total variation, from 0 to 1: what is left of 1 by the acceptance rate of speculative sampling."""
+    """The total variation, from 0 to 1: what is left of 1 by the acceptance rate of speculative
+    sampling.
+    """
     return (log_p.exp() - log_q.exp()).abs().sum(-1) / 2
 
 
 def nla(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
-    """The acceptance rate's negative logarithm, in nats, −log Σ min(p, q) (LK losses, Samarin et al., 2026)."""
+    """The acceptance rate's negative logarithm, in nats, −log Σ min(p, q) (LK losses, Samarin et
+    al., 2026).
+    """
     return -torch.minimum(log_p, log_q).logsumexp(-1)
 
 
 def lk(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
-    """λ KL(p ‖ q) + (1 − λ) TV(p, q) with λ = exp(−3 α): from one to the other as the acceptance rate α = 1 − TV grows.
+    """λ KL(p ‖ q) + (1 − λ) TV(p, q) with λ = exp(−3 α): from one to the other as the acceptance
+    rate α = 1 − TV grows.
 
     The hybrid of LK losses, with the authors' best η of 3; λ has no gradient.
     """
@@ -77,10 +84,13 @@ DIVERGENCES: dict[str, Callable[[Probs, Probs], Float[Tensor, " n"]]] = {
 }
 
 
-def answer_log_probs(model: PreTrainedModel, batch: Mapping[str, Tensor], start: int | None, pieces: int) -> Probs:
+def answer_log_probs(
+    model: PreTrainedModel, batch: Mapping[str, Tensor], start: int | None, pieces: int
+) -> Probs:
     """A model's log-probabilities of the first `pieces` tokens, for each label of a collated batch.
 
-    start: the first token of the model's decoder; None for a decoder-only model, whose row predicts the next token.
+    start: the first token of the model's decoder; None for a decoder-only model, whose row predicts
+    the next token.
     """
     fed = {name: rows for name, rows in batch.items() if name != "labels"}
     labels = batch["labels"]
@@ -105,9 +115,11 @@ def pieces_of(checkpoint: Checkpoint) -> int:
 
 @dataclass(frozen=True)
 class Teaching:
-    """What a drafter learns from: `align` of `conf/align.yaml`, which says what each is. Raises UserError for others.
+    """What a drafter learns from: `align` of `conf/align.yaml`, which says what each is. Raises
+    UserError for others.
 
-    Where texts are decoded with the drafter, the target's distributions are those that verified them.
+    Where texts are decoded with the drafter, the target's distributions are those that verified
+    them.
     """
 
     data: str = "answers"
@@ -128,13 +140,20 @@ class Teaching:
             require_finite("align.rollback", self.rollback, 0, remedy="null never rolls back")
         if self.loss is None and self.data != "answers":
             raise UserError(
-                f"align.data={self.data} needs the target's distributions; set align.loss to {', '.join(DIVERGENCES)}"
+                f"align.data={self.data} needs the target's distributions; set align.loss to"
+                f" {', '.join(DIVERGENCES)}"
             )
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The values under the user's own keys; nothing where the answers themselves are learned."""
-        return {} if self.loss is None else {f"align.{key}": value for key, value in asdict(self).items()}
+        """The values under the user's own keys; nothing where the answers themselves are
+        learned.
+        """
+        return (
+            {}
+            if self.loss is None
+            else {f"align.{key}": value for key, value in asdict(self).items()}
+        )
 
     def decodes_at(self, step: int) -> bool:
         """Whether the texts of this step, which counts from 0, are decoded with the drafter."""
@@ -142,7 +161,9 @@ class Teaching:
 
 
 def on_engine(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """A checkpoint on the fastest engine that decodes batches of it; on Transformers' modules where none does."""
+    """A checkpoint on the fastest engine that decodes batches of it; on Transformers' modules where
+    none does.
+    """
     module = HuggingFaceModel(checkpoint, device, dtype)
     if why_not_native(checkpoint.config, dtype) is not None:
         return module
@@ -168,7 +189,9 @@ class _Verified(Trace):
 
 @dataclass(frozen=True)
 class Distillation:
-    """The loss of one step, in the divergence's unit a token. end_tokens, longest: where decoded texts end."""
+    """The loss of one step, in the divergence's unit a token. end_tokens, longest: where decoded
+    texts end.
+    """
 
     teaching: Teaching
     teacher: LoadedModel
@@ -183,7 +206,9 @@ class Distillation:
 
     @cached_property
     def _tokens(self) -> list[int] | None:
-        """All ids below `pieces` but those without a token, which an engine never chooses; None if there are none."""
+        """All ids below `pieces` but those without a token, which an engine never chooses; None if
+        there are none.
+        """
         without = {token for token in self.teacher.checkpoint.unknown if token < self.pieces}
         return [token for token in range(self.pieces) if token not in without] if without else None
 
@@ -191,7 +216,9 @@ class Distillation:
         """The examples as they are: their texts are made when the step begins."""
         return {"examples": list(examples)}
 
-    def __call__(self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int) -> Float[Tensor, ""]:
+    def __call__(
+        self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int
+    ) -> Float[Tensor, ""]:
         """The loss of one step on these examples, in training mode."""
         log_p = None
         if self.teaching.decodes_at(step):
@@ -200,7 +227,9 @@ class Distillation:
         if log_p is None:
             with torch.no_grad():
                 target = self.teacher.transformers.module
-                log_p = answer_log_probs(target, batch, decoder_start(self.teacher.checkpoint), self.pieces)
+                log_p = answer_log_probs(
+                    target, batch, decoder_start(self.teacher.checkpoint), self.pieces
+                )
         log_q = answer_log_probs(model, batch, self.collate.start, self.pieces)
         if self._tokens is not None:
             log_p, log_q = (rows[:, self._tokens].log_softmax(-1) for rows in (log_p, log_q))
@@ -209,30 +238,44 @@ class Distillation:
     def decoded(
         self, model: PreTrainedModel, examples: Sequence[TokenizedExample], step: int
     ) -> tuple[list[TokenizedExample], Probs]:
-        """The examples with texts that both models decode together in place of answers, seeded by step and prompt.
+        """The examples with texts that both models decode together in place of answers, seeded by
+        step and prompt.
 
         Of all their tokens also the target's log-probabilities.
         """
         device, wanted, requests = model.device, self.teaching, []
-        drafter = InTraining("the drafter", module=model, own_tokenizer=self.teacher.checkpoint.tokenizer)
+        drafter = InTraining(
+            "the drafter", module=model, own_tokenizer=self.teacher.checkpoint.tokenizer
+        )
         models = (self.teacher, on_engine(drafter, device, self.teacher.dtype))
-        rule = SpeculativeSampling() if wanted.rollback == 0 else Rollback(wanted.rollback or math.inf)
-        method = DraftThenVerify(models[0], ModelDrafter(models[1], wanted.window, wanted.fallback), rule)
+        rule = (
+            SpeculativeSampling() if wanted.rollback == 0 else Rollback(wanted.rollback or math.inf)
+        )
+        method = DraftThenVerify(
+            models[0], ModelDrafter(models[1], wanted.window, wanted.fallback), rule
+        )
         positions = [most for each in models if (most := each.session_positions) is not None]
         for one in examples:
             ids = one.prompt.tolist()
             source = self.teacher.source(ids)
-            read = len(source.prompt) - (source.encoder_ids is not None)  # what is learned is read whole
+            # what is learned is read whole
+            read = len(source.prompt) - (source.encoder_ids is not None)
             longest = min([self.longest, *(most - read for most in positions)])
-            limits = Limits(len(source.prompt), longest, self.end_tokens, min(positions, default=None))
+            limits = Limits(
+                len(source.prompt), longest, self.end_tokens, min(positions, default=None)
+            )
             generator = torch.Generator(device).manual_seed(hash((self.seed, step, *ids)) % 2**63)
             requests.append(Request(source, limits, Sampling(wanted.temperature), generator))
-        self.teacher.admit(method.feeds)  # a drafter whose sessions differ writes other texts, which are verified
+        # a drafter whose sessions differ writes other texts, which are verified
+        self.teacher.admit(method.feeds)
         together = Batch(quiet_batch(method, models, requests, len(requests)))
         with torch.autocast(device.type, enabled=False):  # half precision casts a weight once
             texts = decode_batch(method, requests, together, make=_Verified)
         model.train()  # the engine has turned dropout off
         logits = torch.cat([rows[:, : self.pieces] for one in texts for rows in one.trace.logits])
-        written = [replace(one, answer=np.array(t.token_ids, np.int32)) for one, t in zip(examples, texts, strict=True)]
+        written = [
+            replace(one, answer=np.array(t.token_ids, np.int32))
+            for one, t in zip(examples, texts, strict=True)
+        ]
         del texts  # whole distributions are large
         return written, logits.float().log_softmax(-1)

@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from accelerate.utils import send_to_device
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    TrainingArguments,
+)
 
 from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.ranks import launched
@@ -28,7 +34,14 @@ from bild_lab.lab.metrics.quality import first_call, score
 from bild_lab.lab.metrics.text_metrics import TRIED, metric_named
 from bild_lab.lab.metrics.writing import BY_SCRIPT, Writing
 from bild_lab.lab.results.records import require_writable
-from bild_lab.training.batches import IGNORED, BatchOrder, Collator, TokenizedExample, evaluation_batches, tokenize
+from bild_lab.training.batches import (
+    IGNORED,
+    BatchOrder,
+    Collator,
+    TokenizedExample,
+    evaluation_batches,
+    tokenize,
+)
 from bild_lab.training.distillation import Distillation, Teaching, on_engine
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.losses import LayerLoss, layer_weights
@@ -38,16 +51,17 @@ from bild_lab.training.start import StartingPoint, require_references, require_r
 from bild_lab.training.trainer import Objective
 
 log = logging.getLogger(__name__)
-LIKELIHOOD = "log_probability"  # of the validation answers, in nats a token: the metric of unconditional generation
+# of the validation answers, in nats a token: the metric of unconditional generation
+LIKELIHOOD = "log_probability"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuningJob(TrainingJob):
     """One training from examples to `folder/checkpoint`.
 
-    The answer to learn is an example's first reference; validation scores against all references. Without validation
-    examples the last weights are kept. Raises UserError for soft targets without a teacher, for a teacher without them,
-    and for a metric that judges no texts.
+    The answer to learn is an example's first reference; validation scores against all references.
+    Without validation examples the last weights are kept. Raises UserError for soft targets without
+    a teacher, for a teacher without them, and for a metric that judges no texts.
     """
 
     start: StartingPoint
@@ -59,26 +73,29 @@ class FinetuningJob(TrainingJob):
     max_source_tokens: int | None = None  # longer prompts are cut
     title: str = "training"
     writing: Writing = BY_SCRIPT  # of the references
-    cut: tuple[str, ...] = ()  # stop strings: what is scored of a validation text ends before the first of them
+    # stop strings: what is scored of a validation text ends before the first of them
+    cut: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.metric != LIKELIHOOD and metric_named(self.metric).of_tokens is not None:
             raise UserError(
-                f"validation compares texts with references, which dataset.metric={self.metric} does not; set "
-                "dataset.metric=bleu or another metric with references"
+                f"validation compares texts with references, which dataset.metric={self.metric}"
+                " does not; set dataset.metric=bleu or another metric with references"
             )
         taught = self.teaching.loss is not None
-        if taught and (self.recipe.loss != "last" or self.recipe.soft_targets or self.recipe.label_smoothing):
+        if taught and (
+            self.recipe.loss != "last" or self.recipe.soft_targets or self.recipe.label_smoothing
+        ):
             raise UserError(
-                "align.loss takes the place of the training's own loss; set train.loss=last, train.soft_targets=0 and "
-                "train.label_smoothing=0"
+                "align.loss takes the place of the training's own loss; set train.loss=last,"
+                " train.soft_targets=0 and train.label_smoothing=0"
             )
         if taught and launched().count > 1:
             raise UserError(f"align.loss trains in one process, got {launched().count}")
         if (bool(self.recipe.soft_targets) or taught) != (self.teacher is not None):
             raise UserError(
-                "train.soft_targets are those of a target that answered, or that teaches: use scripts/align.py, or set "
-                "train.soft_targets=0 and give no teacher"
+                "train.soft_targets are those of a target that answered, or that teaches: use"
+                " scripts/align.py, or set train.soft_targets=0 and give no teacher"
             )
 
     @property
@@ -90,12 +107,14 @@ class FinetuningJob(TrainingJob):
 def finetune(job: FinetuningJob) -> dict[str, Any]:
     """Train, and leave the best weights in `job.folder/checkpoint`; returns its metrics.json.
 
-    Resumes an interrupted training, and returns a finished one (`TrainingRun`). Raises UserError for a job that cannot
-    be trained; what small files can show is checked before weights are read.
+    Resumes an interrupted training, and returns a finished one (`TrainingRun`). Raises UserError
+    for a job that cannot be trained; what small files can show is checked before weights are read.
     """
     require_writable(job.folder)
     if not job.train:
-        raise UserError("there are no examples to train on; check dataset.path, dataset.split and dataset.limit")
+        raise UserError(
+            "there are no examples to train on; check dataset.path, dataset.split and dataset.limit"
+        )
     require_references([*job.train, *job.validation])
     if job.validation and job.metric != LIKELIHOOD:
         first_call(job.metric, tuple(one.references for one in job.validation[:TRIED]), job.fitting)
@@ -112,32 +131,52 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
         prepare=lambda arguments: _prepare(job, folder, arguments),
     )
     metrics, wanted = run.train(), job.recipe.stop_at_score
-    if wanted is not None and metrics["best"] is not None and (best := metrics["best"][job.metric]) < wanted:
-        log.warning("%s never scored train.stop_at_score=%g; its best %s is %.2f", job.title, wanted, job.metric, best)
+    if (
+        wanted is not None
+        and metrics["best"] is not None
+        and (best := metrics["best"][job.metric]) < wanted
+    ):
+        log.warning(
+            "%s never scored train.stop_at_score=%g; its best %s is %.2f",
+            job.title,
+            wanted,
+            job.metric,
+            best,
+        )
     return metrics
 
 
 def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
-    """Train with each of these learning rates, and leave the best by its validation score in `job.folder/checkpoint`.
+    """Train with each of these learning rates, and leave the best by its validation score in
+    `job.folder/checkpoint`.
 
-    With `train.stop_at_score` the best is the nearest to that score. The trainings are in `outputs/NAME_rate_RATE`, and
-    resume like others. Raises UserError without evaluations, and as `finetune` does.
+    With `train.stop_at_score` the best is the nearest to that score. The trainings are in
+    `outputs/NAME_rate_RATE`, and resume like others. Raises UserError without evaluations, and as
+    `finetune` does.
     """
     if not job.validation or job.recipe.evaluate_every is None:
         raise UserError(
-            "several learning rates are compared by evaluations; set train.evaluate_every, or one train.learning_rate"
+            "several learning rates are compared by evaluations; set train.evaluate_every, or one"
+            " train.learning_rate"
         )
     root, jobs = job.folder, []
     for rate in rates:
         own = root.with_name(f"{root.name}_rate_{rate:g}")
-        jobs.append(replace(job, recipe=replace(job.recipe, learning_rate=rate), folder=own, title=own.name))
-    folder, identity = TrainingFolder(root), {**job_identity(jobs[0]), "train.learning_rate": list(rates)}
+        jobs.append(
+            replace(job, recipe=replace(job.recipe, learning_rate=rate), folder=own, title=own.name)
+        )
+    folder, identity = (
+        TrainingFolder(root),
+        {**job_identity(jobs[0]), "train.learning_rate": list(rates)},
+    )
     folder.require_same(identity)
     if (finished := folder.finished()) is not None:
         return finished
     found = [finetune(one) for one in jobs]
     scores, wanted = [one["best"][job.metric] for one in found], job.recipe.stop_at_score
-    best = max(range(len(jobs)), key=lambda at: scores[at] if wanted is None else -abs(scores[at] - wanted))
+    best = max(
+        range(len(jobs)), key=lambda at: scores[at] if wanted is None else -abs(scores[at] - wanted)
+    )
     scored = {f"{rate:g}": score for rate, score in zip(rates, scores, strict=True)}
     metrics = {**found[best], "identity": identity, "learning_rates": scored}
     chosen = TrainingFolder(jobs[best].folder).result
@@ -152,12 +191,13 @@ def best_score(path: Path, metric: str, validation: Sequence[Example]) -> float:
     held = TrainingFolder(path).finished() or {}
     if held.get("best") is None:
         raise UserError(
-            f"train.stop_at_score: {path} holds no finished training with scores; run it first, or give a number"
+            f"train.stop_at_score: {path} holds no finished training with scores; run it first, or"
+            " give a number"
         )
     if held["metric"] != metric or held["identity"]["validation examples"] != data_hash(validation):
         raise UserError(
-            f"train.stop_at_score: {path} was scored by {held['metric']} on other examples; give the "
-            "same data set and validation to both, or a number"
+            f"train.stop_at_score: {path} was scored by {held['metric']} on other examples; give"
+            " the same data set and validation to both, or a number"
         )
     return held["best"][metric]
 
@@ -180,10 +220,12 @@ def job_identity(job: FinetuningJob) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Scores a model on validation examples. Each process scores its share, and each gets the whole result.
+    """Scores a model on validation examples. Each process scores its share, and each gets the whole
+    result.
 
-    references: of every example. settings: greedy decoding, as `greedy_settings` gives it. cut: stop strings, before
-    which a text ends. Texts are decoded in the training's precision, in batches, with Transformers' `generate`.
+    references: of every example. settings: greedy decoding, as `greedy_settings` gives it. cut:
+    stop strings, before which a text ends. Texts are decoded in the training's precision, in
+    batches, with Transformers' `generate`.
     """
 
     references: Sequence[Sequence[str]]
@@ -204,17 +246,25 @@ class Evaluator:
         started = time.perf_counter()
         with _evaluating(model, self.settings), torch.no_grad():
             losses = self._losses(model, loss)
-            scores = {LIKELIHOOD: -losses["loss"]} if self.metric == LIKELIHOOD else self._scores(model)
+            scores = (
+                {LIKELIHOOD: -losses["loss"]} if self.metric == LIKELIHOOD else self._scores(model)
+            )
         return {**scores, **losses, "seconds": time.perf_counter() - started}
 
     def _scores(self, model: PreTrainedModel) -> dict[str, float]:
         quality = score(self.metric, self._texts(model), self.references, writing=self.writing)
-        return {self.metric: quality.value, f"{self.metric}_low": quality.low, f"{self.metric}_high": quality.high}
+        return {
+            self.metric: quality.value,
+            f"{self.metric}_low": quality.low,
+            f"{self.metric}_high": quality.high,
+        }
 
     def _losses(self, model: PreTrainedModel, loss: LayerLoss) -> dict[str, float]:
         sums, count = {}, 0
         for indices in self._batches():
-            batch = send_to_device(self.collate([self.examples[index] for index in indices]), model.device)
+            batch = send_to_device(
+                self.collate([self.examples[index] for index in indices]), model.device
+            )
             labels = batch.pop("labels")
             outputs = model(**batch, output_hidden_states=loss.inner, use_cache=False)
             for layer, total in loss.sums(outputs, labels).items():
@@ -223,18 +273,25 @@ class Evaluator:
         shares = launched().gather((sums, count))
         tokens = sum(count for _, count in shares)
         layers = sorted({layer for sums, _ in shares for layer in sums})
-        means = {layer: math.fsum(sums.get(layer, 0.0) for sums, _ in shares) / tokens for layer in layers}
+        means = {
+            layer: math.fsum(sums.get(layer, 0.0) for sums, _ in shares) / tokens
+            for layer in layers
+        }
         inner = {f"loss_layer_{layer}": mean for layer, mean in means.items()} if loss.inner else {}
         return {"loss": means[layers[-1]], **inner}
 
     def _texts(self, model: PreTrainedModel) -> list[str]:
         texts: list[tuple[int, str]] = []
         for indices in self._batches():
-            prompts = send_to_device(self.collate.prompts([self.examples[index] for index in indices]), model.device)
+            prompts = send_to_device(
+                self.collate.prompts([self.examples[index] for index in indices]), model.device
+            )
             out = model.generate(**prompts)
             prompt_length = 1 if model.config.is_encoder_decoder else prompts["input_ids"].shape[1]
             decoded = self.tokenizer.batch_decode(out[:, prompt_length:], skip_special_tokens=True)
-            texts += zip(indices, (before_stop(text, self.cut).strip() for text in decoded), strict=True)
+            texts += zip(
+                indices, (before_stop(text, self.cut).strip() for text in decoded), strict=True
+            )
         return [text for _, text in sorted(chain.from_iterable(launched().gather(texts)))]
 
     def _batches(self) -> Iterator[list[int]]:
@@ -260,8 +317,8 @@ def greedy_settings(
 def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[None]:
     """The model without dropout and with these settings alone, inside the block.
 
-    Half precision casts a weight once a block: each forward of the Trainer's model has an autocast of its own, and only
-    the outermost forgets its casts as it ends.
+    Half precision casts a weight once a block: each forward of the Trainer's model has an autocast
+    of its own, and only the outermost forgets its casts as it ends.
     """
     training, own = model.training, model.generation_config
     model.eval()
@@ -281,18 +338,22 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     limits = (job.max_source_tokens, recipe.max_target_tokens)
     encoder_decoder = bool(start.config.is_encoder_decoder)
     train, validation = (
-        tokenize(examples, tokenizer, encoder_decoder, *limits) for examples in (job.train, job.validation)
+        tokenize(examples, tokenizer, encoder_decoder, *limits)
+        for examples in (job.train, job.validation)
     )
     require_room([one.length for one in (*train, *validation)], start.config)
     model = start.model(tokenizer)
     if arguments.device.type == "cpu":
-        model.set_attn_implementation("eager")  # the fused kernel's backward pass is slower for short sentences
+        # the fused kernel's backward pass is slower for short sentences
+        model.set_attn_implementation("eager")
     special = start.special_tokens(tokenizer)
     collate = Collator(special.pad, special.start)
     if recipe.soft_targets:
         stages.enter("asking the target for soft targets")
         with arguments.main_process_first(local=False):
-            train = taught(train, job.teacher, collate, recipe, folder.soft_targets, arguments.device)
+            train = taught(
+                train, job.teacher, collate, recipe, folder.soft_targets, arguments.device
+            )
     weights = layer_weights(recipe.loss, decoder_depth(start.config))
     loss = LayerLoss(model, weights, recipe.label_smoothing, recipe.in_bfloat16)
     settings = greedy_settings(recipe.max_target_tokens, special.end, special.pad, special.start)
@@ -308,10 +369,24 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
             seed=recipe.seed,
         )
         if job.teaching.data != "answers":
-            distillation.teacher.load()  # first, as on a GPU the module of Transformers then shares its weights
+            # first, as on a GPU the module of Transformers then shares its weights
+            distillation.teacher.load()
     if validation:
-        references, size = [example.references for example in job.validation], recipe.evaluation_batch_size
-        judged = (references, validation, job.metric, tokenizer, collate, size, settings, job.fitting, job.cut)
+        references, size = (
+            [example.references for example in job.validation],
+            recipe.evaluation_batch_size,
+        )
+        judged = (
+            references,
+            validation,
+            job.metric,
+            tokenizer,
+            collate,
+            size,
+            settings,
+            job.fitting,
+            job.cut,
+        )
         evaluator = Evaluator(*judged)
     use_cache = model.config.use_cache  # the Trainer turns it off
 
@@ -323,7 +398,9 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
     return Objective(
         model=model,
         examples=train,
-        order=BatchOrder([one.length for one in train], recipe.batch_size, recipe.max_steps, recipe.seed),
+        order=BatchOrder(
+            [one.length for one in train], recipe.batch_size, recipe.max_steps, recipe.seed
+        ),
         collate=collate,
         loss=loss,
         evaluate=evaluator,
@@ -340,7 +417,9 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
 
 
 def _tokenizer(job: FinetuningJob, folder: TrainingFolder) -> PreTrainedTokenizerBase:
-    """The starting point's tokenizer; one that is trained is kept for other processes and for a resumed training."""
+    """The starting point's tokenizer; one that is trained is kept for other processes and for a
+    resumed training.
+    """
     if folder.tokenizer.exists():
         return AutoTokenizer.from_pretrained(folder.tokenizer)
     texts = (text for example in job.train for text in (example.prompt, *example.references[:1]))

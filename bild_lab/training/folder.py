@@ -1,4 +1,6 @@
-"""The folder of a training: its settings, checkpoints and result, and how files are written there."""
+"""The folder of a training: its settings, checkpoints and result, and how files are written
+there.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,14 @@ from bild_lab.lab.schema.columns import to_json
 METRICS = "metrics.json"
 _PREFIX = "checkpoint-"  # and the step, as the Trainer names them
 _SETTINGS, _MACHINE = "job.json", "machine.json"
-_COMPLETE = "complete"  # this file marks a checkpoint as written to its end; it holds the sizes of the other files
+# this file marks a checkpoint as written to its end; it holds the sizes of the other files
+_COMPLETE = "complete"
 
 
 @dataclass(frozen=True)
 class TrainingFolder:
-    """A running training keeps everything in `training/`; its result appears as `checkpoint/` in one rename.
+    """A running training keeps everything in `training/`; its result appears as `checkpoint/` in
+    one rename.
 
     result_name: another name for the result, if it is not a checkpoint.
     """
@@ -45,7 +49,9 @@ class TrainingFolder:
 
     @property
     def lock(self) -> Path:
-        """Held while a process trains, so that the lab book can tell a running training from an interrupted one."""
+        """Held while a process trains, so that the lab book can tell a running training from an
+        interrupted one.
+        """
         return self.work / ".running.lock"
 
     @property
@@ -66,7 +72,9 @@ class TrainingFolder:
     def require_free(self) -> None:
         """Raise UserError if something that is not a training's result has the result's name."""
         if self.finished() is None and self.result.exists():
-            raise UserError(f"{self.result} is in the way: it is not the result of a training; choose name=NAME")
+            raise UserError(
+                f"{self.result} is in the way: it is not the result of a training; choose name=NAME"
+            )
 
     def require_same(self, identity: Mapping[str, Any]) -> None:
         """Raise UserError if this folder holds weights of a training with another identity."""
@@ -111,7 +119,9 @@ class TrainingFolder:
     def last_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, from which the training resumes."""
         complete = [folder for folder in self.work.glob(f"{_PREFIX}*") if _complete(folder)]
-        return max(complete, key=lambda folder: int(folder.name.removeprefix(_PREFIX)), default=None)
+        return max(
+            complete, key=lambda folder: int(folder.name.removeprefix(_PREFIX)), default=None
+        )
 
     def checkpoint_of(self, step: int) -> Path:
         """The folder of a step's checkpoint."""
@@ -128,11 +138,16 @@ class TrainingFolder:
             yield
             launched().wait()  # each process writes the state of its generators
             if launched().first:
-                sizes = {file.name: file.stat().st_size for file in sorted(place.iterdir()) if file.is_file()}
+                sizes = {
+                    file.name: file.stat().st_size
+                    for file in sorted(place.iterdir())
+                    if file.is_file()
+                }
                 write_json(place / _COMPLETE, sizes)
 
     def publish(self, write: Callable[[Path], Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Let `write` fill the result's folder, which appears whole, with its metrics; then remove the checkpoints.
+        """Let `write` fill the result's folder, which appears whole, with its metrics; then remove
+        the checkpoints.
 
         The first process writes, the others wait for it. Returns the metrics as they were written.
         """
@@ -146,7 +161,9 @@ class TrainingFolder:
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Write `metrics.json` beside the result. Raises UserError if it cannot be written."""
-        with writing(self.root / METRICS, "the metrics", "make room, then run the same command again"):
+        with writing(
+            self.root / METRICS, "the metrics", "make room, then run the same command again"
+        ):
             write_json(self.root / METRICS, metrics)
 
     @contextmanager
@@ -171,17 +188,25 @@ def _complete(checkpoint: Path) -> bool:
     if not mark.is_file():
         return False
     sizes = json.loads(mark.read_text(encoding="utf-8") or "{}")
-    return all((checkpoint / name).is_file() and (checkpoint / name).stat().st_size == sizes[name] for name in sizes)
+    return all(
+        (checkpoint / name).is_file() and (checkpoint / name).stat().st_size == sizes[name]
+        for name in sizes
+    )
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Readable, whole or not at all; NaN as null."""
-    write_atomically(path, json.dumps(to_json(content), indent=2, ensure_ascii=False).encode() + b"\n")
+    write_atomically(
+        path, json.dumps(to_json(content), indent=2, ensure_ascii=False).encode() + b"\n"
+    )
 
 
 @contextmanager
 def writing(
-    place: Path, what: str, remedy: str = "make room, or choose name=NAME elsewhere", half_written: Path | None = None
+    place: Path,
+    what: str,
+    remedy: str = "make room, or choose name=NAME elsewhere",
+    half_written: Path | None = None,
 ) -> Iterator[None]:
     """Turn a failure to write `what` into a UserError, and remove the folder `half_written`."""
     try:
@@ -193,30 +218,44 @@ def writing(
         existing = next(parent for parent in [place, *place.absolute().parents] if parent.exists())
         free_mb = shutil.disk_usage(existing).free // 2**20
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UserError(f"cannot write {what} to {place}: {reason} ({free_mb} MB are free); {remedy}") from error
+        raise UserError(
+            f"cannot write {what} to {place}: {reason} ({free_mb} MB are free); {remedy}"
+        ) from error
 
 
 def require_same_settings(
-    folder: Path, what: str, held: Mapping[str, Any], wanted: Mapping[str, Any], ignored: frozenset[str] = frozenset()
+    folder: Path,
+    what: str,
+    held: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    ignored: frozenset[str] = frozenset(),
 ) -> None:
-    """Raise UserError, which names the first difference, unless `what` a folder holds was made with these settings.
+    """Raise UserError, which names the first difference, unless `what` a folder holds was made with
+    these settings.
 
-    held: the settings read back from the folder's JSON. Keys of nested settings are dotted. ignored: keys that decide
-    nothing, such as the path of data that has a hash.
+    held: the settings read back from the folder's JSON. Keys of nested settings are dotted.
+    ignored: keys that decide nothing, such as the path of data that has a hash.
     """
-    before, now = flatten(dict(held)), flatten(json.loads(json.dumps(wanted)))  # lists for tuples, as JSON has them
+    # lists for tuples, as JSON has them
+    before, now = flatten(dict(held)), flatten(json.loads(json.dumps(wanted)))
     for key in sorted({*before, *now} - ignored):
         if before.get(key) != now.get(key):
             raise UserError(
-                f"{folder} holds {what} with {key}={before.get(key)}, but this command has {key}={now.get(key)}; "
-                "choose another name=NAME, or remove the folder"
+                f"{folder} holds {what} with {key}={before.get(key)}, but this command has"
+                f" {key}={now.get(key)}; choose another name=NAME, or remove the folder"
             )
 
 
-def keep_plan(folder: Path, what: str, plan: Mapping[str, Any], ignored: frozenset[str] = frozenset()) -> None:
-    """Write what is planned into the folder, or raise UserError if `what` it holds was made by another plan."""
+def keep_plan(
+    folder: Path, what: str, plan: Mapping[str, Any], ignored: frozenset[str] = frozenset()
+) -> None:
+    """Write what is planned into the folder, or raise UserError if `what` it holds was made by
+    another plan.
+    """
     file = folder / "plan.json"
     if file.is_file():
-        require_same_settings(folder, what, json.loads(file.read_text(encoding="utf-8")), plan, ignored)
+        require_same_settings(
+            folder, what, json.loads(file.read_text(encoding="utf-8")), plan, ignored
+        )
     else:
         write_json(file, plan)

@@ -1,4 +1,6 @@
-"""The training loss: cross-entropy after the last layer, or after several layers with one head (BiLD §7.2.1)."""
+"""The training loss: cross-entropy after the last layer, or after several layers with one head
+(BiLD §7.2.1).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def layer_weights(loss: str, depth: int) -> dict[int, float]:
     if loss == "last":
         return {depth: 1.0}
     if depth < 2:
-        raise UserError(f"train.loss={loss} averages over layers, but the model has one; use train.loss=last")
+        raise UserError(
+            f"train.loss={loss} averages over layers, but the model has one; use train.loss=last"
+        )
     if loss == "early_exit":
         return {1: 0.5, depth: 0.5}
     return {layer: layer / (depth * (depth + 1) / 2) for layer in range(1, depth + 1)}
@@ -38,14 +42,19 @@ def layer_weights(loss: str, depth: int) -> dict[int, float]:
 class LayerLoss:
     """The weighted sum of the cross-entropies after some layers, in nats a token.
 
-    Called with a model's output, as the Trainer calls its `compute_loss_func`. With soft targets a teacher's
-    distribution takes the label's place (Hinton et al., 2015, §2, at temperature 1; at each token as in Kim and Rush,
-    2016, §3.1). The last layer's final norm and head read the inner layers too. bfloat16: whether they do so under
-    autocast, as the model runs. Raises UserError for inner layers of an unknown architecture.
+    Called with a model's output, as the Trainer calls its `compute_loss_func`. With soft targets a
+    teacher's distribution takes the label's place (Hinton et al., 2015, §2, at temperature 1; at
+    each token as in Kim and Rush, 2016, §3.1). The last layer's final norm and head read the inner
+    layers too. bfloat16: whether they do so under autocast, as the model runs. Raises UserError for
+    inner layers of an unknown architecture.
     """
 
     def __init__(
-        self, model: PreTrainedModel, weights: Mapping[int, float], label_smoothing: float, bfloat16: bool
+        self,
+        model: PreTrainedModel,
+        weights: Mapping[int, float],
+        label_smoothing: float,
+        bfloat16: bool,
     ) -> None:
         self._weights, self._smoothing, self._bfloat16 = dict(weights), label_smoothing, bfloat16
         self._encoder_decoder = bool(model.config.is_encoder_decoder)
@@ -77,18 +86,26 @@ class LayerLoss:
         soft_ids: Int[Tensor, "batch n k"] | None = None,
         soft_probs: Float[Tensor, "batch n k"] | None = None,
     ) -> dict[int, Float[Tensor, ""]]:
-        """Each layer's cross-entropy, in nats, summed over the labels, or over a teacher's distributions there."""
+        """Each layer's cross-entropy, in nats, summed over the labels, or over a teacher's
+        distributions there.
+        """
         first = 0 if self._encoder_decoder else 1  # a decoder's row predicts the next token
         labels, found = labels[:, first:], {}
         for layer in self._weights:
             logits = self._logits(outputs, layer)[:, : labels.shape[1]]
             if soft_ids is None:
-                each = {"ignore_index": IGNORED, "label_smoothing": label_smoothing, "reduction": "sum"}
+                each = {
+                    "ignore_index": IGNORED,
+                    "label_smoothing": label_smoothing,
+                    "reduction": "sum",
+                }
                 found[layer] = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), **each)
             else:
                 learned = labels != IGNORED
                 ids, probs = (soft[:, first:][learned] for soft in (soft_ids, soft_probs))
-                found[layer] = -(probs * logits[learned].float().log_softmax(-1).gather(-1, ids)).sum()
+                found[layer] = -(
+                    probs * logits[learned].float().log_softmax(-1).gather(-1, ids)
+                ).sum()
         return found
 
     def _logits(self, outputs: Any, layer: int) -> Float[Tensor, "batch n vocab"]:
@@ -96,7 +113,9 @@ class LayerLoss:
             return outputs.logits
         states = outputs.decoder_hidden_states if self._encoder_decoder else outputs.hidden_states
         hidden = states[layer]  # number 0 is the embedding
-        with torch.autocast(hidden.device.type, torch.bfloat16) if self._bfloat16 else nullcontext():
+        with (
+            torch.autocast(hidden.device.type, torch.bfloat16) if self._bfloat16 else nullcontext()
+        ):
             return self._head(hidden)
 
 
@@ -107,7 +126,9 @@ def shared_head(model: PreTrainedModel) -> Head:
     """
     if model.config.model_type in ("t5", "mt5"):
         decoder, scale = model.decoder, head_scale(model.config)
-        return lambda hidden: model.lm_head(decoder.dropout(decoder.final_layer_norm(hidden)) * scale)
+        return lambda hidden: model.lm_head(
+            decoder.dropout(decoder.final_layer_norm(hidden)) * scale
+        )
     norm = getattr(model.base_model, "norm", None)
     if model.config.is_encoder_decoder or norm is None or not hasattr(model, "lm_head"):
         raise UserError(

@@ -1,4 +1,7 @@
-"""Counting n-grams for policy=ngram: `scripts/train_module.py module=ngram` (speculative decoding §3.6)."""
+"""Counting n-grams for policy=ngram:
+
+`scripts/train_module.py module=ngram` (speculative decoding §3.6).
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,13 @@ class NgramSpec:
         require_order(self.order)
 
 
-def estimate(sequences: Iterable[Sequence[int]], order: int, vocabulary: dict[str, int], corpus: str) -> NGramTable:
+def estimate(
+    sequences: Iterable[Sequence[int]], order: int, vocabulary: dict[str, int], corpus: str
+) -> NGramTable:
     """Count the tokens of these sequences; the first token of each is context and is not counted.
 
-    corpus: its name, which the table keeps. Raises UserError for an order other than 1 and 2, and if there is nothing
-    to count.
+    corpus: its name, which the table keeps. Raises UserError for an order other than 1 and 2, and
+    if there is nothing to count.
     """
     require_order(order)
     before, tokens = array("q"), array("q")
@@ -38,12 +43,15 @@ def estimate(sequences: Iterable[Sequence[int]], order: int, vocabulary: dict[st
         before.extend(sequence[:-1])
         tokens.extend(sequence[1:])
     if not tokens:
-        raise UserError(f"{corpus} has no tokens to estimate n-grams from; choose another dataset or split")
+        raise UserError(
+            f"{corpus} has no tokens to estimate n-grams from; choose another dataset or split"
+        )
     width = max(vocabulary.values()) + 1
     contexts, following = (torch.frombuffer(each, dtype=torch.long) for each in (before, tokens))
     pairs, times = (contexts * width + following).unique(return_counts=True)
     ranked = times.argsort(descending=True, stable=True)
-    ranked = ranked[(pairs[ranked] // width).argsort(stable=True)]  # by context, then by count, then by id
+    # by context, then by count, then by id
+    ranked = ranked[(pairs[ranked] // width).argsort(stable=True)]
     seen = torch.bincount(pairs // width)
     counts = torch.bincount(following)
     by_count = counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())]
@@ -68,7 +76,10 @@ def reference_tokens(checkpoint: Checkpoint, examples: Iterable[Example]) -> Ite
     for example in examples:
         for reference in example.references:
             if checkpoint.encoder_decoder:
-                yield [checkpoint.decoder_start, *tokenizer(text_target=reference, verbose=False)["input_ids"]]
+                yield [
+                    checkpoint.decoder_start,
+                    *tokenizer(text_target=reference, verbose=False)["input_ids"],
+                ]
                 continue
             gap = "" if not example.prompt or example.prompt[-1].isspace() else " "
             # together, as a piece may depend on the text before it

@@ -9,10 +9,18 @@ import torch
 from accelerate.utils import parse_flag_from_env
 
 from bild_lab.engine.models.device import processor
-from bild_lab.errors import UserError, require_choice, require_finite, require_flag, require_number, require_whole
+from bild_lab.errors import (
+    UserError,
+    require_choice,
+    require_finite,
+    require_flag,
+    require_number,
+    require_whole,
+)
 
 OPTIMIZERS = ("adafactor", "adamw")
-SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}  # names in Transformers
+# names in Transformers
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 LOSSES = ("last", "early_exit", "calm")
 PRECISIONS = ("auto", "float32", "bfloat16")
 DEVICES = ("auto", "cpu")
@@ -21,11 +29,12 @@ MOST_NUMBER, MOST_SHARE = 1e30, 0.99
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train: the fields of `conf/train/*.yaml`. Raises UserError for values that cannot be used.
+    """How to train: the fields of `conf/train/*.yaml`. Raises UserError for values that cannot be
+    used.
 
-    A batch is what one optimizer step takes over all processes, so a recipe means the same on one device and on
-    eight. Every `evaluate_every` steps and at the end the model is evaluated, a checkpoint is written and the best
-    one is chosen; None leaves all three out.
+    A batch is what one optimizer step takes over all processes, so a recipe means the same on one
+    device and on eight. Every `evaluate_every` steps and at the end the model is evaluated, a
+    checkpoint is written and the best one is chosen; None leaves all three out.
     """
 
     name: str  # of the recipe
@@ -37,14 +46,20 @@ class Recipe:
     scale_parameter: bool = False  # Adafactor: the rate is relative to each parameter's scale
     schedule: str = "constant"  # or linear, cosine
     warmup_steps: int = 0  # steps in which the rate rises, at least 0
-    clip_norm: float | None = None  # of the gradient, above 0; null: never; Adafactor clips its own updates
+    # of the gradient, above 0; null: never; Adafactor clips its own updates
+    clip_norm: float | None = None
     label_smoothing: float = 0.0  # at least 0, below 1
-    soft_targets: int = 0  # how many of the target's most likely tokens are learned at each place; 0: its answer alone
-    loss: str = "last"  # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
-    precision: str = "auto"  # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
+    # how many of the target's most likely tokens are learned at each place; 0: its answer alone
+    soft_targets: int = 0
+    # early_exit: mean of the first and last layer's; calm: layer i weighs i / Σj (BiLD §7.2.1)
+    loss: str = "last"
+    # float32 or bfloat16; auto: bfloat16 autocast if the device is fast at it
+    precision: str = "auto"
     max_target_tokens: int = 128  # longer answers are cut; evaluations decode no more than this
-    max_tokens: int | None = None  # of prompt and answer, beside a frozen model; longer ones are cut; null: never
-    evaluate_every: int | None = 500  # steps to the next evaluation, checkpoint and choice of the best; null: none
+    # of prompt and answer, beside a frozen model; longer ones are cut; null: never
+    max_tokens: int | None = None
+    # steps to the next evaluation, checkpoint and choice of the best; null: none
+    evaluate_every: int | None = 500
     stop_at_score: float | None = None  # end once an evaluation scores so much; null: never
     log_every: int = 50  # steps to the next line of the log, of which evaluate_every is a multiple
     device: str = "auto"  # or cpu
@@ -71,19 +86,31 @@ class Recipe:
                 "set train.label_smoothing=0"
             )
         if self.clip_norm is not None:
-            require_number("train.clip_norm", self.clip_norm, 0, MOST_NUMBER, above=True, remedy="null never clips")
+            require_number(
+                "train.clip_norm",
+                self.clip_norm,
+                0,
+                MOST_NUMBER,
+                above=True,
+                remedy="null never clips",
+            )
         if self.stop_at_score is not None:
             require_finite("train.stop_at_score", self.stop_at_score, remedy="null never stops")
             if self.evaluate_every is None:
-                raise UserError("train.stop_at_score reads evaluations; set train.evaluate_every to a number of steps")
+                raise UserError(
+                    "train.stop_at_score reads evaluations; set train.evaluate_every to a number of"
+                    " steps"
+                )
         if self.evaluate_every is not None and self.evaluate_every % self.log_every:
             raise UserError(
-                f"train.evaluate_every must be a multiple of train.log_every={self.log_every}, got "
-                f"{self.evaluate_every}: a resumed training logs the same losses only if no log spans a checkpoint"
+                f"train.evaluate_every must be a multiple of train.log_every={self.log_every}, got"
+                f" {self.evaluate_every}: a resumed training logs the same losses only if no log"
+                " spans a checkpoint"
             )
         if self.batch_size % self.accumulate:
             raise UserError(
-                f"train.batch_size must be a multiple of train.accumulate={self.accumulate}, got {self.batch_size}"
+                f"train.batch_size must be a multiple of train.accumulate={self.accumulate}, got"
+                f" {self.batch_size}"
             )
 
     @property
@@ -93,19 +120,29 @@ class Recipe:
 
     @property
     def evaluation_batch_size(self) -> int:
-        """Examples evaluated at once: as many as one forward pass of training has over all processes."""
+        """Examples evaluated at once: as many as one forward pass of training has over all
+        processes.
+        """
         return self.batch_size // self.accumulate
 
     @property
     def on_cpu(self) -> bool:
-        """Whether this machine trains on its CPU: the recipe or `accelerate launch` says so, or there is no GPU."""
-        return self.device == "cpu" or not torch.accelerator.is_available() or parse_flag_from_env("ACCELERATE_USE_CPU")
+        """Whether this machine trains on its CPU: the recipe or `accelerate launch` says so, or
+        there is no GPU.
+        """
+        return (
+            self.device == "cpu"
+            or not torch.accelerator.is_available()
+            or parse_flag_from_env("ACCELERATE_USE_CPU")
+        )
 
     @property
     def in_bfloat16(self) -> bool:
-        """Whether the forward pass runs under bfloat16 autocast; `auto` asks the hardware whether that is faster.
+        """Whether the forward pass runs under bfloat16 autocast; `auto` asks the hardware whether
+        that is faster.
 
-        A CPU's products are with matrix tiles, or of pairs that are not Intel's, which are half as fast as float32.
+        A CPU's products are with matrix tiles, or of pairs that are not Intel's, which are half as
+        fast as float32.
         """
         if self.precision != "auto":
             return self.precision == "bfloat16"

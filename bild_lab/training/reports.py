@@ -1,4 +1,6 @@
-"""What a training reports: its progress on the terminal, its curves in Weights & Biases, a command to decode with."""
+"""What a training reports: its progress on the terminal, its curves in Weights & Biases, a command
+to decode with.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from bild_lab.lab.decoding.load import build
 
 
 class TerminalLog(TrainerCallback):
-    """Moves a bar with loss and throughput, and prints a line for every evaluation, on the error stream.
+    """Moves a bar with loss and throughput, and prints a line for every evaluation, on the error
+    stream.
 
     If that is not a terminal, every logged loss is a line too.
     """
@@ -40,9 +43,13 @@ class TerminalLog(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Show the mean loss of the steps since the last log, in nats a token."""
         if logs and "loss" in logs:
-            loss, throughput = f"loss {logs['loss']:.3f}", f"{logs['examples_per_s']:.3g} examples/s"
+            loss, throughput = (
+                f"loss {logs['loss']:.3f}",
+                f"{logs['examples_per_s']:.3g} examples/s",
+            )
             self._logged = f"{loss}, learning rate {logs['learning_rate']:.1e}, {throughput}"
-            self._bar.update(self._task, loss=f"{loss}, {throughput}")  # more would leave no room for the bar
+            # more would leave no room for the bar
+            self._bar.update(self._task, loss=f"{loss}, {throughput}")
             if not self._bar.console.is_terminal:
                 self._bar.say(f"step {state.global_step}: {self._logged}")
 
@@ -59,14 +66,19 @@ class TerminalLog(TrainerCallback):
 
 @contextmanager
 def answers_bar() -> Iterator[Callable[[int, int], None]]:
-    """A bar of the first process's answers while the block runs; the block reports (more answers, all to answer)."""
+    """A bar of the first process's answers while the block runs; the block reports (more answers,
+    all to answer).
+    """
     with progress(shown=launched().first) as bar:
         task = bar.add_task("answers", total=None)
         yield lambda count, total: bar.update(task, advance=count, total=total)
 
 
 def training_logger(logger: DictConfig) -> Any:
-    """The logger that `conf/logger` describes; None if it has no values. Raises UserError for wrong ones."""
+    """The logger that `conf/logger` describes; None if it has no values.
+
+    Raises UserError for wrong ones.
+    """
     values = OmegaConf.to_container(logger, resolve=True)
     return build(values, {}) if set(values) - {"_target_"} else None
 
@@ -78,26 +90,38 @@ def print_closing(logger: Any) -> None:
 
 
 class LogToRun(TrainerCallback):
-    """Sends every log and evaluation of a training to a run of Weights & Biases, or of a tracker with its methods.
+    """Sends every log and evaluation of a training to a run of Weights & Biases, or of a tracker
+    with its methods.
 
-    metric: of the evaluations, None without any. Curves are over the training's step, also after it was resumed.
+    metric: of the evaluations, None without any. Curves are over the training's step, also after it
+    was resumed.
     """
 
     def __init__(self, run: Any, metric: str | None) -> None:
         self._run = run
         run.define_metric("step")
         run.define_metric("*", step_metric="step")
-        best = {"loss": "min"} if metric is None else {"loss": "min", "eval_loss": "min", f"eval_{metric}": "max"}
-        for name, summary in best.items():  # what the table of runs shows, rather than the last value
+        best = (
+            {"loss": "min"}
+            if metric is None
+            else {"loss": "min", "eval_loss": "min", f"eval_{metric}": "max"}
+        )
+        # what the table of runs shows, rather than the last value
+        for name, summary in best.items():
             run.define_metric(name, step_metric="step", summary=summary)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
-        self._run.log({**numbers, "step": state.global_step})  # wandb's own step cannot go back, as resuming does
+        numbers = {
+            key: value for key, value in (logs or {}).items() if isinstance(value, int | float)
+        }
+        # wandb's own step cannot go back, as resuming does
+        self._run.log({**numbers, "step": state.global_step})
 
     def on_train_end(self, args, state, control, **kwargs):
         if state.best_metric is not None:
-            self._run.summary.update({"best": state.best_metric, "best_step": state.best_global_step})
+            self._run.summary.update(
+                {"best": state.best_metric, "best_step": state.best_global_step}
+            )
         self._run.finish()
 
 

@@ -1,4 +1,6 @@
-"""One training from its settings to its result: what all of them have in common besides their objective."""
+"""One training from its settings to its result: what all of them have in common besides their
+objective.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +55,10 @@ class TrainingJob:
 class TrainingRun:
     """The shell around an objective: seed, resume, logs, checkpoints and metrics.
 
-    start: the model that training starts from, as the logs name it. identity: settings and hashes that decide the
-    result; only the same identity resumes a folder or gets its finished result. metric: the score that chooses the best
-    weights; None keeps the last. examples: how many are trained on.
+    start: the model that training starts from, as the logs name it. identity: settings and hashes
+    that decide the result; only the same identity resumes a folder or gets its finished result.
+    metric: the score that chooses the best weights; None keeps the last. examples: how many are
+    trained on.
     """
 
     job: TrainingJob
@@ -70,9 +73,10 @@ class TrainingRun:
     def train(self) -> dict[str, Any]:
         """Train and leave the result in the folder; returns its metrics.json.
 
-        An interrupted training of the same identity resumes from its last checkpoint, with the same losses as without
-        the interruption; a finished one is returned at once. Works in every process of `accelerate launch`. Raises
-        UserError if the folder holds another training, or the model cannot be trained.
+        An interrupted training of the same identity resumes from its last checkpoint, with the same
+        losses as without the interruption; a finished one is returned at once. Works in every
+        process of `accelerate launch`. Raises UserError if the folder holds another training, or
+        the model cannot be trained.
         """
         self.folder.require_same(self.identity)
         if (finished := self.folder.finished()) is not None:
@@ -116,11 +120,21 @@ class TrainingRun:
     def _within_memory(self, arguments: TrainingArguments) -> AbstractContextManager[None]:
         """Names the keys that make a step smaller, where memory runs out."""
         recipe = self.job.recipe
-        each = f"{self.title}: train.batch_size={recipe.batch_size} in train.accumulate={recipe.accumulate} passes"
-        shorter = f"lower train.max_target_tokens={recipe.max_target_tokens} or dataset.max_source_tokens"
+        each = (
+            f"{self.title}: train.batch_size={recipe.batch_size} in"
+            f" train.accumulate={recipe.accumulate} passes"
+        )
+        shorter = (
+            f"lower train.max_target_tokens={recipe.max_target_tokens} or dataset.max_source_tokens"
+        )
         if recipe.accumulate < recipe.batch_size:
-            shorter = f"set train.accumulate={min(2 * recipe.accumulate, recipe.batch_size)}, or {shorter}"
-        return within_memory(each, arguments.device, f"{shorter}, under another name=NAME if this one is taken")
+            shorter = (
+                f"set train.accumulate={min(2 * recipe.accumulate, recipe.batch_size)}, or"
+                f" {shorter}"
+            )
+        return within_memory(
+            each, arguments.device, f"{shorter}, under another name=NAME if this one is taken"
+        )
 
     @contextmanager
     def _logs(self, arguments: TrainingArguments) -> Iterator[list[TrainerCallback]]:
@@ -129,13 +143,22 @@ class TrainingRun:
             yield []
             return
         with progress(TextColumn("{task.fields[loss]}")) as bar:
-            logs: list[TrainerCallback] = [TerminalLog(bar, self.title, self.job.recipe.max_steps, self.metric)]
-            if self.job.logger is not None:  # a resumed training continues the run of the same identity
-                about = {"composition": self.start, "environment": dict(environment(arguments.device))}
+            logs: list[TrainerCallback] = [
+                TerminalLog(bar, self.title, self.job.recipe.max_steps, self.metric)
+            ]
+            # a resumed training continues the run of the same identity
+            if self.job.logger is not None:
+                about = {
+                    "composition": self.start,
+                    "environment": dict(environment(arguments.device)),
+                }
                 about = {**self.identity, **about}
                 name = content_hash(dict(self.identity))
                 begun = self.job.logger.begin(name, self.folder.root.name, about, TRAINING)
-                logs += [LogToRun(run, self.metric) for run in (begun if isinstance(begun, list) else [begun])]
+                logs += [
+                    LogToRun(run, self.metric)
+                    for run in (begun if isinstance(begun, list) else [begun])
+                ]
             yield logs
 
     def _progress(self, state: TrainerState) -> dict[str, Any]:
@@ -143,7 +166,9 @@ class TrainingRun:
         batch, history = self.job.recipe.batch_size, state.log_history
         losses = [entry for entry in history if "loss" in entry]
         evaluations = [entry for entry in history if f"eval_{self.metric}" in entry]
-        best = next((entry for entry in evaluations if entry["step"] == state.best_global_step), None)
+        best = next(
+            (entry for entry in evaluations if entry["step"] == state.best_global_step), None
+        )
         steps = [0, *(entry["step"] for entry in losses)]
         return {
             "steps": state.global_step,
@@ -154,18 +179,29 @@ class TrainingRun:
             ),
             "loss": losses[-1]["loss"],
             "metric": self.metric,
-            "best": best and {key.removeprefix("eval_"): value for key, value in best.items() if key != "epoch"},
+            "best": (
+                best
+                and {
+                    key.removeprefix("eval_"): value
+                    for key, value in best.items()
+                    if key != "epoch"
+                }
+            ),
             "evaluations": len(evaluations),
-            "history": [{key: value for key, value in entry.items() if key != "epoch"} for entry in history],
+            "history": [
+                {key: value for key, value in entry.items() if key != "epoch"} for entry in history
+            ],
             "recipe": asdict(self.job.recipe),
         }
 
 
 @contextmanager
 def isolated(seed: int, threads: int | None) -> Iterator[None]:
-    """Seed the global generators and set PyTorch's threads (None: keep them) inside the block; restore both after it.
+    """Seed the global generators and set PyTorch's threads (None: keep them) inside the block;
+    restore both after it.
 
-    Transformers' messages and progress bars are off inside the block, because they would disturb ours.
+    Transformers' messages and progress bars are off inside the block, because they would disturb
+    ours.
     """
     before, level = torch.get_num_threads(), logging.get_verbosity()
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
@@ -176,7 +212,8 @@ def isolated(seed: int, threads: int | None) -> Iterator[None]:
             torch.manual_seed(seed)
             yield
     finally:
-        AcceleratorState._reset_state(reset_partial_state=True)  # or every later user of Accelerate gets bfloat16
+        # or every later user of Accelerate gets bfloat16
+        AcceleratorState._reset_state(reset_partial_state=True)
         torch.set_num_threads(before)
         logging.set_verbosity(level)
         random.setstate(python_state)

@@ -1,7 +1,7 @@
 """What a teacher finds likely at every token of an answer: soft targets of word-level distillation.
 
-Hinton et al. (2015), §2, and Kim and Rush (2016), §3.1. Over a target's own greedy answers, as in an alignment, it is
-both of that paper's levels at once (§3.3).
+Hinton et al. (2015), §2, and Kim and Rush (2016), §3.1. Over a target's own greedy answers, as in
+an alignment, it is both of that paper's levels at once (§3.3).
 """
 
 from __future__ import annotations
@@ -32,16 +32,21 @@ def taught(
     file: Path,
     device: torch.device,
 ) -> list[TokenizedExample]:
-    """The examples with the teacher's `recipe.soft_targets` most likely tokens at each token of their answers.
+    """The examples with the teacher's `recipe.soft_targets` most likely tokens at each token of
+    their answers.
 
-    They are read from `file`, or found and written there. The teacher's weights are in bfloat16 if the training runs
-    in it.
+    They are read from `file`, or found and written there. The teacher's weights are in bfloat16 if
+    the training runs in it.
     """
     if not file.is_file():
-        model = HuggingFaceModel(teacher, device, torch.bfloat16 if recipe.in_bfloat16 else torch.float32)
+        model = HuggingFaceModel(
+            teacher, device, torch.bfloat16 if recipe.in_bfloat16 else torch.float32
+        )
         batch_size = max(1, recipe.evaluation_batch_size // launched().count)
         found = soft_targets(model, examples, collate, recipe.soft_targets, batch_size)
-        tensors = {name: np.concatenate([getattr(one, name) for one in found]) for name in ("ids", "probs")}
+        tensors = {
+            name: np.concatenate([getattr(one, name) for one in found]) for name in ("ids", "probs")
+        }
         with writing(file, "the soft targets"):
             write_atomically(file, save(tensors))
     held = load_file(file)
@@ -52,9 +57,14 @@ def taught(
 
 @torch.inference_mode()
 def soft_targets(
-    teacher: HuggingFaceModel, examples: Sequence[TokenizedExample], collate: Collator, count: int, batch_size: int
+    teacher: HuggingFaceModel,
+    examples: Sequence[TokenizedExample],
+    collate: Collator,
+    count: int,
+    batch_size: int,
 ) -> list[SoftTargets]:
-    """The teacher's `count` most likely tokens, the most likely first, at each token of every answer, and their shares.
+    """The teacher's `count` most likely tokens, the most likely first, at each token of every
+    answer, and their shares.
 
     Shares are of these tokens alone: what the teacher gives to others is left out.
     """
@@ -64,7 +74,10 @@ def soft_targets(
     order = sorted(range(len(examples)), key=lambda index: -examples[index].length)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        batch = {name: rows.to(teacher.device) for name, rows in collate([examples[i] for i in chosen]).items()}
+        batch = {
+            name: rows.to(teacher.device)
+            for name, rows in collate([examples[i] for i in chosen]).items()
+        }
         likely = answer_log_probs(teacher.module, batch, begins, pieces).topk(min(count, pieces))
         both = (likely.indices.to(torch.int32), likely.values.softmax(-1).to(torch.float16))
         lengths = [len(examples[index].answer) for index in chosen]

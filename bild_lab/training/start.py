@@ -1,4 +1,6 @@
-"""Where a training starts: a checkpoint or random weights, its tokenizer, and whether both fit the examples."""
+"""Where a training starts: a checkpoint or random weights, its tokenizer, and whether both fit the
+examples.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -25,14 +35,17 @@ from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.hashing import content_hash
 
-PAD, END, UNKNOWN, START = "<pad>", "</s>", "<unk>", "<s>"  # ids 0, 1, 2 as in T5; decoders have 3 too
+# ids 0, 1, 2 as in T5; decoders have 3 too
+PAD, END, UNKNOWN, START = "<pad>", "</s>", "<unk>", "<s>"
 PIECES = ("bpe", "wordpiece")
 _LONGEST_TEXT = 512  # tokens; the dataset decides whether longer texts are cut
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Token ids with a meaning. start: the first token of an encoder–decoder's decoder; None for a decoder."""
+    """Token ids with a meaning. start: the first token of an encoder–decoder's decoder; None for a
+    decoder.
+    """
 
     end: tuple[int, ...]
     pad: int
@@ -40,14 +53,19 @@ class SpecialTokens:
 
 
 class FromCheckpoint:
-    """Start from a checkpoint's weights and tokenizer. Raises UserError if they do not fit; reads no weights."""
+    """Start from a checkpoint's weights and tokenizer.
+
+    Raises UserError if they do not fit; reads no weights.
+    """
 
     trains_tokenizer = False
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         checkpoint.check()
         self._checkpoint = checkpoint
-        require_fitting_tokenizer(checkpoint.tokenizer, checkpoint.config, checkpoint.end_tokens, checkpoint.path)
+        require_fitting_tokenizer(
+            checkpoint.tokenizer, checkpoint.config, checkpoint.end_tokens, checkpoint.path
+        )
         self.name, self.config = checkpoint.path, checkpoint.config
 
     @property
@@ -63,8 +81,13 @@ class FromCheckpoint:
         """Token ids that training and decoding need."""
         checkpoint = self._checkpoint
         pad = next(
-            (each for each in (tokenizer.pad_token_id, checkpoint.generation.pad_token_id) if each is not None),
-            tokenizer.eos_token_id,  # Llama has no padding token; padding is masked, so any token will do
+            (
+                each
+                for each in (tokenizer.pad_token_id, checkpoint.generation.pad_token_id)
+                if each is not None
+            ),
+            # Llama has no padding token; padding is masked, so any token will do
+            tokenizer.eos_token_id,
         )
         start = checkpoint.decoder_start if checkpoint.encoder_decoder else None
         return SpecialTokens(tuple(sorted(checkpoint.end_tokens)), pad, start)
@@ -78,10 +101,10 @@ class FromCheckpoint:
 class FreshModel:
     """A model with random weights: the fields of `conf/model/*.yaml`.
 
-    config: `model_type` and the arguments of its configuration in Transformers. Vocabulary and special tokens are not
-    among them, as the tokenizer decides them. vocabulary: how many pieces a trained tokenizer has. pieces: bpe, or
-    wordpiece (BERT's, cased). tokenizer: a checkpoint whose tokenizer is used instead of training one, as a target and
-    its drafter must share one.
+    config: `model_type` and the arguments of its configuration in Transformers. Vocabulary and
+    special tokens are not among them, as the tokenizer decides them. vocabulary: how many pieces a
+    trained tokenizer has. pieces: bpe, or wordpiece (BERT's, cased). tokenizer: a checkpoint whose
+    tokenizer is used instead of training one, as a target and its drafter must share one.
     """
 
     name: str
@@ -101,10 +124,15 @@ class FreshModel:
             )
         known = {each.name for each in dataclasses.fields(CONFIG_MAPPING[kind])}
         if unknown := sorted(set(self.config) - known - {"model_type"}):
-            raise UserError(f"model.config: {CONFIG_MAPPING[kind].__name__} has no key {unknown[0]!r}")
+            raise UserError(
+                f"model.config: {CONFIG_MAPPING[kind].__name__} has no key {unknown[0]!r}"
+            )
 
     def configuration(self, **special: Any) -> PreTrainedConfig:
-        """The configuration in Transformers. Raises UserError for values that Transformers refuses."""
+        """The configuration in Transformers.
+
+        Raises UserError for values that Transformers refuses.
+        """
         values = {key: value for key, value in self.config.items() if key != "model_type"}
         try:
             return CONFIG_MAPPING[self.config["model_type"]](**values, **special)
@@ -128,9 +156,9 @@ class FromScratch:
             if shared.encoder_decoder != self.config.is_encoder_decoder:
                 kinds = {True: "an encoder–decoder", False: "a decoder"}
                 raise UserError(
-                    f"model.tokenizer={shared.path} belongs to {kinds[shared.encoder_decoder]}, but {fresh.name} is "
-                    f"{kinds[self.config.is_encoder_decoder]}: prompts of the two are tokenized differently; "
-                    "choose a checkpoint of the same kind, or null"
+                    f"model.tokenizer={shared.path} belongs to {kinds[shared.encoder_decoder]}, but"
+                    f" {fresh.name} is {kinds[self.config.is_encoder_decoder]}: prompts of the two"
+                    " are tokenized differently; choose a checkpoint of the same kind, or null"
                 )
 
     @property
@@ -143,7 +171,9 @@ class FromScratch:
     def tokenizer(self, texts: Iterable[str]) -> PreTrainedTokenizerBase:
         if self._shared is not None:
             return self._shared.tokenizer
-        return train_tokenizer(texts, self._fresh.vocabulary, self.config.is_encoder_decoder, self._fresh.pieces)
+        return train_tokenizer(
+            texts, self._fresh.vocabulary, self.config.is_encoder_decoder, self._fresh.pieces
+        )
 
     def special_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
         start = tokenizer.pad_token_id if self.config.is_encoder_decoder else None
@@ -156,12 +186,16 @@ class FromScratch:
         else:
             special["bos_token_id"] = tokenizer.bos_token_id
         config = self._fresh.configuration(vocab_size=len(tokenizer), **special)
-        require_fitting_tokenizer(tokenizer, config, frozenset([tokenizer.eos_token_id]), self._fresh.name)
+        require_fitting_tokenizer(
+            tokenizer, config, frozenset([tokenizer.eos_token_id]), self._fresh.name
+        )
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         try:
             model = auto.from_config(config, dtype=torch.float32)
         except (ValueError, TypeError, RuntimeError) as error:
-            raise UserError(f"model.config cannot be built: {str(error).strip().splitlines()[0]}") from error
+            raise UserError(
+                f"model.config cannot be built: {str(error).strip().splitlines()[0]}"
+            ) from error
         model.config.architectures = [type(model).__name__]
         model.generation_config.max_new_tokens = self._longest
         return model
@@ -175,23 +209,38 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """A tokenizer of at most `pieces` pieces, one vocabulary for prompts and answers.
 
-    kind: bpe for byte pairs, or wordpiece for BERT's word pieces (Devlin et al., 2019), without lower-casing.
-    The texts of an encoder–decoder end with </s>, as T5's do; the texts of a decoder start with <s>, as Llama's do.
-    The same texts give the same vocabulary.
+    kind: bpe for byte pairs, or wordpiece for BERT's word pieces (Devlin et al., 2019), without
+    lower-casing. The texts of an encoder–decoder end with </s>, as T5's do; the texts of a decoder
+    start with <s>, as Llama's do. The same texts give the same vocabulary.
     """
     specials = [PAD, END, UNKNOWN] if encoder_decoder else [PAD, END, UNKNOWN, START]
     options = {"vocab_size": pieces, "special_tokens": specials, "show_progress": False}
     if kind == "wordpiece":
-        tokenizer, trainer = Tokenizer(models.WordPiece(unk_token=UNKNOWN)), trainers.WordPieceTrainer(**options)
+        tokenizer, trainer = (
+            Tokenizer(models.WordPiece(unk_token=UNKNOWN)),
+            trainers.WordPieceTrainer(**options),
+        )
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.BertPreTokenizer(),
+            decoders.WordPiece(),
+        )
     else:
-        tokenizer, trainer = Tokenizer(models.BPE(unk_token=UNKNOWN)), trainers.BpeTrainer(**options)
+        tokenizer, trainer = (
+            Tokenizer(models.BPE(unk_token=UNKNOWN)),
+            trainers.BpeTrainer(**options),
+        )
         tokenizer.normalizer = normalizers.NFC()
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()]
+        )
         tokenizer.decoder = decoders.Metaspace()
     tokenizer.train_from_iterator(texts, trainer)
-    single, pair = (f"$A {END}", f"$A {END} $B {END}") if encoder_decoder else (f"{START} $A", f"{START} $A $B")
+    single, pair = (
+        (f"$A {END}", f"$A {END} $B {END}")
+        if encoder_decoder
+        else (f"{START} $A", f"{START} $A $B")
+    )
     tokenizer.post_processor = processors.TemplateProcessing(
         single=single, pair=pair, special_tokens=[(name, specials.index(name)) for name in specials]
     )
@@ -211,7 +260,8 @@ def require_references(examples: Sequence[Example]) -> None:
     for example in examples:
         if not example.references:
             raise UserError(
-                f"example {example.id} has no reference to learn from; set dataset.reference_column to the answers"
+                f"example {example.id} has no reference to learn from; set dataset.reference_column"
+                " to the answers"
             )
 
 
@@ -227,19 +277,27 @@ def require_room(lengths: Sequence[int], config: PreTrainedConfig) -> None:
 
 
 def require_fitting_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, config: PreTrainedConfig, end_tokens: frozenset[int], name: str
+    tokenizer: PreTrainedTokenizerBase,
+    config: PreTrainedConfig,
+    end_tokens: frozenset[int],
+    name: str,
 ) -> None:
-    """Raise UserError unless the model has an embedding for every token, and decoding ends at the end token."""
+    """Raise UserError unless the model has an embedding for every token, and decoding ends at the
+    end token.
+    """
     rows, highest = config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
     if highest >= rows:
         raise UserError(
-            f"the tokenizer of {name} does not match its model: it has token {highest}, the model {rows} embeddings; "
-            "take both from one checkpoint"
+            f"the tokenizer of {name} does not match its model: it has token {highest}, the model"
+            f" {rows} embeddings; take both from one checkpoint"
         )
     if tokenizer.eos_token_id is None:
-        raise UserError(f"the tokenizer of {name} has no end token; set its eos_token, as answers end with it")
+        raise UserError(
+            f"the tokenizer of {name} has no end token; set its eos_token, as answers end with it"
+        )
     if tokenizer.eos_token_id not in end_tokens:
         raise UserError(
-            f"the tokenizer of {name} does not match its model: texts end with token {tokenizer.eos_token_id}, "
-            f"decoding with {sorted(end_tokens)}; take both from one checkpoint"
+            f"the tokenizer of {name} does not match its model: texts end with token"
+            f" {tokenizer.eos_token_id}, decoding with {sorted(end_tokens)}; take both from one"
+            " checkpoint"
         )

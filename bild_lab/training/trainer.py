@@ -27,10 +27,11 @@ from bild_lab.training.recipe import SCHEDULES, Recipe
 class Objective:
     """A model in memory, with what it learns and what is kept of it.
 
-    examples: indexed by what `order` yields, the examples of the whole training one after another. collate: makes a
-    batch. distillation: takes the loss's place in training, and makes its own batches. evaluate: called with the
-    model and the loss. model_options: arguments of the model besides the batch. facts: the entries of metrics.json
-    about model and data. save: writes the trained weights into a folder.
+    examples: indexed by what `order` yields, the examples of the whole training one after another.
+    collate: makes a batch. distillation: takes the loss's place in training, and makes its own
+    batches. evaluate: called with the model and the loss. model_options: arguments of the model
+    besides the batch. facts: the entries of metrics.json about model and data. save: writes the
+    trained weights into a folder.
     """
 
     model: torch.nn.Module
@@ -48,9 +49,9 @@ class Objective:
 class ResumableTrainer(Trainer):
     """Trains an objective's model, with its checkpoints in `folder.work`.
 
-    Differences from the Trainer: the order of examples is one sequence, so that a resumed training sees the same
-    examples; a loss may read inner layers; evaluation is ours; a checkpoint counts only when it is complete; a loss
-    that is not a finite number ends the training.
+    Differences from the Trainer: the order of examples is one sequence, so that a resumed training
+    sees the same examples; a loss may read inner layers; evaluation is ours; a checkpoint counts
+    only when it is complete; a loss that is not a finite number ends the training.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class ResumableTrainer(Trainer):
             model=objective.model,
             args=arguments,
             train_dataset=objective.examples,
-            eval_dataset=None if objective.evaluate is None else [],  # the Trainer asks for one; `evaluate` has its own
+            # the Trainer asks for one; `evaluate` has its own
+            eval_dataset=None if objective.evaluate is None else [],
             data_collator=self._batch,
             compute_loss_func=objective.loss,
             optimizer_cls_and_kwargs=optimizer(recipe),
@@ -94,7 +96,9 @@ class ResumableTrainer(Trainer):
         soft = {name: inputs[name] for name in ("soft_ids", "soft_probs") if name in inputs}
         self.compute_loss_func = partial(self._objective.loss, **soft)
         fed = {name: tensor for name, tensor in inputs.items() if name not in soft}
-        return super().compute_loss(model, {**fed, **self._objective.model_options}, *options, **named)
+        return super().compute_loss(
+            model, {**fed, **self._objective.model_options}, *options, **named
+        )
 
     @property
     def _batch(self) -> Callable[[Any], dict[str, Any]]:
@@ -111,13 +115,17 @@ class ResumableTrainer(Trainer):
         return found
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the throughput to a log of the loss. Raises UserError for a loss that is not a finite number."""
+        """Add the throughput to a log of the loss.
+
+        Raises UserError for a loss that is not a finite number.
+        """
         if "loss" in logs:
             step = self.state.global_step
             if not math.isfinite(logs["loss"]):
                 raise UserError(
-                    f"the loss is {logs['loss']} at step {step}: the training has diverged; lower "
-                    f"train.learning_rate (it is {self._recipe.learning_rate:g}) or raise train.warmup_steps"
+                    f"the loss is {logs['loss']} at step {step}: the training has diverged; lower"
+                    f" train.learning_rate (it is {self._recipe.learning_rate:g}) or raise"
+                    " train.warmup_steps"
                 )
             examples = (step - self._clock_step) * self._recipe.batch_size
             logs["examples_per_s"] = examples / (time.perf_counter() - self._clock_s)
@@ -137,7 +145,10 @@ class ResumableTrainer(Trainer):
         if self.state.best_global_step:  # the folder may have been moved since
             best = self._folder.checkpoint_of(self.state.best_global_step)
             if not best.is_dir():  # the Trainer would take the last weights
-                raise UserError(f"{best}, which holds the best weights so far, is gone; remove {self._folder.root}")
+                raise UserError(
+                    f"{best}, which holds the best weights so far, is gone; remove"
+                    f" {self._folder.root}"
+                )
             self.state.best_model_checkpoint = str(best)
         self._restart_clock(self.state.global_step)
         return found
@@ -152,7 +163,9 @@ class _LogLastStep(TrainerCallback):
 
 
 class _StopAtScore(TrainerCallback):
-    """Ends a training after an evaluation with this score, and a resumed one that had it; None never does."""
+    """Ends a training after an evaluation with this score, and a resumed one that had it; None
+    never does.
+    """
 
     def __init__(self, score: float | None) -> None:
         self._score = math.inf if score is None else score
@@ -170,28 +183,35 @@ def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dic
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW, {"lr": recipe.learning_rate}
     fixed = {"relative_step": False, "warmup_init": False}
-    return Adafactor, {"lr": recipe.learning_rate, "scale_parameter": recipe.scale_parameter, **fixed}
+    return Adafactor, {
+        "lr": recipe.learning_rate,
+        "scale_parameter": recipe.scale_parameter,
+        **fixed,
+    }
 
 
 def training_arguments(
     recipe: Recipe, folder: TrainingFolder, metric: str | None, spread: bool = False
 ) -> TrainingArguments:
-    """The recipe as the Trainer's arguments. metric: decides which checkpoint is best; None keeps the last.
+    """The recipe as the Trainer's arguments. metric: decides which checkpoint is best; None keeps
+    the last.
 
-    spread: one process uses all GPUs that it sees. Raises UserError if the batch cannot be divided among the processes,
-    or one process sees several GPUs otherwise.
+    spread: one process uses all GPUs that it sees. Raises UserError if the batch cannot be divided
+    among the processes, or one process sees several GPUs otherwise.
     """
     processes = launched().count
     if recipe.batch_size % (processes * recipe.accumulate):
         raise UserError(
-            f"train.batch_size={recipe.batch_size} cannot be divided among {processes} processes times "
-            f"train.accumulate={recipe.accumulate}; choose a multiple of {processes * recipe.accumulate}"
+            f"train.batch_size={recipe.batch_size} cannot be divided among {processes} processes"
+            f" times train.accumulate={recipe.accumulate}; choose a multiple of"
+            f" {processes * recipe.accumulate}"
         )
     cpu = recipe.on_cpu
     if not cpu and processes == 1 and torch.cuda.device_count() > 1 and not spread:
         raise UserError(
-            f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for each with "
-            "`accelerate launch scripts/finetune.py …`, or choose one GPU with CUDA_VISIBLE_DEVICES=0"
+            f"{torch.cuda.device_count()} GPUs are visible to one process; start one process for"
+            " each with `accelerate launch scripts/finetune.py …`, or choose one GPU with"
+            " CUDA_VISIBLE_DEVICES=0"
         )
     checkpoints = "no" if recipe.evaluate_every is None else "steps"
     evaluations = checkpoints if metric is not None else "no"

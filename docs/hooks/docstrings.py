@@ -1,4 +1,6 @@
-"""Docstrings as the Python reference shows them: lines such as "window: …" become a list of parameters or fields."""
+"""Docstrings as the Python reference shows them: lines such as "window: …" become a list of
+parameters or fields.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Parameters(Extension):
 
 def as_list(text: str, known: set[str]) -> str:
     """The text with an item for each line or sentence that begins with known names and a colon."""
-    apart = SENTENCE.sub(lambda found: f"\n{found[1]}: " if set(found[1].split(", ")) <= known else found[0], text)
+    apart = SENTENCE.sub(
+        lambda found: f"\n{found[1]}: " if set(found[1].split(", ")) <= known else found[0], text
+    )
     lines: list[str] = []
     listing = False
     for line in apart.splitlines():
@@ -33,7 +37,9 @@ def as_list(text: str, known: set[str]) -> str:
             lines += [] if listing or not lines or not lines[-1] else [""]
             lines.append(f"- {names}: {line[found.end() :]}")
             listing = True
-        elif listing and re.match(r"[A-Z]|$", line):  # what follows the list; other lines belong to its last item
+        elif listing and re.match(
+            r"[A-Z]|$", line
+        ):  # what follows the list; other lines belong to its last item
             lines += ["", line] if line else [line]
             listing = False
         else:

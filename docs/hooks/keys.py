@@ -1,7 +1,7 @@
 """The reference of keys: every key of conf with its default and its meaning.
 
-Meanings are the comments of the YAML files, and for groups with a schema those of its fields: the comment behind a key
-and the comment lines right above it.
+Meanings are the comments of the YAML files, and for groups with a schema those of its fields: the
+comment behind a key and the comment lines right above it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ WHOLE = ("experiment", "match", "scale", "template")  # groups whose files set k
 
 @dataclass(frozen=True)
 class Key:
-    """A dotted key, its default as written (None for a key with keys of its own), and what it means."""
+    """A dotted key, its default as written (None for a key with keys of its own), and what it
+    means.
+    """
 
     name: str
     default: str | None
@@ -84,7 +86,9 @@ def without_meaning() -> list[str]:
 
 
 def groups(name: str) -> dict[str, str]:
-    """The groups of a configuration, each with the file that it takes by default ("null" for none)."""
+    """The groups of a configuration, each with the file that it takes by default ("null" for
+    none).
+    """
     chosen: dict[str, str] = {}
     for entry in yaml.safe_load((CONF / f"{name}.yaml").read_text()).get("defaults", ()):
         if isinstance(entry, dict):
@@ -97,25 +101,33 @@ def groups(name: str) -> dict[str, str]:
 
 def files(group: str) -> list[str]:
     folder = CONF / group
-    return sorted(file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml"))
+    return sorted(
+        file.relative_to(folder).with_suffix("").as_posix() for file in folder.rglob("*.yaml")
+    )
 
 
 def header(file: Path) -> str:
     """The first line of a file without the command that it ends with."""
     lines = [line for line in file.read_text().splitlines() if not line.startswith("# @package")]
-    return re.split(r":? \(?(?:to decode: )?python (?:run|scripts)", lines[0].lstrip("# "))[0].rstrip(".:")
+    return re.split(r":? \(?(?:to decode: )?python (?:run|scripts)", lines[0].lstrip("# "))[
+        0
+    ].rstrip(".:")
 
 
 def keys_in(file: Path) -> Iterator[Key]:
     """The keys of a YAML file."""
     text = file.read_text()
     lines = text.splitlines()
-    opening = next((number for number, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    opening = next(
+        (number for number, line in enumerate(lines) if not line.startswith("#")), len(lines)
+    )
 
     def commented(key: yaml.Node, value: yaml.Node) -> str:
         flat = value.start_mark.line == key.end_mark.line  # else it is a block below the key
         end = value.end_mark if flat else key.end_mark
-        return _joined(lines, key.start_mark.line, lines[end.line][end.column :].lstrip(":"), opening)
+        return _joined(
+            lines, key.start_mark.line, lines[end.line][end.column :].lstrip(":"), opening
+        )
 
     def walk(node: yaml.MappingNode, prefix: str) -> Iterator[Key]:
         for key, value in node.value:
@@ -123,7 +135,11 @@ def keys_in(file: Path) -> Iterator[Key]:
                 continue
             meaning, nested = commented(key, value), isinstance(value, yaml.MappingNode)
             if not nested:
-                yield Key(prefix + key.value, text[value.start_mark.index : value.end_mark.index].strip(), meaning)
+                yield Key(
+                    prefix + key.value,
+                    text[value.start_mark.index : value.end_mark.index].strip(),
+                    meaning,
+                )
             elif meaning:
                 yield Key(prefix + key.value, None, meaning)
             if nested and key.value not in OPEN:
@@ -141,7 +157,9 @@ def fields_of(file: str, name: str) -> tuple[Key, ...]:
     with path.open("rb") as source:
         tokens = list(tokenize.tokenize(source.readline))
     comments = {token.start[0]: token.string for token in tokens if token.type == tokenize.COMMENT}
-    (body,) = (node.body for node in ast.parse(path.read_text()).body if getattr(node, "name", "") == name)
+    (body,) = (
+        node.body for node in ast.parse(path.read_text()).body if getattr(node, "name", "") == name
+    )
     found = []
     for node in body:
         if isinstance(node, ast.AnnAssign) and "ClassVar" not in ast.unparse(node.annotation):
@@ -155,15 +173,23 @@ def _group(group: str, chosen: str) -> Iterator[Section]:
     of_group = f"`{group}=NAME` takes `conf/{group}/NAME.yaml`; `{chosen}` unless told."
     listed = tuple((name, header(CONF / group / f"{name}.yaml")) for name in files(group))
     if group == "policy":
-        yield Section(group, 4, f"{of_group} `policy.decoder` holds the parts of a policy.", files=listed)
+        yield Section(
+            group, 4, f"{of_group} `policy.decoder` holds the parts of a policy.", files=listed
+        )
         for name in files(group):
-            keys = tuple(key.under(group) for key in keys_in(CONF / group / f"{name}.yaml") if key.name != "name")
+            keys = tuple(
+                key.under(group)
+                for key in keys_in(CONF / group / f"{name}.yaml")
+                if key.name != "name"
+            )
             yield Section(f"policy={name}", 5, f"{header(CONF / group / f'{name}.yaml')}.", keys)
     elif group in WHOLE:
         sets = "keys of `dataset`" if group == "template" else "keys of all groups"
         yield Section(group, 4, f"{of_group} The file sets {sets}.", files=listed)
     else:
-        yield Section(group, 4, of_group, tuple(key.under(group) for key in _shared(group, chosen)), listed)
+        yield Section(
+            group, 4, of_group, tuple(key.under(group) for key in _shared(group, chosen)), listed
+        )
 
 
 def _shared(group: str, chosen: str) -> Iterable[Key]:
@@ -172,11 +198,15 @@ def _shared(group: str, chosen: str) -> Iterable[Key]:
     for name in dict.fromkeys((*([] if chosen == "null" else [chosen]), *files(group))):
         for key in keys_in(CONF / group / f"{name}.yaml"):
             if not (key.name in found and found[key.name].meaning):
-                found[key.name] = replace(key, default=found[key.name].default) if key.name in found else key
+                found[key.name] = (
+                    replace(key, default=found[key.name].default) if key.name in found else key
+                )
     if group not in SCHEMAS:
         return found.values()
     own = {key.name: key.default for key in keys_in(CONF / group / f"{chosen}.yaml")}
-    return [replace(key, default=own.get(key.name, key.default)) for key in fields_of(*SCHEMAS[group])]
+    return [
+        replace(key, default=own.get(key.name, key.default)) for key in fields_of(*SCHEMAS[group])
+    ]
 
 
 @lru_cache
@@ -184,7 +214,11 @@ def _known() -> dict[str, str]:
     """The meanings of the keys of run.py and of all groups."""
     every = {group: chosen for _, name in _applications() for group, chosen in groups(name).items()}
     plain = {group: chosen for group, chosen in every.items() if group not in ("policy", *WHOLE)}
-    found = {f"{group}.{key.name}": key.meaning for group, chosen in plain.items() for key in _shared(group, chosen)}
+    found = {
+        f"{group}.{key.name}": key.meaning
+        for group, chosen in plain.items()
+        for key in _shared(group, chosen)
+    }
     return found | {key.name: key.meaning for key in keys_in(CONF / f"{MAIN}.yaml")}
 
 
@@ -222,7 +256,9 @@ def _what(name: str) -> str:
 
 
 def _joined(lines: Sequence[str], line: int, behind: str, opening: int) -> str:
-    """The comment lines right above a line, if they are not of the file's opening, then the comment behind it."""
+    """The comment lines right above a line, if they are not of the file's opening, then the comment
+    behind it.
+    """
     above: list[str] = []
     while (line := line - 1) >= opening and lines[line].lstrip().startswith("#"):
         above.insert(0, lines[line].strip().lstrip("# "))
@@ -241,7 +277,10 @@ def _lines(section: Section) -> Iterator[str]:
     yield f"\n{'#' * section.level} {section.title}\n\n{_cell(section.text)}\n"
     if section.keys:
         yield "| Key | Default | Meaning |\n|---|---|---|"
-        yield from (f"| `{key.name}` | {_code(key.default)} | {_cell(key.meaning)} |" for key in section.keys)
+        yield from (
+            f"| `{key.name}` | {_code(key.default)} | {_cell(key.meaning)} |"
+            for key in section.keys
+        )
     if section.files:
         yield f"\n| `{section.title}=` | What it is |\n|---|---|"
         yield from (f"| `{name}` | {_cell(what)} |" for name, what in section.files)

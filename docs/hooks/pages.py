@@ -1,6 +1,7 @@
 """What `mkdocs build` does besides reading docs/: pages made of other files of the repository.
 
-- The README is the home page; the guide to contributing, the changelog and the page of notebooks are pages too.
+- The README is the home page; the guide to contributing, the changelog and the page of notebooks
+  are pages too.
 - A link to any other file of the repository leads to a page that shows the file.
 - A comment such as `<!-- keys -->` is replaced by what is generated in its place.
 """
@@ -32,7 +33,14 @@ PAGES = {  # files outside docs that are pages of their own
     "CHANGELOG.md": "changelog.md",
     "notebooks/README.md": "notebooks.md",
 }
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".txt": "text", ".cff": "yaml", ".cpp": "cpp"}
+LANGUAGES = {
+    ".py": "python",
+    ".yaml": "yaml",
+    ".toml": "toml",
+    ".txt": "text",
+    ".cff": "yaml",
+    ".cpp": "cpp",
+}
 BLOCK = re.compile(r"^ *```.*?^ *```$", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")
 COMMENT = re.compile(r"<!-- (keys|columns|glossary) -->")
@@ -48,7 +56,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages that are not in docs/."""
     for path, uri in PAGES.items():
         files.append(File.generated(config, uri, content=(ROOT / path).read_text()))
-    named = {path for page in files.documentation_pages() for path in linked(page.content_string, source_of(page))}
+    named = {
+        path
+        for page in files.documentation_pages()
+        for path in linked(page.content_string, source_of(page))
+    }
     shown = {path for path in named if not path.startswith("docs/") and path not in PAGES}
     for path in sorted(shown):
         file = File.generated(config, uri_of(path), content=shown_file(ROOT / path))
@@ -60,7 +72,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Fill in what is generated, and let links lead to pages of the site."""
     source = source_of(page.file)
-    return COMMENT.sub(lambda found: generated(found[1]), with_links(markdown, source, page.file.src_uri))
+    return COMMENT.sub(
+        lambda found: generated(found[1]), with_links(markdown, source, page.file.src_uri)
+    )
 
 
 def generated(what: str) -> str:
@@ -68,10 +82,15 @@ def generated(what: str) -> str:
     if what == "glossary":
         return "\n\n".join(f"**{term.words}**\n:   {term.meaning}" for term in TERMS)
     if what == "columns":
-        rows = (f"| `{one.name}` | {one.unit.replace(TIMES, '×')} | {one.explanation} |" for one in TABLE)
+        rows = (
+            f"| `{one.name}` | {one.unit.replace(TIMES, '×')} | {one.explanation} |"
+            for one in TABLE
+        )
         return "\n".join(("| Column | Unit | What |", "|---|---|---|", *rows))
     for key in keys.without_meaning():
-        log.warning("the key %s has no meaning: write a comment behind it in conf, or behind its field", key)
+        log.warning(
+            "the key %s has no meaning: write a comment behind it in conf, or behind its field", key
+        )
     return keys.page()
 
 
@@ -91,7 +110,9 @@ def uri_of(path: str) -> str:
 
 
 def linked(markdown: str, source: str) -> Iterator[str]:
-    """The files and folders of the repository that a text links to. source: the file that it is in."""
+    """The files and folders of the repository that a text links to. source: the file that it is
+    in.
+    """
     for found in LINK.finditer(BLOCK.sub("", markdown)):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
         if (ROOT / path).exists():  # mkdocs tells of all others
@@ -105,7 +126,9 @@ def with_links(markdown: str, source: str, uri: str) -> str:
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), found[1]))
         if not (ROOT / path).exists():
             return found[0]
-        return f"]({posixpath.relpath(uri_of(path), posixpath.dirname(uri) or '.')}{found[2] or ''})"
+        return (
+            f"]({posixpath.relpath(uri_of(path), posixpath.dirname(uri) or '.')}{found[2] or ''})"
+        )
 
     parts = re.split(f"({BLOCK.pattern})", markdown, flags=BLOCK.flags)
     return "".join(part if number % 2 else LINK.sub(led, part) for number, part in enumerate(parts))
@@ -115,7 +138,9 @@ def shown_file(path: Path) -> str:
     """A page with the content of a file, or with the names of a folder's files."""
     title = f"---\nsearch:\n  exclude: true\n---\n\n# {path.relative_to(ROOT).as_posix()}\n\n"
     if path.is_dir():
-        names = (file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file())
+        names = (
+            file.relative_to(path).as_posix() for file in sorted(path.rglob("*")) if file.is_file()
+        )
         return title + "\n".join(f"- `{name}`" for name in names if "__pycache__" not in name)
     if path.suffix == ".ipynb":
         return title + "\n\n".join(cells(json.loads(path.read_text())["cells"]))

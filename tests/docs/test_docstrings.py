@@ -10,7 +10,10 @@ from docs.hooks.docstrings import as_list
 
 
 def test_lines_that_explain_parameters_become_a_list() -> None:
-    text = "Decode.\n\nprompt: a text, or\nseveral.\ntop_k, top_p: both.\nRaises Error: for none.\nother: stays"
+    text = (
+        "Decode.\n\nprompt: a text, or\nseveral.\ntop_k, top_p: both.\nRaises Error: for"
+        " none.\nother: stays"
+    )
     assert as_list(text, {"prompt", "top_k", "top_p"}).splitlines() == [
         "Decode.",
         "",
@@ -30,4 +33,7 @@ def test_a_list_begins_after_an_empty_line() -> None:
 def test_sentences_that_explain_fields_become_a_list() -> None:
     known = {"text", "token_ids"}
     text = "One. token_ids: as emitted. text: without the end. Note: more."
-    assert as_list(text, known) == "One.\n\n- `token_ids`: as emitted.\n- `text`: without the end. Note: more."
+    assert (
+        as_list(text, known)
+        == "One.\n\n- `token_ids`: as emitted.\n- `text`: without the end. Note: more."
+    )

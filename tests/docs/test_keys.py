@@ -41,7 +41,9 @@ def listed() -> dict[str, list[keys.Key]]:
 
 
 def is_listed(name: str) -> bool:
-    """Under its own name or, in a mapping whose keys are those of Transformers, under the mapping's."""
+    """Under its own name or, in a mapping whose keys are those of Transformers, under the
+    mapping's.
+    """
     return name in listed() or any(name.startswith(f"model.{open_}.") for open_ in keys.OPEN)
 
 
@@ -63,37 +65,71 @@ def test_every_key_has_a_meaning() -> None:
 def test_every_key_that_a_command_composes_is_listed(name: str) -> None:
     composed = compose_config([], name)
     parts = tuple(f"policy.{part}" for part in ("name", "decoder."))
-    missing = [key for key in leaves(composed) if not key.endswith("_target_") and not key.startswith(parts)]
-    assert [key for key in missing if not is_listed(key) and composed._get_node(key.split(".")[0]) is not None] == []
+    missing = [
+        key
+        for key in leaves(composed)
+        if not key.endswith("_target_") and not key.startswith(parts)
+    ]
+    assert [
+        key
+        for key in missing
+        if not is_listed(key) and composed._get_node(key.split(".")[0]) is not None
+    ] == []
 
 
 def test_every_key_of_a_schema_is_listed() -> None:
-    fields = {f"{group}.{field.name}" for group, spec in SPECS.items() for field in dataclasses.fields(spec)}
+    fields = {
+        f"{group}.{field.name}"
+        for group, spec in SPECS.items()
+        for field in dataclasses.fields(spec)
+    }
     assert sorted(fields - listed().keys()) == []
 
 
 def test_every_knob_of_every_policy_is_listed_with_its_value() -> None:
     sections = {section.title.removeprefix("policy="): section for section in keys.sections()}
     for policy in policy_names():
-        told = {key.name.removeprefix("policy."): yaml.safe_load(key.default) for key in sections[policy].keys}
-        assert told == knob_values(yaml.safe_load((config_dir() / f"policy/{policy}.yaml").read_text()))
+        told = {
+            key.name.removeprefix("policy."): yaml.safe_load(key.default)
+            for key in sections[policy].keys
+        }
+        assert told == knob_values(
+            yaml.safe_load((config_dir() / f"policy/{policy}.yaml").read_text())
+        )
 
 
 def test_the_logger_and_every_file_of_every_group_are_listed() -> None:
-    assert {f"logger.{key}" for key in compose_config(["logger=wandb"]).logger if key != "_target_"} <= listed().keys()
+    assert {
+        f"logger.{key}" for key in compose_config(["logger=wandb"]).logger if key != "_target_"
+    } <= listed().keys()
     told = {(section.title, name) for section in keys.sections() for name, _ in section.files}
-    folders = {folder.name for folder in config_dir().iterdir() if folder.is_dir()} - {"paper", "shared"}
+    folders = {folder.name for folder in config_dir().iterdir() if folder.is_dir()} - {
+        "paper",
+        "shared",
+    }
     files = {(name, file) for name in folders for file in keys.files(name)}
     assert told == files and len(files) > 150
-    assert [what for section in keys.sections() for name, what in section.files if not what or "python " in what] == []
+    assert [
+        what
+        for section in keys.sections()
+        for name, what in section.files
+        if not what or "python " in what
+    ] == []
 
 
 def test_defaults_are_those_that_a_command_takes() -> None:
     composed = compose_config([])
     assert {key.default for key in listed()["runtime.dtype"]} == {"auto"}
-    for name in ("pair.target", "dataset.metric", "decoding.max_new_tokens", "measure.repeats", "policy.rollback"):
+    for name in (
+        "pair.target",
+        "dataset.metric",
+        "decoding.max_new_tokens",
+        "measure.repeats",
+        "policy.rollback",
+    ):
         assert str(OmegaConf.select(composed, name)) in {key.default for key in listed()[name]}
-    assert [key.default for key in listed()["dataset.turns"]] == ["1"]  # of the schema, as the toy corpus has none
+    # of the schema, as the toy corpus has none
+    assert [key.default for key in listed()["dataset.turns"]] == ["1"]
 
 
 def test_a_meaning_is_the_comment_after_a_key_and_the_lines_above_it(tmp_path: Path) -> None:

@@ -12,18 +12,24 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 PAGES = sorted(page.stem for page in RESULTS.glob("*.md"))
 ONE = r"[+−-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?"
 NUMBER = re.compile(rf"(?<![\w.]){ONE}(?!\w)")
-CLAIMED = re.compile(rf"(?<![\w.])({ONE})(?!\w)(?: \[({ONE}), ({ONE})\])?")  # with its interval, if it has one
+# with its interval, if it has one
+CLAIMED = re.compile(rf"(?<![\w.])({ONE})(?!\w)(?: \[({ONE}), ({ONE})\])?")
 
 
 def rows_of(text: str) -> list[str]:
     """The rows of all tables, without their headings."""
     lines = text.splitlines()
     rows = [number for number, line in enumerate(lines) if line.startswith("|")]
-    return [lines[at] for at in rows if at - 1 in rows and not lines[at].startswith("|-") and at - 2 in rows]
+    return [
+        lines[at]
+        for at in rows
+        if at - 1 in rows and not lines[at].startswith("|-") and at - 2 in rows
+    ]
 
 
 def shown(row: str) -> list[tuple[list[str], bool]]:
-    """What a row claims: numbers, each with the ends of its interval, and whether they are percentages.
+    """What a row claims: numbers, each with the ends of its interval, and whether they are
+    percentages.
 
     All with a decimal point or an exponent, and whole ones in cells without words.
     """
@@ -43,14 +49,19 @@ def rounds_to(number: float, text: str, percent: bool) -> bool:
     if "e" in text:
         return f"{number:.0e}" == text
     half = 0.5000001 * 10 ** -len(text.partition(".")[2])
-    return any(abs(value(text) - number * scale) <= half for scale in ([1, 100] if percent else [1]))
+    return any(
+        abs(value(text) - number * scale) <= half for scale in ([1, 100] if percent else [1])
+    )
 
 
 def is_among(claim: tuple[list[str], bool], numbers: list[float]) -> bool:
     """Whether the number and the ends of its interval follow one another in a line of a CSV."""
     texts, percent = claim
     places = range(len(numbers) - len(texts) + 1)
-    return any(all(rounds_to(numbers[at + i], text, percent) for i, text in enumerate(texts)) for at in places)
+    return any(
+        all(rounds_to(numbers[at + i], text, percent) for i, text in enumerate(texts))
+        for at in places
+    )
 
 
 def is_beside(row: str, lines: list[list[float]]) -> bool:
@@ -74,18 +85,28 @@ def test_each_number_of_a_table_is_in_the_csv_beside_its_page(page: str) -> None
     text, lines = (RESULTS / f"{page}.md").read_text(), lines_beside(page)
     rows = rows_of(text)
     assert [row for row in rows if not is_beside(row, lines)] == []
-    numbers = {row: [one[0] for one, _ in shown(row) if re.search(r"\.\d\d", one[0])] for row in rows}
+    numbers = {
+        row: [one[0] for one, _ in shown(row) if re.search(r"\.\d\d", one[0])] for row in rows
+    }
     wrong = [
-        row.replace(one[-1], one[-1][:-1] + str((int(one[-1][-1]) + 3) % 10), 1) for row, one in numbers.items() if one
+        row.replace(one[-1], one[-1][:-1] + str((int(one[-1][-1]) + 3) % 10), 1)
+        for row, one in numbers.items()
+        if one
     ]
     found = [row for row in wrong if not is_beside(row, lines)]
-    assert len(wrong) >= 5 and len(found) >= 0.9 * len(wrong)  # the line may have the wrong number too
+    # the line may have the wrong number too
+    assert len(wrong) >= 5 and len(found) >= 0.9 * len(wrong)
 
 
 def test_every_csv_has_a_page_and_every_picture_is_shown() -> None:
-    pages = "".join(page.read_text() for page in [RESULTS.parents[1] / "README.md", *RESULTS.parent.rglob("*.md")])
+    pages = "".join(
+        page.read_text()
+        for page in [RESULTS.parents[1] / "README.md", *RESULTS.parent.rglob("*.md")]
+    )
     assert [
-        one.name for one in RESULTS.glob("*.csv") if not any(one.stem.startswith(f"{page}_") for page in PAGES)
+        one.name
+        for one in RESULTS.glob("*.csv")
+        if not any(one.stem.startswith(f"{page}_") for page in PAGES)
     ] == []
     assert {file.name for file in RESULTS.rglob("*.png") if f"{file.name})" not in pages} == set()
     assert len(PAGES) <= 8

@@ -1,4 +1,6 @@
-"""Texts of any engine, replayed: found by their prompts, written in the target's own tokens, cut by the limits."""
+"""Texts of any engine, replayed: found by their prompts, written in the target's own tokens, cut by
+the limits.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,17 @@ def own(family: str, prompt: str = PROMPT, limit: int = LIMIT) -> list[int]:
 
 
 def written(file: Path, *answers: tuple[object, object]) -> Path:
-    file.write_text("".join(json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in answers))
+    file.write_text(
+        "".join(
+            json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in answers
+        )
+    )
     return file
 
 
-def replayed(family: str, answer: object, folder: Path, limit: int = LIMIT, **options: object) -> list[int]:
+def replayed(
+    family: str, answer: object, folder: Path, limit: int = LIMIT, **options: object
+) -> list[int]:
     """The tokens that are replayed of one answer to the prompt."""
     file = written(folder / "answers.jsonl", (PROMPT, answer))
     decoder = bild_lab.load(str(tiny_checkpoints() / family), policy="answers", file=str(file))
@@ -42,12 +50,16 @@ def replayed(family: str, answer: object, folder: Path, limit: int = LIMIT, **op
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "t5"])
-def test_the_targets_own_answer_has_its_tokens_whether_given_as_text_or_ids(family: str, tmp_path: Path) -> None:
+def test_the_targets_own_answer_has_its_tokens_whether_given_as_text_or_ids(
+    family: str, tmp_path: Path
+) -> None:
     tokens = own(family)
     text = vanilla(family).text(tokens)
     assert replayed(family, tokens, tmp_path) == tokens
     if tokens[-1] > START:  # of a special token at its end a text says nothing
-        assert replayed(family, text, tmp_path) == replayed(family, f" {text}\n", tmp_path) == tokens
+        assert (
+            replayed(family, text, tmp_path) == replayed(family, f" {text}\n", tmp_path) == tokens
+        )
 
 
 def test_a_planted_token_is_replayed_at_its_place(tmp_path: Path) -> None:
@@ -66,17 +78,22 @@ def test_an_answer_that_is_shorter_than_the_limit_has_ended(tmp_path: Path) -> N
     assert replayed("llama", [], tmp_path, limit=1) == [END]
 
 
-def test_answers_are_cut_behind_an_end_token_at_a_stop_string_and_at_the_limit(tmp_path: Path) -> None:
+def test_answers_are_cut_behind_an_end_token_at_a_stop_string_and_at_the_limit(
+    tmp_path: Path,
+) -> None:
     tokens = own("llama")
     decoder = vanilla("llama")
     assert replayed("llama", [*tokens[:3], END, 5, 6], tmp_path) == [*tokens[:3], END]
     assert replayed("llama", tokens, tmp_path, limit=5) == tokens[:5]
     assert replayed("llama", decoder.text(tokens), tmp_path, limit=5) == tokens[:5]
     stop = decoder.pieces([tokens[4]])[tokens[4]].strip()
-    first = next(place for place, token in enumerate(tokens) if stop in decoder.pieces([token])[token])
+    first = next(
+        place for place, token in enumerate(tokens) if stop in decoder.pieces([token])[token]
+    )
     expected = decoder.generate(PROMPT, LIMIT, stop=stop)
     assert len(expected.token_ids) == first + 1
-    for answer in (tokens, decoder.text(tokens), expected.text):  # an engine may leave the stop string out, or not
+    # an engine may leave the stop string out, or not
+    for answer in (tokens, decoder.text(tokens), expected.text):
         assert replayed("llama", answer, tmp_path, stop=stop) == expected.token_ids
 
 
@@ -91,8 +108,11 @@ def test_prompts_are_found_by_their_tokens(tmp_path: Path) -> None:
 def test_what_has_no_answer_is_refused_before_weights_load(tmp_path: Path) -> None:
     folder = str(tiny_checkpoints() / "llama")
     file = written(tmp_path / "answers.jsonl", (PROMPT, [5]))
-    decoder = bild_lab.load(folder, policy="answers", file=str(file), dtype="float16")  # a model of its own
-    with pytest.raises(UserError, match=r"answers.jsonl has no answer to the prompt 'w7 w8' \(\d tokens\)"):
+    # a model of its own
+    decoder = bild_lab.load(folder, policy="answers", file=str(file), dtype="float16")
+    with pytest.raises(
+        UserError, match=r"answers.jsonl has no answer to the prompt 'w7 w8' \(\d tokens\)"
+    ):
         decoder.generate("w7 w8", 3)
     with pytest.raises(UserError, match="got decoding.temperature=1.0; use decoding=greedy"):
         decoder.generate(PROMPT, 3, temperature=1.0)
@@ -104,15 +124,23 @@ def test_what_has_no_answer_is_refused_before_weights_load(tmp_path: Path) -> No
     [
         (
             [(PROMPT, [5]), ("w7", [VOCABULARY + 40])],
-            f"line 2: tokens must be from 0 to {VOCABULARY - 1}, got {VOCABULARY + 40}; is pair.target the model",
+            (
+                f"line 2: tokens must be from 0 to {VOCABULARY - 1}, got {VOCABULARY + 40}; is"
+                " pair.target the model"
+            ),
         ),
         ([([VOCABULARY + 40], [5])], "line 1: the tokens of a prompt must be from 0 to"),
         ([([], [5])], "line 1: the prompt .* has no tokens"),
-        ([("w7", [5]), (PROMPT, [5]), (PROMPT, [6])], "lines 2 and 3 answer the same prompt differently"),
+        (
+            [("w7", [5]), (PROMPT, [5]), (PROMPT, [6])],
+            "lines 2 and 3 answer the same prompt differently",
+        ),
         ([(PROMPT, "\ud83d")], "line 1: an answer must be Unicode text"),
     ],
 )
-def test_lines_that_do_not_fit_the_target_are_refused(answers: list, message: str, tmp_path: Path) -> None:
+def test_lines_that_do_not_fit_the_target_are_refused(
+    answers: list, message: str, tmp_path: Path
+) -> None:
     file = written(tmp_path / "answers.jsonl", *answers)
     decoder = bild_lab.load(str(tiny_checkpoints() / "llama"), policy="answers", file=str(file))
     with pytest.raises(UserError, match=message):
@@ -151,7 +179,9 @@ def test_without_a_file_there_is_nothing_to_replay() -> None:
 
 
 class Pieces:
-    """A checkpoint whose tokenizer takes the longest of a few pieces; it has several ways to write a text."""
+    """A checkpoint whose tokenizer takes the longest of a few pieces; it has several ways to write
+    a text.
+    """
 
     names = ("<pad>", "<end>", "a", "b", "ab", " ", "\n", "\n\n", "Q", ":", "\n\nQ:")
     end_tokens = frozenset([1])
@@ -174,7 +204,9 @@ class Pieces:
 
 
 def wording(text: str, target: str, stop: tuple[str, ...] = ()) -> str:
-    """How a text is written where the target's own tokens are these, parted by bars, whatever was written before."""
+    """How a text is written where the target's own tokens are these, parted by bars, whatever was
+    written before.
+    """
     checkpoint = Pieces()
     own = [checkpoint.names.index(name) for name in target.split("|")]
     one, tokens = Wording(checkpoint, Answer(1, "", text), stop), []
@@ -188,13 +220,16 @@ def wording(text: str, target: str, stop: tuple[str, ...] = ()) -> str:
 def test_a_text_is_written_by_the_targets_own_tokens_as_long_as_they_write_it() -> None:
     assert wording("abab", "a|b|ab|<end>") == "a|b|ab|<end>"
     assert wording("abab", "ab|a|b|<end>") == "ab|a|b|<end>"
-    assert wording("abab", "ab|b|ab|<end>") == "ab|ab|<end>"  # the second differs, the tokenizer goes on
-    assert wording("abab", "<pad>|ab|ab|<end>") == "<pad>|ab|ab|<end>"  # of which a text says nothing
+    # the second differs, the tokenizer goes on
+    assert wording("abab", "ab|b|ab|<end>") == "ab|ab|<end>"
+    # of which a text says nothing
+    assert wording("abab", "<pad>|ab|ab|<end>") == "<pad>|ab|ab|<end>"
 
 
 def test_white_space_inside_a_text_counts_and_at_its_ends_does_not() -> None:
     assert wording("a b", "a| |b|<end>") == "a| |b|<end>"
-    assert wording("a b", "a|\n|b|<end>") == "a| |b|<end>"  # another space than the target's: a difference there
+    # another space than the target's: a difference there
+    assert wording("a b", "a|\n|b|<end>") == "a| |b|<end>"
     assert wording("a", "\n|a|\n|<end>") == "\n|a|\n|<end>"
     assert wording(" a\n", "a|b|a") == "a|<end>"
 

@@ -17,7 +17,9 @@ TARGET, DRAFTER, ENCODER = 10, 1, 5
 def want(kind: object, work: object, size: int = TARGET, ahead: bool = False) -> object:
     """Waits for work that gives its own input back, beside how many ran with it."""
     return current_batch().wait(
-        Wanted((size, kind), size, lambda works: [(each, len(works)) for each in works], work, ahead)
+        Wanted(
+            (size, kind), size, lambda works: [(each, len(works)) for each in works], work, ahead
+        )
     )
 
 
@@ -33,7 +35,8 @@ def test_a_text_joins_as_soon_as_another_has_ended() -> None:
     batch = Batch(2)
     texts = batch.run([steps(1), steps(4), steps(2), steps(1)])
     assert [len(one.result) for one in texts] == [1, 4, 2, 1]
-    assert [count for _, count in batch.sizes] == [2, 2, 2, 2]  # eight steps, never fewer than two at once
+    # eight steps, never fewer than two at once
+    assert [count for _, count in batch.sizes] == [2, 2, 2, 2]
 
 
 def test_the_target_waits_until_every_text_wants_it() -> None:
@@ -93,7 +96,8 @@ def test_a_text_that_wants_nothing_may_begin_early() -> None:
     texts = batch.run([loop(1), loop(3), loop(3), loop(2), nothing, nothing, loop(1)])
     assert [one.result for one in texts] == [1, 3, 3, 2, 0, 0, 1]
     assert [one.latency_s for one in texts[4:6]] == [0.0, 0.0]
-    assert [count for kind, count in kinds(batch) if kind == "encode"] == [3, 2]  # the last began beside the fourth
+    # the last began beside the fourth
+    assert [count for kind, count in kinds(batch) if kind == "encode"] == [3, 2]
 
 
 def test_a_text_that_joins_is_encoded_at_once_however_many_others_wait() -> None:
@@ -127,7 +131,9 @@ def test_no_more_than_a_batch_decode_at_once() -> None:
 
 def test_results_come_in_the_order_of_the_texts_and_each_end_is_told() -> None:
     ended: list[int] = []
-    texts = Batch(2).run([lambda count=count: len(steps(count)()) for count in (3, 1, 0, 2)], ended.append)
+    texts = Batch(2).run(
+        [lambda count=count: len(steps(count)()) for count in (3, 1, 0, 2)], ended.append
+    )
     assert [one.result for one in texts] == [3, 1, 0, 2]
     assert sorted(ended) == [0, 1, 2, 3] and ended[0] == 1
 
@@ -174,7 +180,8 @@ def test_seconds_are_shared_out() -> None:
     texts = Batch(2).run([loop(2), loop(4), loop(2)])
     seconds = time.perf_counter() - started
     assert sum(one.share_s for one in texts) == pytest.approx(seconds, rel=0.05)
-    assert texts[1].share_s == pytest.approx(seconds / 2, rel=0.3)  # four steps, each shared with another text
+    # four steps, each shared with another text
+    assert texts[1].share_s == pytest.approx(seconds / 2, rel=0.3)
     assert texts[1].latency_s == pytest.approx(seconds, rel=0.3)
     assert texts[2].latency_s == pytest.approx(seconds / 2, rel=0.5)  # without its wait for a place
 
@@ -195,7 +202,8 @@ def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> N
 
     batch = Batch(2)
     texts = batch.run([loop(1), loop(9), loop(1), loop(1)])
-    assert [count for kind, count in batch.sizes if kind == "drafter's"] == [2, 2]  # the last text's ran early
+    # the last text's ran early
+    assert [count for kind, count in batch.sizes if kind == "drafter's"] == [2, 2]
     assert texts[3].latency_s >= 0.02
 
 

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from bild_lab.engine import batched as batch_room
-from bild_lab.engine.batched import QUIET_BATCH, bytes_of_text, quiet_batch, require_batches, require_room
+from bild_lab.engine.batched import (
+    QUIET_BATCH,
+    bytes_of_text,
+    quiet_batch,
+    require_batches,
+    require_room,
+)
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.errors import UserError
@@ -17,15 +23,23 @@ from tests.checkpoints import tiny_checkpoints
 from tests.policies import load
 
 
-def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoder = load(tiny_checkpoints(), "t5", "speculative", engine="native")
     requests = [decoder.request("w5 w6 w7 w8", 20), decoder.request("w5", 9)]
-    # keys and values of two models with 2 layers of 4 heads of width 8, for the longest prompt, answer and source; and
-    # as much again for a text whose encoder ran ahead
+    # keys and values of two models with 2 layers of 4 heads of width 8, for the longest prompt,
+    # answer and source; and as much again for a text whose encoder ran ahead
     each = 2 * 2 * (2 * 2 * 32 * (1 + 20 + SPARE_ROWS + 5) * 4)
     assert bytes_of_text(decoder.models, requests) == each
-    kernels = [SimpleNamespace(engine="kernels", checkpoint=one.checkpoint, dtype=one.dtype) for one in decoder.models]
-    others = [SimpleNamespace(engine="hf", checkpoint=one.checkpoint, dtype=one.dtype) for one in decoder.models]
+    kernels = [
+        SimpleNamespace(engine="kernels", checkpoint=one.checkpoint, dtype=one.dtype)
+        for one in decoder.models
+    ]
+    others = [
+        SimpleNamespace(engine="hf", checkpoint=one.checkpoint, dtype=one.dtype)
+        for one in decoder.models
+    ]
     assert bytes_of_text(kernels, requests) == each and bytes_of_text(others, requests) == 0
     monkeypatch.setattr(batch_room, "free_bytes", lambda device: 10 * each)
     require_room(decoder.models, requests, 9)
@@ -37,15 +51,24 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(monkeypa
         require_room(decoder.models, requests, 2)
     assert quiet_batch(decoder.method, decoder.models, requests) == 1
     together = SimpleNamespace(decode_together=list)
-    assert quiet_batch(together, others, requests) == QUIET_BATCH  # our own engines keep no caches for it
+    # our own engines keep no caches for it
+    assert quiet_batch(together, others, requests) == QUIET_BATCH
     assert bytes_of_text(decoder.models, []) == 0
 
 
 def test_a_batch_that_does_not_fit_is_told_in_gibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_room, "bytes_of_text", lambda models, requests: 3 * len(requests) * batch_room.GIB)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10 * batch_room.GIB, 80) if device is gpu else None)
+    monkeypatch.setattr(
+        batch_room, "bytes_of_text", lambda models, requests: 3 * len(requests) * batch_room.GIB
+    )
+    monkeypatch.setattr(
+        torch.cuda,
+        "mem_get_info",
+        lambda device: (10 * batch_room.GIB, 80) if device is gpu else None,
+    )
     gpu = SimpleNamespace(type="cuda")
-    message = "a batch of 4 texts needs 12.00 GiB for its caches, and 10.00 GiB are free; at most 3 fit"
+    message = (
+        "a batch of 4 texts needs 12.00 GiB for its caches, and 10.00 GiB are free; at most 3 fit"
+    )
     with pytest.raises(UserError, match=re.escape(message)):
         require_room([SimpleNamespace(device=gpu)], [None], 4)
 

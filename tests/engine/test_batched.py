@@ -1,4 +1,6 @@
-"""Texts decoded side by side are those decoded one by one, for every policy, and planted faults are noticed."""
+"""Texts decoded side by side are those decoded one by one, for every policy, and planted faults are
+noticed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def some(cases: Iterable[tuple], fast: set[tuple]) -> list:
     """These as fast tests, the others as slow ones."""
     marks = {"kernels": [needs_kernels]}
     return [
-        pytest.param(*case, marks=[*marks.get(case[-1], []), *([] if case in fast else [pytest.mark.slow])])
+        pytest.param(
+            *case, marks=[*marks.get(case[-1], []), *([] if case in fast else [pytest.mark.slow])]
+        )
         for case in cases
     ]
 
@@ -82,7 +86,11 @@ def requests_for(family: str, count: int, temperature: float) -> list[Request]:
     chance, made = random.Random(count), []
     for seed in range(count):
         words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, LONGEST))
-        source = Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
+        source = (
+            Source((PAD,), torch.tensor([[*words, END]]))
+            if family == "t5"
+            else Source((START, *words))
+        )
         ends = frozenset([END, *chance.sample(range(3, VOCABULARY), chance.randint(0, 1))])
         limits = Limits(len(source.prompt), chance.randint(1, LONGEST), ends)
         generator = torch.Generator().manual_seed(seed) if temperature else None
@@ -117,15 +125,20 @@ class Case:
         found = []
         for request in self.requests:
             trace = Trace()
-            found.append((self.method.decode(request, trace)[request.limits.prompt_length :], trace))
+            found.append(
+                (self.method.decode(request, trace)[request.limits.prompt_length :], trace)
+            )
         return found
 
     def together(self, size: int) -> list[BatchedText]:
         return decode_batch(self.method, self.requests, Batch(size))
 
 
-def differences(alone: Sequence[tuple[list[int], Trace]], together: Sequence[BatchedText]) -> set[str]:
-    """What differs: texts, tokens that were drafted or accepted, or the forwards that were counted, in any order.
+def differences(
+    alone: Sequence[tuple[list[int], Trace]], together: Sequence[BatchedText]
+) -> set[str]:
+    """What differs: texts, tokens that were drafted or accepted, or the forwards that were counted,
+    in any order.
 
     Alone, two threads of `ppd` note their forwards as they happen to come.
     """
@@ -144,17 +157,23 @@ def differences(alone: Sequence[tuple[list[int], Trace]], together: Sequence[Bat
 
 def counted(trace: Trace) -> Counter:
     """How often each kind of forward ran."""
-    return Counter(tuple({**vars(each), "config": id(each.config)}.items()) for each in trace.forwards)
+    return Counter(
+        tuple({**vars(each), "config": id(each.config)}.items()) for each in trace.forwards
+    )
 
 
 @pytest.mark.parametrize(("policy", "family", "engine"), some(on(ENGINES, POLICIES), FAST))
-def test_greedy_texts_and_drafts_are_those_of_batch_1(policy: str, family: str, engine: str) -> None:
+def test_greedy_texts_and_drafts_are_those_of_batch_1(
+    policy: str, family: str, engine: str
+) -> None:
     case = Case(policy, family, engine)
     assert differences(case.alone(), case.together(4)) == set()
 
 
 @pytest.mark.parametrize(("policy", "family", "engine"), some(on(ENGINES, SAMPLED), SOUND))
-def test_sampled_texts_and_drafts_are_those_of_batch_1(policy: str, family: str, engine: str) -> None:
+def test_sampled_texts_and_drafts_are_those_of_batch_1(
+    policy: str, family: str, engine: str
+) -> None:
     """Random numbers belong to the text, whoever is beside it."""
     case = Case(policy, family, engine, STOCHASTIC)
     assert differences(case.alone(), case.together(3)) == set()
@@ -167,7 +186,8 @@ def test_many_texts_in_batches_of_2_to_32_are_those_of_batch_1(
 ) -> None:
     if temperature and policy in GREEDY_ONLY:
         pytest.skip("it refuses to sample")
-    # PyTorch's products round by the number of rows, and among so many float32 texts a draft meets a tie
+    # PyTorch's products round by the number of rows, and among so many float32 texts a draft meets
+    # a tie
     dtype = torch.float64 if engine == "native" else torch.float32
     case = Case(policy, family, engine, temperature, count=40, dtype=dtype)
     alone = case.alone()
@@ -182,14 +202,20 @@ def test_the_kernels_are_exact_in_bfloat16_too(policy: str, family: str) -> None
     assert differences(case.alone(), case.together(5)) == set()
 
 
-@pytest.mark.parametrize(("family", "engine"), some(on(ENGINES, [("qwen3",), ("gemma3",)]), {("gemma3", "native")}))
+@pytest.mark.parametrize(
+    ("family", "engine"), some(on(ENGINES, [("qwen3",), ("gemma3",)]), {("gemma3", "native")})
+)
 def test_windowed_layers_are_exact(family: str, engine: str) -> None:
     case = Case("speculative", family, engine)
     assert differences(case.alone(), case.together(4)) == set()
 
 
-@pytest.mark.parametrize(("family", "engine"), some(on(ENGINES, [("t5",), ("llama",)]), {("llama", "kernels")}))
-def test_long_prompts_run_by_themselves_or_in_parts(family: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("family", "engine"), some(on(ENGINES, [("t5",), ("llama",)]), {("llama", "kernels")})
+)
+def test_long_prompts_run_by_themselves_or_in_parts(
+    family: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native_layers, "ALONE_ROWS" if engine == "native" else "LONG_PROMPT", 6)
     case = Case("speculative", family, engine)
     assert differences(case.alone(), case.together(4)) == set()
@@ -197,7 +223,9 @@ def test_long_prompts_run_by_themselves_or_in_parts(family: str, engine: str, mo
 
 def by_torch(change: Callable[[SideBySide], SideBySide]) -> Callable[[pytest.MonkeyPatch], None]:
     def plant(patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(native_layers, "side_by_side", lambda *arguments: change(side_by_side(*arguments)))
+        patch.setattr(
+            native_layers, "side_by_side", lambda *arguments: change(side_by_side(*arguments))
+        )
 
     return plant
 
@@ -226,8 +254,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize(("fault", "family"), some(product(FAULTS, FAMILIES), {(one, "llama") for one in FAULTS}))
-def test_planted_faults_change_texts(fault: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "family"), some(product(FAULTS, FAMILIES), {(one, "llama") for one in FAULTS})
+)
+def test_planted_faults_change_texts(
+    fault: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case("vanilla", family, "native")
     alone = case.alone()
     assert differences(alone, case.together(4)) == set()
@@ -236,12 +268,15 @@ def test_planted_faults_change_texts(fault: str, family: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param("native", marks=pytest.mark.slow), pytest.param("kernels", marks=needs_kernels)]
+    "engine",
+    [pytest.param("native", marks=pytest.mark.slow), pytest.param("kernels", marks=needs_kernels)],
 )
 def test_a_stale_length_of_the_drafter_keeps_the_texts_and_is_noticed(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its cache keeps a rejected row: the target corrects the drafts, which are accepted less often."""
+    """Its cache keeps a rejected row: the target corrects the drafts, which are accepted less
+    often.
+    """
     case = Case("speculative", "llama", engine)
     alone, drafter = case.alone(), case.models.draft
     rollback, length = CachedSession.rollback, CachedSession.length.fget
@@ -254,7 +289,9 @@ def test_a_stale_length_of_the_drafter_keeps_the_texts_and_is_noticed(
             self._cached, self.stale = self._cached + 1, 1
 
     monkeypatch.setattr(CachedSession, "rollback", stale)
-    monkeypatch.setattr(CachedSession, "length", property(lambda self: length(self) - vars(self).get("stale", 0)))
+    monkeypatch.setattr(
+        CachedSession, "length", property(lambda self: length(self) - vars(self).get("stale", 0))
+    )
     found = differences(alone, case.together(4))
     assert "drafts" in found and "texts" not in found
     accepted = sum(one.trace.accepted for one in case.together(4))
@@ -262,8 +299,12 @@ def test_a_stale_length_of_the_drafter_keeps_the_texts_and_is_noticed(
 
 
 @needs_kernels
-@pytest.mark.parametrize(("fault", "family"), some(product(FAULTS, FAMILIES), {(one, "t5") for one in FAULTS}))
-def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("fault", "family"), some(product(FAULTS, FAMILIES), {(one, "t5") for one in FAULTS})
+)
+def test_planted_faults_in_the_kernels_change_texts(
+    fault: str, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     case = Case("vanilla", family, "kernels")
     alone = case.alone()
     seen: list[TextRows] = []
@@ -275,14 +316,21 @@ def test_planted_faults_in_the_kernels_change_texts(fault: str, family: str, mon
         texts = [layers.text_rows(work.start, work.count, work.logits) for layers, work in works]
         longest = max(text.start for text in texts)
 
-        def changed(self: NativeLayers, start: int, count: int, scored: int = 1, tree: object = None) -> TextRows:
+        def changed(
+            self: NativeLayers, start: int, count: int, scored: int = 1, tree: object = None
+        ) -> TextRows:
             memory = (self.memory[0].keys, self.memory[0].values) if self.memory else None
             own = TextRows(count, start, self.cache, memory, scored, reserved=self.reserved)
             seen.append(own)
             if fault == "another text's cache":
                 return own._replace(cache=texts[len(seen) % len(texts)].cache)
-            if fault == "wrong positions":  # and it misses the row before it, whose child it should be
-                return own._replace(parents=torch.full((count + 1,), ROOT)) if 0 < start < longest else own
+            # and it misses the row before it, whose child it should be
+            if fault == "wrong positions":
+                return (
+                    own._replace(parents=torch.full((count + 1,), ROOT))
+                    if 0 < start < longest
+                    else own
+                )
             return own._replace(start=min(longest, self.cache.capacity - count))
 
         with pytest.MonkeyPatch.context() as patch:
@@ -300,7 +348,11 @@ def test_every_text_has_a_state_of_its_own_and_shares_models() -> None:
     one, other = (method.drafter.start(request, session) for _ in range(2))
     assert one._session is not other._session and one._window is not other._window
     one._window.observe(4, 4)
-    assert other._window.acceptance_rate == method.drafter._window.acceptance_rate < one._window.acceptance_rate
+    assert (
+        other._window.acceptance_rate
+        == method.drafter._window.acceptance_rate
+        < one._window.acceptance_rate
+    )
     assert one._model is other._model is method.drafter._model
 
 
@@ -319,7 +371,10 @@ def test_what_runs_one_text_at_a_time_says_why() -> None:
 @pytest.mark.parametrize("family", thinned(FAMILIES, 2))
 def test_generate_in_batches_gives_the_texts_of_vanilla(family: str) -> None:
     case, peer = Case("vanilla", family, "native"), Case("hf_generate", family, "native")
-    requests = [replace(one, limits=replace(one.limits, end_tokens=frozenset([END]))) for one in case.requests]
+    requests = [
+        replace(one, limits=replace(one.limits, end_tokens=frozenset([END])))
+        for one in case.requests
+    ]
     found = decode_batch(peer.method, requests, Batch(4))
     vanilla = decode_batch(case.method, requests, Batch(4))
     assert [one.token_ids for one in found] == [one.token_ids for one in vanilla]

@@ -1,4 +1,6 @@
-"""CALM beside a literal version of it that computes everything anew with the modules of Transformers."""
+"""CALM beside a literal version of it that computes everything anew with the modules of
+Transformers.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def decoded(
 
 def vanilla(module: PreTrainedModel, request: Request) -> tuple[list[int], Trace]:
     target = in_memory(module, "native")
-    return build_method(shipped("vanilla"), {"target": lambda: target}).decode(request, trace := Trace()), trace
+    return build_method(shipped("vanilla"), {"target": lambda: target}).decode(
+        request, trace := Trace()
+    ), trace
 
 
 def work_of(trace: Trace) -> tuple[int, int]:
@@ -79,7 +83,8 @@ def exits_of(trace: Trace) -> list[int | None]:
 
 @dataclass
 class Oracle:
-    """CALM as it is described: no cache; all rows go through all layers, and those that left stay what they were.
+    """CALM as it is described: no cache; all rows go through all layers, and those that left stay
+    what they were.
 
     exits: behind which layer each row left, by its place.
     """
@@ -103,15 +108,23 @@ class Oracle:
                 if source.encoder_ids is None:
                     out = self.module(input_ids=ids, use_cache=False)
                 else:
-                    out = self.module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False)
+                    out = self.module(
+                        input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False
+                    )
             self.exits += [DEPTH] * (len(tokens) - len(self.exits))
             tokens = limits.append(tokens, [int(out.logits[0, -1].argmax())])
         return tokens, self.exits[len(source.prompt) - 1 :]
 
     @contextmanager
     def _leaving(self, bar: float, count: int) -> Iterator[None]:
-        """Inside, every layer leaves rows alone that left before it, and the last row may leave behind it."""
-        layers = self.module.decoder.block if self.module.config.is_encoder_decoder else self.module.model.layers
+        """Inside, every layer leaves rows alone that left before it, and the last row may leave
+        behind it.
+        """
+        layers = (
+            self.module.decoder.block
+            if self.module.config.is_encoder_decoder
+            else self.module.model.layers
+        )
 
         def hook(number: int) -> Callable[..., object]:
             def leave(layer: object, args: tuple, kwargs: dict, out: object) -> object:
@@ -127,7 +140,10 @@ class Oracle:
 
             return leave
 
-        hooks = [layer.register_forward_hook(hook(i), with_kwargs=True) for i, layer in enumerate(layers, 1)]
+        hooks = [
+            layer.register_forward_hook(hook(i), with_kwargs=True)
+            for i, layer in enumerate(layers, 1)
+        ]
         try:
             yield
         finally:
@@ -137,7 +153,8 @@ class Oracle:
 
 def saturation(before: Tensor, after: Tensor) -> float:
     size = float(before.norm() * after.norm())
-    return min(1.0, float(before @ after) / size) if size else 0.0  # the padding token's embedding is zero
+    # the padding token's embedding is zero
+    return min(1.0, float(before @ after) / size) if size else 0.0
 
 
 def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
@@ -147,7 +164,13 @@ def response_of(module: PreTrainedModel) -> Callable[[Tensor, Tensor], float]:
     scale = module.config.d_model**-0.5 if t5 and module.config.scale_decoder_outputs else 1.0
 
     def response(before: Tensor, after: Tensor) -> float:
-        first, second = module.lm_head(norm(after) * scale).softmax(-1).sort(descending=True).values[:2].tolist()
+        first, second = (
+            module.lm_head(norm(after) * scale)
+            .softmax(-1)
+            .sort(descending=True)
+            .values[:2]
+            .tolist()
+        )
         return first - second
 
     return response
@@ -174,7 +197,12 @@ def test_tokens_and_exits_are_those_of_calm_without_a_cache(
     seen = set()
     for request in requests_of(family, 3):
         expected = Oracle(module, confidence, threshold, temperature).decode(request)
-        knobs = {"measure": measure, "threshold": threshold, "temperature": temperature, "engine": engine}
+        knobs = {
+            "measure": measure,
+            "threshold": threshold,
+            "temperature": temperature,
+            "engine": engine,
+        }
         tokens, trace = decoded(module, request, **knobs)
         assert (tokens, exits_of(trace)) == expected
         seen |= set(exits_of(trace))
@@ -184,7 +212,9 @@ def test_tokens_and_exits_are_those_of_calm_without_a_cache(
 
 @pytest.mark.parametrize("measure", ["hidden_state", "softmax"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_threshold_that_nothing_exceeds_leaves_the_targets_own_text(family: str, measure: str) -> None:
+def test_a_threshold_that_nothing_exceeds_leaves_the_targets_own_text(
+    family: str, measure: str
+) -> None:
     module = target_of(family)
     for request in requests_of(family, 3):
         tokens, trace = decoded(module, request, measure=measure, threshold=1, temperature=0)
@@ -196,14 +226,18 @@ def test_the_threshold_decays_from_the_first_position_to_the_length_limit() -> N
     assert decaying_threshold(0.9, 4, 0, 100) == pytest.approx(0.91)
     assert decaying_threshold(0.9, 4, 50, 100) == pytest.approx(0.81 + 0.1 * math.exp(-2))
     assert decaying_threshold(0.9, 4, 99, 100) == pytest.approx(0.81 + 0.1 * math.exp(-3.96))
-    assert [decaying_threshold(0.7, 0, position, 10) for position in (0, 9)] == [pytest.approx(0.73)] * 2
+    assert [decaying_threshold(0.7, 0, position, 10) for position in (0, 9)] == [
+        pytest.approx(0.73)
+    ] * 2
     assert decaying_threshold(1.0, 0, 5, 10) == 1.0
     assert decaying_threshold(2.0, 0, 5, 10) == 1.0  # clipped
     assert decaying_threshold(-1.0, 0, 5, 10) == 0.0
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_skipped_layers_are_filled_and_not_run(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_layers_are_filled_and_not_run(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = target_of(family)
     target = in_memory(module, "native")
     work: dict[str, list[tuple[int, int]]] = {"run": [], "fill": []}
@@ -240,7 +274,9 @@ def test_the_kernels_leave_in_one_call_where_the_loop_leaves(family: str) -> Non
         for threshold in (0.6, 0.9, 0.97):
             ours, theirs = Trace(), Trace()
             text = Calm(target, "hidden_state", threshold, 4).decode(request, ours)
-            assert text == Calm(target.step_by_step(), "hidden_state", threshold, 4).decode(request, theirs)
+            assert text == Calm(target.step_by_step(), "hidden_state", threshold, 4).decode(
+                request, theirs
+            )
             assert exits_of(ours) == exits_of(theirs)
             assert len(ours.forwards) < len(theirs.forwards)
             assert work_of(ours) == pytest.approx(work_of(theirs), rel=0.01)
@@ -269,15 +305,22 @@ def test_the_mean_exit_is_a_number_of_the_result() -> None:
 
 
 def test_a_stream_is_the_same_text_token_by_token() -> None:
-    method, request = Calm(in_memory(target_of("t5"), "native"), "softmax", 0.3, 4), requests_of("t5", 1)[0]
+    method, request = (
+        Calm(in_memory(target_of("t5"), "native"), "softmax", 0.3, 4),
+        requests_of("t5", 1)[0],
+    )
     text = method.decode(request, Trace())
-    assert list(method.stream(request, Trace())) == [[token] for token in text[request.limits.prompt_length :]]
+    assert list(method.stream(request, Trace())) == [
+        [token] for token in text[request.limits.prompt_length :]
+    ]
     assert not method.lossless(Sampling())
 
 
 def test_a_compiled_target_leaves_early_all_the_same(checkpoints: Path) -> None:
     texts = [
-        bild_lab.load(str(checkpoints / "t5"), policy="calm", threshold=0.5, dtype="float64", compile=each)
+        bild_lab.load(
+            str(checkpoints / "t5"), policy="calm", threshold=0.5, dtype="float64", compile=each
+        )
         .generate(PROMPT, 20)
         .token_ids
         for each in (False, True)

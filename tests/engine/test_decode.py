@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.engine.acceptance import ExactMatch, Overlap, RejectionSampling, ReleasedRollback, Rollback
+from bild_lab.engine.acceptance import (
+    ExactMatch,
+    Overlap,
+    RejectionSampling,
+    ReleasedRollback,
+    Rollback,
+)
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Tree, Verdict
 from bild_lab.engine.drafters import ModelDrafter, NoDraft, TargetFirstWindow
@@ -33,8 +39,12 @@ NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 
 
 @cache
-def random_modules(family: str, seed: int, noise: float) -> tuple[PreTrainedModel, PreTrainedModel, Source]:
-    """A target, a drafter that agrees with it now and then, and a prompt; float64, where nothing ties."""
+def random_modules(
+    family: str, seed: int, noise: float
+) -> tuple[PreTrainedModel, PreTrainedModel, Source]:
+    """A target, a drafter that agrees with it now and then, and a prompt; float64, where nothing
+    ties.
+    """
     make = tiny_t5 if family == "t5" else tiny_llama
     target = make(seed).double()
     draft = relative_of(target, seed + 1, noise).double()
@@ -44,7 +54,9 @@ def random_modules(family: str, seed: int, noise: float) -> tuple[PreTrainedMode
     return target, draft, source
 
 
-def random_pair(family: str, seed: int, noise: float = 0.2) -> tuple[ModuleModel, ModuleModel, Source]:
+def random_pair(
+    family: str, seed: int, noise: float = 0.2
+) -> tuple[ModuleModel, ModuleModel, Source]:
     """The modules of this family and seed as models, and their prompt."""
     target, draft, source = random_modules(family, seed, noise)
     return ModuleModel(target), ModuleModel(draft), source
@@ -71,7 +83,9 @@ def decode(
     return DraftThenVerify(target, drafter, accept, **options).decode(request, trace), trace
 
 
-def autoregressive(large: NextLogits, prompt: tuple[int, ...], done: Callable[[list[int]], bool]) -> list[int]:
+def autoregressive(
+    large: NextLogits, prompt: tuple[int, ...], done: Callable[[list[int]], bool]
+) -> list[int]:
     """Greedy decoding, one token a step, no cache."""
     y = list(prompt)
     while not done(y):
@@ -115,7 +129,9 @@ def algorithm_1(
     return y
 
 
-def finished(source: Source, max_new_tokens: int, end: frozenset[int]) -> Callable[[list[int]], bool]:
+def finished(
+    source: Source, max_new_tokens: int, end: frozenset[int]
+) -> Callable[[list[int]], bool]:
     start = len(source.prompt)
     return lambda y: len(y) - start >= max_new_tokens or (len(y) > start and y[-1] in end)
 
@@ -129,7 +145,9 @@ def an_end_token(tokens: list[int], prompt_length: int, where: int) -> frozenset
     return frozenset([tokens[min(prompt_length + where, len(tokens) - 1)]])
 
 
-@pytest.mark.parametrize(("verify_tail", "family"), thinned(itertools.product([True, False], FAMILIES), 3))
+@pytest.mark.parametrize(
+    ("verify_tail", "family"), thinned(itertools.product([True, False], FAMILIES), 3)
+)
 def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -> None:
     seen_rollback = seen_fallback = seen_full_window = False
     grid = itertools.product((0.0, 0.3, 0.6, 0.9), (0.4, 1.5, 4.0, math.inf), (1, 3, 10))
@@ -142,11 +160,24 @@ def test_bild_follows_algorithm_1_of_the_paper(family: str, verify_tail: bool) -
         free = autoregressive(large, source.prompt, finished(source, 24, NEVER))
         end = NEVER if seed % 2 else an_end_token(free, len(source.prompt), seed % 11)
         expected = algorithm_1(
-            small, large, source.prompt, finished(source, max_new_tokens, end), fallback, rollback, window, verify_tail
+            small,
+            large,
+            source.prompt,
+            finished(source, max_new_tokens, end),
+            fallback,
+            rollback,
+            window,
+            verify_tail,
         )
         drafter = ModelDrafter(draft, window, fallback)
         actual, trace = decode(
-            target, drafter, Rollback(rollback), source, max_new_tokens, end, verify_tail=verify_tail
+            target,
+            drafter,
+            Rollback(rollback),
+            source,
+            max_new_tokens,
+            end,
+            verify_tail=verify_tail,
         )
         assert actual == expected, (seed, fallback, rollback, window)
         seen_rollback |= trace.rollbacks > 0
@@ -164,9 +195,11 @@ def released_loop(
     rollback: float,
     window: int,
 ) -> tuple[list[int], int, int]:
-    """BiLD's released loop by its description, token by token, without any cache: `policy=bild_released`.
+    """BiLD's released loop by its description, token by token, without any cache:
+    `policy=bild_released`.
 
-    Also how often the large model ran, and how often it accepted a draft in spite of a token above the threshold.
+    Also how often the large model ran, and how often it accepted a draft in spite of a token above
+    the threshold.
     """
     y, judged, left = list(prompt), len(prompt), 0  # left: turns of the small model
     large_runs = overlooked = 0
@@ -177,7 +210,11 @@ def released_loop(
             continue
         large_runs += 1
         own = [large(y[:m]).log_softmax(-1) for m in range(judged, len(y) + 1)]
-        above = [m for m in range(judged, len(y)) if -own[m - judged][y[m]] > (5.0 if rollback == 0.0 else rollback)]
+        above = [
+            m
+            for m in range(judged, len(y))
+            if -own[m - judged][y[m]] > (5.0 if rollback == 0.0 else rollback)
+        ]
         if above and int(own[above[0] - judged].argmax()) != y[above[0]]:
             y, left = [*y[: above[0]], int(own[above[0] - judged].argmax())], 0
         else:
@@ -190,13 +227,23 @@ def test_bild_released_follows_the_authors_loop() -> None:
     overlooked, second_passes = 0, 0
     grid = itertools.product((0.0, 0.3, 0.9), (0.0, 0.4, 1.0, 4.0), (1, 3, 10))
     for seed, (fallback, rollback, window) in enumerate(grid):
-        table = 2 * torch.randn(2, 7, 7, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        table = 2 * torch.randn(
+            2, 7, 7, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+        )
         table[1] = table[0] + 0.7 * table[1]
         large, small = (lambda y, own=own: own[y[-2], y[-1]] for own in table)
-        source, end, most = Source((0, 1)), frozenset([2 if seed % 2 else VOCABULARY]), (24, 13)[seed % 3 == 0]
+        source, end, most = (
+            Source((0, 1)),
+            frozenset([2 if seed % 2 else VOCABULARY]),
+            (24, 13)[seed % 3 == 0],
+        )
         done = finished(source, most, end)
-        expected, runs, seen = released_loop(small, large, source.prompt, done, fallback, rollback, window)
-        drafter = ModelDrafter(StubModel(small), TargetFirstWindow(window), released_confidence(fallback))
+        expected, runs, seen = released_loop(
+            small, large, source.prompt, done, fallback, rollback, window
+        )
+        drafter = ModelDrafter(
+            StubModel(small), TargetFirstWindow(window), released_confidence(fallback)
+        )
         rule, options = ReleasedRollback(rollback), {"verify_tail": False}
         actual, trace = decode(StubModel(large), drafter, rule, source, most, end, **options)
         assert (actual, trace.target_calls) == (expected, runs), (seed, fallback, rollback, window)
@@ -209,9 +256,14 @@ def test_bild_released_follows_the_authors_loop() -> None:
 
 def test_bild_released_refuses_to_sample() -> None:
     model = StubModel(lambda _: torch.zeros(5))
-    method = DraftThenVerify(model, ModelDrafter(model, TargetFirstWindow(3)), ReleasedRollback(1.0))
+    method = DraftThenVerify(
+        model, ModelDrafter(model, TargetFirstWindow(3)), ReleasedRollback(1.0)
+    )
     request = Request(Source((0,)), Limits(1, 5), Sampling(1.0), torch.Generator().manual_seed(0))
-    with pytest.raises(UserError, match=r"greedily, got decoding.temperature=1.0; use decoding=greedy, or policy=bild"):
+    with pytest.raises(
+        UserError,
+        match=r"greedily, got decoding.temperature=1.0; use decoding=greedy, or policy=bild",
+    ):
         method.decode(request, Trace())
 
 
@@ -219,7 +271,9 @@ def test_bild_released_refuses_to_sample() -> None:
 def test_vanilla_decodes_greedily_with_one_forward_a_token(family: str) -> None:
     target, _, source = random_pair(family, 3)
     actual, trace = decode(target, NoDraft(target), ExactMatch(), source, 15)
-    assert actual == autoregressive(uncached(target.module, source), source.prompt, finished(source, 15, NEVER))
+    assert actual == autoregressive(
+        uncached(target.module, source), source.prompt, finished(source, 15, NEVER)
+    )
     assert trace.target_calls == 15
     assert target.fed == [len(source.prompt), *[1] * 14]
 
@@ -234,9 +288,14 @@ def test_no_model_computes_a_committed_token_twice(family: str) -> None:
     # every row the target ran was a committed token that needed its key, or a draft it rejected;
     # the last round commits one token that is never fed, and may accept drafts behind the limit
     assert sum(target.fed) - rejected <= len(tokens)
-    assert sum(target.fed) == len(source.prompt) + sum(len(each.drafted) + 1 for each in trace.rounds) - 1
+    assert (
+        sum(target.fed)
+        == len(source.prompt) + sum(len(each.drafted) + 1 for each in trace.rounds) - 1
+    )
     # the drafter runs a row once per call, and once more per token that the target chose for it
-    assert sum(draft.fed) <= len(source.prompt) - 1 + sum(each.draft_calls + 1 for each in trace.rounds)
+    assert sum(draft.fed) <= len(source.prompt) - 1 + sum(
+        each.draft_calls + 1 for each in trace.rounds
+    )
 
 
 class TreeDrafter(Drafter):
@@ -262,7 +321,9 @@ class TreeDrafter(Drafter):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_tree_drafts_give_the_same_text_in_fewer_rounds(family: str) -> None:
     target, _, source = random_pair(family, 4)
-    truth = autoregressive(uncached(target.module, source), source.prompt, finished(source, 24, NEVER))
+    truth = autoregressive(
+        uncached(target.module, source), source.prompt, finished(source, 24, NEVER)
+    )
     drafter = TreeDrafter(truth)
     actual, trace = decode(target, drafter, ExactMatch(), source, 24)
     assert actual == truth
@@ -271,7 +332,9 @@ def test_tree_drafts_give_the_same_text_in_fewer_rounds(family: str) -> None:
 
 
 def test_a_chain_only_rule_refuses_a_tree_drafter() -> None:
-    with pytest.raises(UserError, match=r"RejectionSampling accepts chains.*TreeDrafter drafts trees"):
+    with pytest.raises(
+        UserError, match=r"RejectionSampling accepts chains.*TreeDrafter drafts trees"
+    ):
         DraftThenVerify(StubModel(lambda _: torch.zeros(5)), TreeDrafter([]), RejectionSampling())
 
 
@@ -280,7 +343,10 @@ def test_a_rule_that_needs_what_the_drafter_does_not_give_is_refused() -> None:
         needs = frozenset({"own_probs"})
 
     model = StubModel(lambda _: torch.zeros(5))
-    with pytest.raises(UserError, match="Needy needs the own_probs of every draft, which NoDraft does not give here"):
+    with pytest.raises(
+        UserError,
+        match="Needy needs the own_probs of every draft, which NoDraft does not give here",
+    ):
         DraftThenVerify(model, NoDraft(model), Needy())
     with pytest.raises(UserError, match="verify_tail must be true or false, got 3"):
         DraftThenVerify(model, NoDraft(model), ExactMatch(), 3)
@@ -292,8 +358,16 @@ def test_a_method_is_what_its_parts_are() -> None:
     feeds = [DraftThenVerify(target, drafter, ExactMatch()).feeds for drafter in drafters]
     assert feeds == [Feed.ROWS, Feed.CHAINS, Feed.TREES]
     assert DraftThenVerify(target, drafters[0], ExactMatch()).engine == "stub"
-    kinds = [(ExactMatch(), True), (ExactMatch(), False), (Rollback(5.0), True), (Rollback(5.0), False)]
-    lossless = [DraftThenVerify(target, drafters[0], rule, tail).lossless(Sampling()) for rule, tail in kinds]
+    kinds = [
+        (ExactMatch(), True),
+        (ExactMatch(), False),
+        (Rollback(5.0), True),
+        (Rollback(5.0), False),
+    ]
+    lossless = [
+        DraftThenVerify(target, drafters[0], rule, tail).lossless(Sampling())
+        for rule, tail in kinds
+    ]
     assert lossless == [True, False, False, False]
 
 
@@ -310,7 +384,11 @@ class Noted(NoDraft):
         self.told.append(("start", request, target))
 
     def propose(self, tokens: list[int]) -> Draft:
-        return Draft(torch.tensor([tokens[-1]]), probes=torch.tensor([9]), shape=Tree(torch.tensor([-1, 0, 1])))
+        return Draft(
+            torch.tensor([tokens[-1]]),
+            probes=torch.tensor([9]),
+            shape=Tree(torch.tensor([-1, 0, 1])),
+        )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self.told.append((draft.token_list, scores.logits.shape[0], verdict.next_token))
@@ -318,7 +396,9 @@ class Noted(NoDraft):
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
-    """A rule that reads the round sees the committed tokens and all scores, but judges none of the probes."""
+    """A rule that reads the round sees the committed tokens and all scores, but judges none of the
+    probes.
+    """
     wanted, read, judged, started = [], [], [], []
 
     class Reading(ExactMatch):
@@ -339,7 +419,9 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
             return super().extend(rows, want)
 
     target = StubModel(copying(1))
-    target.start = lambda source, *rest: started.append(rest) or Session(target, list(source.prompt[:-1]))
+    target.start = lambda source, *rest: (
+        started.append(rest) or Session(target, list(source.prompt[:-1]))
+    )
     drafter, request = Noted(target), Request(Source((4, 5)), Limits(2, 3))
     method, trace = DraftThenVerify(target, drafter, Reading()), Trace()
     if streamed:
@@ -349,7 +431,9 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
     ((room, opening),) = started
     assert room == 3 and opening.forwards is trace.forwards
     assert [each[0] for each in drafter.told[:2]] == ["prepare", "start"]
-    assert drafter.told[0][1] is drafter.told[1][1] is request and isinstance(drafter.told[1][2], Session)
+    assert drafter.told[0][1] is drafter.told[1][1] is request and isinstance(
+        drafter.told[1][2], Session
+    )
     assert drafter.told[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
     assert read == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
     assert judged == [2] * 3
@@ -367,7 +451,9 @@ def test_drafts_keep_to_the_positions_that_are_left() -> None:
 
     target = StubModel(copying(1))
     request, trace = Request(Source((0,)), Limits(1, 7, positions=7)), Trace()
-    assert DraftThenVerify(target, Long(target), ExactMatch()).decode(request, trace) == list(range(8))
+    assert DraftThenVerify(target, Long(target), ExactMatch()).decode(request, trace) == list(
+        range(8)
+    )
     assert [len(each.drafted) for each in trace.rounds] == [5, 0] and max(target.fed) == 6
 
 
@@ -381,13 +467,17 @@ def test_what_is_drafted_behind_the_end_counts_nowhere(verify_tail: bool) -> Non
 
     target = StubModel(copying(1))
     ended = frozenset([3])
-    tokens, trace = decode(target, Blind(target), ExactMatch(), Source((0,)), 8, ended, verify_tail=verify_tail)
+    tokens, trace = decode(
+        target, Blind(target), ExactMatch(), Source((0,)), 8, ended, verify_tail=verify_tail
+    )
     assert tokens == [0, 1, 2, 3] and trace.drafted == trace.accepted == 3
 
 
 def copying(offset: int) -> NextLogits:
     """Always says the next number, or the one `offset` further."""
-    return lambda tokens: 9.0 * torch.nn.functional.one_hot(torch.tensor((tokens[-1] + offset) % 10), 10).double()
+    return lambda tokens: (
+        9.0 * torch.nn.functional.one_hot(torch.tensor((tokens[-1] + offset) % 10), 10).double()
+    )
 
 
 def test_an_unverified_tail_saves_the_last_target_call() -> None:
@@ -395,7 +485,9 @@ def test_an_unverified_tail_saves_the_last_target_call() -> None:
     for verify_tail in (True, False):
         target = StubModel(copying(1))
         drafter = ModelDrafter(StubModel(copying(1)), 4, 0.5)
-        tokens, trace = decode(target, drafter, Rollback(1.0), Source((0,)), 8, verify_tail=verify_tail)
+        tokens, trace = decode(
+            target, drafter, Rollback(1.0), Source((0,)), 8, verify_tail=verify_tail
+        )
         assert tokens == [0, 1, 2, 3, 4, 5, 6, 7, 8]
         calls[verify_tail] = trace.target_calls
     assert calls == {True: 2, False: 1}
@@ -412,17 +504,23 @@ def test_rounds_are_the_same_if_the_drafter_does_not_look_for_end_tokens(seed: i
         drafter = ModelDrafter(draft, 5)
         drafter.stop_on_eos = looks
         tokens, trace = decode(target, drafter, ExactMatch(), source, end=end)
-        found.append((tokens, [(each.drafted, each.accepted, each.next_token) for each in trace.rounds]))
+        found.append(
+            (tokens, [(each.drafted, each.accepted, each.next_token) for each in trace.rounds])
+        )
         forwards.append(trace.draft_calls)
     assert found[0] == found[1]
     assert forwards[0] <= forwards[1]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_alpha_is_the_overlap_of_both_models_at_every_token_of_the_targets_own_text(temperature: float) -> None:
+def test_alpha_is_the_overlap_of_both_models_at_every_token_of_the_targets_own_text(
+    temperature: float,
+) -> None:
     tables = torch.randn(2, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     large, small = (StubModel(lambda y, own=own: own[y[-1]]) for own in tables)
-    request = Request(Source((0,)), Limits(1, 60), Sampling(temperature), torch.Generator().manual_seed(1))
+    request = Request(
+        Source((0,)), Limits(1, 60), Sampling(temperature), torch.Generator().manual_seed(1)
+    )
     trace = Trace()
     text = DraftThenVerify(large, ModelDrafter(small, 2), Overlap()).decode(request, trace)
     if temperature:

@@ -1,4 +1,6 @@
-"""What a batch asks of a method, and what of it each text has for itself; the texts are those of numbers."""
+"""What a batch asks of a method, and what of it each text has for itself; the texts are those of
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def test_a_method_with_batches_of_its_own_gets_the_next_texts_when_all_have_ende
     assert method.texts == [[1, 2], [3, 4], [5]] and ended == [0, 1, 2, 3, 4]
     assert [one.token_ids for one in texts] == [[10], [20], [30], [40], [50]]
     assert texts[0].latency_s == texts[1].latency_s == 2 * texts[0].share_s >= 0.002
-    assert texts[4].latency_s == texts[4].share_s != texts[0].latency_s and texts[0].trace == Trace()
+    assert (
+        texts[4].latency_s == texts[4].share_s != texts[0].latency_s and texts[0].trace == Trace()
+    )
 
 
 def test_a_method_that_loses_a_text_is_an_error() -> None:

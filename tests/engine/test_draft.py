@@ -30,7 +30,12 @@ def test_the_rows_of_a_round_are_the_last_token_the_draft_and_its_probes() -> No
     probing = tree(probes=torch.tensor([99]), shape=shape)
     assert probing.under(9).tolist() == [9, 5, 6, 7, 8, 5, 99] and probing.tree is shape
     nothing = empty_draft(torch.device("cpu"))
-    assert (len(nothing), nothing.under(9).tolist(), nothing.depth, nothing.token_list) == (0, [9], 0, [])
+    assert (len(nothing), nothing.under(9).tolist(), nothing.depth, nothing.token_list) == (
+        0,
+        [9],
+        0,
+        [],
+    )
     assert nothing.tokens.dtype == torch.long
 
 
@@ -41,7 +46,8 @@ def test_depths_count_from_1_along_each_branch() -> None:
         5,
         [-1, 0, 1, 2, 3],
     )
-    assert tree(known_parents=(-1, 0, 1, 2, 3)).parent_list == [-1, 0, 1, 2, 3]  # not read from the device
+    # not read from the device
+    assert tree(known_parents=(-1, 0, 1, 2, 3)).parent_list == [-1, 0, 1, 2, 3]
     assert tree().parent_list == [-1, -1, 0, 0, 2]
 
 
@@ -50,7 +56,14 @@ def test_a_draft_is_cut_below_a_depth_with_all_that_belongs_to_its_nodes(depth: 
     # node 1 comes behind a branch that is cut
     parents = torch.tensor([-1, 0, 1, -1, 3])
     given = {"probs": PROBS, "own_probs": 2 * PROBS, "uniforms": PROBS[:, 0] / 10}
-    draft = Draft(TOKENS, parents=parents, shape=Tree(parents), known_parents=parents.tolist(), calls=4, **given)
+    draft = Draft(
+        TOKENS,
+        parents=parents,
+        shape=Tree(parents),
+        known_parents=parents.tolist(),
+        calls=4,
+        **given,
+    )
     cut = draft.within(depth)
     kept = [0, 3] if depth == 1 else [0, 1, 3, 4]
     assert cut.token_list == TOKENS[kept].tolist() and cut.calls == 4
@@ -60,20 +73,34 @@ def test_a_draft_is_cut_below_a_depth_with_all_that_belongs_to_its_nodes(depth: 
     assert cut.shape is None and cut.known_parents is None
     assert cut.tree.parents.tolist() == [-1, *(parent + 1 for parent in cut.parent_list)]
     chain = Draft(TOKENS, probs=PROBS).within(depth)
-    assert (chain.token_list, chain.parents, len(chain.probs)) == (TOKENS[:depth].tolist(), None, depth)
+    assert (chain.token_list, chain.parents, len(chain.probs)) == (
+        TOKENS[:depth].tolist(),
+        None,
+        depth,
+    )
     assert chain.uniforms is None
 
 
 def test_values_tokens_and_parents_come_to_the_host_together() -> None:
     draft = tree()
-    assert draft.to_host(torch.tensor([0.5, 2.0]), torch.tensor([True, False, True])) == [[0.5, 2.0], [1.0, 0.0, 1.0]]
-    assert (draft.__dict__["token_list"], draft.__dict__["parent_list"]) == ([5, 6, 7, 8, 5], [-1, -1, 0, 0, 2])
+    assert draft.to_host(torch.tensor([0.5, 2.0]), torch.tensor([True, False, True])) == [
+        [0.5, 2.0],
+        [1.0, 0.0, 1.0],
+    ]
+    assert (draft.__dict__["token_list"], draft.__dict__["parent_list"]) == (
+        [5, 6, 7, 8, 5],
+        [-1, -1, 0, 0, 2],
+    )
     assert all(type(token) is int for token in draft.token_list)
     assert draft.to_host(torch.tensor([2**53 - 1])) == [[2**53 - 1]]  # again, without the tokens
     known = tree(known_parents=[-1, -1, 0, 0, 2])
     assert known.to_host(torch.tensor([1.0])) == [[1.0]] and "parent_list" not in known.__dict__
     chain = Draft(TOKENS)
-    assert chain.to_host() == [] and "parent_list" not in chain.__dict__ and chain.token_list == TOKENS.tolist()
+    assert (
+        chain.to_host() == []
+        and "parent_list" not in chain.__dict__
+        and chain.token_list == TOKENS.tolist()
+    )
 
 
 def test_ancestors_are_the_same_by_both_ways() -> None:
@@ -86,5 +113,9 @@ def test_ancestors_are_the_same_by_both_ways() -> None:
                 expected[row, above] = True
                 above = parents[above]
         held = torch.tensor(parents, dtype=torch.long)
-        assert torch.equal(ancestors(held), expected) and torch.equal(ancestors_by_doubling(held), expected)
-        assert Tree(held).depths.tolist() == (expected.sum(-1) - 1).tolist() and len(Tree(held)) == len(parents)
+        assert torch.equal(ancestors(held), expected) and torch.equal(
+            ancestors_by_doubling(held), expected
+        )
+        assert Tree(held).depths.tolist() == (expected.sum(-1) - 1).tolist() and len(
+            Tree(held)
+        ) == len(parents)

@@ -1,4 +1,6 @@
-"""A drafter with a part of the head: its own distribution among these tokens, on every engine, and exact sampling."""
+"""A drafter with a part of the head: its own distribution among these tokens, on every engine, and
+exact sampling.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +60,15 @@ def test_a_mask_keeps_these_scores_and_a_row_without_any_of_them() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", CASES)
-def test_scores_are_those_of_the_whole_head_and_the_forwards_say_how_many(family: str, engine: str) -> None:
+def test_scores_are_those_of_the_whole_head_and_the_forwards_say_how_many(
+    family: str, engine: str
+) -> None:
     model, source = model_of(family, engine)
     narrow, tokens = begun(model, source), [source.prompt[-1], 7, 30]
     ours, whole = narrow.extend(tokens).logits, model.start(source, 40).extend(tokens).logits
-    torch.testing.assert_close(ours[:, TOKENS], whole[:, TOKENS], rtol=0, atol=0 if engine == "kernels" else 1e-5)
+    torch.testing.assert_close(
+        ours[:, TOKENS], whole[:, TOKENS], rtol=0, atol=0 if engine == "kernels" else 1e-5
+    )
     assert ours.shape == whole.shape and bool((ours[:, OTHERS] == LESS).all())
     assert narrow.forwards[-1].vocabulary == (None if engine == "hf" else len(TOKENS))
 
@@ -70,14 +76,27 @@ def test_scores_are_those_of_the_whole_head_and_the_forwards_say_how_many(family
 @needs_kernels
 @pytest.mark.parametrize("bits", [None, 8, 4])
 @pytest.mark.parametrize("family", CASES)
-def test_the_kernels_draft_the_tokens_and_the_distributions_of_a_mask(family: str, bits: int | None) -> None:
+def test_the_kernels_draft_the_tokens_and_the_distributions_of_a_mask(
+    family: str, bits: int | None
+) -> None:
     model, source = model_of(family, "kernels", bits)
     feed, ends = [source.prompt[-1], 11, 30], frozenset([END])
-    narrow, whole = (each.extend(feed).logits[:, TOKENS] for each in (begun(model, source), model.start(source, 40)))
-    assert torch.equal(narrow, whole) and model.packed.head.type == {None: 0, 8: 8, 4: 2}[bits]  # of GGML
+    narrow, whole = (
+        each.extend(feed).logits[:, TOKENS]
+        for each in (begun(model, source), model.start(source, 40))
+    )
+    # of GGML
+    assert torch.equal(narrow, whole) and model.packed.head.type == {None: 0, 8: 8, 4: 2}[bits]
     uniforms = torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for sampling, threshold in ((Sampling(), None), (WARM, None), (Sampling(), 0.12)):
-        chain = Chain(7, ends, threshold, sampling.temperature, None if sampling.greedy else uniforms, keeps_probs=True)
+        chain = Chain(
+            7,
+            ends,
+            threshold,
+            sampling.temperature,
+            None if sampling.greedy else uniforms,
+            keeps_probs=True,
+        )
         by_program, by_steps = (begun(model, source) for _ in range(2))
         one, other = by_program.draft(feed, chain), draft_chain(by_steps, feed, chain, sampling)
         assert list(one.tokens) == list(other.tokens) and {*one.tokens} <= {*TOKENS}
@@ -88,8 +107,15 @@ def test_the_kernels_draft_the_tokens_and_the_distributions_of_a_mask(family: st
             torch.testing.assert_close(one.probs, other.probs, atol=1e-6, rtol=1e-5)
         assert by_program.forwards == by_steps.forwards
     growth = Growth(nodes=9, depth=4, width=3, children=2, end_tokens=ends)
-    one, other = begun(model, source).grow(feed, growth), grow(begun(model, source), feed, growth, Sampling())
-    assert (one.tokens, one.parents, one.forwards[1:]) == (other.tokens, other.parents, other.forwards[1:])
+    one, other = (
+        begun(model, source).grow(feed, growth),
+        grow(begun(model, source), feed, growth, Sampling()),
+    )
+    assert (one.tokens, one.parents, one.forwards[1:]) == (
+        other.tokens,
+        other.parents,
+        other.forwards[1:],
+    )
     assert {*one.tokens} <= {*TOKENS} and len(one.tokens) > 4
 
 
@@ -106,15 +132,20 @@ def sampled_exactly(monkeypatch: pytest.MonkeyPatch) -> list[Trace]:
     return [trace for several in traces.values() for trace in several]
 
 
-def test_sampled_text_is_the_targets_though_the_drafter_lacks_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_text_is_the_targets_though_the_drafter_lacks_a_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rounds = [each for trace in sampled_exactly(monkeypatch) for each in trace.rounds]
     assert {token for each in rounds for token in each.drafted} == {0, 2}
 
 
-def test_a_distribution_that_is_not_normalized_anew_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_distribution_that_is_not_normalized_anew_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def not_normalized(session: NarrowSession, rows: list[int], chain: Chain) -> DraftedChain:
         drafted = draft_chain(session, rows, chain, Sampling(temperature=1.0))
-        return replace(drafted, probs=drafted.probs / 2)  # what the whole head gives them, as the other token has 1/2
+        # what the whole head gives them, as the other token has 1/2
+        return replace(drafted, probs=drafted.probs / 2)
 
     monkeypatch.setattr(NarrowSession, "draft", not_normalized)
     with pytest.raises(AssertionError):
@@ -124,50 +155,86 @@ def test_a_distribution_that_is_not_normalized_anew_is_noticed(monkeypatch: pyte
 def certificates(draft: LoadedModel, vocabulary: DraftVocabulary) -> set[tuple[str, str | None]]:
     """Verdicts and what found a defect, of sampled texts."""
     target, found = in_memory(TINY["llama"](0), "kernels"), set()
-    method = DraftThenVerify(target, ModelDrafter(draft, 3, vocabulary=vocabulary), SpeculativeSampling())
+    method = DraftThenVerify(
+        target, ModelDrafter(draft, 3, vocabulary=vocabulary), SpeculativeSampling()
+    )
     for seed in range(4):
         limits = Limits(3, 12, frozenset([END]))
-        first, again = (Request(Source((2, 5, 9)), limits, WARM, torch.Generator().manual_seed(seed)) for _ in "12")
+        first, again = (
+            Request(Source((2, 5, 9)), limits, WARM, torch.Generator().manual_seed(seed))
+            for _ in "12"
+        )
         one = certify_sampled(method, target, again, method.decode(first, Trace())[3:])
         found.add((one.verdict, one.check))
     return found
 
 
 @needs_kernels
-def test_certificates_find_every_context_exact_and_planted_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_find_every_context_exact_and_planted_faults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     draft = in_memory(relative_of(TINY["llama"](0), 5, 0.2), "kernels")
     assert certificates(draft, DraftVocabulary(TOKENS)) == {(EXACT, None)}
     off_by_one = DraftVocabulary(TOKENS)
     shifted = off_by_one.tokens.roll(1)
-    draft.packed._model_for(off_by_one).tokens = shifted.data_ptr()  # the rows of the head lie as before
+    # the rows of the head lie as before
+    draft.packed._model_for(off_by_one).tokens = shifted.data_ptr()
     assert (DEFECT, DRAWS) in certificates(draft, off_by_one)
     widened = DraftVocabulary.widened
-    not_normalized = lambda own, part, width, others: widened(own, part * (others or 0.7), width, others)  # noqa: E731
+
+    def not_normalized(
+        own: DraftVocabulary, part: torch.Tensor, width: int, others: float
+    ) -> torch.Tensor:
+        return widened(own, part * (others or 0.7), width, others)
+
     monkeypatch.setattr(DraftVocabulary, "widened", not_normalized)
-    monkeypatch.setattr(DraftVocabulary, "masked", lambda own, logits: logits.index_fill(1, torch.tensor(OTHERS), LESS))
+    monkeypatch.setattr(
+        DraftVocabulary,
+        "masked",
+        lambda own, logits: logits.index_fill(1, torch.tensor(OTHERS), LESS),
+    )
     assert (DEFECT, OUTPUT) in certificates(draft, DraftVocabulary(TOKENS))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", CASES)
-def test_greedy_texts_are_the_targets_and_a_record_gives_the_same_rounds(family: str, engine: str) -> None:
+def test_greedy_texts_are_the_targets_and_a_record_gives_the_same_rounds(
+    family: str, engine: str
+) -> None:
     source = CASES[family][2]
-    live = [in_memory(make, engine) for make in (TINY[family](0), relative_of(TINY[family](0), 3, 0.2))]
+    live = [
+        in_memory(make, engine) for make in (TINY[family](0), relative_of(TINY[family](0), 3, 0.2))
+    ]
     request = Request(source, Limits(len(source.prompt), 12, frozenset([END])))
-    expected = DraftThenVerify(live[0], NoDraft(live[0]), SpeculativeSampling()).decode(request, Trace())
+    expected = DraftThenVerify(live[0], NoDraft(live[0]), SpeculativeSampling()).decode(
+        request, Trace()
+    )
     drafters = {
-        "chain": lambda large, small: ModelDrafter(small, 4, 0.2, vocabulary=DraftVocabulary(TOKENS)),
-        "tree": lambda large, small: ModelTreeDrafter(small, 6, 3, 2, 2, vocabulary=DraftVocabulary(TOKENS)),
-        "view": lambda large, small: ModelDrafter(EarlyExit(large, 1), 3, vocabulary=DraftVocabulary(TOKENS)),
+        "chain": lambda large, small: ModelDrafter(
+            small, 4, 0.2, vocabulary=DraftVocabulary(TOKENS)
+        ),
+        "tree": lambda large, small: ModelTreeDrafter(
+            small, 6, 3, 2, 2, vocabulary=DraftVocabulary(TOKENS)
+        ),
+        "view": lambda large, small: ModelDrafter(
+            EarlyExit(large, 1), 3, vocabulary=DraftVocabulary(TOKENS)
+        ),
     }
     for name, made in drafters.items():
         rounds = []
         for models in (live, [RecordedModel(each) for each in live]):
-            method, trace = DraftThenVerify(models[0], made(*models), SpeculativeSampling()), Trace()
+            method, trace = (
+                DraftThenVerify(models[0], made(*models), SpeculativeSampling()),
+                Trace(),
+            )
             assert method.decode(request, trace) == expected, name
             rounds.append([(each.drafted, each.accepted) for each in trace.rounds])
-            assert {one.vocabulary for one in trace.forwards} == ({None} if engine == "hf" else {None, len(TOKENS)})
-        assert rounds[0] == rounds[1] and {token for drafted, _ in rounds[0] for token in drafted} <= {*TOKENS}
+            assert {one.vocabulary for one in trace.forwards} == (
+                {None} if engine == "hf" else {None, len(TOKENS)}
+            )
+        assert rounds[0] == rounds[1] and {
+            token for drafted, _ in rounds[0] for token in drafted
+        } <= {*TOKENS}
 
 
 def test_a_view_has_no_distribution_of_its_own_and_another_vocabulary_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""Free memory is that of the container, whichever version of control groups limits it, not the host's."""
+"""Free memory is that of the container, whichever version of control groups limits it, not the
+host's.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,17 @@ def write_group(folder: Path, files: MemoryFiles, limit: int | str, used: int, c
     folder.mkdir(parents=True, exist_ok=True)
     (folder / files.limit).write_text(f"{limit}\n")
     (folder / files.used).write_text(f"{used}\n")
-    lines = {"anon": used - cached, "active_file": cached // 4, "inactive_file": cached - cached // 4, "shmem": 7}
-    text = "".join(f"{prefix}{name} {value}\n" for prefix in {files.prefix, ""} for name, value in lines.items())
+    lines = {
+        "anon": used - cached,
+        "active_file": cached // 4,
+        "inactive_file": cached - cached // 4,
+        "shmem": 7,
+    }
+    text = "".join(
+        f"{prefix}{name} {value}\n"
+        for prefix in {files.prefix, ""}
+        for name, value in lines.items()
+    )
     (folder / "memory.stat").write_text(text)
 
 
@@ -32,7 +43,11 @@ def free(folder: Path, membership: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("files", "mount", "line"),
-    [(V2, "", "0::/jobs/mine\n"), (V2, "unified", "0::/jobs/mine\n"), (V1, "memory", "4:cpu,memory:/jobs/mine\n")],
+    [
+        (V2, "", "0::/jobs/mine\n"),
+        (V2, "unified", "0::/jobs/mine\n"),
+        (V1, "memory", "4:cpu,memory:/jobs/mine\n"),
+    ],
     ids=["v2", "v2 beside v1", "v1"],
 )
 def test_what_is_free_is_the_limit_less_what_cannot_be_reclaimed(
@@ -50,7 +65,9 @@ def test_inside_a_container_the_topmost_group_that_is_seen_counts(tmp_path: Path
     assert free(tmp_path, "0::/\n") == free(tmp_path, "0::/docker/abc\n") == [400 * MIB]
 
 
-def test_without_a_limit_the_machine_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_limit_the_machine_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_group(tmp_path, V2, "max", 100 * MIB, 0)
     assert free(tmp_path, "0::/\n") == free(tmp_path, "1:cpu:/\n") == []
     assert list(free_in_groups(tmp_path, tmp_path / "none")) == []

@@ -1,4 +1,6 @@
-"""What a checkpoint says about generation: the same processors for target and drafter, the text of `generate`."""
+"""What a checkpoint says about generation: the same processors for target and drafter, the text of
+`generate`.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,33 @@ CHAINS = (
 )
 COMMON = {"eos_token_id": END, "pad_token_id": PAD, "decoder_start_token_id": START}
 SAID = {
-    "bart": {"forced_bos_token_id": 0, "forced_eos_token_id": END, "no_repeat_ngram_size": 2, "min_length": 9},
-    "mbart": {"forced_bos_token_id": FIRST, "suppress_tokens": [4, 6, 30], "begin_suppress_tokens": [12]},
-    "m2m_100": {"forced_bos_token_id": FIRST, "bad_words_ids": [[7], [22, 9]], "repetition_penalty": 1.4},
+    "bart": {
+        "forced_bos_token_id": 0,
+        "forced_eos_token_id": END,
+        "no_repeat_ngram_size": 2,
+        "min_length": 9,
+    },
+    "mbart": {
+        "forced_bos_token_id": FIRST,
+        "suppress_tokens": [4, 6, 30],
+        "begin_suppress_tokens": [12],
+    },
+    "m2m_100": {
+        "forced_bos_token_id": FIRST,
+        "bad_words_ids": [[7], [22, 9]],
+        "repetition_penalty": 1.4,
+    },
     "nllb-moe": {"forced_bos_token_id": FIRST, "min_new_tokens": 8, "repetition_penalty": 0.7},
-    "marian": {"forced_eos_token_id": END, "bad_words_ids": [[PAD]], "encoder_no_repeat_ngram_size": 1},
-    "llama": {"min_new_tokens": 10, "repetition_penalty": 1.3, "exponential_decay_length_penalty": (4, 1.2)},
+    "marian": {
+        "forced_eos_token_id": END,
+        "bad_words_ids": [[PAD]],
+        "encoder_no_repeat_ngram_size": 1,
+    },
+    "llama": {
+        "min_new_tokens": 10,
+        "repetition_penalty": 1.3,
+        "exponential_decay_length_penalty": (4, 1.2),
+    },
 }
 SUPPRESSED = [END, 9, 14]
 LISTED = [
@@ -59,12 +82,16 @@ def texts_of(decoder: Decoder, **sampling: Any) -> list[list[int]]:
     return [decoder.generate(prompt, NEW, **sampling).token_ids for prompt in PROMPTS]
 
 
-def texts_of_generate(module: PreTrainedModel, said: GenerationConfig, **options: Any) -> list[list[int]]:
+def texts_of_generate(
+    module: PreTrainedModel, said: GenerationConfig, **options: Any
+) -> list[list[int]]:
     found = []
     for prompt in PROMPTS:
         ids = torch.tensor([prompt])
         module.generation_config = copy.deepcopy(said)
-        out = module.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, **options)
+        out = module.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False, **options
+        )
         found.append(out[0, 1 if module.config.is_encoder_decoder else len(prompt) :].tolist())
     return found
 
@@ -81,7 +108,9 @@ def compare_with_generate(name: str, policies: Sequence[str]) -> None:
     for policy in policies:
         for processors, texts in (("checkpoint", expected), ("none", without)):
             module.generation_config = copy.deepcopy(said)
-            decoder = load(target, draft, shipped(policy), second_draft=second, processors=processors)
+            decoder = load(
+                target, draft, shipped(policy), second_draft=second, processors=processors
+            )
             assert texts_of(decoder) == texts, (policy, processors)
 
 
@@ -110,13 +139,17 @@ def test_every_policy_of_chains_follows_every_checkpoint(name: str) -> None:
 def texts_with_list(checkpoints: Path, family: str) -> list[list[int]]:
     vanilla = load_tiny(checkpoints, family, "vanilla", processors=LISTED)
     module, said = vanilla.target.transformers.module, vanilla.target.checkpoint.generation
-    texts = texts_of_generate(module, said, logits_processor=LogitsProcessorList(vanilla.processors.own))
+    texts = texts_of_generate(
+        module, said, logits_processor=LogitsProcessorList(vanilla.processors.own)
+    )
     assert texts != texts_of_generate(module, said)
     return texts
 
 
 def cases(lossless: bool) -> list[Any]:
-    """All policies that can run; those on T5 are slow tests, but for a few that feed sessions in other ways."""
+    """All policies that can run; those on T5 are slow tests, but for a few that feed sessions in
+    other ways.
+    """
     runnable = [each for each in RUNNABLE if is_lossless(each[0]) == lossless]
     fast = ("speculative_tree", "ppd", "prompt_lookup", "calm")
     slow = [family == "t5" and policy not in fast for policy, family in runnable]
@@ -125,13 +158,17 @@ def cases(lossless: bool) -> list[Any]:
 
 
 @pytest.mark.parametrize(("policy", "family"), cases(lossless=True))
-def test_every_lossless_policy_follows_a_list_as_generate_does(checkpoints: Path, policy: str, family: str) -> None:
+def test_every_lossless_policy_follows_a_list_as_generate_does(
+    checkpoints: Path, policy: str, family: str
+) -> None:
     decoder = load_tiny(checkpoints, family, policy, processors=LISTED)
     assert texts_of(decoder) == texts_with_list(checkpoints, family)
 
 
 @pytest.mark.parametrize(("policy", "family"), cases(lossless=False))
-def test_no_lossy_policy_writes_what_a_list_rules_out(checkpoints: Path, policy: str, family: str) -> None:
+def test_no_lossy_policy_writes_what_a_list_rules_out(
+    checkpoints: Path, policy: str, family: str
+) -> None:
     decoder = load_tiny(checkpoints, family, policy, processors=LISTED)
     for text in texts_of(decoder):
         pairs = list(pairwise(text))
@@ -146,7 +183,10 @@ def test_no_lossy_policy_writes_what_a_list_rules_out(checkpoints: Path, policy:
 def test_a_drafter_that_is_the_target_is_never_corrected(
     checkpoints: Path, policy: str, engine: str, temperature: float
 ) -> None:
-    """Only if both pass through the same processors. A tree is made of certain tokens, and so is right if greedy."""
+    """Only if both pass through the same processors.
+
+    A tree is made of certain tokens, and so is right if greedy.
+    """
     if engine == "kernels" and why_no_kernels(torch.device("cpu"), torch.float32) is not None:
         pytest.skip("no compiler for the CPU kernels")
     own = str(checkpoints / "llama")

@@ -18,8 +18,28 @@ def test_room_is_what_may_still_be_emitted() -> None:
 
 
 def test_a_text_ends_at_its_length_or_behind_an_end_token_of_its_own() -> None:
-    texts = ([7, 7], [7, 1], [7, 7, 1], [7, 7, 3], [7, 7, 1, 7], [7, 1, 7], [7] * 5, [7] * 6, [7] * 7)
-    assert [LIMITS.reached(text) for text in texts] == [False, False, True, True, False, False, False, True, True]
+    texts = (
+        [7, 7],
+        [7, 1],
+        [7, 7, 1],
+        [7, 7, 3],
+        [7, 7, 1, 7],
+        [7, 1, 7],
+        [7] * 5,
+        [7] * 6,
+        [7] * 7,
+    )
+    assert [LIMITS.reached(text) for text in texts] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_new_tokens_are_cut_behind_the_first_end_token_and_at_the_length() -> None:

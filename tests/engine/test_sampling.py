@@ -55,7 +55,9 @@ def test_temperature_divides_the_logits() -> None:
 @pytest.mark.parametrize("kept", [1, 2, 3, 4, 5])
 def test_top_k_keeps_the_most_likely_tokens(kept: int) -> None:
     left = torch.where(torch.arange(4) < kept, P, 0)
-    torch.testing.assert_close(Sampling(temperature=1.0, top_k=kept).probs(P.log()[None])[0], left / left.sum())
+    torch.testing.assert_close(
+        Sampling(temperature=1.0, top_k=kept).probs(P.log()[None])[0], left / left.sum()
+    )
 
 
 def test_a_top_p_of_1_keeps_what_float32_cannot_add() -> None:
@@ -63,7 +65,9 @@ def test_a_top_p_of_1_keeps_what_float32_cannot_add() -> None:
     assert (probs > 0).all()
 
 
-@pytest.mark.parametrize(("top_p", "kept"), [(0.4, 1), (0.5, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)])
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.4, 1), (0.5, 1), (0.51, 2), (0.79, 2), (0.81, 3), (0.96, 4), (1.0, 4)]
+)
 def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -> None:
     probs = Sampling(temperature=1.0, top_p=top_p).probs(P.log()[None])[0]
     assert int((probs > 0).sum()) == kept
@@ -71,7 +75,14 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it(top_p: float, kept: int) -
 
 
 @pytest.mark.parametrize(
-    "values", [{"temperature": -1.0}, {"temperature": math.inf}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}]
+    "values",
+    [
+        {"temperature": -1.0},
+        {"temperature": math.inf},
+        {"top_k": 0},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+    ],
 )
 def test_sampling_out_of_range_is_refused(values: dict) -> None:
     with pytest.raises(UserError, match=rf"decoding.{next(iter(values))} must"):
@@ -80,7 +91,9 @@ def test_sampling_out_of_range_is_refused(values: dict) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-38, 1e-320, 5e-324, 0.9e-5, 1.1e5, 1e39, 1e300])
 def test_a_temperature_that_logits_cannot_be_divided_by_is_refused(temperature: float) -> None:
-    with pytest.raises(UserError, match=r"decoding.temperature must lie in \[1e-05, 100000\] or be 0, .* set 0 for"):
+    with pytest.raises(
+        UserError, match=r"decoding.temperature must lie in \[1e-05, 100000\] or be 0, .* set 0 for"
+    ):
         Sampling(temperature)
     with pytest.raises(UserError, match=r"align.temperature must lie in"):
         Teaching(temperature=temperature)
@@ -97,7 +110,10 @@ def test_whatever_is_kept_is_a_distribution_with_the_most_likely_token(
     torch.testing.assert_close(probs.sum(-1), torch.ones(2))
     assert (probs >= 0).all() and probs[0, 0] > 0 and probs[1, 1] > 0
     if temperature == COOLEST or top_k == 1 or (top_p is not None and top_p < 0.1):
-        assert probs.argmax(-1).tolist() == logits.argmax(-1).tolist() and (probs.amax(-1) > 1 - 1e-6).all()
+        assert (
+            probs.argmax(-1).tolist() == logits.argmax(-1).tolist()
+            and (probs.amax(-1) > 1 - 1e-6).all()
+        )
 
 
 def test_a_token_without_probability_is_never_picked() -> None:
@@ -105,7 +121,8 @@ def test_a_token_without_probability_is_never_picked() -> None:
     assert pick(probs, torch.tensor([0.0, 0.0])).tolist() == [1, 0]
     assert pick(probs, torch.tensor([0.5, 0.25])).tolist() == [3, 1]
     assert pick(probs, torch.tensor([0.999, 0.999])).tolist() == [3, 1]
-    assert pick(2 * probs, torch.tensor([0.5, 0.25])).tolist() == [3, 1]  # shares of the sum, which rounding moves
+    # shares of the sum, which rounding moves
+    assert pick(2 * probs, torch.tensor([0.5, 0.25])).tolist() == [3, 1]
     assert pick(P[None], torch.tensor([1.0])).tolist() == [3]  # what rounds up to 1 is the last
 
 
@@ -115,20 +132,27 @@ def test_rollback_keeps_tokens_before_the_first_disagreement() -> None:
     verdict = Rollback(1.0)(draft, logits, GREEDY)
     assert verdict.path == (0,)
     assert verdict.next_token == 2
-    assert list(verdict.stats["distance"]) == pytest.approx([-math.log(0.9), -math.log(0.2), -math.log(0.98)])
+    assert list(verdict.stats["distance"]) == pytest.approx(
+        [-math.log(0.9), -math.log(0.2), -math.log(0.98)]
+    )
 
 
 def test_rollback_judges_at_temperature_1_whatever_the_tokens_are_drawn_at() -> None:
     logits = log_rows([0.25, 0.75], [0.5, 0.5])
-    request = Request(Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0))
-    verdict = Rollback(1.3)(Draft(torch.tensor([0])), logits, request)  # at temperature 4 the distance is 0.84
+    request = Request(
+        Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0)
+    )
+    # at temperature 4 the distance is 0.84
+    verdict = Rollback(1.3)(Draft(torch.tensor([0])), logits, request)
     assert verdict.stats["distance"] == pytest.approx([-math.log(0.25)]) and verdict.path == ()
 
 
 def test_a_drafter_is_as_sure_as_at_temperature_1_whatever_the_tokens_are_drawn_at() -> None:
     model = StubModel(lambda _: P.log())
     drafter = ModelDrafter(model, 3, 0.45)
-    request = Request(Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0))
+    request = Request(
+        Source((0,)), Limits(1, 9), Sampling(temperature=4.0), torch.Generator().manual_seed(0)
+    )
     drafter = drafter.start(request, SESSION)
     draft = drafter.propose([0])
     assert (len(draft), draft.stats["fallback"]) == (3, False)
@@ -139,12 +163,16 @@ def test_a_distance_equal_to_the_threshold_stands() -> None:
     logits = log_rows([0.5, 0.5], [0.5, 0.5])
     threshold = float(-logits[0].log_softmax(-1)[1])
     assert Rollback(threshold)(Draft(torch.tensor([1])), logits, GREEDY).path == (0,)
-    assert Rollback(math.nextafter(threshold, 0))(Draft(torch.tensor([1])), logits, GREEDY).path == ()
+    assert (
+        Rollback(math.nextafter(threshold, 0))(Draft(torch.tensor([1])), logits, GREEDY).path == ()
+    )
 
 
 def test_rollback_keeps_the_most_likely_branch_of_a_tree() -> None:
     """Siblings 0 and 1 behind the root, both near enough; behind 1 none is."""
-    logits = log_rows([0.4, 0.6, 0.0], [0.9, 0.1, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+    logits = log_rows(
+        [0.4, 0.6, 0.0], [0.9, 0.1, 0.0], [0.1, 0.2, 0.7], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]
+    )
     draft = Draft(torch.tensor([0, 1, 0, 1]), torch.tensor([-1, -1, 0, 1]))
     verdict = Rollback(1.0)(draft, logits, GREEDY)
     assert (verdict.path, verdict.next_token) == ((1,), 2)
@@ -154,7 +182,9 @@ def test_rollback_keeps_the_most_likely_branch_of_a_tree() -> None:
 
 def test_an_infinite_threshold_never_rolls_back() -> None:
     logits = log_rows([1.0, 0.0], [0.0, 1.0])
-    assert Rollback(math.inf)(Draft(torch.tensor([1])), logits, GREEDY) == Verdict((0,), 1, {"distance": (math.inf,)})
+    assert Rollback(math.inf)(Draft(torch.tensor([1])), logits, GREEDY) == Verdict(
+        (0,), 1, {"distance": (math.inf,)}
+    )
 
 
 def test_thresholds_of_certainty_and_of_nothing_are_allowed() -> None:

@@ -1,4 +1,6 @@
-"""The closed forms of speculative decoding against simulation, against our acceptance rule and against the paper."""
+"""The closed forms of speculative decoding against simulation, against our acceptance rule and
+against the paper.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def simulated_tokens(acceptance_rate: float, window: int) -> float:
 
 def distributions(n: int, vocab: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
     """p and q that overlap, but not everywhere: [n, vocab] each."""
-    logits = torch.randn(2, n, vocab, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = torch.randn(
+        2, n, vocab, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     p, q = (2 * logits).softmax(-1)
     return p, (p + q) / 2
 
@@ -50,9 +54,12 @@ def test_walltime_and_operations_are_those_of_a_simulated_clock(
     acceptance_rate: float, window: int, cost_ratio: float
 ) -> None:
     tokens = simulated_tokens(acceptance_rate, window)
-    round_s = window * cost_ratio + 1.0  # drafter steps one by one, all verified in the time of one token
+    # drafter steps one by one, all verified in the time of one token
+    round_s = window * cost_ratio + 1.0
     round_operations = window * cost_ratio + (window + 1)
-    assert walltime_improvement(acceptance_rate, window, cost_ratio) == pytest.approx(tokens / round_s, rel=0.006)
+    assert walltime_improvement(acceptance_rate, window, cost_ratio) == pytest.approx(
+        tokens / round_s, rel=0.006
+    )
     assert operations_increase(acceptance_rate, window, cost_ratio) == pytest.approx(
         round_operations / tokens, rel=0.006
     )
@@ -70,10 +77,13 @@ def test_our_rule_emits_as_many_tokens_per_call_as_theory_predicts_from_p_and_q(
     window, rounds = 3, 4000
     generator = torch.Generator().manual_seed(0)
     request = Request(Source((0,)), Limits(1, 1), Sampling(temperature=1.0), generator)
-    drafted = torch.multinomial(q.expand(rounds, -1), window, replacement=True, generator=generator)  # [rounds, window]
+    # [rounds, window]
+    drafted = torch.multinomial(q.expand(rounds, -1), window, replacement=True, generator=generator)
     logits, probs = p.log().expand(window + 1, -1), q.expand(window, -1)
     rule = SpeculativeSampling()
-    emitted = [len(rule(Draft(tokens, probs=probs), logits, request).path) + 1 for tokens in drafted]
+    emitted = [
+        len(rule(Draft(tokens, probs=probs), logits, request).path) + 1 for tokens in drafted
+    ]
     predicted = expected_tokens(float(p.minimum(q).sum()), window)  # Corollary 3.6
     assert sum(emitted) / rounds == pytest.approx(predicted, abs=0.06)  # three standard errors
 
@@ -89,7 +99,9 @@ def test_our_rule_emits_as_many_tokens_per_call_as_theory_predicts_from_p_and_q(
         (0.9, 10, 1.60, 6.86),
     ],
 )
-def test_table_1_of_the_paper(acceptance_rate: float, window: int, operations: float, speed: float) -> None:
+def test_table_1_of_the_paper(
+    acceptance_rate: float, window: int, operations: float, speed: float
+) -> None:
     assert round(operations_increase(acceptance_rate, window, 0.0), 2) == operations
     assert round(walltime_improvement(acceptance_rate, window, 0.0), 2) == speed
 
@@ -99,13 +111,17 @@ def test_the_speed_of_a_bigram_drafter_in_the_paper() -> None:
 
 
 def test_the_speeds_of_lenient_argmax_decoding_in_the_paper() -> None:
-    speeds = [walltime_improvement(acceptance_rate, 8, 0.015) for acceptance_rate in (0.75, 0.75, 0.8, 0.87)]
+    speeds = [
+        walltime_improvement(acceptance_rate, 8, 0.015)
+        for acceptance_rate in (0.75, 0.75, 0.8, 0.87)
+    ]
     assert [round(speed, 1) for speed in speeds] == [3.3, 3.3, 3.9, 4.9]  # §A.5
 
 
 def test_an_oracle_is_up_to_60_percent_faster_than_a_fixed_window() -> None:
     gains = [
-        oracle_improvement(rate, cost) / walltime_improvement(rate, optimal_window(rate, cost), cost)
+        oracle_improvement(rate, cost)
+        / walltime_improvement(rate, optimal_window(rate, cost), cost)
         for rate in np.linspace(0.5, 0.98, 49).tolist()
         for cost in (0.01, 0.02, 0.05, 0.1)
     ]
@@ -124,7 +140,8 @@ def test_no_window_is_faster_than_the_optimal_one(cost_ratio: float) -> None:
 
 def test_drafting_pays_only_above_the_cost_ratio() -> None:
     assert [optimal_window(rate, 0.3) for rate in (0.0, 0.29)] == [0, 0]
-    assert {optimal_window(rate, rate) for rate in np.linspace(0, 1, 201).tolist()} == {0}  # whatever the rounding
+    # whatever the rounding
+    assert {optimal_window(rate, rate) for rate in np.linspace(0, 1, 201).tolist()} == {0}
     assert optimal_window(0.31, 0.3) == 1
     assert optimal_window(0.8, 0.05) == 8
     assert optimal_window(1.0, 0.3, most=7) == 7 and optimal_window(1.0, 0.3, most=0) == 0

@@ -1,4 +1,6 @@
-"""A stop string ends a text with the token that completes it, whatever wrote it and however it was decoded."""
+"""A stop string ends a text with the token that completes it, whatever wrote it and however it was
+decoded.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ from bild_lab.engine.batched import decode_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.drafters import ModelDrafter
-from bild_lab.engine.hf_generation import HuggingFaceAssisted, HuggingFaceGenerate, HuggingFacePromptLookup
+from bild_lab.engine.hf_generation import (
+    HuggingFaceAssisted,
+    HuggingFaceGenerate,
+    HuggingFacePromptLookup,
+)
 from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
@@ -32,7 +38,24 @@ from bild_lab.lab.decoding.load import build_method, load_model
 from tests.policies import shipped
 from tests.tiny import START, VOCABULARY, WORDS, tiny_tokenizer
 
-SYLLABLES = ["lo", "re", "m i", "psum", " do", "lor", ".", " .", "\n", "\n\n", "Q:", " Q", "é", "你", " n't", "  "]
+SYLLABLES = [
+    "lo",
+    "re",
+    "m i",
+    "psum",
+    " do",
+    "lor",
+    ".",
+    " .",
+    "\n",
+    "\n\n",
+    "Q:",
+    " Q",
+    "é",
+    "你",
+    " n't",
+    "  ",
+]
 
 
 def byte_level() -> PreTrainedTokenizerFast:
@@ -61,8 +84,15 @@ def sentence_piece() -> PreTrainedTokenizerFast:
         "n't",
         "▁n",
     ]
-    tokenizer = Tokenizer(models.BPE({piece: place for place, piece in enumerate(pieces)}, [], unk_token="<unk>"))
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    tokenizer = Tokenizer(
+        models.BPE({piece: place for place, piece in enumerate(pieces)}, [], unk_token="<unk>")
+    )
+    steps = [
+        decoders.Replace("▁", " "),
+        decoders.ByteFallback(),
+        decoders.Fuse(),
+        decoders.Strip(" ", 1, 0),
+    ]
     tokenizer.decoder = decoders.Sequence(steps)
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>")
 
@@ -70,10 +100,15 @@ def sentence_piece() -> PreTrainedTokenizerFast:
 def word_piece() -> PreTrainedTokenizerFast:
     """Whole words and their ends, with spaces before punctuation removed, as BERT's."""
     pieces = ["[UNK]", "[SEP]", "lo", "##re", "##m", "q", ".", ",", "'", "s", "n't", "?"]
-    tokenizer = Tokenizer(models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer = Tokenizer(
+        models.WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     tokenizer.decoder = decoders.WordPiece()
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, unk_token="[UNK]", sep_token="[SEP]", clean_up_tokenization_spaces=True
+        tokenizer_object=tokenizer,
+        unk_token="[UNK]",
+        sep_token="[SEP]",
+        clean_up_tokenization_spaces=True,
     )
 
 
@@ -92,7 +127,9 @@ def checkpoint_of(tokenizer: PreTrainedTokenizerFast) -> Checkpoint:
 
 
 def random_text(tokenizer: PreTrainedTokenizerFast, name: str, chance: random.Random) -> list[int]:
-    """Tokens of the vocabulary, some of them those that write words and characters of several bytes."""
+    """Tokens of the vocabulary, some of them those that write words and characters of several
+    bytes.
+    """
     if name in ("bytes", "SentencePiece"):
         text = "".join(chance.choices(SYLLABLES, k=30))
         named = text.encode() if name == "SentencePiece" else None
@@ -113,9 +150,14 @@ def test_the_last_tokens_decide_as_the_whole_text_would(name: str) -> None:
         start = chance.randrange(max(1, len(whole) - 8))
         strings = (whole[start : start + chance.randint(1, 7)] or "x", "never there")
         written = [checkpoint.continuation(tokens[: place + 1]) for place in range(len(tokens))]
-        end = next((place for place, text in enumerate(written) if any(stop in text for stop in strings)), None)
+        end = next(
+            (place for place, text in enumerate(written) if any(stop in text for stop in strings)),
+            None,
+        )
         stop = StopStrings(strings, checkpoint)
-        found = next((place for place in range(len(tokens)) if stop.completed(tokens[: place + 1])), None)
+        found = next(
+            (place for place in range(len(tokens)) if stop.completed(tokens[: place + 1])), None
+        )
         assert found == end, (strings, tokens)
         stopped += end is not None and end > 20
     assert stopped > 5
@@ -125,7 +167,9 @@ def test_only_a_tail_is_decoded() -> None:
     tokenizer = byte_level()
     checkpoint, lengths = checkpoint_of(tokenizer), []
     decode = tokenizer.decode
-    tokenizer.decode = lambda tokens, **options: lengths.append(len(tokens)) or decode(tokens, **options)
+    tokenizer.decode = lambda tokens, **options: (
+        lengths.append(len(tokens)) or decode(tokens, **options)
+    )
     stop, tokens = StopStrings(("never",), checkpoint), tokenizer.encode("lorem ipsum dolor " * 60)
     assert not stop.completed(tokens) and len(tokens) > 800
     assert max(lengths) < 60
@@ -141,11 +185,19 @@ def test_a_text_ends_before_the_first_of_the_strings() -> None:
 def test_limits_cut_a_draft_behind_the_token_that_completes_a_stop_string() -> None:
     checkpoint = checkpoint_of(tiny_tokenizer(False))  # writes "w5 w6 w7"
     limits = Limits(2, 9, frozenset([1]), stop=StopStrings(("5 w6",), checkpoint))
-    assert limits.append([2, 5], [4, 5, 6, 7]) == [2, 5, 4, 5, 6]  # the prompt's w5 is no part of the text
+    # the prompt's w5 is no part of the text
+    assert limits.append([2, 5], [4, 5, 6, 7]) == [2, 5, 4, 5, 6]
     assert limits.append([2, 5], [6, 7]) == [2, 5, 6, 7]
-    assert limits.reached([2, 5, 4, 5, 6]) and limits.ended([2, 5, 4, 5, 6]) and not limits.reached([2, 5, 4, 5])
+    assert (
+        limits.reached([2, 5, 4, 5, 6])
+        and limits.ended([2, 5, 4, 5, 6])
+        and not limits.reached([2, 5, 4, 5])
+    )
     assert limits.append([2, 5, 4, 5], [6, 7]) == [2, 5, 4, 5, 6]
-    assert limits.tokens_until_stop([2, 5, 4, 5, 6], 3) == 2 and limits.tokens_until_stop([2, 5, 4], 3) is None
+    assert (
+        limits.tokens_until_stop([2, 5, 4, 5, 6], 3) == 2
+        and limits.tokens_until_stop([2, 5, 4], 3) is None
+    )
 
 
 def with_special(*pieces: str) -> Checkpoint:
@@ -160,11 +212,14 @@ def test_a_stop_string_that_names_a_special_token_ends_a_text_with_that_token() 
     stop = StopStrings(("<turn>", "w7"), checkpoint)
     assert stop.completed([5, 40]) and stop.completed([7]) and not stop.completed([5, 6])
     assert Limits(1, 99, stop=stop).append([2], [5, 40, 6]) == [2, 5, 40]
-    assert "<s>" in checkpoint.unwritten and "w3" not in checkpoint.unwritten  # which stands for unknown text
+    # which stands for unknown text
+    assert "<s>" in checkpoint.unwritten and "w3" not in checkpoint.unwritten
 
 
 def test_a_stop_string_with_a_special_token_in_it_is_refused() -> None:
-    with pytest.raises(UserError, match=r"got '\\n<turn>', and no text shows the special token <turn>"):
+    with pytest.raises(
+        UserError, match=r"got '\\n<turn>', and no text shows the special token <turn>"
+    ):
         StopStrings(("w7", "\n<turn>"), with_special("<turn>"))
 
 
@@ -183,17 +238,29 @@ def test_what_was_drafted_behind_a_stop_string_does_not_count() -> None:
 
 def models_for(folder: Path) -> dict[str, LoadedModel]:
     places = {"target": str(folder), "draft": f"{folder}-draft"}
-    return {name: load_model(place, None, "cpu", torch.float32, "native") for name, place in places.items()}
+    return {
+        name: load_model(place, None, "cpu", torch.float32, "native")
+        for name, place in places.items()
+    }
 
 
 def method_of(folder: Path, policy: str) -> Method:
-    return build_method(shipped(policy), {name: partial(models_for(folder).get, name) for name in ("target", "draft")})
+    return build_method(
+        shipped(policy),
+        {name: partial(models_for(folder).get, name) for name in ("target", "draft")},
+    )
 
 
 @lru_cache(maxsize=2)
 def with_stops(folder: Path) -> list[Request]:
-    """Requests whose texts hold a stop string that lies in two words, somewhere behind their beginning."""
-    checkpoint, vanilla, found = checkpoint_of(tiny_tokenizer(False)), method_of(folder, "vanilla"), []
+    """Requests whose texts hold a stop string that lies in two words, somewhere behind their
+    beginning.
+    """
+    checkpoint, vanilla, found = (
+        checkpoint_of(tiny_tokenizer(False)),
+        method_of(folder, "vanilla"),
+        [],
+    )
     chance = random.Random(6)
     while len(found) < 6:
         words = chance.choices(range(3, VOCABULARY), k=chance.randint(2, 9))
@@ -214,20 +281,29 @@ def texts_of(method: Method, requests: list[Request]) -> list[list[int]]:
 
 
 LONGEST = 24
-POLICIES = "speculative speculative_tree prompt_lookup suffix token_recycling lookahead block_verification ppd".split()
+POLICIES = (
+    "speculative speculative_tree prompt_lookup suffix token_recycling lookahead"
+    " block_verification ppd".split()
+)
 
 
 def test_lossless_policies_end_where_vanilla_ends_alone_and_in_batches(checkpoints: Path) -> None:
     folder = checkpoints / "llama"
     requests = with_stops(folder)
     wanted = texts_of(method_of(folder, "vanilla"), requests)
-    shorter = [len(text) - one.limits.prompt_length < LONGEST for one, text in zip(requests, wanted, strict=True)]
+    shorter = [
+        len(text) - one.limits.prompt_length < LONGEST
+        for one, text in zip(requests, wanted, strict=True)
+    ]
     assert sum(shorter) > 4
     for policy in POLICIES:
         method = method_of(folder, policy)
         assert texts_of(method, requests) == wanted, policy
         together = decode_batch(method, requests, Batch(3))
-        assert [[*one.source.prompt, *text.token_ids] for one, text in zip(requests, together, strict=True)] == wanted
+        assert [
+            [*one.source.prompt, *text.token_ids]
+            for one, text in zip(requests, together, strict=True)
+        ] == wanted
 
 
 def test_generate_of_transformers_ends_where_vanilla_ends(checkpoints: Path) -> None:
@@ -251,13 +327,18 @@ def test_generate_runs_no_further_than_the_stop_string(checkpoints: Path) -> Non
         HuggingFaceGenerate(target).decode_together(with_stops(folder))
     finally:
         hook.remove()
-    lengths = [len(text) - one.limits.prompt_length for one, text in zip(with_stops(folder), texts, strict=True)]
+    lengths = [
+        len(text) - one.limits.prompt_length
+        for one, text in zip(with_stops(folder), texts, strict=True)
+    ]
     assert alone == sum(lengths) < 6 * LONGEST
     assert len(ran) - alone == max(lengths)
 
 
 @pytest.mark.parametrize("verify_tail", [True, False])
-def test_the_last_round_of_a_text_counts_no_draft_behind_its_stop_string(checkpoints: Path, verify_tail: bool) -> None:
+def test_the_last_round_of_a_text_counts_no_draft_behind_its_stop_string(
+    checkpoints: Path, verify_tail: bool
+) -> None:
     folder, in_drafts = checkpoints / "llama", 0
     models = models_for(folder)
     drafter = ModelDrafter(models["target"], 5)  # all that it drafts is accepted

@@ -11,7 +11,9 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.trace import StageTrace, Trace
 
 
-def test_every_span_keeps_its_start_and_end_since_decoding_began(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_span_keeps_its_start_and_end_since_decoding_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = iter([100.5, 102.0, 103.0, 107.0, 107.0, 107.25])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     trace = StageTrace(started=100.0)
@@ -35,7 +37,8 @@ END = frozenset({1})
 def test_drafted_tokens_behind_an_end_token_do_not_count() -> None:
     trace = Trace()
     draft = Draft(torch.tensor([4, 1, 6, 7]), calls=4)
-    trace.step(draft, Verdict((0, 1, 2), 9, {"distance": (0.1, 0.2, 0.3, 0.4)}), END)  # 7 was rejected, behind the end
+    # 7 was rejected, behind the end
+    trace.step(draft, Verdict((0, 1, 2), 9, {"distance": (0.1, 0.2, 0.3, 0.4)}), END)
     trace.step(draft, Verdict((0,), 9), END)
     trace.step(draft, None, END)
     assert [(each.drafted, each.accepted, each.next_token) for each in trace.rounds] == [
@@ -54,13 +57,18 @@ def test_a_branch_that_ends_the_text_is_accepted_as_a_whole() -> None:
     draft = Draft(torch.tensor([4, 1, 6, 7]), parents=torch.tensor([-1, 0, 1, 2]))
     trace.step(draft, Verdict((0, 1, 2), 9), END)
     trace.step(draft, Verdict((0,), 9), END)
-    assert [(each.accepted, each.depth, each.next_token) for each in trace.rounds] == [(2, 2, 6), (1, 4, 9)]
+    assert [(each.accepted, each.depth, each.next_token) for each in trace.rounds] == [
+        (2, 2, 6),
+        (1, 4, 9),
+    ]
     assert trace.rollbacks == 1
 
 
 def test_a_tree_counts_every_node_and_may_go_on_behind_an_end_token() -> None:
     trace = Trace()
-    tree = Draft(torch.tensor([1, 5, 6]), parents=torch.tensor([-1, -1, 1]), calls=2, stats={"width": 2})
+    tree = Draft(
+        torch.tensor([1, 5, 6]), parents=torch.tensor([-1, -1, 1]), calls=2, stats={"width": 2}
+    )
     trace.step(tree, Verdict((1,), 9, {"distance": (0.1, 0.2, 0.3), "entropy": 0.5}), END)
     (one,) = trace.rounds
     assert (one.drafted, one.accepted, one.depth, one.next_token) == ((1, 5, 6), 1, 2, 9)
@@ -73,6 +81,7 @@ def test_a_trace_adds_its_rounds_up() -> None:
     chain = Draft(torch.tensor([4, 5, 6]), calls=3, stats={"fallback": True})
     trace.step(chain, Verdict((0, 1), 9))  # the third token was replaced
     trace.step(chain, Verdict((0, 1, 2), 9))
-    trace.step(Draft(torch.tensor([4]), calls=2, stats={"fallback": False}), None)  # the text ended unverified
+    # the text ended unverified
+    trace.step(Draft(torch.tensor([4]), calls=2, stats={"fallback": False}), None)
     assert (trace.target_calls, trace.draft_calls, trace.drafted, trace.accepted) == (2, 8, 7, 6)
     assert (trace.fallbacks, trace.rollbacks) == (2, 1)

@@ -1,1 +1,3 @@
-"""Sweeps that are killed, starved, interrupted and run at once, for real: what was finished stays."""
+"""Sweeps that are killed, starved, interrupted and run at once, for real: what was finished
+stays.
+"""

@@ -36,7 +36,9 @@ class KillAfter:
 
 @dataclass(frozen=True)
 class KillAtCall:
-    """kill -9 at the n-th call of os.NAME, just before it or just after; target: only calls that write this name."""
+    """kill -9 at the n-th call of os.NAME, just before it or just after; target: only calls that
+    write this name.
+    """
 
     name: str
     after: bool = False

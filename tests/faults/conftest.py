@@ -51,7 +51,9 @@ class Ground:
 
     def start(self, *words: str, fault: Callable[[], None] | None = None) -> Started:
         log = self.folder / f"log-{len(list(self.folder.glob('log-*')))}"
-        process = self.server.Process(target=child.main, args=([*self.base, *words], self.folder, log, fault))
+        process = self.server.Process(
+            target=child.main, args=([*self.base, *words], self.folder, log, fault)
+        )
         process.start()
         return Started(process, log)
 
@@ -61,13 +63,18 @@ class Ground:
         return {file.parent.name: file.read_bytes() for file in files}
 
     def require_whole(self, points: int, before: dict[str, bytes]) -> None:
-        """So many points, once each, those from before untouched; a table and a report of all of them."""
+        """So many points, once each, those from before untouched; a table and a report of all of
+        them.
+        """
         now = self.finished()
         assert {name: now.get(name) for name in before} == before
         assert len(now) == points and not [name for name in now if "." in name]
         for folder in (self.sweep.points / name for name in now):
             assert sorted(file.name for file in folder.iterdir()) == POINT_FILES
-            assert [json.loads(line)["id"] for line in (folder / "examples.jsonl").read_text().splitlines()]
+            assert [
+                json.loads(line)["id"]
+                for line in (folder / "examples.jsonl").read_text().splitlines()
+            ]
         assert sorted(pd.read_csv(self.sweep.folder / "sweep.csv")["point"]) == sorted(now)
         assert (self.sweep.folder / "report.html").read_text().rstrip().endswith("</html>")
 
@@ -82,6 +89,15 @@ def server() -> Any:
 
 @pytest.fixture
 def ground(tmp_path: Path, checkpoints: Path, data: Path, server: Any) -> Ground:
-    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
-    words += [f"dataset.path={data}", "decoding.max_new_tokens=8", "measure.repeats=1", "measure.warmup=1"]
+    words = [
+        f"pair.target={checkpoints / 't5'}",
+        f"pair.draft={checkpoints / 't5-draft'}",
+        "dataset=multi30k",
+    ]
+    words += [
+        f"dataset.path={data}",
+        "decoding.max_new_tokens=8",
+        "measure.repeats=1",
+        "measure.warmup=1",
+    ]
     return Ground(tmp_path, [*words, "runtime.threads=1", "name=tested"], server)

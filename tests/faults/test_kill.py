@@ -1,4 +1,6 @@
-"""kill -9, wherever it strikes, and two sweeps at once: what was finished stays, and the same command runs the rest."""
+"""kill -9, wherever it strikes, and two sweeps at once: what was finished stays, and the same
+command runs the rest.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,12 @@ def killed_and_resumed(ground: Ground, fault: Callable[[], None]) -> int:
     return len(kept)
 
 
-def test_a_sweep_killed_in_the_write_of_its_second_point_loses_that_point_alone(ground: Ground) -> None:
+def test_a_sweep_killed_in_the_write_of_its_second_point_loses_that_point_alone(
+    ground: Ground,
+) -> None:
     assert killed_and_resumed(ground, KillHalfWritten("result.json", nth=2)) == 1
-    assert len(list(ground.sweep.points.glob(".*"))) == 1  # what the killed write left, which nobody reads
+    # what the killed write left, which nobody reads
+    assert len(list(ground.sweep.points.glob(".*"))) == 1
 
 
 @pytest.mark.parametrize(("after", "finished"), [(False, 1), (True, 2)])
@@ -37,7 +42,9 @@ def test_publishing_a_point_is_one_step(ground: Ground, after: bool, finished: i
 
 
 @pytest.mark.parametrize(("target", "after"), [("sweep.csv", False), ("pareto.png", True)])
-def test_a_sweep_killed_in_its_report_has_all_points(ground: Ground, target: str, after: bool) -> None:
+def test_a_sweep_killed_in_its_report_has_all_points(
+    ground: Ground, target: str, after: bool
+) -> None:
     assert killed_and_resumed(ground, KillAtCall("replace", after, target=target)) == 4
 
 

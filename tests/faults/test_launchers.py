@@ -1,4 +1,6 @@
-"""`hydra/launcher=joblib`, `submitit_local`, and a Slurm of one node: workers' results, one report, flagged timings."""
+"""`hydra/launcher=joblib`, `submitit_local`, and a Slurm of one node: workers' results, one report,
+flagged timings.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +23,26 @@ SCRIPT = Path(run.__file__)
 SWEEP = ("-m", "policy=bild", "policy.fallback=0.2,0.4,0.6")
 JOBLIB = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
 SUBMITIT = ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=10")
-SLURM = ("hydra/launcher=submitit_slurm", "hydra.launcher.partition=tested", "hydra.launcher.cpus_per_task=1")
+SLURM = (
+    "hydra/launcher=submitit_slurm",
+    "hydra.launcher.partition=tested",
+    "hydra.launcher.cpus_per_task=1",
+)
 CLUSTER = Path(__file__).with_name("slurm.sh")
 
 pytestmark = pytest.mark.slow
 
 
 def started(ground: Ground, *words: str) -> subprocess.Popen[str]:
-    """A process of its own with its own temporary folder, so that only its jobs are seen beside each other."""
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent), "TMPDIR": str(ground.folder), "COLUMNS": "200"}
+    """A process of its own with its own temporary folder, so that only its jobs are seen beside
+    each other.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(SCRIPT.parent),
+        "TMPDIR": str(ground.folder),
+        "COLUMNS": "200",
+    }
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), *ground.base, *words],
         cwd=ground.folder,
@@ -50,11 +63,16 @@ def swept(ground: Ground, *words: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("launcher", [JOBLIB, SUBMITIT], ids=["joblib", "submitit_local"])
-def test_jobs_at_once_make_one_report_whose_timings_are_flagged(launcher: tuple[str, ...], ground: Ground) -> None:
+def test_jobs_at_once_make_one_report_whose_timings_are_flagged(
+    launcher: tuple[str, ...], ground: Ground
+) -> None:
     code, printed = swept(ground, *SWEEP, *launcher)
     assert code == 0, printed
     ground.require_whole(3, {})
-    shared = [json.loads(content)["environment"]["shared_device"] for content in ground.finished().values()]
+    shared = [
+        json.loads(content)["environment"]["shared_device"]
+        for content in ground.finished().values()
+    ]
     assert any(shared), "three jobs, and no two of them met"
     assert "timed beside other jobs on the same device" in printed
     assert "timed beside other jobs" in (ground.sweep.folder / "report.html").read_text()
@@ -86,8 +104,16 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     subprocess.run([CLUSTER, "stop", tmp_path / "slurm"], check=True, timeout=60)
 
 
-def test_a_sweep_on_slurm_that_was_killed_with_its_jobs_goes_on(slurm: None, ground: Ground) -> None:
-    words = ("-m", "policy=bild", "policy.fallback=0.2,0.3,0.4,0.5", "hydra.launcher.timeout_min=10", *SLURM)
+def test_a_sweep_on_slurm_that_was_killed_with_its_jobs_goes_on(
+    slurm: None, ground: Ground
+) -> None:
+    words = (
+        "-m",
+        "policy=bild",
+        "policy.fallback=0.2,0.3,0.4,0.5",
+        "hydra.launcher.timeout_min=10",
+        *SLURM,
+    )
     process = started(ground, *words, "hydra.launcher.array_parallelism=1")
     deadline = time.monotonic() + PATIENCE_S
     while len(ground.finished()) < 2 and process.poll() is None and time.monotonic() < deadline:
@@ -100,4 +126,5 @@ def test_a_sweep_on_slurm_that_was_killed_with_its_jobs_goes_on(slurm: None, gro
     code, printed = swept(ground, *words)
     assert code == 0, printed
     ground.require_whole(4, before)
-    assert len([*(ground.sweep.folder / ".submitit").rglob("*_log.out")]) >= 4 + len(before)  # a job for each point
+    # a job for each point
+    assert len([*(ground.sweep.folder / ".submitit").rglob("*_log.out")]) >= 4 + len(before)

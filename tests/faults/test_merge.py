@@ -19,14 +19,22 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Runs scripts/sweeps.py merge in an empty folder; returns its exit code and everything it printed."""
+    """Runs scripts/sweeps.py merge in an empty folder; returns its exit code and everything it
+    printed.
+    """
     return lambda *words: command(script, *script.as_overrides(["merge", *words]), config="sweeps")
 
 
-def write_sweep(name: str, fallbacks: list[float], hardware: str, host: str, beside: bool = False) -> Sweep:
+def write_sweep(
+    name: str, fallbacks: list[float], hardware: str, host: str, beside: bool = False
+) -> Sweep:
     sweep = Sweep(Path("outputs") / name)
     for fallback in fallbacks:
-        changes = {"setting": {"hardware": hardware}, "environment": {**ENVIRONMENT, "host": host}, "name": name}
+        changes = {
+            "setting": {"hardware": hardware},
+            "environment": {**ENVIRONMENT, "host": host},
+            "name": name,
+        }
         result = sample_result("bild", {"fallback": fallback, "rollback": 2.0}, 1.5, **changes)
         sweep.write_point(result.point, f"name: {name}\n", result, [sample_example()], beside)
     return sweep
@@ -37,7 +45,10 @@ def test_points_of_several_machines_become_one_sweep(command: Command) -> None:
     write_sweep("two", [0.4, 0.6], "EPYC", "b")
     code, printed = command("name=all", "outputs/one", "outputs/two")
     assert code == 0, printed
-    assert "outputs/one: 2 of 2 points copied" in printed and "outputs/two: 2 of 2 points copied" in printed
+    assert (
+        "outputs/one: 2 of 2 points copied" in printed
+        and "outputs/two: 2 of 2 points copied" in printed
+    )
     merged = Sweep(Path("outputs/all"))
     frame = pd.read_csv("outputs/all/sweep.csv")
     assert sorted(frame["fallback"]) == [0.2, 0.4, 0.6]
@@ -49,7 +60,9 @@ def test_points_of_several_machines_become_one_sweep(command: Command) -> None:
     assert "The points come from 2 sources, which differ in sweep, host." in printed
     page = Path("outputs/all/report.html").read_text()
     assert "Where the points came from" in page
-    assert ["one", "a", "1"] in [re.findall(r"<td[^>]*>(\w*)</td>", row) for row in page.split("</tr>")]
+    assert ["one", "a", "1"] in [
+        re.findall(r"<td[^>]*>(\w*)</td>", row) for row in page.split("</tr>")
+    ]
     assert len(one.results()) == 2  # as it was
 
 
@@ -59,7 +72,10 @@ def test_timings_of_different_hardware_never_share_a_curve(command: Command) -> 
     code, printed = command("name=all", "outputs/one", "outputs/two")
     assert code == 0, printed
     groups = by_setting(Sweep(Path("outputs/all")).results())
-    assert [{result.setting.hardware for result in group.results} for group in groups] == [{"EPYC"}, {"H200, EPYC"}]
+    assert [{result.setting.hardware for result in group.results} for group in groups] == [
+        {"EPYC"},
+        {"H200, EPYC"},
+    ]
     assert Path("outputs/all/report.html").read_text().count('<h3 id="pareto-') == 2
 
 

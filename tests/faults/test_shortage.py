@@ -23,7 +23,10 @@ def small_disk(ground: Ground) -> Iterator[Ground]:
     mount = ground.folder / "disk"
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(mount)]
-    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode != 0:
+    if (
+        os.geteuid() != 0
+        or subprocess.run(command, check=False, capture_output=True).returncode != 0
+    ):
         pytest.skip("mounting a small disk needs root")
     yield replace(ground, folder=mount)
     subprocess.run(["umount", "-l", str(mount)], check=True)
@@ -66,4 +69,7 @@ def test_a_clock_that_is_set_back_changes_neither_order_nor_durations(ground: Gr
     (newest,) = ground.sweep.results()
     assert newest.folder.name == f"{before}.3" and ground.sweep.older() == 2
     assert all(0 <= one.total_s < 86_400 for one in ground.sweep.all_results())
-    assert "2 older measurements of these points are kept" in (ground.sweep.folder / "report.html").read_text()
+    assert (
+        "2 older measurements of these points are kept"
+        in (ground.sweep.folder / "report.html").read_text()
+    )

@@ -1,4 +1,6 @@
-"""SIGINT and SIGTERM: the sweep ends at once, with a report of what is finished and a status that says so."""
+"""SIGINT and SIGTERM: the sweep ends at once, with a report of what is finished and a status that
+says so.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def once(condition: Callable[[], bool], started: Started) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_sweep_reports_what_is_finished(ground: Ground, number: signal.Signals, status: int) -> None:
+def test_a_stopped_sweep_reports_what_is_finished(
+    ground: Ground, number: signal.Signals, status: int
+) -> None:
     sweep = ground.start(*SWEEP)
     once(lambda: len(ground.finished()) >= 1, sweep)
     os.kill(sweep.process.pid, number)
@@ -38,7 +42,9 @@ def test_a_stopped_sweep_reports_what_is_finished(ground: Ground, number: signal
     assert (ground.sweep.folder / "report.html").is_file()
     assert list(ground.sweep.points.glob(".*")) == []
     (run,) = read_runs(ground.folder / "outputs")
-    assert run.points == len(kept) and run.name in (ground.folder / "outputs/index.html").read_text()
+    assert (
+        run.points == len(kept) and run.name in (ground.folder / "outputs/index.html").read_text()
+    )
     again = ground.start(*SWEEP)
     assert again.ended() == 0, again.printed
     ground.require_whole(8, kept)

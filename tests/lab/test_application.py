@@ -1,4 +1,6 @@
-"""A sweep from Python: what the command does, its points as a frame, and exceptions in place of exit codes."""
+"""A sweep from Python: what the command does, its points as a frame, and exceptions in place of
+exit codes.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +17,52 @@ from bild_lab.lab.results.records import Sweep
 
 
 @pytest.fixture
-def base(checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def base(
+    checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     monkeypatch.chdir(tmp_path)
-    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
-    words += [f"dataset.path={data}", "dataset.limit=2", "decoding.max_new_tokens=4", "measure.repeats=1"]
+    words = [
+        f"pair.target={checkpoints / 't5'}",
+        f"pair.draft={checkpoints / 't5-draft'}",
+        "dataset=multi30k",
+    ]
+    words += [
+        f"dataset.path={data}",
+        "dataset.limit=2",
+        "decoding.max_new_tokens=4",
+        "measure.repeats=1",
+    ]
     return [*words, "measure.warmup=0", "name=mine"]
 
 
 def test_a_sweep_from_python_gives_its_points_with_a_metric_of_ones_own(
     base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_words.py").write_text("def words(text, references):\n    return min(100, len(text.split()))\n")
+    (tmp_path / "own_words.py").write_text(
+        "def words(text, references):\n    return min(100, len(text.split()))\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     words = [*base, "policy=speculative,vanilla", "dataset.metrics=[own_words.words,bleu]"]
     before = list(sys.argv)
     found = bild_lab.run(words)
-    assert found["policy"].tolist() == ["speculative", "vanilla"] and set(found["sweep"]) == {"mine"}
-    assert set(found["quality_metric"]) == {"words"} and (found["repeats"] == 1).all() and sys.argv == before
+    assert found["policy"].tolist() == ["speculative", "vanilla"] and set(found["sweep"]) == {
+        "mine"
+    }
+    assert (
+        set(found["quality_metric"]) == {"words"}
+        and (found["repeats"] == 1).all()
+        and sys.argv == before
+    )
     (given,) = read_commands(Path("outputs/mine"))
     assert given.line.startswith("python run.py -m pair.target=")
     first, _ = Sweep(Path("outputs/mine")).results()
-    assert first.seconds["setup"] < first.total_s < 60  # of this sweep, not of the process that tests
+    # of this sweep, not of the process that tests
+    assert first.seconds["setup"] < first.total_s < 60
     monkeypatch.setattr(runner, "time_methods", None)  # whatever is measured now, fails
     (tmp_path / "own_words.py").write_text("def words(text, references):\n    return 7\n")
     del sys.modules["own_words"]
-    with pytest.raises(RuntimeError, match="the sweep ended with status 1"):  # other code is another point
+    # other code is another point
+    with pytest.raises(RuntimeError, match="the sweep ended with status 1"):
         bild_lab.run([*words, "policy=vanilla"])
 
 

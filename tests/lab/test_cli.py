@@ -28,7 +28,13 @@ from safetensors.torch import load_file, save_file
 import run
 from bild_lab.errors import UserError
 from bild_lab.lab import application, cli, runner
-from bild_lab.lab.cli import options_first, quote_free_text, require_overrides, several_values, wanted_value
+from bild_lab.lab.cli import (
+    options_first,
+    quote_free_text,
+    require_overrides,
+    several_values,
+    wanted_value,
+)
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.measure.environment import DeviceUse
 from bild_lab.lab.progress import read_commands
@@ -40,9 +46,9 @@ from tests.thinned import thinned
 Command = Callable[..., tuple[int, str]]
 
 PROMISED_COLUMNS = (
-    "point policy fallback rollback window n_examples quality_metric quality quality_low quality_high latency_s_median "
-    "latency_s_p95 speedup speedup_low speedup_high tokens_per_s tokens_per_target_call acceptance_rate fallbacks "
-    "rollbacks agreement_with_target"
+    "point policy fallback rollback window n_examples quality_metric quality quality_low"
+    " quality_high latency_s_median latency_s_p95 speedup speedup_low speedup_high tokens_per_s"
+    " tokens_per_target_call acceptance_rate fallbacks rollbacks agreement_with_target"
 ).split()
 
 
@@ -75,7 +81,9 @@ def points() -> list[Path]:
 
 
 def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]) -> None:
-    code, printed = command("-m", *base, "policy=bild", "policy.fallback=0.2,0.6", "policy.rollback=1,5")
+    code, printed = command(
+        "-m", *base, "policy=bild", "policy.fallback=0.2,0.6", "policy.rollback=1,5"
+    )
     assert code == 0, printed
     assert "6 examples are too few to say which point is faster or better" in printed
     lines = [line for line in printed.splitlines() if ": BLEU " in line]
@@ -87,9 +95,16 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     assert "6 examples are too few to say which point is faster or better" in printed
     frame = pd.read_csv("outputs/tested/sweep.csv")
     assert set(PROMISED_COLUMNS) <= set(frame.columns)
-    assert sorted(zip(frame["fallback"], frame["rollback"], strict=True)) == [(0.2, 1), (0.2, 5), (0.6, 1), (0.6, 5)]
+    assert sorted(zip(frame["fallback"], frame["rollback"], strict=True)) == [
+        (0.2, 1),
+        (0.2, 5),
+        (0.6, 1),
+        (0.6, 5),
+    ]
     assert (frame["n_examples"] == 6).all()
-    assert (frame["speedup_low"] <= frame["speedup"]).all() and (frame["speedup"] <= frame["speedup_high"]).all()
+    assert (frame["speedup_low"] <= frame["speedup"]).all() and (
+        frame["speedup"] <= frame["speedup_high"]
+    ).all()
     assert Path("outputs/tested/pareto.png").stat().st_size > 10_000
     assert Path("outputs/tested/report.html").stat().st_size > 1_000_000  # plotly travels inside
     (listed,) = read_runs(Path("outputs"))
@@ -157,7 +172,10 @@ def test_a_finished_point_is_not_measured_again(
         patched.setattr("bild_lab.report.sweep.report_sweep", full)
         code, printed = command(*base)
     assert code == 1 and "Traceback" not in printed
-    assert "the report could not be written: [Errno 28] No space left on device; finished points are kept" in printed
+    assert (
+        "the report could not be written: [Errno 28] No space left on device; finished points are"
+        " kept" in printed
+    )
     code, printed = command(*base, "runtime.seed=1")
     assert len(points()) == 2, printed
 
@@ -169,21 +187,31 @@ def test_a_failing_point_does_not_end_a_sweep(
     damaged = shutil.copytree(checkpoints / "t5-draft", tmp_path / "damaged")
     weights = damaged / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-64])
-    code, printed = command("-m", *base, f"pair.draft={checkpoints / 't5-draft'},{damaged},{checkpoints / 't5'}")
+    code, printed = command(
+        "-m", *base, f"pair.draft={checkpoints / 't5-draft'},{damaged},{checkpoints / 't5'}"
+    )
     assert code == 1
     assert "1 point(s) failed" in printed
     assert len(pd.read_csv("outputs/tested/sweep.csv")) == 2
     (failure,) = Path("outputs/tested/points").glob("*/failed.json")
     message = json.loads(failure.read_text())["error"]["message"]
-    assert "damaged" in message and message in html.unescape(Path("outputs/tested/report.html").read_text())
+    assert "damaged" in message and message in html.unescape(
+        Path("outputs/tested/report.html").read_text()
+    )
     assert [one.points for one in read_runs(Path("outputs"))] == [2]
 
 
 def test_a_missing_checkpoint_of_a_later_point_is_found_before_the_first(
     command: Command, base: list[str], checkpoints: Path
 ) -> None:
-    code, printed = command("-m", *base, f"pair.draft={checkpoints / 't5-draft'},{checkpoints / 'missing'}")
-    assert code == 2 and "no checkpoint folder" in printed and not list(Path().glob("outputs/tested/points/*"))
+    code, printed = command(
+        "-m", *base, f"pair.draft={checkpoints / 't5-draft'},{checkpoints / 'missing'}"
+    )
+    assert (
+        code == 2
+        and "no checkpoint folder" in printed
+        and not list(Path().glob("outputs/tested/points/*"))
+    )
 
 
 @pytest.mark.slow
@@ -206,20 +234,33 @@ def test_a_failure_is_forgotten_once_its_point_succeeds(
 
 @pytest.mark.slow
 def test_a_certified_run_judges_the_distributions_of_sampled_texts(command: Command) -> None:
-    sweep = ["-m", "policy=speculative,typical_acceptance,cactus", "decoding=sample", "measure.baseline=null"]
-    code, printed = command(*sweep, "name=tested", "dataset.limit=6", "policy.window=3", "measure.certify=true")
+    sweep = [
+        "-m",
+        "policy=speculative,typical_acceptance,cactus",
+        "decoding=sample",
+        "measure.baseline=null",
+    ]
+    code, printed = command(
+        *sweep, "name=tested", "dataset.limit=6", "policy.window=3", "measure.certify=true"
+    )
     assert code == 0, printed
     table = pd.read_csv("outputs/tested/sweep.csv").set_index("policy")
     columns = [f"certificate_{name}" for name in ("equal", "ties", "defects", "unjudged")]
     assert table.loc["speculative", columns[:2]].sum() == 6
     assert table.loc["typical_acceptance", columns].tolist() == [0, 0, 6, 0]
     assert table.loc["cactus", columns].tolist() == [0, 0, 0, 6]
-    assert table.loc["speculative", "certificate_output"] < 1e-6 < table.loc["typical_acceptance", "certificate_output"]
+    assert (
+        table.loc["speculative", "certificate_output"]
+        < 1e-6
+        < table.loc["typical_acceptance", "certificate_output"]
+    )
     assert "Distributions when sampling" in Path("outputs/tested/report.html").read_text()
 
 
 @pytest.mark.slow
-def test_a_sweep_begun_anew_keeps_what_was_measured_before(command: Command, base: list[str]) -> None:
+def test_a_sweep_begun_anew_keeps_what_was_measured_before(
+    command: Command, base: list[str]
+) -> None:
     command(*base)
     (first,) = points()
     before = (first / "result.json").read_bytes()
@@ -236,7 +277,10 @@ def test_a_sweep_begun_anew_keeps_what_was_measured_before(command: Command, bas
 
 @pytest.mark.parametrize(
     ("damage", "message"),
-    thinned([("nan", "scores a text with NaN in float32"), ("truncated", "cannot read the weights of")], 2),
+    thinned(
+        [("nan", "scores a text with NaN in float32"), ("truncated", "cannot read the weights of")],
+        2,
+    ),
 )
 @pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_others_are_measured(
@@ -248,7 +292,9 @@ def test_a_damaged_checkpoint_is_named_and_the_others_are_measured(
     if damage == "truncated":
         weights.write_bytes(weights.read_bytes()[:-1000])
     else:
-        tensors = {name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(weights).items()}
+        tensors = {
+            name: torch.full_like(tensor, torch.nan) for name, tensor in load_file(weights).items()
+        }
         save_file(tensors, weights, metadata={"format": "pt"})
     code, printed = command("-m", *base, f"pair.draft={broken},{checkpoints / 't5-draft'}")
     assert code == 1
@@ -275,7 +321,9 @@ def test_a_point_says_where_and_how_it_was_measured(command: Command, base: list
 
 
 @pytest.mark.slow
-def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logger_that_fails_costs_no_point(
+    command: Command, base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise ConnectionError("the server is gone")
 
@@ -287,7 +335,8 @@ def test_a_logger_that_fails_costs_no_point(command: Command, base: list[str], m
     monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_sweep", refuse)
     code, printed = command(*base)
     assert code == 1
-    assert "finished before" in printed and "not logged bild" in printed  # it is offered to the logger all the same
+    # it is offered to the logger all the same
+    assert "finished before" in printed and "not logged bild" in printed
     assert "the sweep was not logged: the server is gone" in printed
 
 
@@ -324,7 +373,8 @@ def test_points_that_were_finished_are_logged_once_when_the_logger_is_switched_o
         ("policy.fallback=0.5,0.6", "policy.fallback=0.5,0.6"),
         (r"dataset.prompt_template=\frac {source}", r"dataset.prompt_template='\frac {source}'"),
         ("dataset.prompt_template={source}\\", r"dataset.prompt_template='{source}\\'"),
-        ("template=chat,translation", "template=chat,translation"),  # files of a group to sweep over
+        # files of a group to sweep over
+        ("template=chat,translation", "template=chat,translation"),
     ],
 )
 def test_free_text_gets_the_quotes_a_shell_took_away(word: str, expected: str) -> None:
@@ -366,14 +416,24 @@ def test_line_breaks_of_the_command_line_are_line_breaks(word: str, wanted: obje
         (["bild"], "'bild' is no KEY=VALUE, such as policy=bild"),
     ],
 )
-def test_a_word_that_is_no_override_is_refused_with_what_to_write(words: list[str], said: str) -> None:
+def test_a_word_that_is_no_override_is_refused_with_what_to_write(
+    words: list[str], said: str
+) -> None:
     with pytest.raises(UserError, match=re.escape(said)):
         require_overrides(words)
 
 
 def test_what_hydra_takes_and_free_text_is_no_wrong_word() -> None:
     require_overrides(
-        ["policy=bild", "+a=b", "~policy", "a={b:1}", "c=", "--resolve", "dataset.prompt_template=\u201cx,"]
+        [
+            "policy=bild",
+            "+a=b",
+            "~policy",
+            "a={b:1}",
+            "c=",
+            "--resolve",
+            "dataset.prompt_template=\u201cx,",
+        ]
     )
     require_overrides(["-sc", "install=bash"])
     assert options_first(["a=b", "--config-dir", "/x", "c=d", "-cn=e"]) == (
@@ -384,21 +444,36 @@ def test_what_hydra_takes_and_free_text_is_no_wrong_word() -> None:
 
 def test_values_of_a_wrong_kind_and_lists_without_a_sweep_are_named_in_plain_words() -> None:
     said = "Value '{}' of type 'float' could not be converted to Integer"
-    assert wanted_value(said.format("1000.0")) == "a whole number without point or exponent is wanted: 1000"
+    assert (
+        wanted_value(said.format("1000.0"))
+        == "a whole number without point or exponent is wanted: 1000"
+    )
     assert wanted_value(said.format("auto")).endswith("is wanted, got auto")
     assert "a decimal has a point, policy.fallback=0.5" in several_values("policy.fallback=0,5")
     assert "add -m to sweep" in several_values("policy=bild,vanilla")
 
 
 BAD_INPUT = {
-    "misspelt key": (["policy.fallbck=0.5"], "no configuration key policy.fallbck; did you mean policy.fallback?"),
+    "misspelt key": (
+        ["policy.fallbck=0.5"],
+        "no configuration key policy.fallbck; did you mean policy.fallback?",
+    ),
     "unknown key": (["flavour=sweet"], "no configuration key flavour"),
     "misspelt policy": (["policy=blid"], "no policy 'blid'; did you mean bild?"),
-    "unknown experiment": (["experiment=xyz"], "there is no experiment 'xyz'. There are first_run, "),
+    "unknown experiment": (
+        ["experiment=xyz"],
+        "there is no experiment 'xyz'. There are first_run, ",
+    ),
     "no draft model": (["pair.draft=null"], "policy bild drafts with a small model"),
-    "unreachable hub": (["pair.target=google/t5"], "wanted the checkpoint google/t5 from the Hugging Face hub"),
+    "unreachable hub": (
+        ["pair.target=google/t5"],
+        "wanted the checkpoint google/t5 from the Hugging Face hub",
+    ),
     "whole sweep out of range": (["-m", "policy.fallback=2,3"], r"must lie in [0, 1], got 2"),
-    "logger mode": (["logger=wandb", "logger.mode=onlin"], "logger mode wants online or offline, got onlin"),
+    "logger mode": (
+        ["logger=wandb", "logger.mode=onlin"],
+        "logger mode wants online or offline, got onlin",
+    ),
     "knob of one policy only": (
         ["-m", "policy=bild,vanilla", "policy.fallback=0.5"],
         "not every chosen configuration has the key policy.fallback",
@@ -423,11 +498,15 @@ def test_bad_input_gives_one_message_and_leaves_nothing(
     assert files() == []
 
 
-def test_the_script_runs_as_a_process_and_tells_its_exit_code(base: list[str], tmp_path: Path) -> None:
+def test_the_script_runs_as_a_process_and_tells_its_exit_code(
+    base: list[str], tmp_path: Path
+) -> None:
     script = Path(run.__file__)
     environment = {**os.environ, "PYTHONPATH": str(script.parent)}
     words = [sys.executable, str(script), *base, "policy.fallbck=1"]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2
     assert "did you mean policy.fallback?" in done.stderr
     assert "Traceback" not in done.stderr
@@ -437,7 +516,9 @@ def test_without_a_word_a_first_experiment_runs_and_ends_with_a_hint(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    monkeypatch.setattr(application, "run_application", lambda main, **options: sys.exit(print(sys.argv[1:])))
+    monkeypatch.setattr(
+        application, "run_application", lambda main, **options: sys.exit(print(sys.argv[1:]))
+    )
     with pytest.raises(SystemExit):
         run.run()
     shown = capfd.readouterr()

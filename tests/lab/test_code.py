@@ -22,7 +22,9 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A copy of the package, to be edited."""
-    return shutil.copytree(PACKAGE, tmp_path / "checkout" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    return shutil.copytree(
+        PACKAGE, tmp_path / "checkout" / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__")
+    )
 
 
 def anew(modules: tuple[str, ...], package: Path) -> str:
@@ -41,7 +43,9 @@ RULE = ("bild_lab.engine.acceptance.rollback",)
 
 
 def test_comments_docstrings_and_layout_leave_the_hash(package: Path) -> None:
-    """Every module that a point reaches is written anew from its syntax tree, with other docstrings."""
+    """Every module that a point reaches is written anew from its syntax tree, with other
+    docstrings.
+    """
     modules = [file for file in reached((*EVERY_POINT, *RULE), package) if file.suffix == ".py"]
     before = code_hash(RULE, package)
     for file in modules:
@@ -65,7 +69,9 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         file.write_text(file.read_text() + "\nCHANGED = True\n")
     (package / "engine/drafters/mine.py").write_text("CHANGED = True\n")
     drafters = package / "engine/drafters/__init__.py"
-    drafters.write_text(f"from bild_lab.engine.drafters.mine import CHANGED\n{drafters.read_text()}")
+    drafters.write_text(
+        f"from bild_lab.engine.drafters.mine import CHANGED\n{drafters.read_text()}"
+    )
     assert anew(RULE, package) == before
 
 
@@ -79,16 +85,20 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         ("lab/metrics/measures.py", "RESAMPLES = 1000", "RESAMPLES = 999"),
         ("lab/analysis/statistics.py", "RESAMPLES = 2000", "RESAMPLES = 1000"),
         ("lab/decoding/decoder.py", "skip_special_tokens=True", "skip_special_tokens=False"),
-        ("lab/metrics/program_worker.py", "import ", "NEW = 1\nimport "),  # in a process of its own, never imported
+        # in a process of its own, never imported
+        ("lab/metrics/program_worker.py", "import ", "NEW = 1\nimport "),
         ("lab/data/turns.py", "+ answers[earlier] +", "+"),
         ("lab/score.py", "point.sampling, point.seed)", "point.sampling, 0)"),
     ],
 )
-def test_code_that_measures_changes_the_hash(package: Path, module: str, old: str, new: str) -> None:
+def test_code_that_measures_changes_the_hash(
+    package: Path, module: str, old: str, new: str
+) -> None:
     rule, every = code_hash(RULE, package), code_hash((), package)
     edit(package / module, old, new)
     assert anew(RULE, package) != rule
-    assert (anew((), package) != every) == (module != ROLLBACK)  # a rule is the affair of policies with it
+    # a rule is the affair of policies with it
+    assert (anew((), package) != every) == (module != ROLLBACK)
 
 
 PARTLY = {  # code that some points reach, by the modules that these name
@@ -107,13 +117,13 @@ def test_code_that_some_points_reach_is_their_affair(package: Path, module: str)
 USERS = {  # files of a user's own, outside the package
     "outside_mine/__init__.py": "",
     "outside_mine/drafter.py": (
-        "import numpy, outside_installed\nfrom outside_helper import SCALE\nfrom . import beside\n"
-        "from bild_lab.engine.acceptance.rollback import Rollback\n"
-        "def propose():\n    import outside_space.late\n"
-        "def load():\n    importlib.import_module('outside_named')\n"
-        "    importlib.import_module('.relative', __package__)\n"
-        "    importlib.util.spec_from_file_location('any', Path(__file__).with_name('plugin.py'))\n"
-        "    open('/dev/null'), open('table.json'), open('in_the_working_directory.txt'), open('template.py')\n"
+        "import numpy, outside_installed\nfrom outside_helper import SCALE\nfrom . import"
+        " beside\nfrom bild_lab.engine.acceptance.rollback import Rollback\ndef propose():\n   "
+        " import outside_space.late\ndef load():\n    importlib.import_module('outside_named')\n   "
+        " importlib.import_module('.relative', __package__)\n   "
+        " importlib.util.spec_from_file_location('any', Path(__file__).with_name('plugin.py'))\n   "
+        " open('/dev/null'), open('table.json'), open('in_the_working_directory.txt'),"
+        " open('template.py')\n"
     ),
     "outside_mine/relative.py": "",
     "outside_mine/plugin.py": "import outside_of_plugin\n",
@@ -126,8 +136,11 @@ USERS = {  # files of a user's own, outside the package
     "outside_mine/deep/__init__.py": "",
     "outside_mine/deep/inner.py": "DEPTH = 1\n",
     "outside_mine/unused.py": "",
-    "outside_helper.py": "import typing\nSCALE = 1\nif typing.TYPE_CHECKING:\n    import outside_mine.unused\n",
-    "outside_space/late.py": "import outside_lost\n",  # in a namespace, imported late; what it imports is not there
+    "outside_helper.py": (
+        "import typing\nSCALE = 1\nif typing.TYPE_CHECKING:\n    import outside_mine.unused\n"
+    ),
+    # in a namespace, imported late; what it imports is not there
+    "outside_space/late.py": "import outside_lost\n",
     "site-packages/outside_installed.py": "",
 }
 PART = ("outside_mine.drafter",)
@@ -135,7 +148,9 @@ PART = ("outside_mine.drafter",)
 
 @pytest.fixture
 def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of a user's own files, on Python's path and imported, as the part of a policy is."""
+    """The folder of a user's own files, on Python's path and imported, as the part of a policy
+    is.
+    """
     for name, content in USERS.items():
         (tmp_path / "own" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "own" / name).write_text(content)
@@ -156,9 +171,13 @@ def small(tmp_path: Path) -> Path:
     return tmp_path / PACKAGE.name
 
 
-def test_a_users_file_counts_with_all_of_the_users_that_it_imports(users: Path, small: Path) -> None:
+def test_a_users_file_counts_with_all_of_the_users_that_it_imports(
+    users: Path, small: Path
+) -> None:
     package, others = small, ("outside_helper", "outside_installed")
-    before, helper, installed = (anew(modules, package) for modules in (PART, others[:1], others[1:]))
+    before, helper, installed = (
+        anew(modules, package) for modules in (PART, others[:1], others[1:])
+    )
     assert "outside_space" not in sys.modules, "reading imports nothing"
     for name, content in USERS.items():
         if name.endswith(".py") and "template" not in name:
@@ -167,15 +186,22 @@ def test_a_users_file_counts_with_all_of_the_users_that_it_imports(users: Path, 
         (users / name).write_text(f"{content}CHANGED = 1\n")
         counts = "unused" not in name and "installed" not in name
         assert (anew(PART, package) != before) == counts, name
-        assert (anew(others[1:], package) != installed) == ("installed" in name), "named itself, it counts"
+        assert (anew(others[1:], package) != installed) == ("installed" in name), (
+            "named itself, it counts"
+        )
         (users / name).write_text(content)
     edit(package / ROLLBACK, "-self._threshold)", "-2 * self._threshold)")
     assert anew(PART, package) != before and anew(others[:1], package) == helper
 
 
 def test_a_part_counts_where_it_is_defined_and_a_users_also_where_it_is_named(users: Path) -> None:
-    (users / "outside_mine" / "made.py").write_text("import functools\nmake = functools.partial(dict)\n")
-    assert set(modules_of({"_target_": "outside_mine.made.make"})) == {"functools", "outside_mine.made"}
+    (users / "outside_mine" / "made.py").write_text(
+        "import functools\nmake = functools.partial(dict)\n"
+    )
+    assert set(modules_of({"_target_": "outside_mine.made.make"})) == {
+        "functools",
+        "outside_mine.made",
+    }
     rollback = {"_target_": "bild_lab.engine.acceptance.Rollback", "threshold": 1.0}
     assert list(modules_of({"rule": rollback})) == [*RULE]
 
@@ -188,7 +214,9 @@ def test_a_users_files_may_move(users: Path, small: Path) -> None:
     for name in [name for name in sys.modules if name.startswith("outside_")]:
         del sys.modules[name]
     importlib.import_module(PART[0])
-    assert anew(PART, small) == before and any(one.is_relative_to(moved) for one in reached(PART, small))
+    assert anew(PART, small) == before and any(
+        one.is_relative_to(moved) for one in reached(PART, small)
+    )
 
 
 DIFFERENT = {

@@ -1,4 +1,6 @@
-"""What all commands share: words that are wanted, what is said when they are stopped, streams that are not UTF-8."""
+"""What all commands share: words that are wanted, what is said when they are stopped, streams that
+are not UTF-8.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +11,56 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.cli import BAD_INPUT, INTERRUPTED, POINTS_KEPT, output, run_application, tolerate_streams
+from bild_lab.lab.cli import (
+    BAD_INPUT,
+    INTERRUPTED,
+    POINTS_KEPT,
+    output,
+    run_application,
+    tolerate_streams,
+)
 from bild_lab.lab.config import config_dir
 
 
 @pytest.mark.parametrize("command", ["bench", "screen", "match_rates", "generate_calibration"])
 def test_a_command_that_takes_long_does_nothing_without_a_word(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"scripts/{command}.py"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(config_dir().parent / "scripts" / f"{command}.py"), run_name="__main__")
     said = capsys.readouterr().err
-    assert ended.value.code == BAD_INPUT and "needed; python scripts/" in said and "got no word" in said
+    assert (
+        ended.value.code == BAD_INPUT
+        and "needed; python scripts/" in said
+        and "got no word" in said
+    )
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", ["artifact", "bench", "compare", "figures", "paper_run", "sweeps", "wandb_report"])
+@pytest.mark.parametrize(
+    "command", ["artifact", "bench", "compare", "figures", "paper_run", "sweeps", "wandb_report"]
+)
 def test_a_command_with_words_of_its_own_reads_them(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [f"scripts/{command}.py", "first_word", "second_word"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(config_dir().parent / "scripts" / f"{command}.py"), run_name="__main__")
     said = capsys.readouterr().err
-    assert ended.value.code == BAD_INPUT and "first_word" in said and "KEY=VALUE, such as policy=bild" not in said
+    assert (
+        ended.value.code == BAD_INPUT
+        and "first_word" in said
+        and "KEY=VALUE, such as policy=bild" not in said
+    )
 
 
 def test_who_stops_a_command_reads_what_is_kept(
@@ -53,7 +78,9 @@ def test_who_stops_a_command_reads_what_is_kept(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_that_is_not_utf8_gets_replacements(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_that_is_not_utf8_gets_replacements(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding))
     tolerate_streams()

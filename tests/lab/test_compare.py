@@ -26,7 +26,9 @@ FALLBACKS = (0.3, 0.6)
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Runs scripts/compare.py in an empty folder; returns its exit code and everything it printed."""
+    """Runs scripts/compare.py in an empty folder; returns its exit code and everything it
+    printed.
+    """
     return lambda *words: command(compare, *words_as_list(list(words), "sweeps"), config="compare")
 
 
@@ -47,10 +49,17 @@ def sweep(data: Path) -> Callable[..., Sweep]:
         config = compose_config(["dataset=multi30k", f"dataset.path={data}", *limited])
         examples = load_examples(DatasetSpec(**OmegaConf.to_container(config.dataset)))
         for fallback in FALLBACKS:
-            own_setting = {"data": data_hash(examples), "n_examples": len(examples), "code": git, **setting}
+            own_setting = {
+                "data": data_hash(examples),
+                "n_examples": len(examples),
+                "code": git,
+                **setting,
+            }
             own = {"setting": own_setting, "environment": {**ENVIRONMENT, "git": git}}
             judged = {"accepted": 3, "drafted": 6, "judged_by_position": [[2, 1, 0], [1, 0, 2]]}
-            result = sample_result("bild", {"fallback": fallback, "rollback": 2.0}, 1.5, **own, **judged)
+            result = sample_result(
+                "bild", {"fallback": fallback, "rollback": 2.0}, 1.5, **own, **judged
+            )
             decoded = [
                 sample_example(
                     one.id,
@@ -60,7 +69,9 @@ def sweep(data: Path) -> Callable[..., Sweep]:
                 )
                 for index, one in enumerate(examples)
             ]
-            Sweep(Path("outputs") / name).write_point(result.point, OmegaConf.to_yaml(config), result, decoded)
+            Sweep(Path("outputs") / name).write_point(
+                result.point, OmegaConf.to_yaml(config), result, decoded
+            )
         return Sweep(Path("outputs") / name)
 
     return write
@@ -70,7 +81,9 @@ def table() -> pd.DataFrame:
     return pd.read_csv("outputs/compare/compare.csv")
 
 
-def test_two_sweeps_are_compared_point_by_point(command: Command, sweep: Callable[..., Sweep]) -> None:
+def test_two_sweeps_are_compared_point_by_point(
+    command: Command, sweep: Callable[..., Sweep]
+) -> None:
     sweep("before", 1.0)
     sweep("after", 0.8, right=1, dtype="float32")
     code, printed = command("outputs/before", "outputs/after")
@@ -102,12 +115,19 @@ def test_sweeps_of_more_and_fewer_examples_are_compared_over_those_that_both_hav
         code, printed = command(f"outputs/{a}", f"outputs/{b}")
         assert code == 0, printed
         first, second = (6, 3) if a == "all" else (3, 6)
-        assert f"Compared over the 3 examples that both have: A decoded {first}, B {second}." in printed
+        assert (
+            f"Compared over the 3 examples that both have: A decoded {first}, B {second}."
+            in printed
+        )
         frame = table()
         assert frame["compared_examples"].tolist() == [3, 3]
         assert (frame["examples_a"][0], frame["examples_b"][0]) == (first, second)
-    # the six examples have a speedup of 1.5 and a BLEU of their own; of the three, all are right and none is faster
-    assert frame["speedup_b"].tolist() == pytest.approx([1 / 1.3, 1 / 1.6]) and frame["speedup_a"].tolist() == [1.5] * 2
+    # the six examples have a speedup of 1.5 and a BLEU of their own; of the three, all are right
+    # and none is faster
+    assert (
+        frame["speedup_b"].tolist() == pytest.approx([1 / 1.3, 1 / 1.6])
+        and frame["speedup_a"].tolist() == [1.5] * 2
+    )
     assert frame["quality_b"].tolist() == pytest.approx([100, 100])
     assert frame["latency_ratio"].tolist() == pytest.approx([2, 2])
     assert "n_examples" not in printed and "data:" not in printed
@@ -141,14 +161,19 @@ def test_data_that_moved_is_read_from_where_the_other_side_has_it(
     code, printed = command("outputs/before", "outputs/after2")
     assert code == 0
     assert "Qualities are not compared, as the references cannot be read:" in printed
-    assert "2 no difference in speed" in printed and table()["quality"].tolist() == ["not compared"] * 2
+    assert (
+        "2 no difference in speed" in printed
+        and table()["quality"].tolist() == ["not compared"] * 2
+    )
 
 
 def test_a_machine_that_drifted_is_named(command: Command, sweep: Callable[..., Sweep]) -> None:
     sweep("before", 1.0)
     after = sweep("after", 1.0)
     for file in after.points.glob("*/examples.jsonl"):
-        file.write_text(file.read_text().replace('"baseline_latency_s": [1.0]', '"baseline_latency_s": [1.5]'))
+        file.write_text(
+            file.read_text().replace('"baseline_latency_s": [1.0]', '"baseline_latency_s": [1.5]')
+        )
     assert (
         "The baseline itself took 1.50 to 1.50 times as long in B at 2 of 2"
         in command("outputs/before", "outputs/after")[1]

@@ -1,4 +1,7 @@
-"""Hundreds of malformed command lines: each is refused with one message and leaves no file. And the page of keys."""
+"""Hundreds of malformed command lines: each is refused with one message and leaves no file.
+
+And the page of keys.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ from tests.policies import shipped
 
 HANG_S = 60  # where the machine is busy too
 GROUPS = ("pair", "dataset", "policy", "decoding", "runtime", "measure", "logger")
-NOT_TEXT, NOT_A_NUMBER, NOT_A_FLAG = ("[a]", "{a:1}"), ("zebra", "{a:1}", "[[x]]", "true"), ("maybe", "null")
+NOT_TEXT, NOT_A_NUMBER, NOT_A_FLAG = (
+    ("[a]", "{a:1}"),
+    ("zebra", "{a:1}", "[[x]]", "true"),
+    ("maybe", "null"),
+)
 BAD_VALUES = {
     "name": ["", "null", "[a]", "{a:1}", "..", "a/b", "x" * 300],
     "resume": NOT_A_FLAG,
@@ -34,7 +41,14 @@ BAD_VALUES = {
     "dataset.path": ["/nowhere", "3", *NOT_TEXT],
     "dataset.source_column": ["zebra", "3", "[]", "null"],
     "dataset.reference_column": ["zebra", "3"],
-    "dataset.metric": ["blue", "null", "evaluate:", "evaluate:nowhere/at-all", "pass_at_1", *NOT_TEXT],
+    "dataset.metric": [
+        "blue",
+        "null",
+        "evaluate:",
+        "evaluate:nowhere/at-all",
+        "pass_at_1",
+        *NOT_TEXT,
+    ],
     "dataset.metrics": ["[]", "[bleu,bleu]", "[bleu,blue]", "3", "[3]", "{a:1}"],
     "dataset.prompt_template": ["hello", "3", "null"],
     "dataset.max_source_tokens": ["0", *NOT_A_NUMBER],
@@ -73,13 +87,50 @@ BAD_VALUES = {
 }
 BROKEN = ["=", "=x", "x", "+", "~", "-x", "--nope", "a..b=1"]
 BROKEN += [
-    f"policy.window={value}" for value in ("${", "[1", "{a", "'3", "???", "${policy.window}", "${oc.env:NO_SUCH}")
+    f"policy.window={value}"
+    for value in ("${", "[1", "{a", "'3", "???", "${policy.window}", "${oc.env:NO_SUCH}")
 ]
-BROKEN += ["policy.window=3,4", "policy.window=range(1,3)", "policy@x=bild", "policy=../pair/toy", "policy=bild/"]
-BROKEN += ["hydra.mode=FAST", "hydra/sweeper=best", "hydra/launcher=3", "hydra/luncher=basic", "hydra.nothing=3"]
-BROKEN += ["hydra.run.dir=[a]", "hydra.callbacks=null", "hydra.job.num=x", "experiment=bild/fg4", "template=none"]
-BROKEN += ["experiment=/etc/passwd", "--config-name=nope", "--config-dir=/nowhere", "--cfg=jobs", "--resolve", "~hydra"]
-SWEPT = ["", "3,", "range(3,1)", "interval(1,3)", "glob(*)", "choice()", "choice(", "shuffle(3)", "0,-1", "a,b"]
+BROKEN += [
+    "policy.window=3,4",
+    "policy.window=range(1,3)",
+    "policy@x=bild",
+    "policy=../pair/toy",
+    "policy=bild/",
+]
+BROKEN += [
+    "hydra.mode=FAST",
+    "hydra/sweeper=best",
+    "hydra/launcher=3",
+    "hydra/luncher=basic",
+    "hydra.nothing=3",
+]
+BROKEN += [
+    "hydra.run.dir=[a]",
+    "hydra.callbacks=null",
+    "hydra.job.num=x",
+    "experiment=bild/fg4",
+    "template=none",
+]
+BROKEN += [
+    "experiment=/etc/passwd",
+    "--config-name=nope",
+    "--config-dir=/nowhere",
+    "--cfg=jobs",
+    "--resolve",
+    "~hydra",
+]
+SWEPT = [
+    "",
+    "3,",
+    "range(3,1)",
+    "interval(1,3)",
+    "glob(*)",
+    "choice()",
+    "choice(",
+    "shuffle(3)",
+    "0,-1",
+    "a,b",
+]
 
 
 def malformed() -> list[tuple[str, ...]]:
@@ -97,7 +148,8 @@ def _values() -> Iterator[tuple[str, ...]]:
         yield from ((f"{group}={value}",) for value in ("3", "null", "{a:1}", "[zebra,zebra]"))
     yield from ((f"~{key}",) for key in TOP_LEVEL)
     yield from (
-        (f"~{key}",) for key in ("dataset.metric", "dataset.name", "runtime.seed", "pair.target", "policy.name")
+        (f"~{key}",)
+        for key in ("dataset.metric", "dataset.name", "runtime.seed", "pair.target", "policy.name")
     )
     yield from ((f"+{group}.extra=3",) for group in GROUPS)
     yield from (("-m", f"policy.window={values}") for values in SWEPT)
@@ -136,15 +188,26 @@ SAMPLE, REST = MALFORMED[:5], pytest.param(MALFORMED[5:], id="rest", marks=pytes
 
 @pytest.fixture
 def base(checkpoints: Path, data: Path) -> list[str]:
-    words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "dataset=multi30k"]
+    words = [
+        f"pair.target={checkpoints / 't5'}",
+        f"pair.draft={checkpoints / 't5-draft'}",
+        "dataset=multi30k",
+    ]
     return [*words, f"dataset.path={data}", "name=tested"]
 
 
 def refused(
-    words: tuple[str, ...], base: list[str], patched: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    words: tuple[str, ...],
+    base: list[str],
+    patched: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> str | None:
     """What is wrong with how a command line was refused; None where nothing is."""
-    ours = [word for word in base if word.partition("=")[0] not in {given.partition("=")[0] for given in words}]
+    ours = [
+        word
+        for word in base
+        if word.partition("=")[0] not in {given.partition("=")[0] for given in words}
+    ]
     ours = [word for word in ours if f"~{word.partition('=')[0]}" not in words]
     patched.setattr(sys, "argv", ["run.py", *ours, *words])
     began = time.perf_counter()
@@ -176,7 +239,10 @@ def test_there_are_hundreds_of_malformed_command_lines() -> None:
 
 @pytest.mark.parametrize("part", [pytest.param(SAMPLE, id="sample"), REST])
 def test_malformed_command_lines_are_refused_and_leave_nothing(
-    part: list[tuple[str, ...]], base: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    part: list[tuple[str, ...]],
+    base: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     complaints = [refused(words, base, monkeypatch, capfd) for words in part]
     assert "\n".join(complaint for complaint in complaints if complaint is not None) == ""

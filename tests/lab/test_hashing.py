@@ -29,10 +29,20 @@ def test_a_whole_number_hashes_the_same_however_it_was_written() -> None:
 
 def test_data_is_known_by_prompts_references_and_what_later_turns_follow() -> None:
     one = Example("a", "source", "prompt", ("reference",))
-    changes = [{"prompt": "other"}, {"references": ("other",)}, {"id": "b"}, {"continues": Continuation("a", " ")}]
-    hashes = [data_hash([one]), data_hash([one, one]), *(data_hash([replace(one, **change)]) for change in changes)]
+    changes = [
+        {"prompt": "other"},
+        {"references": ("other",)},
+        {"id": "b"},
+        {"continues": Continuation("a", " ")},
+    ]
+    hashes = [
+        data_hash([one]),
+        data_hash([one, one]),
+        *(data_hash([replace(one, **change)]) for change in changes),
+    ]
     assert len(set(hashes)) == len(hashes)
-    assert hashes[0] == content_hash({"examples": [("a", "prompt", ("reference",))]})  # or all points are new
+    # or all points are new
+    assert hashes[0] == content_hash({"examples": [("a", "prompt", ("reference",))]})
 
 
 def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
@@ -48,11 +58,16 @@ def test_a_folder_is_known_by_its_files(tmp_path: Path) -> None:
 
 @pytest.fixture
 def hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the large files that were read to be hashed. Files are large from four bytes on."""
+    """The names of the large files that were read to be hashed.
+
+    Files are large from four bytes on.
+    """
     read: list[str] = []
     own = hashlib.file_digest
     monkeypatch.setattr(
-        hashlib, "file_digest", lambda stream, kind: read.append(Path(stream.name).name) or own(stream, kind)
+        hashlib,
+        "file_digest",
+        lambda stream, kind: read.append(Path(stream.name).name) or own(stream, kind),
     )
     monkeypatch.setattr(files, "LARGE", 4)
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
@@ -64,8 +79,11 @@ def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, hashed: li
     weights.parent.mkdir()
     weights.write_bytes(b"weights")
     first = Checkpoint(str(weights.parent)).fingerprint
-    own = sha256(b"model.safetensors" + sha256(b"weights").digest()).hexdigest()[:16]  # or all points are new
-    assert first == Checkpoint(str(weights.parent)).fingerprint == own and hashed == ["model.safetensors"]
+    # or all points are new
+    own = sha256(b"model.safetensors" + sha256(b"weights").digest()).hexdigest()[:16]
+    assert first == Checkpoint(str(weights.parent)).fingerprint == own and hashed == [
+        "model.safetensors"
+    ]
     dated = weights.stat()
     while weights.stat().st_ctime_ns == dated.st_ctime_ns:
         weights.write_bytes(b"Weights")
@@ -75,13 +93,20 @@ def test_a_large_file_is_hashed_once_until_it_changes(tmp_path: Path, hashed: li
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2", "[]", "null", "half"])
-def test_a_damaged_memory_of_hashes_is_made_anew(content: str, tmp_path: Path, hashed: list[str]) -> None:
+def test_a_damaged_memory_of_hashes_is_made_anew(
+    content: str, tmp_path: Path, hashed: list[str]
+) -> None:
     weights = tmp_path / "weights"
     weights.write_bytes(b"weights")
     own = files.file_digest(weights)
     (memory,) = (tmp_path / "cache" / "hashes").iterdir()
     memory.write_text(memory.read_text().replace(own[32:], "") if content == "half" else content)
-    assert files.file_digest(weights) == own == files.file_digest(weights) == sha256(b"weights").hexdigest()
+    assert (
+        files.file_digest(weights)
+        == own
+        == files.file_digest(weights)
+        == sha256(b"weights").hexdigest()
+    )
     assert len(hashed) == 2
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("no folder")  # nothing can be remembered
@@ -99,7 +124,8 @@ MINE = f"{__name__}.Mine"
 
 
 @pytest.mark.parametrize(
-    "knob", ["table.json", "heads", ["a", {"b": "table.json"}], {"_target_": MINE, "knob": ["table.json"]}]
+    "knob",
+    ["table.json", "heads", ["a", {"b": "table.json"}], {"_target_": MINE, "knob": ["table.json"]}],
 )
 def test_a_file_that_a_users_part_gets_counts_with_its_content(
     knob: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,8 +145,12 @@ def test_a_file_that_a_users_part_gets_counts_with_its_content(
     assert content_of(policy) == contents[1]
 
 
-def test_words_that_happen_to_name_files_stay_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two words of a knob, beside two files of these names with the same content, are two policies."""
+def test_words_that_happen_to_name_files_stay_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two words of a knob, beside two files of these names with the same content, are two
+    policies.
+    """
     monkeypatch.chdir(tmp_path)
     for word in ("fast", "slow"):
         (tmp_path / word).write_text("")
@@ -128,7 +158,9 @@ def test_words_that_happen_to_name_files_stay_apart(tmp_path: Path, monkeypatch:
     assert fast != slow
 
 
-@pytest.mark.parametrize("knob", ["", " ", ".", "..", "/", "~", "outputs", "\0", "/dev/null", "x" * 5000, None, 3])
+@pytest.mark.parametrize(
+    "knob", ["", " ", ".", "..", "/", "~", "outputs", "\0", "/dev/null", "x" * 5000, None, 3]
+)
 def test_what_is_no_file_of_a_policy_is_left_alone(
     knob: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,10 +173,18 @@ def test_what_is_no_file_of_a_policy_is_left_alone(
     assert content_of(node) == node
 
 
-def test_a_part_of_ours_says_which_of_its_values_are_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its marks decide, so the place of a file does not count, and a word beside a file of its name is a word."""
+def test_a_part_of_ours_says_which_of_its_values_are_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its marks decide, so the place of a file does not count, and a word beside a file of its name
+    is a word.
+    """
     monkeypatch.chdir(tmp_path)
-    node = {"_target_": "bild_lab.engine.drafters.suffix.SuffixDrafter", "corpus": "corpus", "budget": "corpus_too"}
+    node = {
+        "_target_": "bild_lab.engine.drafters.suffix.SuffixDrafter",
+        "corpus": "corpus",
+        "budget": "corpus_too",
+    }
     (tmp_path / "corpus_too").write_text("1")
     assert content_of(node) == node
     (tmp_path / "corpus").write_text("1")

@@ -1,4 +1,6 @@
-"""`--help` of every command: one form, its own keys, no side effects, at once; and the words that it explains."""
+"""`--help` of every command: one form, its own keys, no side effects, at once; and the words that
+it explains.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ assert not heavy, heavy
 
 @pytest.fixture
 def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """What a script prints for `--help`, run as a script in an empty folder, where it may leave nothing."""
+    """What a script prints for `--help`, run as a script in an empty folder, where it may leave
+    nothing.
+    """
     monkeypatch.chdir(tmp_path)
 
     def help_of(script: str | Path, *words: str) -> str:
@@ -50,7 +54,10 @@ def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 def test_help_has_a_usage_line_and_the_commands_own_keys(script: Path, printed) -> None:
     text = printed(script)
     first, blank, what = text.splitlines()[:3]
-    assert re.match(rf"usage: python (-m )?{script.relative_to(ROOT)}".replace("/", "[/.]").removesuffix(".py"), first)
+    assert re.match(
+        rf"usage: python (-m )?{script.relative_to(ROOT)}".replace("/", "[/.]").removesuffix(".py"),
+        first,
+    )
     assert blank == "" and what.endswith(".")
     if application := application_of(script.relative_to(ROOT).as_posix()):
         own = yaml.safe_load((ROOT / "conf" / f"{application}.yaml").read_text())
@@ -66,13 +73,23 @@ def test_help_loads_no_heavy_library() -> None:
 
 def test_keys_come_with_their_comments_and_groups_with_their_files(printed) -> None:
     text = printed("scripts/finetune.py", "a word that is not obeyed")
-    assert "name: finetuned  # the checkpoint is written to outputs/NAME" in text and "\nhydra:" not in text
-    assert re.search(r"^  train +bita, bita_released, eagle, lm1b", text, flags=re.M) and "bild/…" in text
+    assert (
+        "name: finetuned  # the checkpoint is written to outputs/NAME" in text
+        and "\nhydra:" not in text
+    )
+    assert (
+        re.search(r"^  train +bita, bita_released, eagle, lm1b", text, flags=re.M)
+        and "bild/…" in text
+    )
 
 
 def test_help_of_the_main_command_explains_the_words(printed) -> None:
     text = printed("run.py")
-    assert terms_text(WIDTH) in text and "policy.fallback=0.3,0.5" in text and "bild_early_exit" in text
+    assert (
+        terms_text(WIDTH) in text
+        and "policy.fallback=0.3,0.5" in text
+        and "bild_early_exit" in text
+    )
     groups = text.partition("Groups (")[2].partition("Every key")[0]
     assert max(map(len, groups.splitlines())) <= WIDTH
 

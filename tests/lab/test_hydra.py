@@ -17,14 +17,19 @@ from bild_lab.lab.config import APPLICATION, compose_config, compose_policy, in_
 
 @pytest.fixture(params=[None, "1.1", "1.3"])
 def users(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[type, object]]:
-    """An application of somebody else, with a configuration named as ours. Gives what Hydra keeps of it."""
+    """An application of somebody else, with a configuration named as ours.
+
+    Gives what Hydra keeps of it.
+    """
     (tmp_path / "config.yaml").write_text("theirs: 1\n")
     with initialize_config_dir(str(tmp_path), version_base=request.param):
         assert compose("config").theirs == 1
         yield {kind: Singleton._instances.get(kind) for kind in APPLICATION}
 
 
-def test_ours_are_composed_inside_another_application_which_stays_as_it_was(users: dict[type, object]) -> None:
+def test_ours_are_composed_inside_another_application_which_stays_as_it_was(
+    users: dict[type, object],
+) -> None:
     loaded = users[GlobalHydra].hydra
     config._with_policy.cache_clear()
     assert not in_our_application()
@@ -44,7 +49,10 @@ def test_threads_compose_at_once() -> None:
     found: list[str] = []
     names = ["bild", "speculative", "calm", "vanilla"]
     threads = [
-        Thread(target=lambda name=name: found.append(compose_config([f"policy={name}"]).policy.name)) for name in names
+        Thread(
+            target=lambda name=name: found.append(compose_config([f"policy={name}"]).policy.name)
+        )
+        for name in names
     ]
     for thread in threads:
         thread.start()
@@ -53,7 +61,9 @@ def test_threads_compose_at_once() -> None:
     assert sorted(found) == sorted(names) and not GlobalHydra.instance().is_initialized()
 
 
-def test_importing_a_command_leaves_the_version_that_hydra_behaves_as(users: dict[type, object]) -> None:
+def test_importing_a_command_leaves_the_version_that_hydra_behaves_as(
+    users: dict[type, object],
+) -> None:
     before = version.getbase()
     config.hydra_main("config")(lambda cfg: cfg)
     assert version.getbase() == before

@@ -54,7 +54,10 @@ def name_of(*words: str) -> str:
         "decoding.max_new_tokens=7",
         "decoding=sample",
         "decoding.processors=checkpoint",
-        "decoding.processors=[{_target_: transformers.NoRepeatNGramLogitsProcessor, ngram_size: 3}]",
+        (
+            "decoding.processors=[{_target_: transformers.NoRepeatNGramLogitsProcessor,"
+            " ngram_size: 3}]"
+        ),
         "measure.repeats=1",
         "measure.warmup=0",
         "measure.precision=0.05",
@@ -71,24 +74,51 @@ def name_of(*words: str) -> str:
         "pair.draft_weights=8",
     ],
 )
-def test_every_setting_that_can_change_a_number_changes_the_name(base: list[str], plain: str, word: str) -> None:
+def test_every_setting_that_can_change_a_number_changes_the_name(
+    base: list[str], plain: str, word: str
+) -> None:
     assert name_of(*base, word) != plain
 
 
 def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
-    words = ["name=held", "policy=speculative", "policy.window=3", "decoding=sample", "decoding.temperature=0.7"]
-    words += ["decoding.top_k=5", "decoding.top_p=0.5", "runtime.batch=2", "runtime.seed=4", "resume=false"]
-    words += ["dataset.max_source_tokens=40", "measure.warmup=3", "runtime.device=cpu", "runtime.threads=3"]
+    words = [
+        "name=held",
+        "policy=speculative",
+        "policy.window=3",
+        "decoding=sample",
+        "decoding.temperature=0.7",
+    ]
+    words += [
+        "decoding.top_k=5",
+        "decoding.top_p=0.5",
+        "runtime.batch=2",
+        "runtime.seed=4",
+        "resume=false",
+    ]
+    words += [
+        "dataset.max_source_tokens=40",
+        "measure.warmup=3",
+        "runtime.device=cpu",
+        "runtime.threads=3",
+    ]
     words += ["runtime.compile_drafter=false"]
     point = prepare(compose_config([*base, *words]))
-    named = "target draft second_draft source_language target_language dataset split prompt_template chat_template"
-    measured = "metric dtype compile batch device threads processors decoding seed repeats warmup baseline"
+    named = (
+        "target draft second_draft source_language target_language dataset split prompt_template"
+        " chat_template"
+    )
+    measured = (
+        "metric dtype compile batch device threads processors decoding seed repeats warmup baseline"
+    )
     found = "max_source_tokens n_examples data weights engine code hardware compile_drafter"
     assert set(point.setting) == {*named.split(), *measured.split(), *found.split()}
     assert [point.setting[key] for key in ("device", "threads")] == ["cpu", 3]
     assert point.setting["compile_drafter"] == "false"
     assert point.setting["code"].split(" ")[1::2] == list(module.PACKAGES)
-    told = {key: point.setting[key] for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")}
+    told = {
+        key: point.setting[key]
+        for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")
+    }
     assert list(told.values()) == ["multi30k", 2, 4, 3, 40, "false"]
     assert point.setting["n_examples"] == len(point.examples) > 0
     assert (point.name, point.policy, point.batch, point.seed) == ("held", "speculative", 2, 4)
@@ -103,7 +133,12 @@ def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
     )
     assert point.vanilla.method.target is point.vanilla.target is point.decoders["baseline"].target
     greedy = prepare(compose_config(base))
-    assert greedy.resume and greedy.batch == 1 and baseline_is_target(greedy) and "batch" not in greedy.setting
+    assert (
+        greedy.resume
+        and greedy.batch == 1
+        and baseline_is_target(greedy)
+        and "batch" not in greedy.setting
+    )
     assert greedy.setting["threads"] == module.DEFAULT_THREADS
     assert not baseline_is_target(prepare(compose_config([*base, "measure.baseline=speculative"])))
 
@@ -112,12 +147,21 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
     """A part under another key would measure every finished point again."""
     seen: list[dict] = []
     monkeypatch.setattr(module, "content_hash", lambda parts: seen.append(parts) or "a name")
-    point = prepare(compose_config([*base, "policy=speculative", "measure.certify=true", "dataset.cut=[w5,w4]"]))
-    parts = "policies setting traced_examples certify target_log_probability metrics categories weights external code"
+    point = prepare(
+        compose_config([*base, "policy=speculative", "measure.certify=true", "dataset.cut=[w5,w4]"])
+    )
+    parts = (
+        "policies setting traced_examples certify target_log_probability metrics categories weights"
+        " external code"
+    )
     assert point.id == "a name" and set(seen[-1]) == set(parts.split())
-    assert seen[-1]["certify"] is True and seen[-1]["categories"] == [one.category for one in point.examples]
+    assert seen[-1]["certify"] is True and seen[-1]["categories"] == [
+        one.category for one in point.examples
+    ]
     assert seen[-1]["setting"] == {
-        key: value for key, value in point.setting.items() if key not in ("target", "draft", "second_draft")
+        key: value
+        for key, value in point.setting.items()
+        if key not in ("target", "draft", "second_draft")
     }
     assert point.setting["stop"] == ["w4", "w5"] and "stop" not in point.setting["decoding"]
     assert {decoder.stop for decoder in (*point.decoders.values(), point.vanilla)} == {("w5", "w4")}
@@ -133,12 +177,19 @@ def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.Monk
 
 def test_a_likelihood_that_leads_must_be_measured(base: list[str]) -> None:
     words = [*base, "dataset.metric=log_probability", "dataset.reference_column=null"]
-    assert prepare(compose_config([*words, "measure.target_log_probability=true"])).scoring.lead == "log_probability"
-    with pytest.raises(UserError, match=r"log_probability needs measure\.target_log_probability=true"):
+    assert (
+        prepare(compose_config([*words, "measure.target_log_probability=true"])).scoring.lead
+        == "log_probability"
+    )
+    with pytest.raises(
+        UserError, match=r"log_probability needs measure\.target_log_probability=true"
+    ):
         prepare(compose_config([*words, "measure.target_log_probability=false"]))
 
 
-def test_the_packages_of_a_peer_are_a_part_of_the_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_packages_of_a_peer_are_a_part_of_the_name(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = set()
     for versions in ({"peer": "1"}, {"peer": "2"}):
         monkeypatch.setattr(HuggingFaceGenerate, "versions", versions, raising=False)
@@ -146,7 +197,9 @@ def test_the_packages_of_a_peer_are_a_part_of_the_name(base: list[str], monkeypa
         monkeypatch.setattr(HuggingFaceGenerate, "precision", "float32", raising=False)
         seen: list[dict] = []
         with monkeypatch.context() as patched:
-            patched.setattr(module, "content_hash", lambda parts, seen=seen: seen.append(parts) or "a name")
+            patched.setattr(
+                module, "content_hash", lambda parts, seen=seen: seen.append(parts) or "a name"
+            )
             prepare(compose_config([*base, "policy=hf_generate"]))
         assert seen[-1]["external"] == [versions]
         names.add(name_of(*base, "policy=hf_generate"))
@@ -182,14 +235,20 @@ REFUSED = {  # what is wrong with the configuration, before a weight is read
 
 
 @pytest.mark.parametrize("word", REFUSED)
-def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(base: list[str], word: str) -> None:
+def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(
+    base: list[str], word: str
+) -> None:
     with pytest.raises(UserError, match=re.escape(REFUSED[word])):
         prepare(compose_config([*base, "decoding=sample", word]))
 
 
-def test_greedy_text_is_certified_beside_the_target_alone_and_a_sampled_one_beside_any(base: list[str]) -> None:
+def test_greedy_text_is_certified_beside_the_target_alone_and_a_sampled_one_beside_any(
+    base: list[str],
+) -> None:
     words = [*base, "measure.certify=true", "measure.baseline=speculative"]
-    with pytest.raises(UserError, match=r"measure\.certify compares greedy text with the target's own"):
+    with pytest.raises(
+        UserError, match=r"measure\.certify compares greedy text with the target's own"
+    ):
         name_of(*words)
     assert name_of(*words, "decoding=sample")
 
@@ -204,10 +263,17 @@ def test_facts_are_those_of_the_folder_that_a_variable_names(
     checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_ADAPTER", str(tmp_path / "adapter"))
-    base = [f"pair.target={checkpoints / 'llama'}", "pair.draft=null", "dataset=multi30k", f"dataset.path={data}"]
+    base = [
+        f"pair.target={checkpoints / 'llama'}",
+        "pair.draft=null",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+    ]
     direct = prepare(compose_config([*base, "policy=bita", adapted(tmp_path / "adapter")]))
     named = prepare(compose_config([*base, "policy=bita", "policy.adapter='${oc.env:MY_ADAPTER}'"]))
-    assert direct.facts == named.facts and direct.facts["trained"]["adapter"] and direct.id == named.id
+    assert (
+        direct.facts == named.facts and direct.facts["trained"]["adapter"] and direct.id == named.id
+    )
 
 
 @pytest.mark.parametrize("group", ["pair", "decoding", "runtime", "measure", "dataset"])
@@ -216,13 +282,23 @@ def test_an_unknown_key_is_told_with_its_group(base: list[str], group: str) -> N
         prepare(compose_config([*base, f"+{group}.abacus=1"]))
 
 
-def test_what_changes_no_number_leaves_the_name(base: list[str], data: Path, tmp_path: Path) -> None:
+def test_what_changes_no_number_leaves_the_name(
+    base: list[str], data: Path, tmp_path: Path
+) -> None:
     moved = shutil.copytree(data, tmp_path / "moved")
-    ours = ["name=other", "resume=false", "pair.name=other", f"dataset.path={moved}", "policy.rollback=2"]
+    ours = [
+        "name=other",
+        "resume=false",
+        "pair.name=other",
+        f"dataset.path={moved}",
+        "policy.rollback=2",
+    ]
     assert name_of(*base, *ours) == name_of(*base, "policy.rollback=2.0")
 
 
-def test_other_weights_of_target_or_drafter_give_another_name(base: list[str], checkpoints: Path) -> None:
+def test_other_weights_of_target_or_drafter_give_another_name(
+    base: list[str], checkpoints: Path
+) -> None:
     """Whether or not the policy drafts, a drafter that it does not use counts for nothing."""
     drafting, alone = "policy=speculative", "policy=vanilla"
     other = f"pair.draft={checkpoints / 't5'}"
@@ -231,13 +307,17 @@ def test_other_weights_of_target_or_drafter_give_another_name(base: list[str], c
     assert name_of(*base, alone, f"pair.target={checkpoints / 't5-draft'}") != name_of(*base, alone)
 
 
-def test_other_hardware_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_hardware_gives_another_name(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = name_of(*base)
     monkeypatch.setattr(module, "hardware", lambda device_map, device: "another")
     assert name_of(*base) != before
 
 
-def test_a_baseline_with_other_knobs_gives_another_name(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_baseline_with_other_knobs_gives_another_name(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = [*base, "measure.baseline=speculative"]
     before, compose = name_of(*words), module.compose_policy
     changed = {"speculative": {"window": 2}}  # as if its file had changed
@@ -250,7 +330,9 @@ def adapted(folder: Path, seed: int = 0) -> str:
     return f"policy.adapter={folder}"
 
 
-def test_an_adapter_counts_with_its_content_wherever_it_lies(checkpoints: Path, data: Path, tmp_path: Path) -> None:
+def test_an_adapter_counts_with_its_content_wherever_it_lies(
+    checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
     target = f"pair.target={checkpoints / 'llama'}"
     base = [target, "pair.draft=null", "dataset=multi30k", f"dataset.path={data}", "policy=bita"]
     here = name_of(*base, adapted(tmp_path / "here"))
@@ -258,9 +340,15 @@ def test_an_adapter_counts_with_its_content_wherever_it_lies(checkpoints: Path, 
     assert name_of(*base, adapted(tmp_path / "there", seed=1)) != here
 
 
-@pytest.mark.parametrize("words", [("policy=ppd",), ("policy=speculative_cascade", "policy.rule=chow")])
+@pytest.mark.parametrize(
+    "words", [("policy=ppd",), ("policy=speculative_cascade", "policy.rule=chow")]
+)
 def test_a_folder_with_the_name_of_a_word_counts_for_nothing(
-    words: tuple[str, ...], checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: tuple[str, ...],
+    checkpoints: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pair = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
@@ -272,11 +360,20 @@ def test_a_folder_with_the_name_of_a_word_counts_for_nothing(
     assert name_of(*base) == before
 
 
-def test_the_code_that_a_policy_reaches_counts(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own alone, so that a changed rule leaves the points of other policies, and the group that they share."""
+def test_the_code_that_a_policy_reaches_counts(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own alone, so that a changed rule leaves the points of other policies, and the group that
+    they share.
+    """
     rule, real = "bild_lab.engine.acceptance.rollback", module.code_hash
-    before = {policy: prepare(compose_config([*base, f"policy={policy}"])) for policy in ("bild", "speculative")}
-    monkeypatch.setattr(module, "code_hash", lambda reached: "other" if rule in reached else real(reached))
+    before = {
+        policy: prepare(compose_config([*base, f"policy={policy}"]))
+        for policy in ("bild", "speculative")
+    }
+    monkeypatch.setattr(
+        module, "code_hash", lambda reached: "other" if rule in reached else real(reached)
+    )
     after = {policy: prepare(compose_config([*base, f"policy={policy}"])) for policy in before}
     assert [before[one].id == after[one].id for one in before] == [False, True]
     assert before["bild"].setting == after["bild"].setting == {**before["speculative"].setting}
@@ -288,7 +385,11 @@ def test_a_knob_that_names_a_file_counts_with_its_content_whatever_it_is_called(
     """Which one it is, the annotation of the part's parameter says."""
     file = tmp_path / "words.txt"
     own = {"name": "mine", "lexicon": str(file), "comment": str(file)}
-    part = {"_target_": "tests.lab.test_point.WithLexicon", "lexicon": "${policy.lexicon}", "comment": "a"}
+    part = {
+        "_target_": "tests.lab.test_point.WithLexicon",
+        "lexicon": "${policy.lexicon}",
+        "comment": "a",
+    }
     own["decoder"] = {"_target_": "bild_lab.engine.decode.DraftThenVerify", "drafter": part}
     own["decoder"]["acceptance"] = {"_target_": "bild_lab.engine.acceptance.SpeculativeSampling"}
     ids = []
@@ -317,9 +418,14 @@ class WithLexicon(NoDraft):
         (("policy=speculative", "measure.baseline=null"), False),
     ],
 )
-def test_the_baseline_is_known_by_its_knobs(base: list[str], words: tuple[str, ...], same: bool) -> None:
+def test_the_baseline_is_known_by_its_knobs(
+    base: list[str], words: tuple[str, ...], same: bool
+) -> None:
     module.cached_examples.cache_clear()
-    assert prepare(compose_config([*base, "measure.baseline=speculative", *words])).same_as_baseline is same
+    assert (
+        prepare(compose_config([*base, "measure.baseline=speculative", *words])).same_as_baseline
+        is same
+    )
 
 
 def test_another_script_of_a_local_metric_gives_another_name(
@@ -337,12 +443,16 @@ def test_another_script_of_a_local_metric_gives_another_name(
     assert loaded == [f"evaluate:{tmp_path / 'own'}"] * 3  # before anything is decoded
 
 
-def test_what_runs_code_is_refused_unless_it_was_allowed(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_code_is_refused_unless_it_was_allowed(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(quality, "first_call", lambda *_: None)
     program = "dataset.reference_template='{answer}'"
     with pytest.raises(UserError, match=r"allow it with measure\.run_code=true"):
         name_of(*base, "dataset.metric=pass_at_1", program)
     assert name_of(*base, "dataset.metrics=[bleu,pass_at_1]", program, "measure.run_code=true")
-    with pytest.raises(UserError, match=r"evaluate:some/one is no local folder, and a community metric is .* code"):
+    with pytest.raises(
+        UserError, match=r"evaluate:some/one is no local folder, and a community metric is .* code"
+    ):
         name_of(*base, "dataset.metric=evaluate:some/one")
     assert name_of(*base, "dataset.metric=evaluate:some/one", "runtime.trust_remote_code=true")

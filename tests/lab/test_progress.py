@@ -52,7 +52,9 @@ def test_stage_examples_sweep_and_time_left_are_shown(screen: Console, clock: li
     shown.stage("loading models")
     title, stage, sweep = lines(shown, screen)
     assert title == "2/5 bild, drafter t5-tiny"
-    assert stage.startswith("loading models") and sweep.startswith("sweep") and sweep.endswith("1/5")
+    assert (
+        stage.startswith("loading models") and sweep.startswith("sweep") and sweep.endswith("1/5")
+    )
     clock[0] = 7.0
     shown.stage("decoding")
     clock[0] = 17.0
@@ -65,13 +67,16 @@ def test_stage_examples_sweep_and_time_left_are_shown(screen: Console, clock: li
     assert lines(shown, screen)[1].startswith("scoring")
 
 
-def test_the_first_point_of_a_sweep_is_the_measure_of_the_others(screen: Console, clock: list[float]) -> None:
+def test_the_first_point_of_a_sweep_is_the_measure_of_the_others(
+    screen: Console, clock: list[float]
+) -> None:
     shown = PointProgress("1/3 vanilla", 2, place=1, points=3)
     clock[0] = 20.0
     shown.stage("decoding")
     clock[0] = 50.0
     shown.advance(1)
-    assert lines(shown, screen)[2].endswith("0/3, 3 min left")  # 30 s of this point, and twice the 80 s that it takes
+    # 30 s of this point, and twice the 80 s that it takes
+    assert lines(shown, screen)[2].endswith("0/3, 3 min left")
 
 
 def test_a_pipe_has_a_line_for_a_point_when_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,14 +113,19 @@ def test_a_long_sweep_says_early_how_long_it_takes_and_a_log_file_gets_a_line_a_
     with PointProgress("2/3 bild", 20, place=2, points=3, typical_s=100.0) as shown:
         shown.stage("decoding")
         shown.advance(1)
-        assert piped.file.getvalue().splitlines()[-1] == "2/3 bild: 20 texts …"  # the first point has told it
+        # the first point has told it
+        assert piped.file.getvalue().splitlines()[-1] == "2/3 bild: 20 texts …"
 
 
-def test_a_stage_that_lasts_is_told_in_a_file_and_a_short_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_that_lasts_is_told_in_a_file_and_a_short_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waiting: list[Alarm] = []
 
     class Alarm:
-        def __init__(self, seconds: float, function: Callable[..., None], arguments: list[str]) -> None:
+        def __init__(
+            self, seconds: float, function: Callable[..., None], arguments: list[str]
+        ) -> None:
             self.seconds, self.ring = seconds, partial(function, *arguments)
 
         def start(self) -> None:
@@ -144,11 +154,18 @@ def test_a_stage_that_lasts_is_told_in_a_file_and_a_short_one_is_not(monkeypatch
         assert waiting == []
         shown.stage("scoring")
     assert waiting == []
-    said = ["loading PyTorch …", "1/3 bild: 20 texts …", "1/3 bild: loading large, 3.1 GB …", "1/3 bild: decoding …"]
+    said = [
+        "loading PyTorch …",
+        "1/3 bild: 20 texts …",
+        "1/3 bild: loading large, 3.1 GB …",
+        "1/3 bild: decoding …",
+    ]
     assert piped.file.getvalue().splitlines() == said
 
 
-def test_a_terminal_keeps_the_estimate_and_a_short_point_has_none(screen: Console, clock: list[float]) -> None:
+def test_a_terminal_keeps_the_estimate_and_a_short_point_has_none(
+    screen: Console, clock: list[float]
+) -> None:
     for seconds, told in ((30.0, True), (3.0, False)):
         with PointProgress("bild", 2) as shown:
             shown.stage("decoding")
@@ -158,12 +175,24 @@ def test_a_terminal_keeps_the_estimate_and_a_short_point_has_none(screen: Consol
         screen.file.truncate(0)
 
 
-def test_a_title_names_place_drafter_and_the_knobs_that_were_given(checkpoints: Path, data: Path) -> None:
+def test_a_title_names_place_drafter_and_the_knobs_that_were_given(
+    checkpoints: Path, data: Path
+) -> None:
     words = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}"]
-    words += ["dataset=multi30k", f"dataset.path={data}", "policy=bild", "policy.window=10", "policy.rollback=5"]
+    words += [
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "policy=bild",
+        "policy.window=10",
+        "policy.rollback=5",
+    ]
     point = prepare(compose_config(words))
-    assert title_of(point, 2, 9, ["policy.window=10"]) == "2/9 bild, drafter t5-draft, rollback 5 window 10"
-    assert title_of(point, 1, 1, []) == "bild, drafter t5-draft, rollback 5"  # the file's window is 10
+    assert (
+        title_of(point, 2, 9, ["policy.window=10"])
+        == "2/9 bild, drafter t5-draft, rollback 5 window 10"
+    )
+    # the file's window is 10
+    assert title_of(point, 1, 1, []) == "bild, drafter t5-draft, rollback 5"
     alone = prepare(compose_config([*words[:4], "policy=vanilla"]))
     assert title_of(alone, 1, 1, []) == "vanilla"
 
@@ -184,11 +213,20 @@ def given(monkeypatch: pytest.MonkeyPatch, folder: Path, *words: str) -> None:
     record_command(folder)
 
 
-def test_commands_are_kept_in_order_and_a_repeated_one_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_kept_in_order_and_a_repeated_one_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs" / "first"
     given(monkeypatch, folder, "run.py", "-m", "policy.fallback=0.3,0.5")
-    given(monkeypatch, folder, str(tmp_path / "scripts" / "sweeps.py"), "merge", "name=first", "outputs/a b")
+    given(
+        monkeypatch,
+        folder,
+        str(tmp_path / "scripts" / "sweeps.py"),
+        "merge",
+        "name=first",
+        "outputs/a b",
+    )
     given(monkeypatch, folder, "run.py", "-m", "policy.fallback=0.3,0.5")
     assert [one.line for one in read_commands(folder)] == [
         "python run.py -m policy.fallback=0.3,0.5",
@@ -196,7 +234,9 @@ def test_commands_are_kept_in_order_and_a_repeated_one_once(tmp_path: Path, monk
     ]
 
 
-def test_a_line_that_was_cut_short_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_was_cut_short_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert read_commands(tmp_path) == []
     given(monkeypatch, tmp_path, "run.py")
     with (tmp_path / COMMANDS).open("a") as file:
@@ -205,7 +245,9 @@ def test_a_line_that_was_cut_short_hides_no_other(tmp_path: Path, monkeypatch: p
     assert len(read_commands(tmp_path)) == 2
 
 
-def test_reports_between_points_take_a_small_share_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_between_points_take_a_small_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now_s, written, config = [100.0], [], OmegaConf.create({"name": "tested"})
     monkeypatch.setattr(sweeps, "time", SimpleNamespace(perf_counter=lambda: now_s[0]))
     monkeypatch.setattr(sweeps, "progress", Progress(total=200))

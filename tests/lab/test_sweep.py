@@ -41,31 +41,50 @@ def values(key: str, *several: object) -> list[str]:
 @pytest.mark.parametrize(
     ("lists", "named"),
     [
-        ([values("policy.fallback", 0.3, 0.5), values("policy.rollback", 1, 2, -4)], "policy.rollback=-4: "),
         (
-            [values("policy", "vanilla", "speculative"), ["pair.draft=toy:small", "pair.draft=null"]],
+            [values("policy.fallback", 0.3, 0.5), values("policy.rollback", 1, 2, -4)],
+            "policy.rollback=-4: ",
+        ),
+        (
+            [
+                values("policy", "vanilla", "speculative"),
+                ["pair.draft=toy:small", "pair.draft=null"],
+            ],
             "policy=speculative ",
         ),
         ([values("dataset.limit", 2, 0)], "dataset.limit=0: "),
         ([values("decoding.temperature", 0, -1)], "decoding.temperature=-1: "),
-        ([values("policy", "vanilla", "bild"), values("policy.fallback", 0.5)], ""),  # the first lacks the knob
+        # the first lacks the knob
+        ([values("policy", "vanilla", "bild"), values("policy.fallback", 0.5)], ""),
         ([values("policy", "bild", "vanilla"), values("policy.fallback", 0.5)], "policy=vanilla: "),
         ([values("dataset.path", "toy:corpus", "nowhere")], "dataset.path=nowhere: "),
-        ([["policy=bild_released"], values("decoding.temperature", 0, 1)], "decoding.temperature=1: "),
-        ([["decoding=sample"], values("policy", "bild", "bild_released")], "policy=bild_released: "),
+        (
+            [["policy=bild_released"], values("decoding.temperature", 0, 1)],
+            "decoding.temperature=1: ",
+        ),
+        (
+            [["decoding=sample"], values("policy", "bild", "bild_released")],
+            "policy=bild_released: ",
+        ),
         ([["decoding=sample"], values("policy", "bild", "synthetic")], "policy=synthetic: "),
         (
             [["policy=hf_generate"], ["runtime.batch=2"], values("decoding.temperature", 0, 1)],
             "decoding.temperature=1: batched generate",
         ),
         (
-            [["measure.certify=true"], ["measure.baseline=speculative"], values("decoding.temperature", 1, 0)],
+            [
+                ["measure.certify=true"],
+                ["measure.baseline=speculative"],
+                values("decoding.temperature", 1, 0),
+            ],
             "decoding.temperature=0: measure.certify",
         ),
         ([["logger=none"], values("runtime.engine", "auto", "abacus")], "runtime.engine=abacus: "),
     ],
 )
-def test_a_later_point_that_cannot_be_measured_is_refused_and_named(lists: list[list[str]], named: str) -> None:
+def test_a_later_point_that_cannot_be_measured_is_refused_and_named(
+    lists: list[list[str]], named: str
+) -> None:
     with pytest.raises(Refused) as refused:
         _check_points([*TOY, ["policy=bild"], *lists], "config")
     assert refused.value.message.startswith(named)
@@ -86,7 +105,15 @@ def test_points_that_differ_in_knobs_read_the_data_once(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("lists", "prepared", "tokenized"),
     [
-        ([values("runtime.seed", *range(5)), ["decoding=sample"], values("decoding.temperature", 0.5, 1)], 1, 1),
+        (
+            [
+                values("runtime.seed", *range(5)),
+                ["decoding=sample"],
+                values("decoding.temperature", 0.5, 1),
+            ],
+            1,
+            1,
+        ),
         ([values("runtime.threads", 1, 2), values("measure.repeats", 1, 2)], 4, 1),
         ([values("decoding.max_new_tokens", 4, 5), values("runtime.seed", 0, 1)], 2, 2),
     ],
@@ -97,14 +124,23 @@ def test_what_points_share_is_checked_once(
     calls = []
     for name in ("prepare", "requests_of"):
         real = getattr(sweep, name)
-        monkeypatch.setattr(sweep, name, lambda *given, name=name, real=real: calls.append(name) or real(*given))
+        monkeypatch.setattr(
+            sweep, name, lambda *given, name=name, real=real: calls.append(name) or real(*given)
+        )
     _check_points([*TOY, ["policy=bild"], *lists], "config")
     assert (calls.count("prepare"), calls.count("requests_of")) == (prepared, tokenized)
 
 
 def test_a_point_is_composed_as_hydra_composes_it() -> None:
     compose = Composer("config")
-    words = ["pair=toy", "policy=bild", "dataset.metrics=[bleu,chrf]", "policy.fallback=0.25", "+mine=3", "name='a b'"]
+    words = [
+        "pair=toy",
+        "policy=bild",
+        "dataset.metrics=[bleu,chrf]",
+        "policy.fallback=0.25",
+        "+mine=3",
+        "name='a b'",
+    ]
     compose([*words[:3], "policy.fallback=0.5", *words[4:]])
     assert compose(words) == compose_config(words)
 
@@ -117,24 +153,34 @@ def test_of_many_points_each_value_and_each_combination_of_files_is_checked() ->
         values("seed.y", *range(40)),
     ]
     found = checked_points(jobs)
-    assert found[0] == tuple(several[0] for several in jobs) and len(found) == len(set(found)) < 2 * 84
-    assert {word for words in found for word in words} == {word for several in jobs for word in several}
+    assert (
+        found[0] == tuple(several[0] for several in jobs) and len(found) == len(set(found)) < 2 * 84
+    )
+    assert {word for words in found for word in words} == {
+        word for several in jobs for word in several
+    }
     assert {words[:2] for words in found} == {(one, other) for one in jobs[0] for other in jobs[1]}
     few = [values("policy", "a", "b"), values("policy.x", *range(MOST_CHECKED // 2))]
     assert len(checked_points(few)) == math.prod(map(len, few)) == MOST_CHECKED
 
 
-@pytest.mark.parametrize("word", ["policy.fallback=interval(0,1)", "policy.fallback=range(0.1,0.5,0.1),0.9"])
+@pytest.mark.parametrize(
+    "word", ["policy.fallback=interval(0,1)", "policy.fallback=range(0.1,0.5,0.1),0.9"]
+)
 def test_values_that_cannot_be_listed_are_refused_in_words(word: str) -> None:
     (override,) = OverridesParser.create().parse_overrides([word])
-    with pytest.raises(UserError, match=r"the values of policy\.fallback=.* cannot be listed; a sweep takes"):
+    with pytest.raises(
+        UserError, match=r"the values of policy\.fallback=.* cannot be listed; a sweep takes"
+    ):
         alternatives(override)
 
 
 def test_a_sweep_has_one_folder() -> None:
     config, other = (compose_config([f"name={name}"]) for name in ("first", "second"))
     require_one_folder(config, [config, config])
-    with pytest.raises(UserError, match="one report, got name=second beside outputs/first; give one name=NAME"):
+    with pytest.raises(
+        UserError, match="one report, got name=second beside outputs/first; give one name=NAME"
+    ):
         require_one_folder(config, [config, other])
 
 
@@ -152,12 +198,16 @@ def overrides() -> DictConfig:
         (["policy=ppd", "policy=speculative"], [NO_GRAPHS]),
         (["policy=bild", "policy=speculative"], []),  # all with graphs
         (["policy=calm", "policy=ppd"], []),  # all without
-        (["policy=bild runtime.compile=graphs", "policy=calm runtime.compile=false"], []),  # as it was asked for
+        # as it was asked for
+        (["policy=bild runtime.compile=graphs", "policy=calm runtime.compile=false"], []),
         (["policy=bild runtime.device=cpu", "policy=calm runtime.device=cpu"], []),
     ],
 )
 def test_a_sweep_on_a_gpu_has_one_regime(words: list[str], added: list[str]) -> None:
-    config, base = overrides(), ["pair=toy", "dataset=toy", "dataset.limit=2", "runtime.device=cuda"]
+    config, base = (
+        overrides(),
+        ["pair=toy", "dataset=toy", "dataset.limit=2", "runtime.device=cuda"],
+    )
     with pretended_gpu():
         _share_a_regime(config, [compose_config([*base, *one.split()]) for one in words])
     load_model.cache_clear()

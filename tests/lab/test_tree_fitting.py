@@ -1,4 +1,6 @@
-"""The best tree against every tree that there is, acceptance of known candidates, and fits as a user sees them."""
+"""The best tree against every tree that there is, acceptance of known candidates, and fits as a
+user sees them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ from bild_lab.lab.config import compose_config
 from bild_lab.lab.point import Point, prepare
 from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.runner import run_point
-from bild_lab.lab.tree_fitting import Text, acceptance_of, best_nodes, best_tree, choices, collecting
+from bild_lab.lab.tree_fitting import (
+    Text,
+    acceptance_of,
+    best_nodes,
+    best_tree,
+    choices,
+    collecting,
+)
 from scripts import fit_tree as script
 from tests.checkpoints import write_data
 from tests.engine.heads.tiny import files_of
@@ -36,7 +45,9 @@ from tests.tiny import tiny_llama
 MOST = 6  # nodes of the trees that are all tried
 
 
-def subtrees(acceptance: np.ndarray, depth: int, parent: int, first: int, most: int) -> Iterator[list[Node]]:
+def subtrees(
+    acceptance: np.ndarray, depth: int, parent: int, first: int, most: int
+) -> Iterator[list[Node]]:
     """All sets of at most so many nodes below a row, the first of which gets the index `first`."""
     ranks = range(acceptance.shape[1]) if depth < len(acceptance) else ()
 
@@ -46,7 +57,9 @@ def subtrees(acceptance: np.ndarray, depth: int, parent: int, first: int, most: 
             return
         yield from below(rank + 1, index)
         if index - first < most:
-            for inner in subtrees(acceptance, depth + 1, index, index + 1, most - (index - first) - 1):
+            for inner in subtrees(
+                acceptance, depth + 1, index, index + 1, most - (index - first) - 1
+            ):
                 for others in below(rank + 1, index + 1 + len(inner)):
                     yield [Node(depth, rank, parent), *inner, *others]
 
@@ -54,7 +67,9 @@ def subtrees(acceptance: np.ndarray, depth: int, parent: int, first: int, most: 
 
 
 def tokens_of(nodes: Sequence[Node], acceptance: np.ndarray) -> float:
-    """Expected tokens of a round: the target's own, and each node with the chance that its whole path is accepted."""
+    """Expected tokens of a round: the target's own, and each node with the chance that its whole
+    path is accepted.
+    """
     reached = [1.0]
     for node in nodes:
         reached.append(reached[node.parent + 1] * acceptance[node.depth, node.rank])
@@ -78,7 +93,9 @@ def test_no_tree_of_as_many_nodes_gives_more_tokens(seed: int) -> None:
     acceptance = table(seed, 3, 3)
     best = most_tokens(acceptance)
     nodes = [node for node, _ in best_nodes(acceptance, MOST)]
-    assert [tokens_of(nodes[:count], acceptance) for count in range(MOST + 1)] == pytest.approx(best)
+    assert [tokens_of(nodes[:count], acceptance) for count in range(MOST + 1)] == pytest.approx(
+        best
+    )
     assert all(node.parent < place for place, node in enumerate(nodes))
     planted = acceptance.copy()  # a node chosen by its own chance, not by that of its path
     planted[0, 0], planted[1, 0] = planted[1, 0] / 2, 0.99
@@ -90,8 +107,11 @@ def test_no_tree_of_as_many_nodes_gives_more_tokens(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_no_choice_of_depth_and_size_gives_more_tokens_per_second(seed: int, masked: bool) -> None:
     acceptance = table(seed, 2, 3)
-    seconds = [1.0, 1.0, 1.05, 1.05, 1.7, 1.6, 1.7, 3.0, 3.1]  # by rows, with steps, and not monotone
-    costs = [{1: 0.9}] + [{1 + rows: one + 0.1 * depth for rows, one in enumerate(seconds)} for depth in (1, 2)]
+    # by rows, with steps, and not monotone
+    seconds = [1.0, 1.0, 1.05, 1.05, 1.7, 1.6, 1.7, 3.0, 3.1]
+    costs = [{1: 0.9}] + [
+        {1 + rows: one + 0.1 * depth for rows, one in enumerate(seconds)} for depth in (1, 2)
+    ]
     found = choices(acceptance, costs, len(seconds), masked)
     best = 1 / 0.9
     for depth in (1, 2):
@@ -102,7 +122,10 @@ def test_no_choice_of_depth_and_size_gives_more_tokens_per_second(seed: int, mas
     assert max(one.tokens_per_s for one in found) == pytest.approx(best)
     for one in found:
         tree = best_tree(acceptance[: one.depth], one.nodes, one.masks)
-        assert (tree.rows, tokens_of(tree.nodes, acceptance)) == (one.rows, pytest.approx(one.tokens))
+        assert (tree.rows, tokens_of(tree.nodes, acceptance)) == (
+            one.rows,
+            pytest.approx(one.tokens),
+        )
 
 
 @pytest.mark.parametrize("step", [4, 7, 12])
@@ -116,12 +139,16 @@ CHANCES = np.array([[0.5, 0.3, 0.0], [0.6, 0.1, 0.2]])
 
 
 class KnownDrafter(CandidateDrafter):
-    """For a target that counts up modulo 50: the right token has each rank with the chance of CHANCES."""
+    """For a target that counts up modulo 50: the right token has each rank with the chance of
+    CHANCES.
+    """
 
     def __init__(self) -> None:
         config = SimpleNamespace(config=SimpleNamespace(vocab_size=50))
         target = SimpleNamespace(checkpoint=config, device=torch.device("cpu"))
-        super().__init__(target, SimpleNamespace(markov=None, part=None), "full_tree", 1, len(CHANCES))
+        super().__init__(
+            target, SimpleNamespace(markov=None, part=None), "full_tree", 1, len(CHANCES)
+        )
         self._chance = random.Random(0)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -136,7 +163,9 @@ class KnownDrafter(CandidateDrafter):
 
 
 def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
-    target = StubModel(lambda tokens: torch.nn.functional.one_hot(torch.tensor((tokens[-1] + 1) % 50), 50).float())
+    target = StubModel(
+        lambda tokens: torch.nn.functional.one_hot(torch.tensor((tokens[-1] + 1) % 50), 50).float()
+    )
     method = DraftThenVerify(target, collecting(KnownDrafter(), 3), ExactMatch())
     texts = []
     for _ in range(60):
@@ -146,7 +175,9 @@ def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
 
 
 def test_below_a_second_choice_nothing_is_known_of_candidates_that_depend_on_their_parent() -> None:
-    (first, second) = (Text([0, *text], 1, [Round((1, 2, 3, 4), 0, text[0])], True) for text in ((1, 3), (2, 3)))
+    (first, second) = (
+        Text([0, *text], 1, [Round((1, 2, 3, 4), 0, text[0])], True) for text in ((1, 3), (2, 3))
+    )
     assert acceptance_of([first, second], 2, 2).tolist() == [[0.5, 0.5], [1.0, 0.0]]
     assert acceptance_of([second], 2, 2, by_parent=True).tolist() == [[0.0, 1.0], [0.0, 0.0]]
     assert acceptance_of([first], 2, 2, by_parent=True).tolist() == [[1.0, 0.0], [1.0, 0.0]]
@@ -155,7 +186,12 @@ def test_below_a_second_choice_nothing_is_known_of_candidates_that_depend_on_the
 def words(checkpoints: Path, data: Path, policy: str, *more: str) -> list[str]:
     needed = files_of(policy, tiny_llama(1).config, checkpoints)
     pair = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
-    rest = ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=8", "measure.warmup=0"]
+    rest = [
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "decoding.max_new_tokens=8",
+        "measure.warmup=0",
+    ]
     knobs = [f"policy.{knob}={path}" for knob, path in needed.items()]
     return [*pair, *rest, f"policy={policy}", *knobs, *more]
 
@@ -167,7 +203,11 @@ def point(*overrides: str) -> Point:
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["medusa", "bita"])
 def test_the_file_of_a_fitted_tree_is_decoded_with_and_is_part_of_the_result(
-    policy: str, checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    policy: str,
+    checkpoints: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
 ) -> None:
     monkeypatch.setattr(tree_fitting, "MOST_ROWS", 8)
     monkeypatch.setattr(tree_fitting, "WIDEST", 3)
@@ -179,22 +219,36 @@ def test_the_file_of_a_fitted_tree_is_decoded_with_and_is_part_of_the_result(
     result = run_point(point(*base, f"policy.tree={kept}"), Sweep(tmp_path / "sweep"))
     tree = result.facts["trained"]["tree"]
     assert result.agreement_with_target == 1 and tree == json.loads(kept.read_text())
-    assert {key: tree["texts"][key] for key in ("split", "examples")} == {"split": "test", "examples": 5}
+    assert {key: tree["texts"][key] for key in ("split", "examples")} == {
+        "split": "test",
+        "examples": 5,
+    }
 
 
 def test_a_policy_without_candidates_has_no_tree_to_fit(
     checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="a tree is fitted for policy=medusa or policy=bita, got policy=speculative"):
-        script.fit(compose_config([*words(checkpoints, data, "speculative"), "dataset.split=test"], "fit_tree"))
+    with pytest.raises(
+        UserError, match="a tree is fitted for policy=medusa or policy=bita, got policy=speculative"
+    ):
+        script.fit(
+            compose_config(
+                [*words(checkpoints, data, "speculative"), "dataset.split=test"], "fit_tree"
+            )
+        )
 
 
-def test_a_trees_file_counts_with_its_content(checkpoints: Path, data: Path, tmp_path: Path) -> None:
+def test_a_trees_file_counts_with_its_content(
+    checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
     base = words(checkpoints, data, "medusa")
 
     def name_of(rank: int, file: str) -> str:
-        trees = [{"parents": [], "ranks": [], "probes": [0]}, {"parents": [-1], "ranks": [rank], "probes": [0, 0]}]
+        trees = [
+            {"parents": [], "ranks": [], "probes": [0]},
+            {"parents": [-1], "ranks": [rank], "probes": [0, 0]},
+        ]
         (tmp_path / file).write_text(json.dumps({"trees": trees}))
         return point(*base, f"policy.tree={tmp_path / file}").id
 

@@ -1,4 +1,6 @@
-"""The notebooks run from top to bottom, with a sweep's outputs and without any, and are committed without their own."""
+"""The notebooks run from top to bottom, with a sweep's outputs and without any, and are committed
+without their own.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,22 @@ def with_outputs(folder: Path) -> Path:
         (folder / "outputs" / name).mkdir(parents=True)
         write_table(results, folder / "outputs" / name / "sweep.csv")
     (folder / "outputs/match").mkdir()
-    rates = {"layer": [4, 4, 6], "top_k": 1, "heads": "shared", "position": [0, 1, 0], "matches": [1, 2, 3], "count": 4}
+    rates = {
+        "layer": [4, 4, 6],
+        "top_k": 1,
+        "heads": "shared",
+        "position": [0, 1, 0],
+        "matches": [1, 2, 3],
+        "count": 4,
+    }
     pd.DataFrame(rates).to_csv(folder / "outputs/match/match_rates.csv", index=False)
     return folder
 
 
 def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
-    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
 
 
 def code(name: str) -> list[str]:
@@ -58,7 +69,9 @@ def code(name: str) -> list[str]:
 
 
 def names_after(name: str, folder: Path) -> dict[str, Any]:
-    """What a notebook's cells leave behind, run as plain Python in this folder: a kernel would take seconds more."""
+    """What a notebook's cells leave behind, run as plain Python in this folder: a kernel would take
+    seconds more.
+    """
     with chdir(folder):
         plt.switch_backend("agg")
         names: dict[str, Any] = {}
@@ -78,7 +91,9 @@ def measured(tmp_path: Path) -> Path:
     return with_outputs(checkout(tmp_path / "measured"))
 
 
-def test_the_bild_notebook_reads_the_sweep_or_else_the_committed_results(bare: Path, measured: Path) -> None:
+def test_the_bild_notebook_reads_the_sweep_or_else_the_committed_results(
+    bare: Path, measured: Path
+) -> None:
     own, committed = names_after("bild", measured), names_after("bild", bare)
     kept = pd.read_csv(ROOT / "docs/results/translation_grid.csv")
     free = kept.query("policy == 'bild' and quality_difference >= 0")["speedup"]
@@ -90,10 +105,14 @@ def test_the_bild_notebook_reads_the_sweep_or_else_the_committed_results(bare: P
     assert own["front"][0] == (1 / 1.83, pytest.approx(39.69))
 
 
-def test_the_speculative_notebook_reads_the_sweep_or_else_the_committed_results(bare: Path, measured: Path) -> None:
+def test_the_speculative_notebook_reads_the_sweep_or_else_the_committed_results(
+    bare: Path, measured: Path
+) -> None:
     committed, own = (names_after("speculative", folder)["points"] for folder in (bare, measured))
     assert len(committed) == 12
-    (last,) = committed.query("draft == 't5-small' and temperature == 1 and window == 7").to_dict("records")
+    (last,) = committed.query("draft == 't5-small' and temperature == 1 and window == 7").to_dict(
+        "records"
+    )
     assert [round(last[name], 2) for name in ("predicted_theorem", "speedup")] == [1.86, 1.29]
     assert own["speedup"].tolist() == [1.21, 1.38, 1.34, 1.12]
 
@@ -112,12 +131,17 @@ def test_the_ppd_notebook_adds_measured_match_rates_up(bare: Path, measured: Pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_the_notebook_runs_in_a_kernel(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_notebook_runs_in_a_kernel(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable))  # not the user's home
     notebook = read(name)
-    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(ROOT / "notebooks")}}).execute()
-    assert [output.text for output in outputs(notebook) if output.get("name") == "stderr"] == []  # no warning either
+    NotebookClient(
+        notebook, timeout=240, resources={"metadata": {"path": str(ROOT / "notebooks")}}
+    ).execute()
+    # no warning either
+    assert [output.text for output in outputs(notebook) if output.get("name") == "stderr"] == []
     kinds = {kind for output in outputs(notebook) for kind in output.get("data", {})}
     assert ({"text/html"} if name == "tour" else {"image/png", "text/html"}) <= kinds
 

@@ -1,7 +1,9 @@
-"""What the hub of the rehearsals holds: tiny checkpoints under the published ids, and a few rows of each data set.
+"""What the hub of the rehearsals holds: tiny checkpoints under the published ids, and a few rows of
+each data set.
 
-Ids, configurations, layouts, configs and splits are those of `hub.yaml`. `rehearsal.yaml` scales the widths down, not
-the depths, and has the rows. A token is a byte, so that prompts and answers are text.
+Ids, configurations, layouts, configs and splits are those of `hub.yaml`. `rehearsal.yaml` scales
+the widths down, not the depths, and has the rows. A token is a byte, so that prompts and answers
+are text.
 """
 
 from __future__ import annotations
@@ -36,25 +38,36 @@ from tests.loopback_hub import CONVERSION, contents, pickled
 TABLES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("rehearsal.yaml").read_text())
 ROWS = {"train": 6, "validation": 3, "test": 2}
 LONGEST_CHAIN = 24  # tokens of a Llama's text
-SPREADS = {"o_proj": 0.005, "down_proj": 0.0015, "shared": 5.0, "lm_head": 1.0}  # of weights, by a part of their name
+# of weights, by a part of their name
+SPREADS = {"o_proj": 0.005, "down_proj": 0.0015, "shared": 5.0, "lm_head": 1.0}
 
 
 def byte_tokenizer(specials: list[str], template: str, **roles: str) -> PreTrainedTokenizerFast:
-    """The special tokens, then a token for every byte. template: where the special tokens of a prompt stand."""
-    places = {piece: place for place, piece in enumerate([*specials, *sorted(ByteLevel.alphabet())])}
+    """The special tokens, then a token for every byte. template: where the special tokens of a
+    prompt stand.
+    """
+    places = {
+        piece: place for place, piece in enumerate([*specials, *sorted(ByteLevel.alphabet())])
+    }
     tokenizer = Tokenizer(BPE(places, []))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     ends = [(one, places[one]) for one in specials]
     tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=ends)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **roles)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **roles
+    )
 
 
 def scaled_configuration(name: str) -> PreTrainedConfig:
     """The real configuration of a checkpoint with the widths of `rehearsal.yaml`."""
     outline = dict(hub()["outlines"][hub()["models"][name]["outline"]])
     kind = outline.pop("model_type")
-    scaled = {**outline, **TABLES["scaled"][kind], **TABLES["of_owner"].get(name.partition("/")[0], {})}
+    scaled = {
+        **outline,
+        **TABLES["scaled"][kind],
+        **TABLES["of_owner"].get(name.partition("/")[0], {}),
+    }
     if "num_key_value_heads" in outline:  # as many queries share a key
         groups = outline["num_attention_heads"] // outline["num_key_value_heads"]
         scaled["num_key_value_heads"] = scaled["num_attention_heads"] // groups
@@ -64,8 +77,9 @@ def scaled_configuration(name: str) -> PreTrainedConfig:
 def tiny_checkpoint(name: str, folder: Path) -> Mapping[str, bytes]:
     """The files of a published checkpoint, tiny.
 
-    A weight's values come from its name, so a shallow model is the beginning of a deep one. T5s have noise of their own
-    on them: they agree often, but not always. A Llama prefers the token after the last one, and ends after 24.
+    A weight's values come from its name, so a shallow model is the beginning of a deep one. T5s
+    have noise of their own on them: they agree often, but not always. A Llama prefers the token
+    after the last one, and ends after 24.
     """
     config, generator = scaled_configuration(name), torch.Generator()
     encoder_decoder = bool(config.is_encoder_decoder)
@@ -74,13 +88,19 @@ def tiny_checkpoint(name: str, folder: Path) -> Mapping[str, bytes]:
         if weight.ndim == 1:  # of a norm
             continue
         spread = next((size for part, size in SPREADS.items() if part in key), 0.3)
-        weight.data = spread * torch.randn(weight.shape, generator=generator.manual_seed(crc32(key.encode())))
+        weight.data = spread * torch.randn(
+            weight.shape, generator=generator.manual_seed(crc32(key.encode()))
+        )
         if encoder_decoder:
-            own = torch.randn(weight.shape, generator=generator.manual_seed(crc32(f"{name} {key}".encode())))
+            own = torch.randn(
+                weight.shape, generator=generator.manual_seed(crc32(f"{name} {key}".encode()))
+            )
             weight.data += 0.15 * spread * own
     if not encoder_decoder:
         prefer_next(model)
-    model.to(torch.float16 if hub()["models"][name]["stored"] == 2 else torch.float32).save_pretrained(folder)
+    model.to(
+        torch.float16 if hub()["models"][name]["stored"] == 2 else torch.float32
+    ).save_pretrained(folder)
     byte_tokenizer(**TABLES["tokenizers"][config.model_type]).save_pretrained(folder)
     return contents(folder)
 
@@ -88,18 +108,26 @@ def tiny_checkpoint(name: str, folder: Path) -> Mapping[str, bytes]:
 def prefer_next(model: PreTrainedModel) -> None:
     """Make the token after the last one the most likely, and in the place of every 24th the end.
 
-    A random head has tokens that it mistakes for another's: with this seed none is on the way of an answer.
+    A random head has tokens that it mistakes for another's: with this seed none is on the way of an
+    answer.
     """
-    embedding, head = model.get_input_embeddings().weight.data, model.get_output_embeddings().weight.data
+    embedding, head = (
+        model.get_input_embeddings().weight.data,
+        model.get_output_embeddings().weight.data,
+    )
     embedding.normal_(generator=torch.Generator().manual_seed(7))
     head.zero_()
     for token, row in enumerate(embedding):
         after = (token + 1) % len(embedding)
-        head[model.config.eos_token_id if after % LONGEST_CHAIN == 0 else after] += 8 * row / len(row)
+        head[model.config.eos_token_id if after % LONGEST_CHAIN == 0 else after] += (
+            8 * row / len(row)
+        )
 
 
 def checkpoints(folder: Path) -> dict[str, Mapping[str, bytes]]:
-    """Every checkpoint of `hub.yaml` whose configuration is known; one of BiLD's with pickles alone."""
+    """Every checkpoint of `hub.yaml` whose configuration is known; one of BiLD's with pickles
+    alone.
+    """
     names = [name for name, card in hub()["models"].items() if card["stored"] and card["outline"]]
     several = {name: tiny_checkpoint(name, folder / name) for name in names}
     return several | {"kssteven/T5-large-cnndm": pickled(several["kssteven/T5-large-cnndm"])}
@@ -118,20 +146,29 @@ def parquet(rows: list[dict[str, Any]]) -> bytes:
 
 
 def datasets() -> dict[str, dict[str, bytes]]:
-    """Each data set in its layout: parquet by split, a script's on the branch of its conversion, or JSON."""
+    """Each data set in its layout: parquet by split, a script's on the branch of its conversion, or
+    JSON.
+    """
     found = {}
     for name in TABLES["rows"]:
         card = hub()["datasets"][name]
         config = next(iter(card["configs"]), "data")
         splits = {split: rows_of(name, split) for split in card["splits"]}
         if card.get("script"):
-            files = {f"{config}/{split}/0000.parquet": parquet(rows) for split, rows in splits.items()}
+            files = {
+                f"{config}/{split}/0000.parquet": parquet(rows) for split, rows in splits.items()
+            }
             found[f"{name}@{CONVERSION}"] = files
         elif config.endswith(".json"):
             found[name] = {config: json.dumps(splits["train"]).encode()}
         else:
-            files = {f"{config}/{split}-00000-of-00001.parquet": parquet(rows) for split, rows in splits.items()}
-            listed = "\n".join(f"  - split: {split}\n    path: {config}/{split}-*" for split in splits)
+            files = {
+                f"{config}/{split}-00000-of-00001.parquet": parquet(rows)
+                for split, rows in splits.items()
+            }
+            listed = "\n".join(
+                f"  - split: {split}\n    path: {config}/{split}-*" for split in splits
+            )
             card_name = "default" if config == "data" else config
             header = f'---\nconfigs:\n- config_name: "{card_name}"\n  data_files:\n{listed}\n---\n'
             found[name] = {**files, "README.md": header.encode()}

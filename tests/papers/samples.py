@@ -14,7 +14,12 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.papers.published import load_published
 from tests.report.sample import sample_drafted, sample_example, sample_result
 
-PIPELINE = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
+PIPELINE = {
+    "match_rate": 0.5,
+    "latency_units": 4.6,
+    "compute_units": 9.0,
+    "predicted_latency_units": 4.5,
+}
 PIPELINE |= {"layers": 6, "exit_layer": 3, "predicted_compute_units": 9.1, "theorem": 1.33}
 ALIGNED = {"draft": "t5-tiny-aligned"}  # other weights are another setting
 
@@ -28,10 +33,22 @@ def other(policy: str, speedup: float = 1.5, loss: float = 0.0, **knobs: object)
     return sample_drafted(policy, {"window": 5, **knobs}, speedup, -loss, (0.7, 1.0), rollbacks=90)
 
 
-def bita(speedup: float = 2.0, policy: str = "bita", trained: dict | None = None, **knobs: object) -> Result:
+def bita(
+    speedup: float = 2.0, policy: str = "bita", trained: dict | None = None, **knobs: object
+) -> Result:
     adapter = {"adapter": "outputs/any/adapter", "tree": "efficient_tree", "top_k": 5}
-    facts = {"trained": {"adapter": {"prompt": "deep", "prompt_tokens": 16, "mask_tokens": 3, **(trained or {})}}}
-    coding = {"n_examples": 1, "tokens": 9, "tokens_per_s": 5.0, "baseline_tokens_per_s": 2.0, "speedup": {}}
+    facts = {
+        "trained": {
+            "adapter": {"prompt": "deep", "prompt_tokens": 16, "mask_tokens": 3, **(trained or {})}
+        }
+    }
+    coding = {
+        "n_examples": 1,
+        "tokens": 9,
+        "tokens_per_s": 5.0,
+        "baseline_tokens_per_s": 2.0,
+        "speedup": {},
+    }
     coding |= {"tokens_per_s_ratio": 2.5, "tokens_per_target_call": 2.0, "acceptance_rate": 0.5}
     own = {"tokens_per_s_ratio": speedup, "categories": {"coding": coding}, "facts": facts}
     return sample_result(policy, {**adapter, **knobs}, speedup, **own)
@@ -39,17 +56,25 @@ def bita(speedup: float = 2.0, policy: str = "bita", trained: dict | None = None
 
 def alpha(drafter: str, value: float, **knobs: object) -> Result:
     return sample_result(
-        "alpha", {"drafter": drafter, "knobs": {"window": 1, **knobs}}, None, expected_acceptance=value
+        "alpha",
+        {"drafter": drafter, "knobs": {"window": 1, **knobs}},
+        None,
+        expected_acceptance=value,
     )
 
 
 def ppd() -> Result:
-    return sample_result("ppd", {"exit_layer": 3, "top_k": 3, "heads": "shared"}, 0.9, pipeline=PIPELINE)
+    return sample_result(
+        "ppd", {"exit_layer": 3, "top_k": 3, "heads": "shared"}, 0.9, pipeline=PIPELINE
+    )
 
 
 def texts() -> list[MeasuredExample]:
     """Two tokens are the target's: the second, and the end."""
-    rounds = [{"drafted": [3], "accepted": 1, "next_token": 4}, {"drafted": [5], "accepted": 1, "next_token": 1}]
+    rounds = [
+        {"drafted": [3], "accepted": 1, "next_token": 4},
+        {"drafted": [5], "accepted": 1, "next_token": 1},
+    ]
     pieces = {"3": "a", "4": " small", "5": " house", "1": "</s>"}
     own = {"prompt": "ein Haus", "token_ids": [3, 4, 5, 1], "rounds": rounds, "pieces": pieces}
     return [sample_example(**own, prediction="a small house", baseline_prediction="a little house")]
@@ -67,7 +92,10 @@ def of(pair: str, *results: Result) -> list[tuple[str, Result, Sequence[Measured
 # for each figure what its runs leave: the pair, the result, its examples
 RUNS: dict[str, Callable[[], list[tuple[str, Result, Sequence[MeasuredExample]]]]] = {
     "bild_fig2": lambda: of("toy", bild(1.5), bild(1.4, 1.0)),
-    "bild_fig4": lambda: [*of("toy", bild(1.5), bild(1.7, 1.0, 5.0)), *of("toy_aligned", bild(1.6, setting=ALIGNED))],
+    "bild_fig4": lambda: [
+        *of("toy", bild(1.5), bild(1.7, 1.0, 5.0)),
+        *of("toy_aligned", bild(1.6, setting=ALIGNED)),
+    ],
     "bild_fig5": lambda: of("toy_aligned", bild(1.6), other("bild_no_rollback", 1.4, 1.0)),
     "bild_fig6_7": lambda: of("user", other("bild_early_exit", 1.6), other("calm", 1.3, 0.5)),
     "bild_fig8": lambda: of("toy_aligned", bild(1.6)),
@@ -85,7 +113,9 @@ RUNS: dict[str, Callable[[], list[tuple[str, Result, Sequence[MeasuredExample]]]
     "spec_tab2": lambda: of("toy", other("speculative", lenience=1.0)),
     "spec_tab3": lambda: of("toy", alpha("speculative", 0.6), alpha("ngram", 0.2, order=2)),
     "spec_tab4": lambda: of("toy", other("speculative", lenience=1.0)),
-    "spec_tab5": lambda: of("toy", other("speculative", lenience=0.5), other("speculative", lenience=1.0)),
+    "spec_tab5": lambda: of(
+        "toy", other("speculative", lenience=0.5), other("speculative", lenience=1.0)
+    ),
     "spec_fig2_4": lambda: of("toy", other("synthetic", acceptance_rate=0.7)),
     "bita_tab1": lambda: of("user", bita()),
     "bita_tab2": lambda: of("user", bita(), bita(1.1, "layer_skip")),
@@ -102,7 +132,9 @@ RUNS: dict[str, Callable[[], list[tuple[str, Result, Sequence[MeasuredExample]]]
 
 def known(pair: str, result: Result) -> Result:
     """The result with the facts of its pair."""
-    return replace(result, facts={**(result.facts or {}), "pair": pair, "aligned": pair == "toy_aligned"})
+    return replace(
+        result, facts={**(result.facts or {}), "pair": pair, "aligned": pair == "toy_aligned"}
+    )
 
 
 def points(name: str) -> list[Result]:

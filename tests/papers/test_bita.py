@@ -1,4 +1,6 @@
-"""BiTA's experiments ask as its released evaluation does, and their recipes make all that they read."""
+"""BiTA's experiments ask as its released evaluation does, and their recipes make all that they
+read.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,14 @@ def hydra() -> Iterator[None]:
         yield
 
 
-ASKED = {  # by data set: the released evaluation's template, the question about a row of ROW, and the longest answer
-    "xsum": ("full", "Document: a text\nBased on the previous text, provide a brief single summary:", 256),
+# by data set: the released evaluation's template, the question about a row of ROW, and the longest
+# answer
+ASKED = {
+    "xsum": (
+        "full",
+        "Document: a text\nBased on the previous text, provide a brief single summary:",
+        256,
+    ),
     "mt_bench": ("short", "a text", 512),
     "cip": ("full", "a text", 512),
     "humaneval_x": ("short", "Complete the following python code\na text", 1024),
@@ -53,7 +61,10 @@ TARGETS |= dict.fromkeys(("vicuna_33b", "llama2_70b_chat", "falcon_40b"), "auto"
 
 
 def asked(family: str, data: str) -> str:
-    """The prompt of a first turn. The full templates are those of Table 6, with the space that Llama's end in."""
+    """The prompt of a first turn.
+
+    The full templates are those of Table 6, with the space that Llama's end in.
+    """
     (kind, question, _), (before, after) = ASKED[data], CHAT[family]
     if kind == "short" or family == "falcon":
         return f"{before}{question}{after}"
@@ -65,13 +76,18 @@ def asked(family: str, data: str) -> str:
 def test_what_reaches_bitas_targets_is_the_released_evaluations(
     pair: str, data: str, checkpoints: Path, tmp_path: Path
 ) -> None:
-    """Prompt, number of rows, precision, placement and longest answer, on a tiny model in the target's place."""
+    """Prompt, number of rows, precision, placement and longest answer, on a tiny model in the
+    target's place.
+    """
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
     adapter = files_of("bita", tiny_llama(1).config, checkpoints)["adapter"]
     here = [f"pair.target={checkpoints / 'llama'}", f"policy.adapter={adapter}"]
     here.append(f"dataset.path={tmp_path / 'rows.jsonl'}")
     cfg = composed("bita/tab1", f"pair={pair}", f"dataset={data}", *here)
-    family, text = next(one for one in CHAT if pair.startswith(one)), Checkpoint(str(checkpoints / "llama"))
+    family, text = (
+        next(one for one in CHAT if pair.startswith(one)),
+        Checkpoint(str(checkpoints / "llama")),
+    )
     point = prepare(cfg)
     (request,) = requests_of(point, point.examples)
     wanted = asked(family, data)
@@ -84,7 +100,8 @@ def test_what_reaches_bitas_targets_is_the_released_evaluations(
 
 
 @pytest.mark.parametrize(
-    ("family", "between"), [("llama2", "</s><s>"), ("vicuna", "</s><s>"), ("falcon", "<|endoftext|>\n")]
+    ("family", "between"),
+    [("llama2", "</s><s>"), ("vicuna", "</s><s>"), ("falcon", "<|endoftext|>\n")],
 )
 def test_bitas_second_turns_follow_as_in_the_released_evaluation(family: str, between: str) -> None:
     pair = next(one for one in TARGETS if one.startswith(family))
@@ -95,7 +112,9 @@ def test_bitas_second_turns_follow_as_in_the_released_evaluation(family: str, be
 
 
 def unmade(cfg: DictConfig, read: Iterable[str]) -> set[str]:
-    """What no recipe of an experiment writes, of the folders of outputs that it or its recipes read."""
+    """What no recipe of an experiment writes, of the folders of outputs that it or its recipes
+    read.
+    """
     recipes = " ".join(_recipes([cfg]))
     return {*read, *FOLDERS.findall(recipes)} - {*re.findall(r"\bname=(\w+)", recipes)}
 
@@ -106,7 +125,10 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
         sweep = swept(command)
         for pair in sweep["pair"].split(","):
             cfg = composed(shlex.split(command)[0], f"pair={pair}")
-            given = [sweep.get("policy.adapter", ""), *(str(cfg.policy.get(key)) for key in ("adapter", "heads"))]
+            given = [
+                sweep.get("policy.adapter", ""),
+                *(str(cfg.policy.get(key)) for key in ("adapter", "heads")),
+            ]
             folders = FOLDERS.findall(" ".join(given).replace("${pair.name}", pair))
             untrained = {"bita_falcon_40b"} & set(folders)  # no adapter can be trained for it
             assert unmade(cfg, folders) == untrained
@@ -116,14 +138,30 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
 
 
 @pytest.mark.parametrize(("pair", "masks"), thinned([("vicuna_33b", 4), ("llama2_7b_chat", 3)], 2))
-def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_recipe(pair: str, masks: int) -> None:
+def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_recipe(
+    pair: str, masks: int
+) -> None:
     recipes = composed("bita/tab1", f"pair={pair}").recipes
-    several = {"lima": None, "alpaca_gpt4": None, "code_alpaca": None, "open_platypus": None, "cip": 50_000}
+    several = {
+        "lima": None,
+        "alpaca_gpt4": None,
+        "code_alpaca": None,
+        "open_platypus": None,
+        "cip": 50_000,
+    }
     for data, limit in several.items():
         script, *words = shlex.split(recipes[data])[1:]
         cfg = compose("calibration", words)
-        assert (script, cfg.dataset.name, cfg.dataset.split) == ("scripts/generate_calibration.py", data, "train")
-        assert (cfg.dataset.limit, cfg.decoding.max_new_tokens, cfg.runtime.dtype) == (limit, 1600, "float16")
+        assert (script, cfg.dataset.name, cfg.dataset.split) == (
+            "scripts/generate_calibration.py",
+            data,
+            "train",
+        )
+        assert (cfg.dataset.limit, cfg.decoding.max_new_tokens, cfg.runtime.dtype) == (
+            limit,
+            1600,
+            "float16",
+        )
         assert cfg.runtime.device_map == TARGETS[pair]
         ends = [one.partition("{question}")[2] for one in cfg.dataset.chat_template]
         assert ends == [CHAT[pair.partition("_")[0]][1]] * 2  # in both templates

@@ -28,7 +28,9 @@ DATA = "multi30k"
 VANILLA = Cell(DATA, "vanilla", "quality", 41.0)
 
 
-def speedup(row: str, quantity: str, value: float, formula: float | None = None, panel: str = DATA) -> Cell:
+def speedup(
+    row: str, quantity: str, value: float, formula: float | None = None, panel: str = DATA
+) -> Cell:
     return Cell(panel, row, quantity, value, value - 0.05, value + 0.05, formula)
 
 
@@ -43,7 +45,11 @@ def fastest(row: str, words: str, value: float, text: float) -> list[Cell]:
 def curve(row: str, minimal: tuple | None, one_point: tuple, best: float = 41.0) -> list[Cell]:
     """Speedup and quality at minimal loss and at one point of loss, and the best quality."""
     first = [] if minimal is None else fastest(row, "minimal loss", *minimal)
-    return [*first, *fastest(row, "one point of loss", *one_point), quality(row, "best quality", best)]
+    return [
+        *first,
+        *fastest(row, "one point of loss", *one_point),
+        quality(row, "best quality", best),
+    ]
 
 
 def ratio(row: str, value: float, panel: str = DATA) -> Cell:
@@ -58,7 +64,11 @@ RULES = ["cascade chow", "typical acceptance", "lenience", "static ensemble"]
 CELLS = {
     "bild_fig4": [*curve("unaligned", (1.5, 41.0), (1.7, 40.0)), *same("aligned", 1.6), VANILLA],
     "bild_fig5": [*same("bild", 1.6), *curve("bild_no_rollback", None, (1.4, 40.0), 40.0), VANILLA],
-    "bild_fig6_7": [*same("bild_early_exit", 1.6), *curve("calm", None, (1.3, 40.5), 40.5), VANILLA],
+    "bild_fig6_7": [
+        *same("bild_early_exit", 1.6),
+        *curve("calm", None, (1.3, 40.5), 40.5),
+        VANILLA,
+    ],
     "bild_fig8": [
         Cell(DATA, "aligned", "FLOPs", 1.4),
         Cell(DATA, "aligned", "memory operations", 0.6),
@@ -150,7 +160,11 @@ def test_a_quality_is_compared_with_the_papers_only_by_the_papers_metric() -> No
             [known("t5", with_quality(point, metric=metric, value=41.5, baseline=41.5))]
         )
         lines = compare(found, load_published("bild_fig4"), "paper").lines
-        return tuple(line.verdict for line in lines if line.cell.quantity in ("quality", "quality at minimal loss"))
+        return tuple(
+            line.verdict
+            for line in lines
+            if line.cell.quantity in ("quality", "quality at minimal loss")
+        )
 
     assert verdict("ROUGE-Lsum") == ("agrees", "agrees")
     assert verdict("ROUGE-L") == verdict("ROUGE-1") == ("–", "–")
@@ -169,7 +183,10 @@ def speculative(value: float, loss: float = 0.0) -> Result:
 
 
 def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fast() -> None:
-    bilds = [known("toy", bild(value, loss)) for value, loss in ((1.3, 0.0), (1.5, 0.1), (1.6, 0.2), (1.9, 1.0))]
+    bilds = [
+        known("toy", bild(value, loss))
+        for value, loss in ((1.3, 0.0), (1.5, 0.1), (1.6, 0.2), (1.9, 1.0))
+    ]
     unmeasured = with_speedup(known("toy", bild(1.0)), value=None)
     untimed = with_speedup(speculative(1.2), value=None)
     several = [untimed, speculative(1.2), speculative(1.4, 0.05), unmeasured, *bilds]
@@ -186,19 +203,28 @@ def test_the_fastest_speculative_point_is_the_rival_and_bild_is_as_good_or_as_fa
         assert [cell.quantity for cell in found][2:] == [f"{what} ahead of speculative, greedy"]
 
 
-def test_greedy_and_sampled_speculative_points_are_rivals_of_their_own_and_print_compares_with_the_sampled() -> None:
+def test_greedy_and_sampled_speculative_points_are_rivals_of_their_own_and_print_compares_with_the_sampled() -> (
+    None
+):
     warm = speculative(1.3, 0.6)
     warm = replace(warm, setting=Setting({**warm.setting, "decoding": {"temperature": 1.0}}))
     cells = ahead([speculative(1.4), warm, known("toy", bild(1.5)), known("toy", bild(1.35))])
     told = {(cell.row, cell.quantity): cell.value for cell in cells}
-    assert told["speculative, greedy", "speedup"] == 1.4 and told["speculative, sampled", "speedup"] == 1.3
+    assert (
+        told["speculative, greedy", "speedup"] == 1.4
+        and told["speculative, sampled", "speedup"] == 1.3
+    )
     assert told["bild", "speedup ahead of speculative, greedy"] == pytest.approx(0.1)
     assert told["bild", "speedup ahead of speculative, sampled"] == pytest.approx(0.2)
     assert told["bild", "quality ahead of speculative, sampled"] == pytest.approx(0.6)
     lines = compare(
-        [replace(one, data="iwslt2017") for one in cells], load_published("bild_speculative"), "paper"
+        [replace(one, data="iwslt2017") for one in cells],
+        load_published("bild_speculative"),
+        "paper",
     ).lines
-    assert {"sampled" in line.cell.row + line.cell.quantity for line in lines if line.beside is not None} == {True}
+    assert {
+        "sampled" in line.cell.row + line.cell.quantity for line in lines if line.beside is not None
+    } == {True}
     assert sum(line.beside is not None for line in lines) == 4
 
 
@@ -215,12 +241,22 @@ def test_tokens_per_call_are_those_of_synthetic_drafters_with_a_rate() -> None:
 def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_row() -> None:
     quantity = {"greedy speedup": lambda point: point.tokens_per_s_ratio}
     cells = table(rows.policy, quantity, lambda point: point.knobs.get("panel", "one"))
-    several = [bita(1.2), bita(1.9), bita(1.4), bita(1.1, panel="two"), bita(9.0, panel=None), sample_baseline()]
+    several = [
+        bita(1.2),
+        bita(1.9),
+        bita(1.4),
+        bita(1.1, panel="two"),
+        bita(9.0, panel=None),
+        sample_baseline(),
+    ]
     assert cells(several) == [ratio("bita", 1.9, "one"), ratio("bita", 1.1, "two")]
     unknown = [bita(9.0, "medusa"), replace(bita(), tokens_per_s_ratio=None)]
     assert table(rows.prompt_design, quantity)(unknown) == []
     by_category = FIGURES["bita_tab7"].numbers
-    plain, baseline = replace(bita(9.0), categories=None), replace(sample_baseline(), categories=bita().categories)
+    plain, baseline = (
+        replace(bita(9.0), categories=None),
+        replace(sample_baseline(), categories=bita().categories),
+    )
     assert by_category([plain, baseline]) == []
     best = [plain, known("user", bita(3.0)), known("user", bita(2.0)), baseline]
     assert by_category(best) == [ratio("user", 2.5, "coding"), ratio("user", 3.0, "overall")]
@@ -229,7 +265,10 @@ def test_rows_keep_their_best_point_and_leave_out_the_baseline_and_what_has_no_r
 
 
 def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
-    rates = [("squad", Rate(20, 3, "shared", "1-2", 3, 10, 0.3)), ("squad", Rate(20, 3, "my/heads", "all", 7, 10, 0.7))]
+    rates = [
+        ("squad", Rate(20, 3, "shared", "1-2", 3, 10, 0.3)),
+        ("squad", Rate(20, 3, "my/heads", "all", 7, 10, 0.7)),
+    ]
     whole = Cell("squad", "layer 20, trained, k = 3", "match rate", 0.7)
     assert match_rates(rates, positions=False) == [whole]
     part = Cell("squad", "layer 20, shared, k = 3", "match rate", 0.3, part="tokens 1-2")
@@ -244,11 +283,16 @@ def test_rows_are_named_after_facts_and_what_was_varied_not_after_folders() -> N
     assert rows.prompt_design(bita(adapter="outputs/bita_none/adapter")) == "deep prompt"
     assert rows.mask_tokens(bita(adapter="outputs/bita_m5/adapter")) == "3 mask tokens"
     fewer = bita(mask_tokens=1, prompt_tokens=8)  # than the 3 and 16 that were trained
-    assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == ("1 mask tokens", "8 prompt tokens")
+    assert (rows.mask_tokens(fewer), rows.prompt_tokens(fewer)) == (
+        "1 mask tokens",
+        "8 prompt tokens",
+    )
 
 
 def test_a_claim_is_judged_within_one_regime(caplog: pytest.LogCaptureFixture) -> None:
-    """Medusa with CUDA graphs beside BiTA without: their baselines differ, so the claim stays open."""
+    """Medusa with CUDA graphs beside BiTA without: their baselines differ, so the claim stays
+    open.
+    """
 
     def under(regime: str, point: Result) -> Result:
         return replace(point, setting=Setting({**point.setting, "compile": regime}))
@@ -261,5 +305,7 @@ def test_a_claim_is_judged_within_one_regime(caplog: pytest.LogCaptureFixture) -
 
     assert verdicts(under("false", bita(2.0)), under("false", bita(1.5, "medusa"))) == {"holds"}
     assert not caplog.records
-    assert verdicts(under("false", bita(2.0)), under("graphs", bita(1.5, "medusa"))) == {"not measured"}
+    assert verdicts(under("false", bita(2.0)), under("graphs", bita(1.5, "medusa"))) == {
+        "not measured"
+    }
     assert "1 points with another runtime.compile" in caplog.text

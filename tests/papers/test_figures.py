@@ -1,4 +1,6 @@
-"""Every figure and table of the papers is drawn from outputs alone, with the paper's numbers and a verdict."""
+"""Every figure and table of the papers is drawn from outputs alone, with the paper's numbers and a
+verdict.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def test_every_published_figure_can_be_drawn_and_every_drawing_has_its_numbers()
 
 
 @pytest.mark.parametrize("name", thinned(published_names(), 5))
-def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(name: str, tmp_path: Path) -> None:
+def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(
+    name: str, tmp_path: Path
+) -> None:
     outputs_of(name, tmp_path, "small")
     drawn = draw_figure(name, tmp_path, tmp_path / "figures")
     assert (drawn.scale, drawn.path) == ("small", tmp_path / "figures" / f"{name}_small")
@@ -41,7 +45,10 @@ def test_a_figure_is_a_png_and_a_pdf_with_a_table_that_ends_in_verdicts(name: st
     table = drawn.path.with_suffix(".md").read_text()
     assert load_published(name).hardware in table
     assert f"python scripts/figures.py {name} scale=small" in table
-    assert name == "bild_fig10" or "| panel | row | quantity | here | paper | tolerance | verdict |" in table
+    assert (
+        name == "bild_fig10"
+        or "| panel | row | quantity | here | paper | tolerance | verdict |" in table
+    )
 
 
 def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
@@ -56,7 +63,10 @@ def test_the_papers_scale_comes_before_the_small_one(tmp_path: Path) -> None:
         f"{small.path}.png, .pdf, .md: small scale",
         "  within the intervals: an aligned drafter is faster at minimal loss (multi30k)",
         "  within the intervals: an aligned drafter is faster at one point of loss (multi30k)",
-        f"  {agree} of {len(compared)} numbers agree with the paper, whose models, data and hardware are others",
+        (
+            f"  {agree} of {len(compared)} numbers agree with the paper, whose models, data and"
+            " hardware are others"
+        ),
     ]
 
 
@@ -65,13 +75,17 @@ def test_without_outputs_the_message_names_what_to_run(name: str, tmp_path: Path
     with pytest.raises(UserError, match=f"{name} wants finished points in {tmp_path}/") as refused:
         draw_figure(name, tmp_path, tmp_path / "figures")
     lines = str(refused.value).splitlines()
-    assert all(f"  python scripts/paper_run.py {name} scale={scale} run=true" in lines for scale in SCALES)
+    assert all(
+        f"  python scripts/paper_run.py {name} scale={scale} run=true" in lines for scale in SCALES
+    )
     assert not (tmp_path / "figures").exists()
 
 
 def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> None:
     own, borrowed = load_published("bild_fig5").folders["small"]
-    others = [("toy_aligned", bild(1.6, setting={"dataset": dataset}), ()) for dataset in ("toy", "wmt")]
+    others = [
+        ("toy_aligned", bild(1.6, setting={"dataset": dataset}), ()) for dataset in ("toy", "wmt")
+    ]
     store(tmp_path / borrowed, others)
     with pytest.raises(UserError, match="wants finished points"):
         draw_figure("bild_fig5", tmp_path, tmp_path / "figures")
@@ -79,7 +93,11 @@ def test_curves_of_another_figures_folder_alone_are_no_panel(tmp_path: Path) -> 
     store(tmp_path / own, [("toy_aligned", ablation, ())])
     drawn = draw_figure("bild_fig5", tmp_path, tmp_path / "figures")
     assert {line.cell.panel for line in drawn.comparison.lines} == {"toy"}
-    assert {line.cell.row for line in drawn.comparison.lines} == {"bild", "bild_no_rollback", "vanilla"}
+    assert {line.cell.row for line in drawn.comparison.lines} == {
+        "bild",
+        "bild_no_rollback",
+        "vanilla",
+    }
 
 
 def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) -> None:
@@ -95,9 +113,16 @@ def test_match_rates_agree_with_the_table_they_are_set_beside(tmp_path: Path) ->
 
 def test_texts_mark_the_targets_tokens(tmp_path: Path) -> None:
     outputs_of("bild_fig10", tmp_path, "small")
-    (text,) = written([result for folder in tmp_path.iterdir() for result in Sweep(folder).results()])
+    (text,) = written(
+        [result for folder in tmp_path.iterdir() for result in Sweep(folder).results()]
+    )
     told = {name: "".join(piece.text for piece in pieces).strip() for name, pieces in text.items()}
-    assert told == {"source": "ein Haus", "large": "a little house", "small": "one house", "BiLD": "a small house"}
+    assert told == {
+        "source": "ein Haus",
+        "large": "a little house",
+        "small": "one house",
+        "BiLD": "a small house",
+    }
     assert [(piece.text, piece.by_target) for piece in text["BiLD"]] == [
         ("a", False), (" small", True), (" house", False), ("", True),
     ]  # fmt: skip
@@ -116,8 +141,10 @@ def test_the_script_draws_into_outputs(
     outputs_of("spec_tab4", tmp_path, "small")
     assert script(["spec_tab4", f"outputs={tmp_path}"], monkeypatch) == 0
     assert (tmp_path / "figures" / "spec_tab4_small.png").is_file()
-    assert capsys.readouterr().out.endswith(": small scale\n")  # numbers beside a formula are not counted
-    assert script(["spec_tab4", "bild_fig4", f"outputs={tmp_path}"], monkeypatch) == 0  # what there is
+    # numbers beside a formula are not counted
+    assert capsys.readouterr().out.endswith(": small scale\n")
+    # what there is
+    assert script(["spec_tab4", "bild_fig4", f"outputs={tmp_path}"], monkeypatch) == 0
     told = capsys.readouterr().err
     assert "bild_fig4 wants finished points" in told and "scale=small run=true" in told
     assert "experiment=" not in told  # of several figures no commands
@@ -125,12 +152,16 @@ def test_the_script_draws_into_outputs(
 
 
 @pytest.mark.parametrize("name", ["bild_fig4", "spec_tab4"])
-def test_a_vector_figure_is_as_wide_as_a_column(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vector_figure_is_as_wide_as_a_column(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     outputs_of(name, tmp_path, "small")
     assert script([name, f"outputs={tmp_path}", "format=svg"], monkeypatch) == 0
     files = sorted(file.name for file in (tmp_path / "figures").iterdir())
     assert files == [f"{name}_small.md", f"{name}_small.svg"]
-    (width,) = re.findall(r'width="([\d.]+)pt"', (tmp_path / "figures" / f"{name}_small.svg").read_text())
+    (width,) = re.findall(
+        r'width="([\d.]+)pt"', (tmp_path / "figures" / f"{name}_small.svg").read_text()
+    )
     assert float(width) / 72 * 2.54 == pytest.approx(8, abs=0.01)
 
 

@@ -1,4 +1,6 @@
-"""Match rates: counted as a naive program without caches counts them, at all positions, layers and k."""
+"""Match rates: counted as a naive program without caches counts them, at all positions, layers and
+k.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ Command = Callable[..., tuple[int, str]]
 
 
 def spec(**changes: object) -> MatchSpec:
-    return MatchSpec(**{"layers": LAYERS, "top_k": TOP_KS, "heads": "shared", "positions": 2, **changes})
+    return MatchSpec(
+        **{"layers": LAYERS, "top_k": TOP_KS, "heads": "shared", "positions": 2, **changes}
+    )
 
 
 def prompts(family: str) -> list[list[int]]:
@@ -58,17 +62,31 @@ def prompts(family: str) -> list[list[int]]:
 
 
 def requests(family: str) -> list[Request]:
-    sources = [Source((PAD,), torch.tensor([ids])) if family == "t5" else Source(tuple(ids)) for ids in prompts(family)]
-    return [Request(source, Limits(len(source.prompt), LONGEST, frozenset([END]))) for source in sources]
+    sources = [
+        Source((PAD,), torch.tensor([ids])) if family == "t5" else Source(tuple(ids))
+        for ids in prompts(family)
+    ]
+    return [
+        Request(source, Limits(len(source.prompt), LONGEST, frozenset([END]))) for source in sources
+    ]
 
 
-def states_of(model: PreTrainedModel, family: str, prompt: list[int], text: list[int]) -> list[torch.Tensor]:
-    """What every layer puts out at the last token, the whole text run anew; the last one's after the final norm."""
+def states_of(
+    model: PreTrainedModel, family: str, prompt: list[int], text: list[int]
+) -> list[torch.Tensor]:
+    """What every layer puts out at the last token, the whole text run anew; the last one's after
+    the final norm.
+    """
     if family == "t5":
-        ids = {"input_ids": torch.tensor([prompt]), "decoder_input_ids": torch.tensor([[PAD, *text]])}
+        ids = {
+            "input_ids": torch.tensor([prompt]),
+            "decoder_input_ids": torch.tensor([[PAD, *text]]),
+        }
         states = model(**ids, output_hidden_states=True).decoder_hidden_states
     else:
-        states = model(input_ids=torch.tensor([[*prompt, *text]]), output_hidden_states=True).hidden_states
+        states = model(
+            input_ids=torch.tensor([[*prompt, *text]]), output_hidden_states=True
+        ).hidden_states
     return [state[0, -1] for state in states[1:]]
 
 
@@ -85,7 +103,9 @@ def naive_counts(model: PreTrainedModel, family: str) -> tuple[Counter, Counter]
             token = int(model.lm_head(states[-1] * scale).argmax())
             tokens[len(text)] += 1
             for layer in LAYERS:
-                best = model.lm_head(norm(states[layer - 1]) * scale).argsort(descending=True).tolist()
+                best = (
+                    model.lm_head(norm(states[layer - 1]) * scale).argsort(descending=True).tolist()
+                )
                 for k in TOP_KS:
                     matches[layer, k, len(text)] += token in best[:k]
             text.append(token)
@@ -117,15 +137,24 @@ def test_every_layer_and_k_has_its_own_interval_of_the_same_draws() -> None:
     drawn = times_drawn(20, 0)
     for place, total in enumerate(found.totals()):
         some = matches[:, 0, place // 2, place % 2].sum(-1)
-        assert (total["low"], total["high"]) == pytest.approx(interval(drawn @ some / (drawn @ counts.sum(-1))))
+        assert (total["low"], total["high"]) == pytest.approx(
+            interval(drawn @ some / (drawn @ counts.sum(-1)))
+        )
 
 
-def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed_over(tmp_path: Path) -> None:
-    rates = [Rate(20, 3, "shared", "1-2", 3, 10, 0.3), Rate(20, 1, 'my,\r\n"heads"', TOTAL, 7, 11, 7 / 11)]
+def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed_over(
+    tmp_path: Path,
+) -> None:
+    rates = [
+        Rate(20, 3, "shared", "1-2", 3, 10, 0.3),
+        Rate(20, 1, 'my,\r\n"heads"', TOTAL, 7, 11, 7 / 11),
+    ]
     for name, written in (("b", rates), ("c", rates[:1])):
         (tmp_path / name).mkdir()
         write_csv(tmp_path / name / "match_rates.csv", pd.DataFrame(written))
-        (tmp_path / name / "metrics.json").write_text(json.dumps({"settings": {"dataset.name": name}}))
+        (tmp_path / name / "metrics.json").write_text(
+            json.dumps({"settings": {"dataset.name": name}})
+        )
     folders = [tmp_path / name for name in "abc"]
     assert read_rates(folders) == [("b", rates[0]), ("b", rates[1]), ("c", rates[0])]
 
@@ -134,14 +163,18 @@ def test_a_table_comes_back_as_it_was_written_and_folders_without_one_are_passed
 def test_the_pipeline_finds_the_same_matches(family: str) -> None:
     """Its texts end without a prediction of the last token, which the rates count too."""
     target = in_memory(MODELS[family](3, 4), "native")
-    found = measure_match_rates(target, requests(family), spec(layers=(2, 3), top_k=(2, 4), positions=1))
+    found = measure_match_rates(
+        target, requests(family), spec(layers=(2, 3), top_k=(2, 4), positions=1)
+    )
     for i, layer in enumerate((2, 3)):
         for j, k in enumerate((2, 4)):
             for text, request in enumerate(requests(family)):
                 trace = Trace()
                 PredictivePipeline(target, layer, k).decode(request, trace)
                 tokens = found.counts[text].sum()
-                assert found.matches[text, 0, i, j, : tokens - 1].tolist() == list(pipeline_log(trace).matches)
+                assert found.matches[text, 0, i, j, : tokens - 1].tolist() == list(
+                    pipeline_log(trace).matches
+                )
 
 
 def test_several_kinds_of_heads_see_the_same_texts(tmp_path: Path) -> None:
@@ -164,7 +197,9 @@ def test_several_kinds_of_heads_see_the_same_texts(tmp_path: Path) -> None:
 def test_positions_are_counted_in_groups_and_the_last_may_be_short() -> None:
     values = np.array([[1, 1, 0, 1, 1], [0, 0, 0, 0, 1]])
     assert grouped(values, 2, 4).tolist() == [[2, 1, 1, 0], [0, 0, 1, 0]]
-    found = MatchRates(("shared",), (4,), (1,), 2, values[:, None, None, None], np.ones((2, 5), int))
+    found = MatchRates(
+        ("shared",), (4,), (1,), 2, values[:, None, None, None], np.ones((2, 5), int)
+    )
     assert [row.position for row in found.rows()] == ["1-2", "3-4", "5-6", "7-8", "9-10", TOTAL]
     assert [row.matches for row in found.rows()] == [1, 1, 0, 1, 2, 5]
 
@@ -175,35 +210,53 @@ def native(path: Path, dtype: torch.dtype = torch.float32) -> NativeModel:
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Runs scripts/match_rates.py in an empty folder; returns its exit code and everything it printed."""
+    """Runs scripts/match_rates.py in an empty folder; returns its exit code and everything it
+    printed.
+    """
     return partial(command, scripts.match_rates, config="match_rates")
 
 
 def plain_words(checkpoints: Path, data: Path) -> list[str]:
     model = f"model.path={checkpoints / 'llama'}"
-    return ["name=match", model, "dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=6"]
+    return [
+        "name=match",
+        model,
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "decoding.max_new_tokens=6",
+    ]
 
 
-def test_the_script_leaves_a_table_a_figure_and_its_settings(command: Command, checkpoints: Path, data: Path) -> None:
+def test_the_script_leaves_a_table_a_figure_and_its_settings(
+    command: Command, checkpoints: Path, data: Path
+) -> None:
     line = [*plain_words(checkpoints, data), "layers=[1,2]", "top_k=[1,3]", "positions=4"]
     code, printed = command(*line)
     assert code == 0, printed
     folder = Path("outputs/match")
-    assert sorted(file.name for file in folder.iterdir()) == ["match_rates.csv", "match_rates.png", "metrics.json"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "match_rates.csv",
+        "match_rates.png",
+        "metrics.json",
+    ]
     with (folder / "match_rates.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == ["layer", "top_k", "heads", "position", "matches", "count", "rate"]
     assert [row["position"] for row in rows[:3]] == ["1-4", "5-8", "all"] and len(rows) == 2 * 2 * 3
     metrics = json.loads((folder / "metrics.json").read_text())
     assert metrics["texts"] == 6 and metrics["tokens"] == int(rows[2]["count"])
-    assert metrics["totals"][-1]["rate"] == float(rows[-1]["rate"]) == 1.0  # the last layer has it among three
+    # the last layer has it among three
+    assert metrics["totals"][-1]["rate"] == float(rows[-1]["rate"]) == 1.0
     assert all(total["low"] <= total["rate"] <= total["high"] for total in metrics["totals"])
     assert "100.0 [100.0, 100.0]" in printed and "6 texts" in printed
     assert Image.open(folder / "match_rates.png").size == (1500, 720)
     before = (folder / "match_rates.csv").read_bytes()
     assert command(*line)[0] == 0 and (folder / "match_rates.csv").read_bytes() == before
     code, printed = command(*line, "positions=2")
-    assert code == 2 and "match rates with positions=4, but this command has positions=2; choose" in printed
+    assert (
+        code == 2
+        and "match rates with positions=4, but this command has positions=2; choose" in printed
+    )
     assert (folder / "match_rates.csv").read_bytes() == before
 
 
@@ -213,7 +266,10 @@ def test_articles_beyond_the_models_context_are_named(
     shutil.copytree(checkpoints / "llama", "short")
     config = json.loads(Path("short/config.json").read_text())
     Path("short/config.json").write_text(json.dumps({**config, "max_position_embeddings": 8}))
-    assert command(*plain_words(checkpoints, data), "model.path=short", "layers=[1]", "top_k=[1]")[0] == 0
+    assert (
+        command(*plain_words(checkpoints, data), "model.path=short", "layers=[1]", "top_k=[1]")[0]
+        == 0
+    )
     assert "short was trained for texts of 8 tokens, and 6 of 6 here may be longer" in caplog.text
 
 
@@ -239,11 +295,15 @@ def test_bad_input_gives_one_line_and_leaves_nothing(
 ) -> None:
     target = native(checkpoints / "llama")
     for name, fingerprint in (("own", target.checkpoint.fingerprint), ("others", "other weights")):
-        LayerHeads.fresh(target.decoder, {"path": "elsewhere", "fingerprint": fingerprint}, [1]).save(name)
+        LayerHeads.fresh(
+            target.decoder, {"path": "elsewhere", "fingerprint": fingerprint}, [1]
+        ).save(name)
     held = Path("outputs/trained/metrics.json")
     held.parent.mkdir(parents=True)
     held.write_text('{"loss": 1}')
     code, printed = command(*plain_words(checkpoints, data), *words.split())
     assert code == 2 and BAD_INPUT[words] in printed, printed
     assert len(printed.strip().splitlines()) == 1
-    assert {path: path.read_text() for path in Path("outputs").rglob("*.*")} == {held: '{"loss": 1}'}
+    assert {path: path.read_text() for path in Path("outputs").rglob("*.*")} == {
+        held: '{"loss": 1}'
+    }

@@ -1,4 +1,6 @@
-"""What the papers' runs need is known before they start, and their names are those of the hub's cards."""
+"""What the papers' runs need is known before they start, and their names are those of the hub's
+cards.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def setting(**changes: object) -> Setting:
         "source_column": "document", "reference_column": "summary", "id_column": "id", "category_column": None,
         "limit": 200, "max_source_tokens": 512,
     }  # fmt: skip
-    plain = Setting("kssteven/T5-large-xsum", ("kssteven/T5-small-xsum",), dataset, "float32", 128, 1, 25)
+    plain = Setting(
+        "kssteven/T5-large-xsum", ("kssteven/T5-small-xsum",), dataset, "float32", 128, 1, 25
+    )
     return replace(plain, dataset={**dataset, **changes.pop("dataset", {})}, **changes)
 
 
@@ -32,9 +36,12 @@ COLUMN_KEYS = ("source_column", "input_column", "reference_column", "id_column",
 
 
 def misspelt(setting: Setting) -> list[str]:
-    """What the cards of the hub do not have, in sentences: ids, configurations, splits and columns."""
+    """What the cards of the hub do not have, in sentences: ids, configurations, splits and
+    columns.
+    """
     unknown = {setting.target, *setting.drafts} - {None, *hub()["models"]}
-    local = ("outputs/", "toy:", "/", ".")  # which another command writes from nothing or a user gives
+    # which another command writes from nothing or a user gives
+    local = ("outputs/", "toy:", "/", ".")
     found = [f"no checkpoint {one} is known" for one in unknown if not one.startswith(local)]
     data = setting.dataset
     if data["hub_id"] is None:
@@ -43,15 +50,25 @@ def misspelt(setting: Setting) -> list[str]:
     if card is None:
         return [*found, f"no data set {data['hub_id']} is known"]
     named = data["hub_config"] or data["hub_data_dir"]
-    if (named is None) == bool(card["configs"]) or (named is not None and named not in card["configs"]):
-        found.append(f"{data['hub_id']} has the configurations {', '.join(card['configs']) or 'none'}, got {named}")
+    if (named is None) == bool(card["configs"]) or (
+        named is not None and named not in card["configs"]
+    ):
+        found.append(
+            f"{data['hub_id']} has the configurations {', '.join(card['configs']) or 'none'}, got"
+            f" {named}"
+        )
     if data["split"] not in card["splits"]:
-        found.append(f"{data['hub_id']} has the splits {', '.join(card['splits'])}, got {data['split']}")
+        found.append(
+            f"{data['hub_id']} has the splits {', '.join(card['splits'])}, got {data['split']}"
+        )
     for key in COLUMN_KEYS:
         value = data.get(key)
         columns = [] if value is None else [value] if isinstance(value, str) else value
         if columns and not set(columns) & set(card["columns"]):
-            found.append(f"{data['hub_id']} has the columns {', '.join(card['columns'])}, got {key} {columns[0]}")
+            found.append(
+                f"{data['hub_id']} has the columns {', '.join(card['columns'])}, got {key}"
+                f" {columns[0]}"
+            )
     return found
 
 
@@ -71,15 +88,25 @@ def test_a_dry_run_of_every_step_of_every_figure_finds_its_names_on_the_cards(fi
         for each in step.settings:
             assert not misspelt(each), step.command
             assert needs(each, "a100").memory_gb > 0
-            assert each.target is None or each.points == 0 or needs(each, "a100").examples, step.command
+            assert each.target is None or each.points == 0 or needs(each, "a100").examples, (
+                step.command
+            )
 
 
 def others() -> list[str]:
     """Experiments that no figure's commands name."""
     every = (load_published(figure).commands for figure in published_names())
-    named = {word for one in every for commands in one.values() for command in commands for word in command.split()}
+    named = {
+        word
+        for one in every
+        for commands in one.values()
+        for command in commands
+        for word in command.split()
+    }
     folder = config_dir() / "experiment"
-    names = (str(file.relative_to(folder).with_suffix("")) for file in sorted(folder.rglob("*.yaml")))
+    names = (
+        str(file.relative_to(folder).with_suffix("")) for file in sorted(folder.rglob("*.yaml"))
+    )
     return [name for name in names if f"experiment={name}" not in named]
 
 
@@ -109,7 +136,9 @@ def test_a_name_that_no_card_has_is_named(fault: dict, told: str) -> None:
 
 
 def test_memory_is_that_of_the_published_sizes() -> None:
-    """T5-large has 738 million weights, T5-small 60.5 (their cards); a cache of 640 tokens is small beside them."""
+    """T5-large has 738 million weights, T5-small 60.5 (their cards); a cache of 640 tokens is small
+    beside them.
+    """
     needed = needs(setting(), "t4")
     assert needed.weights_gb == pytest.approx(4 * (0.7377 + 0.0605), rel=0.01)
     assert needed.cache_gb == pytest.approx(640 * 4 * 2 * (24 * 1024 + 6 * 512) / 1e9)
@@ -122,8 +151,12 @@ def test_time_grows_with_points_texts_and_a_slower_memory() -> None:
     assert needs(setting(points=50), "t4").hours == pytest.approx(2 * plain)
     assert needs(setting(dataset={"limit": 400}), "t4").hours == pytest.approx(403 / 203 * plain)
     asked = setting(points=0, at_once=32)
-    assert needs(replace(asked, templates=2), "t4").hours == pytest.approx(2 * needs(asked, "t4").hours)
-    assert 0 < needs(asked, "t4").hours < plain / 32 and needs(setting(points=0), "t4").hours is None
+    assert needs(replace(asked, templates=2), "t4").hours == pytest.approx(
+        2 * needs(asked, "t4").hours
+    )
+    assert (
+        0 < needs(asked, "t4").hours < plain / 32 and needs(setting(points=0), "t4").hours is None
+    )
     llama = setting(target="meta-llama/Llama-2-7b-chat-hf")
     assert needs(llama, "t4").hours > 5 * needs(llama, "h100").hours
     with pytest.raises(UserError, match="gpu must be one of"):
@@ -137,7 +170,9 @@ def test_a_model_that_is_trained_from_nothing_is_known_by_what_it_becomes() -> N
     assert needs(trained, "a100").weights_gb == pytest.approx(4 * 4 * 0.097)  # in float32, by AdamW
 
 
-def test_the_script_tells_what_a_figure_or_an_experiment_needs(command: Callable[..., tuple[int, str]]) -> None:
+def test_the_script_tells_what_a_figure_or_an_experiment_needs(
+    command: Callable[..., tuple[int, str]],
+) -> None:
     code, told = command(paper_run, "bild/fig2", "gpu=t4", config=None)
     assert code == 0
     first, *_, drawn = [line for line in told.splitlines() if line[:1].isdigit()]
@@ -145,7 +180,8 @@ def test_the_script_tells_what_a_figure_or_an_experiment_needs(command: Callable
     assert "GB of memory (fits in 16 GB)" in first and "GB to download" in first and " h" in first
     assert (
         drawn
-        == "3 to do: python scripts/figures.py bild_fig2 scale=paper; reads bild_fig2_paper; writes figures/bild_fig2"
+        == "3 to do: python scripts/figures.py bild_fig2 scale=paper; reads bild_fig2_paper; writes"
+        " figures/bild_fig2"
     )
     assert (
         command(paper_run, "bild_fig2", "bild_fig4", config=None)[0]

@@ -1,4 +1,6 @@
-"""The papers' printed numbers agree with their own text, and measured ones get the right verdicts beside them."""
+"""The papers' printed numbers agree with their own text, and measured ones get the right verdicts
+beside them.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,12 @@ TABLES = r"""
 @pytest.mark.parametrize("name", published_names())
 def test_a_file_opens_with_its_command_and_names_others(name: str) -> None:
     published = load_published(name)
-    assert (FOLDER / f"{name}.yaml").read_text().partition("\n")[0].endswith(f": python scripts/figures.py {name}")
+    assert (
+        (FOLDER / f"{name}.yaml")
+        .read_text()
+        .partition("\n")[0]
+        .endswith(f": python scripts/figures.py {name}")
+    )
     assert sorted(published.folders) == sorted(published.commands) == sorted(SCALES)
     commands = [*published.commands["paper"], *published.commands["small"]]
     assert all(published.commands.values()) and all(
@@ -86,17 +93,28 @@ def has_in_order(line: list[float], values: Sequence[float]) -> bool:
 def printed_lines(name: str) -> list[list[float]]:
     """The values of a figure or table as its paper prints them, a list for each line."""
     blocks = load_published(name).values
-    rows = [[value for value in values if value is not None] for block in blocks for values in block.rows.values()]
+    rows = [
+        [value for value in values if value is not None]
+        for block in blocks
+        for values in block.rows.values()
+    ]
     if name in ("bita_tab3_8", "bita_tab4_9"):  # two data sets in each of two tables
         return [half for row in rows for half in (row[:2], row[2:])]
-    if name == "bild_fig4":  # Table 1 has quality and speedup side by side; the averages are in sentences
+    # Table 1 has quality and speedup side by side; the averages are in sentences
+    if name == "bild_fig4":
         averages = [[row.pop()] for row in rows if len(row) == 5]
         speedups, qualities, (vanilla,) = rows[:4], rows[4:8], rows[8:]
         pairs = [zip(*two, strict=True) for two in zip(qualities, speedups, strict=True)]
-        return [*averages, vanilla, *([number for pair in line for number in pair] for line in pairs)]
+        return [
+            *averages,
+            vanilla,
+            *([number for pair in line for number in pair] for line in pairs),
+        ]
     if name == "ppd_tab1":  # a column for each layer, a line for each data set, k and heads
         by_layer = [rows[start : start + 6] for start in range(0, len(rows), 6)]
-        return [list(line) for kind in zip(*by_layer, strict=True) for line in zip(*kind, strict=True)]
+        return [
+            list(line) for kind in zip(*by_layer, strict=True) for line in zip(*kind, strict=True)
+        ]
     return [[value] for row in rows for value in row] if name in SENTENCES else rows
 
 
@@ -104,10 +122,16 @@ def printed_lines(name: str) -> list[list[float]]:
 @pytest.mark.parametrize("name", published_names())
 def test_the_numbers_of_a_row_are_in_a_line_of_the_paper(name: str) -> None:
     text = (PAPERS / f"{FILES[name.partition('_')[0]]}.txt").read_text()
-    lines = [[float(one) for one in re.findall(r"\d+(?:\.\d+)?", line)] for line in text.splitlines()]
-    missing = [row for row in printed_lines(name) if not any(has_in_order(line, row) for line in lines)]
+    lines = [
+        [float(one) for one in re.findall(r"\d+(?:\.\d+)?", line)] for line in text.splitlines()
+    ]
+    missing = [
+        row for row in printed_lines(name) if not any(has_in_order(line, row) for line in lines)
+    ]
     if name == "ppd_fig2":  # "reduced by 34 %"
-        missing = [row for row in missing if not any(has_in_order(line, [1 - row[0]]) for line in lines)]
+        missing = [
+            row for row in missing if not any(has_in_order(line, [1 - row[0]]) for line in lines)
+        ]
     assert missing == []
 
 
@@ -117,24 +141,39 @@ def test_the_numbers_of_a_row_are_in_a_line_of_the_paper(name: str) -> None:
      (1.77, (None, None), AGREES), (1.47, (None, None), AGREES),  # the tolerance is 0.15
      (1.90, (1.62, 2.3), AGREES), (1.30, (1.1, 1.62), AGREES), (1.90, (1.63, 2.3), HIGHER)],
 )  # fmt: skip
-def test_a_verdict_asks_for_the_tolerance_or_the_interval(value: float, bounds: tuple, verdict: str) -> None:
-    cell = Cell("iwslt2017", "aligned", "speedup at minimal loss", value, *bounds)  # the paper's is 1.62
+def test_a_verdict_asks_for_the_tolerance_or_the_interval(
+    value: float, bounds: tuple, verdict: str
+) -> None:
+    # the paper's is 1.62
+    cell = Cell("iwslt2017", "aligned", "speedup at minimal loss", value, *bounds)
     (line,) = compare([cell], load_published("bild_fig4"), "paper").lines
     assert (line.beside, line.verdict) == (1.62, verdict)
 
 
 def test_the_quality_of_other_data_gets_no_verdict() -> None:
-    cells = [Cell("toy", "speculative, sampled", what, value) for what, value in (("quality", 39.9), ("speedup", 1.3))]
+    cells = [
+        Cell("toy", "speculative, sampled", what, value)
+        for what, value in (("quality", 39.9), ("speedup", 1.3))
+    ]
     quality, speedup = compare(cells, load_published("bild_speculative"), "small").lines
     assert (quality.beside, quality.verdict) == (None, "–")
     assert (speedup.beside, speedup.verdict) == (1.28, "agrees")
-    assert compare([replace(cells[0], data="iwslt2017")], load_published("bild_speculative"), "paper").lines[0].beside
+    assert (
+        compare([replace(cells[0], data="iwslt2017")], load_published("bild_speculative"), "paper")
+        .lines[0]
+        .beside
+    )
 
 
 def test_match_rates_of_a_small_model_are_beside_those_after_half_of_the_papers_layers() -> None:
     half, last = "layer 3, trained, k = 5", "layer 5, trained, k = 5"
-    cells = [Cell("toy", half, "match rate", 0.7, part=part) for part in ("", "tokens 3-4", "tokens 17-18")]
-    compared = compare([*cells, Cell("toy", last, "match rate", 0.9)], load_published("ppd_tab4_6"), "small")
+    cells = [
+        Cell("toy", half, "match rate", 0.7, part=part)
+        for part in ("", "tokens 3-4", "tokens 17-18")
+    ]
+    compared = compare(
+        [*cells, Cell("toy", last, "match rate", 0.9)], load_published("ppd_tab4_6"), "small"
+    )
     assert [line.beside for line in compared.lines] == [0.7415, 0.7905, None, None]
     assert [line.verdict for line in compared.lines[:2]] == [AGREES, LOWER]
 
@@ -155,8 +194,12 @@ def test_a_claim_is_judged_by_values_and_intervals(first: Cell, second: Cell, ve
     assert judged(Order("a is above b", "q", ["a", "b"]), "p", [second, first]) == verdict
 
 
-@pytest.mark.parametrize(("values", "verdict"), [((3, 1, 2), FAILS), ((1, 3, 2), FAILS), ((3, 2, 1), HOLDS)])
-def test_a_claim_of_several_steps_fails_with_any_of_them(values: Sequence[float], verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("values", "verdict"), [((3, 1, 2), FAILS), ((1, 3, 2), FAILS), ((3, 2, 1), HOLDS)]
+)
+def test_a_claim_of_several_steps_fails_with_any_of_them(
+    values: Sequence[float], verdict: str
+) -> None:
     cells = [Cell("p", row, "q", value) for row, value in zip("abc", values, strict=True)]
     assert judged(Order("a is above b, b above c", "q", ["a", "b", "c"]), "p", cells) == verdict
 

@@ -1,9 +1,11 @@
-"""A rehearsal of the papers' items: from download to drawn figure, on tiny checkpoints under the published ids.
+"""A rehearsal of the papers' items: from download to drawn figure, on tiny checkpoints under the
+published ids.
 
-A hub on the loopback serves them, and a few rows of each data set in its published layout (`rehearsal_hub.py`). What
-the models were asked, and how, is read from what the steps leave, and compared with `rehearsal.yaml`.
-`scripts/paper_run.py ITEM run=true` runs as at the papers' scale, with fewer points and steps of training; splits,
-limits, lengths, precisions and templates are the item's own.
+A hub on the loopback serves them, and a few rows of each data set in its published layout
+(`rehearsal_hub.py`). What the models were asked, and how, is read from what the steps leave, and
+compared with `rehearsal.yaml`. `scripts/paper_run.py ITEM run=true` runs as at the papers' scale,
+with fewer points and steps of training; splits, limits, lengths, precisions and templates are the
+item's own.
 """
 
 from __future__ import annotations
@@ -67,13 +69,28 @@ class Rehearsal:
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         self.folder = folder
-        switches = {"HF_ENDPOINT": endpoint, "HF_HOME": str(folder / "cache"), "HF_HUB_DISABLE_XET": "1"}
-        self.environment = {**os.environ, **switches, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        switches = {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(folder / "cache"),
+            "HF_HUB_DISABLE_XET": "1",
+        }
+        self.environment = {
+            **os.environ,
+            **switches,
+            "PYTHONPATH": str(REPOSITORY),
+            "OMP_NUM_THREADS": "1",
+        }
 
     def run(self, *words: str, script: Sequence[str] = ("-c", FORKING)) -> tuple[int, str]:
         command = [sys.executable, *script, *words, "run=true", "force=true"]
         done = subprocess.run(
-            command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=1200, check=False
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            check=False,
         )
         return done.returncode, done.stdout + done.stderr
 
@@ -118,7 +135,9 @@ def prompts(family: str, data: str, answers: Mapping[str, str]) -> list[str]:
     """The whole prompts of a data set. answers: to the first turn, by the row."""
     asked = task(family, data)
     rows = [f"{asked['split']} {number}" for number in range(ROWS[asked["split"]])]
-    return [written(one, n=row, answer=answers.get(row, "")) for row in rows for one in asked["prompts"]]
+    return [
+        written(one, n=row, answer=answers.get(row, "")) for row in rows for one in asked["prompts"]
+    ]
 
 
 def seen(file: Path, family: str, knobs: Mapping[str, set[str]]) -> Seen:
@@ -128,9 +147,14 @@ def seen(file: Path, family: str, knobs: Mapping[str, set[str]]) -> Seen:
     """
     result = json.loads(file.read_text())
     setting, policy, values = result["setting"], result["policy"], dict(result["knobs"])
-    for part, own in {**result["facts"]["trained"], "pipeline": result.get("pipeline") or {}}.items():
+    for part, own in {
+        **result["facts"]["trained"],
+        "pipeline": result.get("pipeline") or {},
+    }.items():
         values |= {f"{part}.{key}": value for key, value in own.items()}
-    examples = [json.loads(line) for line in (file.parent / "examples.jsonl").read_text().splitlines()]
+    examples = [
+        json.loads(line) for line in (file.parent / "examples.jsonl").read_text().splitlines()
+    ]
     drafts = Counter(len(each["drafted"]) for one in examples for each in one["rounds"])
     values["tokens a draft"] = drafts.most_common(1)[0][0] if drafts else None
     answers = {one["id"]: one.get("baseline_prediction", "").strip() for one in examples}
@@ -150,17 +174,35 @@ def seen(file: Path, family: str, knobs: Mapping[str, set[str]]) -> Seen:
 def expected(entry: Mapping[str, Any]) -> Iterator[Seen]:
     """The points that an entry of the table stands for."""
     each, policies = entry.get("each", {}), entry.get("policies") or [entry["policy"]]
-    choices = (entry["pairs"], entry["data"], entry.get("temperatures", [0]), policies, *each.values())
+    choices = (
+        entry["pairs"],
+        entry["data"],
+        entry.get("temperatures", [0]),
+        policies,
+        *each.values(),
+    )
     for pair, data, temperature, policy, *several in product(*choices):
         (target, draft), asked = TABLES["models"][pair], task(entry["by"], data)
         knobs = {**entry.get("knobs", {}), **dict(zip(each, several, strict=True))}
-        point = {"target": target, "draft": draft, "dataset": data, "temperature": temperature, "policy": policy}
+        point = {
+            "target": target,
+            "draft": draft,
+            "dataset": data,
+            "temperature": temperature,
+            "policy": policy,
+        }
         point |= {key: asked[key] for key in ("split", "metric", "dtype", "rows", "longest")}
-        point |= {"device_map": entry.get("device_map"), "knobs": dict(sorted(knobs.items())), "other prompts": []}
+        point |= {
+            "device_map": entry.get("device_map"),
+            "knobs": dict(sorted(knobs.items())),
+            "other prompts": [],
+        }
         yield from [point] * entry.get("times", 1)
 
 
-def compared(rehearsal: Rehearsal, folder: str, entries: list[Mapping[str, Any]]) -> tuple[list[Seen], list[Seen]]:
+def compared(
+    rehearsal: Rehearsal, folder: str, entries: list[Mapping[str, Any]]
+) -> tuple[list[Seen], list[Seen]]:
     """The points of a folder, and those that it should hold, in the same order."""
     should = [one for entry in entries for one in expected(entry)]
     knobs: dict[str, set[str]] = {}
@@ -175,42 +217,65 @@ def ordered(point: Seen) -> str:
 
 
 def require_answers(rehearsal: Rehearsal, pair: str, family: str) -> None:
-    """The answers that an adapter learned: to which questions, in which templates, how long, how precise."""
+    """The answers that an adapter learned: to which questions, in which templates, how long, how
+    precise.
+    """
     for data, question in TABLES["answers"]["questions"].items():
         folder = rehearsal.folder / f"outputs/calibration_{pair}_{data}"
         manifest = json.loads((folder / "manifest.json").read_text())
-        assert manifest["decoding"] == {"method": "greedy", "max_new_tokens": 1600, "dtype": "float16"}
+        assert manifest["decoding"] == {
+            "method": "greedy",
+            "max_new_tokens": 1600,
+            "dtype": "float16",
+        }
         tables = map(pq.read_table, sorted(folder.glob("*.parquet")))
         answered = [prompt for table in tables for prompt in table["prompt"].to_pylist()]
         rows = [written(question, n=f"train {number}") for number in range(ROWS["train"])]
-        assert answered == [written(one, question=row) for row in rows for one in TABLES["answers"][family]]
+        assert answered == [
+            written(one, question=row) for row in rows for one in TABLES["answers"][family]
+        ]
 
 
 def require_rates(rehearsal: Rehearsal, name: str, rates: Mapping[str, Any]) -> None:
-    """What match rates were measured of: the hash of the data is of all ids, prompts and references."""
-    settings = json.loads((rehearsal.folder / f"outputs/{name}/metrics.json").read_text())["settings"]
+    """What match rates were measured of: the hash of the data is of all ids, prompts and
+    references.
+    """
+    settings = json.loads((rehearsal.folder / f"outputs/{name}/metrics.json").read_text())[
+        "settings"
+    ]
     asked, texts = task("ppd", rates["data"]), prompts("ppd", rates["data"], {})
     examples = [
-        Example(written(rates["id"], i=str(number), n=row), "", text, (written(rates["reference"], n=row),))
+        Example(
+            written(rates["id"], i=str(number), n=row),
+            "",
+            text,
+            (written(rates["reference"], n=row),),
+        )
         for number, text in enumerate(texts)
         for row in [f"{asked['split']} {number}"]
     ]
     assert settings["data"] == data_hash(examples)
-    found = [settings[key] for key in ("decoding.max_new_tokens", "runtime.dtype", "heads", "positions")]
+    found = [
+        settings[key] for key in ("decoding.max_new_tokens", "runtime.dtype", "heads", "positions")
+    ]
     assert found == [asked["longest"], asked["dtype"], rates["heads"], rates["positions"]]
     assert (settings["model.path"], settings["top_k"]) == ("lmsys/vicuna-13b-v1.3", [1, 3, 5])
     assert settings["layers"] == [10, 20, 30, 35, 37]
 
 
 @pytest.mark.parametrize("name", REHEARSALS)
-def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(name: str, rehearsal: Rehearsal) -> None:
+def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(
+    name: str, rehearsal: Rehearsal
+) -> None:
     table = REHEARSALS[name]
     for item, title in table["items"].items():
         code, printed = rehearsal.run(item, *flat(table["overrides"]))
         assert code == 0, printed
         if title is not None:
             figure = rehearsal.figure(item)
-            assert figure.startswith(f"# {title}") and (item == "bild/fig10" or "| verdict |" in figure)
+            assert figure.startswith(f"# {title}") and (
+                item == "bild/fig10" or "| verdict |" in figure
+            )
     for folder, entries in table.get("points", {}).items():
         found, should = compared(rehearsal, folder, entries)
         assert found == should, folder
@@ -221,16 +286,23 @@ def test_an_item_runs_from_download_to_figure_and_asks_as_its_paper_does(name: s
 
 
 def test_what_is_asked_otherwise_than_in_the_paper_is_found(rehearsal: Rehearsal) -> None:
-    """Each value that the rehearsals look at is planted wrong: pair, template, split, rows, metric, precision, …"""
+    """Each value that the rehearsals look at is planted wrong: pair, template, split, rows, metric,
+    precision, …
+    """
     faults = {
         "pair": "t5_11b_base", "dataset.prompt_template": "German: {source}", "dataset.split": "train",
         "dataset.limit": "1", "dataset.metric": "chrf", "runtime.dtype": "float32", "decoding.max_new_tokens": "9",
         "decoding.temperature": "1", "policy.window": "3",
     }  # fmt: skip
     code, printed = rehearsal.run(
-        "spec/tab5", *(f"{key}={value}" for key, value in faults.items()), *QUICK, script=[PAPER_RUN]
+        "spec/tab5",
+        *(f"{key}={value}" for key, value in faults.items()),
+        *QUICK,
+        script=[PAPER_RUN],
     )
     assert code == 0, printed
-    (found,), (should, _) = compared(rehearsal, "spec_tab5_paper", REHEARSALS["spec_tab5"]["points"]["spec_tab5_paper"])
+    (found,), (should, _) = compared(
+        rehearsal, "spec_tab5_paper", REHEARSALS["spec_tab5"]["points"]["spec_tab5_paper"]
+    )
     same = {"target", "dataset", "device_map", "policy"}
     assert {key for key, value in found.items() if value == should[key]} == same

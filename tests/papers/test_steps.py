@@ -1,4 +1,6 @@
-"""An item is a graph of steps: what one reads another writes, what is done is skipped, what cannot run says why."""
+"""An item is a graph of steps: what one reads another writes, what is done is skipped, what cannot
+run says why.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ import torch
 from bild_lab.errors import UserError
 from bild_lab.papers import steps
 from bild_lab.papers.published import SCALES, published_names
-from bild_lab.papers.steps import Machine, Step, is_done, machine_of, obstacle, outlook, run_steps, steps_of
+from bild_lab.papers.steps import (
+    Machine,
+    Step,
+    is_done,
+    machine_of,
+    obstacle,
+    outlook,
+    run_steps,
+    steps_of,
+)
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
 from tests.thinned import thinned
@@ -45,13 +56,23 @@ def test_what_a_step_reads_another_one_before_it_writes(item: str, scale: str) -
     assert [step.figure for step in found].count(item) == 1 and found[-1].figure == item
 
 
-def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kept = steps._recipes
-    monkeypatch.setattr(steps, "_recipes", lambda several: [one for one in kept(several) if "=toy_answers " not in one])
+    monkeypatch.setattr(
+        steps,
+        "_recipes",
+        lambda several: [one for one in kept(several) if "=toy_answers " not in one],
+    )
     (trained,) = [step for step in steps_of("bild_fig8", "small") if step.missing]
-    assert trained.command.startswith("python scripts/align.py") and trained.missing == ("toy_answers",)
+    assert trained.command.startswith("python scripts/align.py") and trained.missing == (
+        "toy_answers",
+    )
     assert obstacle(trained, HERE).startswith("nothing writes outputs/toy_answers: put it there")
-    states = [(step.writes, state[:14]) for step, state in outlook(steps_of("bild_fig8", "small"), HERE)]
+    states = [
+        (step.writes, state[:14]) for step, state in outlook(steps_of("bild_fig8", "small"), HERE)
+    ]
     assert states == [
         ("toy_aligned", "nothing writes"),
         ("bild_fig4_small", "it waits for p"),
@@ -60,7 +81,9 @@ def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(monkeypatch: pytes
 
 
 def test_falcon_is_refused_before_it_answers_any_question_for_an_adapter() -> None:
-    measured, drawn = outlook(steps_of("bita_tab7", "paper", ["pair=falcon_40b"]), replace(HERE, tries=True))
+    measured, drawn = outlook(
+        steps_of("bita_tab7", "paper", ["pair=falcon_40b"]), replace(HERE, tries=True)
+    )
     assert measured[1].startswith("nothing writes outputs/bita_falcon_40b: put it there")
     assert drawn[1] == "no step of it can run"
 
@@ -69,18 +92,21 @@ def test_falcon_is_refused_before_it_answers_any_question_for_an_adapter() -> No
 def test_a_pair_waits_for_its_own_training_alone() -> None:
     by_folder = {step.writes: step for step in steps_of("bita_tab1")}
     assert set(by_folder["bita_llama2_70b_chat"].reads) == {
-        f"calibration_llama2_70b_chat_{name}" for name in ("lima", "alpaca_gpt4", "code_alpaca", "open_platypus", "cip")
+        f"calibration_llama2_70b_chat_{name}"
+        for name in ("lima", "alpaca_gpt4", "code_alpaca", "open_platypus", "cip")
     }
     assert "bita.mask_tokens=4" in by_folder["bita_llama2_70b_chat"].command
     sweeps = [step for step in steps_of("bita_tab1") if "experiment=bita/tab1" in step.command]
     read = {re.search(r"pair=(\w+)", step.command)[1]: step.reads for step in sweeps}
     assert len(sweeps) == 5 and all(folders == (f"bita_{pair}",) for pair, folders in read.items())
-    assert all(len(step.settings) == 4 for step in sweeps)  # data sets, which need nothing of their own
+    # data sets, which need nothing of their own
+    assert all(len(step.settings) == 4 for step in sweeps)
 
 
 def test_overrides_go_to_the_steps_that_have_the_key() -> None:
     found = [
-        shlex.split(step.command) for step in steps_of("spec_tab3", "small", ["measure.warmup=1", "dataset.limit=6"])
+        shlex.split(step.command)
+        for step in steps_of("spec_tab3", "small", ["measure.warmup=1", "dataset.limit=6"])
     ]
     assert [("dataset.limit=6" in words, "measure.warmup=1" in words) for words in found] == [
         (True, False), (True, True), (True, True), (False, False),
@@ -98,23 +124,35 @@ def test_overrides_go_to_the_steps_that_have_the_key() -> None:
         (replace(HERE, room_gb=None), {}, "no GPU here"),
         (replace(HERE, room_gb=None, tries=True), {}, None),
         (replace(HERE, room_gb=2), {}, "memory: 4 GB, here are 1 × 2 GB; runtime.device_map=auto"),
-        (HERE, {"target": "meta-llama/Llama-2-7b-chat-hf"}, "gated: accept the terms on the page of meta-llama/"),
+        (
+            HERE,
+            {"target": "meta-llama/Llama-2-7b-chat-hf"},
+            "gated: accept the terms on the page of meta-llama/",
+        ),
         (replace(HERE, gated=True), {"target": "meta-llama/Llama-2-7b-chat-hf"}, None),
         (HERE, {"target": "meta-llama/Llama-2-70b-chat-hf", "drafts": ()}, "gated"),
-        (replace(HERE, gated=True), {"target": "meta-llama/Llama-2-70b-chat-hf"}, "memory: 278 GB, here are 1 × 80 GB"),
+        (
+            replace(HERE, gated=True),
+            {"target": "meta-llama/Llama-2-70b-chat-hf"},
+            "memory: 278 GB, here are 1 × 80 GB",
+        ),
         (replace(HERE, room_gb=2, gpus=4), {}, "memory: 4 GB, here are 4 × 2 GB"),
         (replace(HERE, room_gb=2, gpus=4), {"spread": True}, None),
         (HERE, {"target": None}, "it takes models of your own"),
         (replace(HERE, room_gb=None), {"target": "toy:large", "drafts": ("toy:small",)}, None),
     ],
 )
-def test_a_step_that_cannot_run_here_says_why(machine: Machine, changes: dict, told: str | None) -> None:
+def test_a_step_that_cannot_run_here_says_why(
+    machine: Machine, changes: dict, told: str | None
+) -> None:
     found = obstacle(Step("python run.py", "x", (), (), settings=(setting(**changes),)), machine)
     assert found is None if told is None else found.startswith(told)
 
 
 class Runs:
-    """In place of processes: each writes a file into its folder, and those named in `failing` fail."""
+    """In place of processes: each writes a file into its folder, and those named in `failing`
+    fail.
+    """
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -126,7 +164,11 @@ class Runs:
         failed = any(one in words for one in self.failing)
         if not failed:
             (name,) = [one.partition("=")[2] for one in command if one.startswith("name=")]
-            folder = Path("outputs") / name / ("points/" + words.replace("/", "_") if command[3] == "run" else "")
+            folder = (
+                Path("outputs")
+                / name
+                / ("points/" + words.replace("/", "_") if command[3] == "run" else "")
+            )
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / "result.json").exists():  # a finished point is never changed
                 (folder / "result.json").write_text(words)
@@ -154,7 +196,8 @@ def test_what_is_done_is_skipped_until_what_it_read_or_wrote_changes(runs: Runs)
     assert run([A, B, C])[0] and runs.ran == ["name=a", "name=b x=1", "name=b x=2"]
     runs.ran.clear()
     assert run([A, B, C])[0] and runs.ran == []
-    shutil.rmtree("outputs/b/points/name=b x=1")  # a point is gone, which the other step of the folder has noted too
+    # a point is gone, which the other step of the folder has noted too
+    shutil.rmtree("outputs/b/points/name=b x=1")
     assert run([A, B, C])[0] and runs.ran == ["name=b x=1", "name=b x=2"]
     runs.ran.clear()
     Path("outputs/a/result.json").write_text("another model")
@@ -165,7 +208,9 @@ def test_what_is_done_is_skipped_until_what_it_read_or_wrote_changes(runs: Runs)
     assert not any(map(is_done, (A, B, C)))
 
 
-def test_another_version_of_the_code_looks_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_the_code_looks_again(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run([A])[0] and is_done(A)
     monkeypatch.setattr(steps, "_code", lambda: "another")
     assert not is_done(A)
@@ -176,7 +221,10 @@ def test_after_a_failure_what_does_not_depend_on_it_runs(runs: Runs) -> None:
     good, said = run([A, B, C])
     assert not good and runs.ran == ["name=a", "name=b x=2"]
     assert "step 1 of 3 was not done: python scripts/a.py name=a\n  failed with status 1" in said
-    assert "step 2 of 3 was not done: python run.py name=b x=1\n  it waits for python scripts/a.py name=a" in said
+    assert (
+        "step 2 of 3 was not done: python run.py name=b x=1\n  it waits for python scripts/a.py"
+        " name=a" in said
+    )
     runs.failing = set()
     assert run([A, B, C])[0] and runs.ran == ["name=a", "name=b x=2", "name=a", "name=b x=1"]
 
@@ -186,7 +234,9 @@ def test_a_command_that_writes_nothing_is_not_done(runs: Runs) -> None:
     assert not good and "wrote nothing to outputs/c" in said
 
 
-def test_progress_has_the_time_left_by_the_steps_that_ran(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_has_the_time_left_by_the_steps_that_ran(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter([0.0, 600.0, 700.0, 1300.0, 1300.0, 1900.0])
     monkeypatch.setattr(steps.time, "monotonic", lambda: next(clock))
     _, said = run([A, B, C])
@@ -204,7 +254,9 @@ echo "Submitted batch job $((100 + count))"
 
 @pytest.fixture
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Slurm's commands, which note what is submitted and run nothing; the folder of the jobs' scripts."""
+    """Slurm's commands, which note what is submitted and run nothing; the folder of the jobs'
+    scripts.
+    """
     for name, content in (("sbatch", SBATCH), ("srun", "#!/bin/sh\n")):
         Path("bin").mkdir(exist_ok=True)
         (Path("bin") / name).write_text(content)
@@ -216,7 +268,9 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_steps_are_jobs_that_wait_for_what_they_read(slurm: Path, runs: Runs) -> None:
     DelayedSubmission = pytest.importorskip("submitit.core.utils").DelayedSubmission
-    drawn = Step("python scripts/figures.py x name=b", "b", ("b",), (B.command, C.command), figure="x")
+    drawn = Step(
+        "python scripts/figures.py x name=b", "b", ("b",), (B.command, C.command), figure="x"
+    )
     said: list[str] = []
     assert steps.submit_steps([A, B, C, drawn], HERE, {"partition": "gpu"}, said.append)
     assert runs.ran == [] and "step 2 of 4 is job 101 after 100: python run.py name=b x=1" in said
@@ -239,9 +293,17 @@ def test_without_slurm_its_launcher_is_refused(
 ) -> None:
     monkeypatch.setenv("PATH", "nowhere")
     code, told = command(
-        paper_run, "spec/tab4", "scale=small", "run=true", "launcher=slurm", "slurm.partition=gpu", config=None
+        paper_run,
+        "spec/tab4",
+        "scale=small",
+        "run=true",
+        "launcher=slurm",
+        "slurm.partition=gpu",
+        config=None,
     )
-    assert code == 2 and "launcher=slurm needs submitit and Slurm's commands" in " ".join(told.split())
+    assert code == 2 and "launcher=slurm needs submitit and Slurm's commands" in " ".join(
+        told.split()
+    )
     assert command(paper_run, "spec/tab4", "slurm.partition=gpu", config=None)[0] == 2
 
 
@@ -257,7 +319,12 @@ def test_an_item_runs_whole_on_the_toy_pair_and_its_second_run_has_nothing_to_do
     code, told = command(paper_run, *words, config=None)
     assert code == 0 and "step" not in told
     _, told = command(paper_run, *words[:2], words[3], config=None)
-    assert [line.split(":")[0] for line in told.splitlines()[:4]] == ["1 done", "2 done", "3 done", "4 done"]
+    assert [line.split(":")[0] for line in told.splitlines()[:4]] == [
+        "1 done",
+        "2 done",
+        "3 done",
+        "4 done",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -288,13 +355,18 @@ def test_estimates_are_of_the_gpu_that_is_here_or_say_that_they_are_not(
     machine = machine_of(None, tries=False)
     assert (machine.gpu, machine.room_gb, machine.gpus) == (gpu or "a100", 24, 2)
     told = (
-        f"the GPU here, {name}, is not in the list, so times are estimated for an a100; gpu=NAME takes another of t4,"
+        f"the GPU here, {name}, is not in the list, so times are estimated for an a100; gpu=NAME"
+        " takes another of t4,"
     )
-    assert machine.warning.startswith("" if gpu else told) and bool(machine.warning) == (gpu is None)
+    assert machine.warning.startswith("" if gpu else told) and bool(machine.warning) == (
+        gpu is None
+    )
     assert machine_of("l4", tries=True).warning == ""
 
 
 def test_without_a_gpu_estimates_say_which_they_assume(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     machine = machine_of(None, tries=False)
-    assert machine.room_gb is None and machine.warning.startswith("there is no GPU here, so times are estimated for an")
+    assert machine.room_gb is None and machine.warning.startswith(
+        "there is no GPU here, so times are estimated for an"
+    )

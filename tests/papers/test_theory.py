@@ -25,13 +25,17 @@ def drawn(command: Command, *names: str) -> dict[str, pd.DataFrame]:
     """The values of what the script draws by equations alone, by figure; each has a picture."""
     command(figures, *names, config=None)
     files = sorted(Path("outputs/figures").glob("*_theory.*"))
-    assert {file.suffix for file in files} == {".csv", ".png"} and len({file.stem for file in files}) * 2 == len(files)
+    assert {file.suffix for file in files} == {".csv", ".png"} and len(
+        {file.stem for file in files}
+    ) * 2 == len(files)
     for file in files[1::2]:
         assert Image.open(file).width in (1200, 1500) and file.stat().st_size < 200_000
     return {file.stem.removesuffix("_theory"): pd.read_csv(file) for file in files[::2]}
 
 
-def test_the_figures_of_speculative_decoding_have_the_values_of_its_equations(command: Command) -> None:
+def test_the_figures_of_speculative_decoding_have_the_values_of_its_equations(
+    command: Command,
+) -> None:
     tables = drawn(command, "spec_fig2_4")
     assert list(tables) == ["spec_fig2", "spec_fig3", "spec_fig4"]
     assert sorted(set(tables["spec_fig2"]["window"])) == [1, 3, 5, 7, 10, float("inf")]
@@ -41,7 +45,11 @@ def test_the_figures_of_speculative_decoding_have_the_values_of_its_equations(co
         assert row["expected_tokens"] == pytest.approx(expected)
     assert set(tables["spec_fig3"]["cost_ratio"]) == {0.01, 0.02, 0.05, 0.1, 0.2}
     for _, row in tables["spec_fig3"].iterrows():  # no curve is cut at the figure's height
-        assert row["optimal_window"] == optimal_window(row["acceptance_rate"], row["cost_ratio"], most=1000) <= 42
+        assert (
+            row["optimal_window"]
+            == optimal_window(row["acceptance_rate"], row["cost_ratio"], most=1000)
+            <= 42
+        )
     for _, row in tables["spec_fig4"].iterrows():
         rate, window = row["acceptance_rate"], row["window"]
         assert row["walltime_improvement"] == pytest.approx(walltime_improvement(rate, window, 0.0))
@@ -52,7 +60,11 @@ def test_the_figures_of_the_pipeline_have_the_values_of_its_equations(command: C
     tables = drawn(command, "ppd_fig2", "ppd_fig4")
     found = tables["ppd_fig2"]
     assert list(tables) == ["ppd_fig2", "ppd_fig4"] and found.equals(tables["ppd_fig4"])
-    assert len(found.groupby(["dataset", "trained", "exit_layer", "top_k"])) == len(found) == 3 * 2 * 4 * 3
+    assert (
+        len(found.groupby(["dataset", "trained", "exit_layer", "top_k"]))
+        == len(found)
+        == 3 * 2 * 4 * 3
+    )
     half = found[found["exit_layer"] == 20]
     for _, row in half.iterrows():
         k, p = row["top_k"], match_rate(row["dataset"], row["top_k"], row["trained"], 20)

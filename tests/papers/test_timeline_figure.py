@@ -1,4 +1,6 @@
-"""Tests of the trace diagram: what its lanes hold, which points get one, and the script that draws it."""
+"""Tests of the trace diagram: what its lanes hold, which points get one, and the script that draws
+it.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,24 @@ from bild_lab.papers.timeline_figure import Lane, selected, timelines_of
 from scripts import sweeps
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_sweep
 
-Rounds = list[tuple[list[int], int, int]]  # drafted tokens, how many are accepted, calls of the drafter
+# drafted tokens, how many are accepted, calls of the drafter
+Rounds = list[tuple[list[int], int, int]]
 
 
-def example(rounds: Rounds, tokens: int, verified: bool = True, name: str = "test-0") -> MeasuredExample:
-    """An example whose stages take a second each, with one between them; `verified`: the last round is too."""
+def example(
+    rounds: Rounds, tokens: int, verified: bool = True, name: str = "test-0"
+) -> MeasuredExample:
+    """An example whose stages take a second each, with one between them; `verified`: the last round
+    is too.
+    """
     stages = ["prefill", *["draft", "verify"] * len(rounds)]
     spans = [(stage, 2 * index, 2 * index + 1) for index, stage in enumerate(stages)]
     return sample_example(
         name,
         token_ids=list(range(tokens)),
-        rounds=[{"drafted": one, "accepted": kept, "draft_calls": calls} for one, kept, calls in rounds],
+        rounds=[
+            {"drafted": one, "accepted": kept, "draft_calls": calls} for one, kept, calls in rounds
+        ],
         spans=spans if verified else spans[:-1],
     )
 
@@ -48,7 +57,10 @@ def write(sweep: Sweep, *points: tuple[Result, list[MeasuredExample]]) -> Sweep:
 def sweep(tmp_path: Path) -> Sweep:
     """The baseline and two windows on one example."""
     drafted = [
-        (sample_drafted("speculative", {"window": window}, speedup, 0.0, (0.8, 1.0)), [example(DRAFTED, 5)])
+        (
+            sample_drafted("speculative", {"window": window}, speedup, 0.0, (0.8, 1.0)),
+            [example(DRAFTED, 5)],
+        )
         for window, speedup in ((3, 1.6), (7, 1.3))
     ]
     return write(Sweep(tmp_path / "sweep"), (sample_baseline(), [example(ALONE, 6)]), *drafted)
@@ -62,7 +74,10 @@ def test_the_baseline_comes_first_and_a_lane_holds_every_call_and_its_end(sweep:
         ("speculative", "3"),  # the fastest last
     ]
     assert lane.knobs == "window\N{NO-BREAK SPACE}3"
-    assert lane.calls["prefill"] == [(0, 1000)] and lane.calls["verify"] == [(4000, 5000), (8000, 9000)]
+    assert lane.calls["prefill"] == [(0, 1000)] and lane.calls["verify"] == [
+        (4000, 5000),
+        (8000, 9000),
+    ]
     starts = [2000, 2333.3, 2666.7, 6000, 6333.3, 6666.7]
     assert [start for start, _ in lane.calls["draft"]] == pytest.approx(starts, abs=0.1)
     assert (lane.end, lane.tokens, lane.rejected) == (9000, 5, [8500])
@@ -76,7 +91,9 @@ def lane_of(policy: str, row: MeasuredExample, folder: Path) -> Lane:
 
 
 def test_a_tail_that_nobody_verified_ends_with_its_draft(tmp_path: Path) -> None:
-    lane = lane_of("bild", example([([5, 6, 7], 3, 4), ([5, 6], 2, 2)], 6, verified=False), tmp_path)
+    lane = lane_of(
+        "bild", example([([5, 6, 7], 3, 4), ([5, 6], 2, 2)], 6, verified=False), tmp_path
+    )
     assert (lane.end, len(lane.calls["draft"]), len(lane.calls["verify"])) == (7000, 6, 1)
     assert lane.rejected == []
 
@@ -104,9 +121,23 @@ def test_a_sweep_without_spans_is_refused_with_the_remedy(tmp_path: Path) -> Non
 def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(
     command: Callable, checkpoints: Path, data: Path
 ) -> None:
-    pair = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}", "name=tested"]
-    small = ["dataset=multi30k", f"dataset.path={data}", "dataset.limit=3", "decoding.max_new_tokens=8"]
-    quick = ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=2", "measure.baseline=null"]
+    pair = [
+        f"pair.target={checkpoints / 't5'}",
+        f"pair.draft={checkpoints / 't5-draft'}",
+        "name=tested",
+    ]
+    small = [
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "dataset.limit=3",
+        "decoding.max_new_tokens=8",
+    ]
+    quick = [
+        "measure.repeats=1",
+        "measure.warmup=0",
+        "measure.traced_examples=2",
+        "measure.baseline=null",
+    ]
     code, printed = command(run, *pair, *small, *quick, "policy=speculative", "policy.window=3")
     assert code == 0, printed
     (file,) = Path("outputs/tested/points").glob("*/examples.jsonl")
@@ -116,9 +147,14 @@ def test_a_run_keeps_the_spans_of_traced_examples_and_the_script_draws_them(
         stages = [stage for stage, _, _ in row["spans"]]
         assert stages == ["prefill", *["draft", "verify"] * len(row["rounds"])]
         assert all(round(moment, 6) == moment for _, *span in row["spans"] for moment in span)
-        assert [one["draft_calls"] for one in row["rounds"]] == [len(one["drafted"]) for one in row["rounds"]]
+        assert [one["draft_calls"] for one in row["rounds"]] == [
+            len(one["drafted"]) for one in row["rounds"]
+        ]
     traced = sweeps.as_overrides(["trace", "outputs/tested"])
-    assert command(sweeps, *traced, "example=test-1") == (0, "outputs/tested/trace.png shows example test-1\n")
+    assert command(sweeps, *traced, "example=test-1") == (
+        0,
+        "outputs/tested/trace.png shows example test-1\n",
+    )
     assert Image.open("outputs/tested/trace.png").size[0] == 1500
     for name, begin in (("one.png", b"\x89PNG"), ("one.pdf", b"%PDF"), ("one.svg", b"<?xml")):
         code, printed = command(sweeps, *traced, f"output=there/{name}")

@@ -1,4 +1,7 @@
-"""A pretended GPU: tensors that say they are on CUDA and hold their values in the CPU's memory. See `machine`."""
+"""A pretended GPU: tensors that say they are on CUDA and hold their values in the CPU's memory.
+
+See `machine`.
+"""
 
 from tests.pretended.gpu import pretended_gpu
 from tests.pretended.machine import CudaFault, Machine, Wait

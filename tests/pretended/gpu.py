@@ -14,7 +14,17 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tests.pretended.machine import Capture, Clock, CudaFault, Machine, Stream
-from tests.pretended.tensor import DEVICE, WHOLE, GpuGenerator, GpuMode, GpuTensor, RealGenerator, moved, pinned, poison
+from tests.pretended.tensor import (
+    DEVICE,
+    WHOLE,
+    GpuGenerator,
+    GpuMode,
+    GpuTensor,
+    RealGenerator,
+    moved,
+    pinned,
+    poison,
+)
 
 GIB = 1024**3
 CUDA, META = 1, 14  # c10::DeviceType
@@ -22,10 +32,11 @@ CUDA, META = 1, 14  # c10::DeviceType
 
 @contextmanager
 def pretended_gpu() -> Iterator[Machine]:
-    """A machine with a pretended GPU: inside, `torch.cuda` is available and `cuda` tensors hold CPU memory.
+    """A machine with a pretended GPU: inside, `torch.cuda` is available and `cuda` tensors hold CPU
+    memory.
 
-    `torch.compile` gives the function itself. Programs are compiled in the tests of a CPU; what is shown here is that
-    they can be captured.
+    `torch.compile` gives the function itself. Programs are compiled in the tests of a CPU; what is
+    shown here is that they can be captured.
     """
     machine = Machine()
     before = torch._C._only_lift_cpu_tensors()
@@ -37,32 +48,51 @@ def pretended_gpu() -> Iterator[Machine]:
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         for name, value in cuda_functions(machine).items():
-            stack.enter_context(patch.object(torch.cuda, name, value, create=not hasattr(torch.cuda, name)))
+            stack.enter_context(
+                patch.object(torch.cuda, name, value, create=not hasattr(torch.cuda, name))
+            )
         stack.enter_context(patch.object(torch, "Generator", Generators))
         stack.enter_context(patch.object(torch, "compile", uncompiled))
-        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, device=None: pinned(None, tensor)))
         stack.enter_context(
-            patch.object(torch.Tensor, "is_pinned", lambda tensor, device=None: getattr(tensor, "pinned", False))
+            patch.object(
+                torch.Tensor, "pin_memory", lambda tensor, device=None: pinned(None, tensor)
+            )
+        )
+        stack.enter_context(
+            patch.object(
+                torch.Tensor,
+                "is_pinned",
+                lambda tensor, device=None: getattr(tensor, "pinned", False),
+            )
         )
         stack.enter_context(patch.object(torch.Tensor, "to", moving(torch.Tensor.to)))
-        stack.enter_context(patch.object(torch.Tensor, "cpu", lambda tensor, **options: tensor.to("cpu")))
-        stack.enter_context(patch.object(torch.Tensor, "cuda", lambda tensor, **options: tensor.to(DEVICE)))
+        stack.enter_context(
+            patch.object(torch.Tensor, "cpu", lambda tensor, **options: tensor.to("cpu"))
+        )
+        stack.enter_context(
+            patch.object(torch.Tensor, "cuda", lambda tensor, **options: tensor.to(DEVICE))
+        )
         for name in ("tensor", "as_tensor"):
             stack.enter_context(patch.object(torch, name, made_on_host(getattr(torch, name))))
         for name in ("tolist", "numpy"):
-            stack.enter_context(patch.object(torch.Tensor, name, reading(machine, getattr(torch.Tensor, name))))
+            stack.enter_context(
+                patch.object(torch.Tensor, name, reading(machine, getattr(torch.Tensor, name)))
+            )
         stack.enter_context(GpuMode(machine))
         yield machine
 
 
 @contextmanager
 def device_guard() -> Iterator[None]:
-    """Let torch's own indexing and methods run: in a build without CUDA they look for a guard that sets the device.
+    """Let torch's own indexing and methods run: in a build without CUDA they look for a guard that
+    sets the device.
 
     The guard of the meta device, which does nothing, stands in for it.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    guards = (ctypes.c_void_p * (META + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    guards = (ctypes.c_void_p * (META + 1)).in_dll(
+        library, "_ZN3c104impl26device_guard_impl_registryE"
+    )
     before, guards[CUDA] = guards[CUDA], guards[META]
     try:
         yield
@@ -96,7 +126,9 @@ def moving(plain: Callable[..., Any]) -> Callable[..., Any]:
 def on_gpu(value: Any) -> bool:
     if isinstance(value, str):
         return value.startswith("cuda")
-    return isinstance(value, GpuTensor) or (isinstance(value, torch.device) and value.type == "cuda")
+    return isinstance(value, GpuTensor) or (
+        isinstance(value, torch.device) and value.type == "cuda"
+    )
 
 
 def made_on_host(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +159,11 @@ class GpuStream:
     """A stream, as `torch.cuda.Stream`."""
 
     def __init__(self, machine: Machine, queue: Stream | None = None) -> None:
-        self.machine, self.queue, self.device = machine, Stream(machine) if queue is None else queue, DEVICE
+        self.machine, self.queue, self.device = (
+            machine,
+            Stream(machine) if queue is None else queue,
+            DEVICE,
+        )
 
     def wait_event(self, event: GpuEvent) -> None:
         self.queue.learn(event.clock)
@@ -172,7 +208,10 @@ class GpuGraph:
             raise CudaFault("a graph is replayed before it was captured")
         outside = [memory() for memory in captured.outside.values()]
         if any(memory is None for memory in outside):
-            raise CudaFault("a graph is replayed over memory that has been freed since: a tensor was replaced or grew")
+            raise CudaFault(
+                "a graph is replayed over memory that has been freed since: a tensor was replaced"
+                " or grew"
+            )
         machine.launched += 1
         every = [(memory, 0, WHOLE) for memory in (*outside, *captured.inside.values())]
         machine.current.launch([], every, allocates=False)
@@ -184,12 +223,17 @@ class GpuGraph:
             again = func(*args, **kwargs)
             pairs = zip(leaves(out), leaves(again), strict=True)
             for kept, new in pairs:
-                if kept is not new and kept.untyped_storage()._cdata != new.untyped_storage()._cdata:
+                if (
+                    kept is not new
+                    and kept.untyped_storage()._cdata != new.untyped_storage()._cdata
+                ):
                     kept.copy_(new)
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
-    return [each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)]
+    return [
+        each for each in torch.utils._pytree.tree_leaves(value) if isinstance(each, torch.Tensor)
+    ]
 
 
 def cuda_functions(machine: Machine) -> dict[str, Any]:
@@ -212,7 +256,9 @@ def cuda_functions(machine: Machine) -> dict[str, Any]:
             machine.current = before
 
     @contextmanager
-    def graph(captured: GpuGraph, pool: Any = None, stream: Any = None, **options: Any) -> Iterator[None]:
+    def graph(
+        captured: GpuGraph, pool: Any = None, stream: Any = None, **options: Any
+    ) -> Iterator[None]:
         machine.wait_for_all("the begin of a capture")
         own, before = Stream(machine), machine.current
         own.learn({each.id: each.time for each in machine.streams})

@@ -1,7 +1,9 @@
-"""What the pretended GPU keeps account of: memory, streams, waits of the host and the graph that is being captured.
+"""What the pretended GPU keeps account of: memory, streams, waits of the host and the graph that is
+being captured.
 
-Streams are ordered by vector clocks. An operation is known to a stream if the stream ran it itself, has waited for it,
-or if the host has waited for it before. Memory that is used before its last use on another stream is known is a race.
+Streams are ordered by vector clocks. An operation is known to a stream if the stream ran it itself,
+has waited for it, or if the host has waited for it before. Memory that is used before its last use
+on another stream is known is a race.
 """
 
 from __future__ import annotations
@@ -29,17 +31,22 @@ class CudaFault(RuntimeError):
 
 @dataclass(frozen=True)
 class Wait:
-    """The host waited for the device. line: the innermost of our own. within: the innermost outside torch."""
+    """The host waited for the device. line: the innermost of our own. within: the innermost outside
+    torch.
+    """
 
     what: str
     line: str
     within: str
 
     def __str__(self) -> str:
-        return f"{self.what} at {self.line}" + ("" if self.within == self.line else f" (in {self.within})")
+        return f"{self.what} at {self.line}" + (
+            "" if self.within == self.line else f" (in {self.within})"
+        )
 
 
-Extent = tuple["Memory", int, int]  # a part of an allocation: its first byte, and the one behind its last
+# a part of an allocation: its first byte, and the one behind its last
+Extent = tuple["Memory", int, int]
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,9 @@ class Use:
 
 
 class Memory:
-    """One allocation of the device, shared by all views of it, with which it dies. home: the stream that made it."""
+    """One allocation of the device, shared by all views of it, with which it dies. home: the stream
+    that made it.
+    """
 
     def __init__(self, home: Stream) -> None:
         self.home = home
@@ -69,19 +78,30 @@ class Memory:
                 if (writes or each.wrote) and each.first < end and first < each.end:
                     doing = "writes" if writes else "reads"
                     done = "writing" if each.wrote else "reading"
-                    raise CudaFault(f"a stream {doing} what another has not finished {done}; wait for its event first")
-            elif each.stream == stream.id and not (first <= each.first and each.end <= end and writes >= each.wrote):
+                    raise CudaFault(
+                        f"a stream {doing} what another has not finished {done}; wait for its event"
+                        " first"
+                    )
+            elif each.stream == stream.id and not (
+                first <= each.first and each.end <= end and writes >= each.wrote
+            ):
                 left.append(each)
         self.uses = [*left, Use(first, end, stream.id, stream.time, writes)]
 
     def __del__(self) -> None:
-        left = {each.stream: each.time for each in self.uses if not self.home.knows(each.stream, each.time)}
+        left = {
+            each.stream: each.time
+            for each in self.uses
+            if not self.home.knows(each.stream, each.time)
+        }
         if left:
             self.home.freed.append(left)
 
 
 class Stream:
-    """A queue of work. freed: uses by other streams of memory that the next allocation here could be given."""
+    """A queue of work. freed: uses by other streams of memory that the next allocation here could
+    be given.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self.machine, self.id = machine, len(machine.streams)
@@ -91,7 +111,10 @@ class Stream:
         self.freed: list[Clock] = []
 
     def knows(self, stream: int, time: int) -> bool:
-        return stream == self.id or max(self.known.get(stream, 0), self.machine.host.get(stream, 0)) >= time
+        return (
+            stream == self.id
+            or max(self.known.get(stream, 0), self.machine.host.get(stream, 0)) >= time
+        )
 
     def learn(self, clock: Clock) -> None:
         for stream, time in clock.items():
@@ -107,8 +130,13 @@ class Stream:
         if len(self.machine.streams) == 1:
             return
         if allocates and self.freed:
-            if any(not self.knows(stream, time) for used in self.freed for stream, time in used.items()):
-                raise CudaFault("memory was freed while another stream still used it, and may be given out again here")
+            if any(
+                not self.knows(stream, time) for used in self.freed for stream, time in used.items()
+            ):
+                raise CudaFault(
+                    "memory was freed while another stream still used it, and may be given out"
+                    " again here"
+                )
             self.freed.clear()
         for memory, first, end in reads:
             memory.use(self, first, end, writes=False)
@@ -120,7 +148,8 @@ class Stream:
 class Copy:
     """A copy between host and device that the host did not wait for.
 
-    host: the pinned memory. values: what arrives in it or, towards the device, what it held when the copy began.
+    host: the pinned memory. values: what arrives in it or, towards the device, what it held when
+    the copy began.
     """
 
     host: weakref.ref[torch.Tensor]
@@ -134,8 +163,9 @@ class Copy:
 class Capture:
     """A graph that is being captured.
 
-    inside, outside: memory that was allocated in the capture, and other memory that it uses. before: what outside
-    memory held before the capture wrote to it. born: the values of what was allocated.
+    inside, outside: memory that was allocated in the capture, and other memory that it uses.
+    before: what outside memory held before the capture wrote to it. born: the values of what was
+    allocated.
     """
 
     stream: Stream
@@ -188,7 +218,9 @@ class Machine:
             elif copy.to_host:
                 host.copy_(copy.values)
             elif not torch.equal(host, copy.values):
-                raise CudaFault("pinned memory was written to before its copy to the device was done")
+                raise CudaFault(
+                    "pinned memory was written to before its copy to the device was done"
+                )
         self.copies = left
 
     def require_copied(self, tensor: torch.Tensor) -> None:
@@ -197,7 +229,8 @@ class Machine:
             host = copy.host()
             if copy.to_host and host is not None and same_memory(host, tensor):
                 raise CudaFault(
-                    f"the host reads at {called_from()[0]} what has not been copied yet; wait for the copy first"
+                    f"the host reads at {called_from()[0]} what has not been copied yet; wait for"
+                    " the copy first"
                 )
 
     @contextmanager
@@ -213,13 +246,19 @@ def same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def called_from() -> tuple[str, str]:
-    """The innermost line of the repository outside this package, and the innermost one outside torch."""
+    """The innermost line of the repository outside this package, and the innermost one outside
+    torch.
+    """
     frame, within = sys._getframe(1), None
     while frame is not None:
         name = frame.f_code.co_filename
         ours = name.startswith(HERE) and not Path(name).name.startswith("test_")
         if not ours and "/torch/" not in name and not name.startswith("<"):
-            shown = Path(name).relative_to(REPOSITORY) if name.startswith(REPOSITORY) else Path(name).name
+            shown = (
+                Path(name).relative_to(REPOSITORY)
+                if name.startswith(REPOSITORY)
+                else Path(name).name
+            )
             place = f"{shown}:{frame.f_lineno}"
             within = within or place
             if name.startswith(REPOSITORY) and "/site-packages/" not in name:

@@ -1,4 +1,6 @@
-"""Tensors of the pretended GPU: torch sees CUDA tensors, whose operations come here and run on the CPU."""
+"""Tensors of the pretended GPU: torch sees CUDA tensors, whose operations come here and run on the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.pretended.machine import Copy, CudaFault, Extent, Machine, Memory, called_from, same_memory
+from tests.pretended.machine import (
+    Copy,
+    CudaFault,
+    Extent,
+    Machine,
+    Memory,
+    called_from,
+    same_memory,
+)
 
 DEVICE = torch.device("cuda", 0)
 RealGenerator = torch.Generator
@@ -21,10 +31,24 @@ APART = {"item", "is_nonzero", "argwhere", "nonzero_numpy", "one_hot", "allclose
 ALWAYS_WAIT = {  # their output's shape, or their answer, is on the device
     "nonzero", "masked_select", "equal", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount", "histc",
 }  # fmt: skip
-WAITING_FORMS = {aten.where.default, aten.repeat_interleave.Tensor, aten.repeat_interleave.self_Tensor}
+WAITING_FORMS = {
+    aten.where.default,
+    aten.repeat_interleave.Tensor,
+    aten.repeat_interleave.self_Tensor,
+}
 GROWS = {"resize_", "set_", "resize_as_"}
 HOST_INDEX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-SCALAR_HOST = {"fill_", "index_put_", "index_put", "where", "masked_fill", "masked_fill_", "lerp", "copy_", "full_like"}
+SCALAR_HOST = {
+    "fill_",
+    "index_put_",
+    "index_put",
+    "where",
+    "masked_fill",
+    "masked_fill_",
+    "lerp",
+    "copy_",
+    "full_like",
+}
 POISON_WHOLE = -(2**30)
 WHOLE = 2**62
 
@@ -49,7 +73,9 @@ class GpuTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        machine = next(each.machine for each in leaves_of(args, kwargs or {}) if isinstance(each, GpuTensor))
+        machine = next(
+            each.machine for each in leaves_of(args, kwargs or {}) if isinstance(each, GpuTensor)
+        )
         return dispatch(machine, func, args, kwargs or {})
 
     def __repr__(self, **options: Any) -> str:
@@ -78,15 +104,24 @@ class GpuTensor(torch.Tensor):
         if not self.held.numel():
             return self.memory, 0, 0
         size, first = self.held.element_size(), self.held.storage_offset()
-        last = first + sum((count - 1) * step for count, step in zip(self.held.size(), self.held.stride(), strict=True))
+        last = first + sum(
+            (count - 1) * step
+            for count, step in zip(self.held.size(), self.held.stride(), strict=True)
+        )
         return self.memory, first * size, (last + 1) * size
 
     def new_tensor(self, data: Any, dtype: Any = None, device: Any = None) -> torch.Tensor:
-        return torch.tensor(data, dtype=dtype or self.dtype, device=DEVICE if device is None else device)
+        return torch.tensor(
+            data, dtype=dtype or self.dtype, device=DEVICE if device is None else device
+        )
 
     def __deepcopy__(self, memo: Any) -> torch.Tensor:
         copied = self.detach().clone()
-        return torch.nn.Parameter(copied, self.requires_grad) if isinstance(self, torch.nn.Parameter) else copied
+        return (
+            torch.nn.Parameter(copied, self.requires_grad)
+            if isinstance(self, torch.nn.Parameter)
+            else copied
+        )
 
 
 class GpuMode(TorchDispatchMode):
@@ -118,14 +153,23 @@ def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     kwargs.pop("pin_memory", None)
     other = kwargs.pop("other", args[0] if args and isinstance(args[0], torch.Tensor) else None)
     if other is not None:
-        device, dtype, non_blocking, form = other.device, other.dtype, kwargs.get("non_blocking", False), None
+        device, dtype, non_blocking, form = (
+            other.device,
+            other.dtype,
+            kwargs.get("non_blocking", False),
+            None,
+        )
     else:
         device, dtype, non_blocking, form = torch._C._nn._parse_to(*args, **kwargs)
     device = tensor.device if device is None else torch.device(device)
     dtype = tensor.dtype if dtype is None else dtype
     if device.type == tensor.device.type and dtype == tensor.dtype and not copies and form is None:
         return tensor
-    options = {"dtype": dtype, "device": DEVICE if device.type == "cuda" else device, "non_blocking": non_blocking}
+    options = {
+        "dtype": dtype,
+        "device": DEVICE if device.type == "cuda" else device,
+        "non_blocking": non_blocking,
+    }
     return torch.ops.aten._to_copy.default(tensor, layout=layout, memory_format=form, **options)
 
 
@@ -138,7 +182,8 @@ def apart(func: Any) -> bool:
 def involved(args: Any, kwargs: Any) -> bool:
     leaves = leaves_of(args, kwargs)
     return any(
-        isinstance(each, GpuTensor) or (isinstance(each, torch.device) and each.type == "cuda") for each in leaves
+        isinstance(each, GpuTensor) or (isinstance(each, torch.device) and each.type == "cuda")
+        for each in leaves
     )
 
 
@@ -159,7 +204,11 @@ def dispatch(machine: Machine, func: Any, args: Any, kwargs: Any) -> Any:
     """One operation: check it as CUDA would, run it on the held values, and keep account of it."""
     name, leaves = name_of(func), leaves_of(args, kwargs)
     gpu = [each for each in leaves if isinstance(each, GpuTensor)]
-    host = [each for each in leaves if isinstance(each, torch.Tensor) and not isinstance(each, GpuTensor)]
+    host = [
+        each
+        for each in leaves
+        if isinstance(each, torch.Tensor) and not isinstance(each, GpuTensor)
+    ]
     device = kwargs.get("device")
     if name == "_pin_memory":
         return pinned(func, args[0])
@@ -179,13 +228,16 @@ def dispatch(machine: Machine, func: Any, args: Any, kwargs: Any) -> Any:
     require_one_device(machine, func, name, gpu, host, args)
     require_generator(machine, leaves)
     masks = name in HOST_INDEX and any(each.dtype == torch.bool for each in indices(args))
-    fills = name.startswith("index_put") and args[2].numel() == 1  # which needs no count of the mask
+    # which needs no count of the mask
+    fills = name.startswith("index_put") and args[2].numel() == 1
     if name in ALWAYS_WAIT or func in WAITING_FORMS or (masks and not fills):
         machine.wait(name)
     return launched(machine, func, args, kwargs, gpu)
 
 
-def on_host(machine: Machine, func: Any, name: str, args: Any, kwargs: Any, host: list[torch.Tensor]) -> Any:
+def on_host(
+    machine: Machine, func: Any, name: str, args: Any, kwargs: Any, host: list[torch.Tensor]
+) -> Any:
     """An operation of the host alone."""
     for each in host if machine.copies else ():
         machine.require_copied(each)
@@ -202,8 +254,8 @@ def require_one_device(
             machine.wait(f"{name} with an index on the host")
         elif each.dim() or not (torch.Tag.pointwise in func.tags or name in SCALAR_HOST):
             raise CudaFault(
-                f"Expected all tensors to be on the same device, but {name} got one on cuda:0 and one on the cpu, "
-                f"at {called_from()[0]}"
+                f"Expected all tensors to be on the same device, but {name} got one on cuda:0 and"
+                f" one on the cpu, at {called_from()[0]}"
             )
 
 
@@ -213,7 +265,10 @@ def require_generator(machine: Machine, leaves: list[Any]) -> None:
             if not of_gpu(each):
                 raise CudaFault("Expected a 'cuda' device type for generator but found 'cpu'")
             if machine.capture is not None and each._cdata not in machine.capture.generators:
-                raise CudaFault("a graph is being captured, and draws from a generator that is not registered with it")
+                raise CudaFault(
+                    "a graph is being captured, and draws from a generator that is not registered"
+                    " with it"
+                )
 
 
 def indices(args: Any) -> list[torch.Tensor]:
@@ -222,7 +277,10 @@ def indices(args: Any) -> list[torch.Tensor]:
 
 def launched(machine: Machine, func: Any, args: Any, kwargs: Any, gpu: list[GpuTensor]) -> Any:
     """Run it on the held values; outputs that share memory with an input are views of it."""
-    held_args, held_kwargs = [held(each) for each in args], {key: held(each) for key, each in kwargs.items()}
+    held_args, held_kwargs = (
+        [held(each) for each in args],
+        {key: held(each) for key, each in kwargs.items()},
+    )
     changed = mutated(func, args, kwargs)
     record_before(machine, changed)
     out = func(*held_args, **held_kwargs)
@@ -230,7 +288,13 @@ def launched(machine: Machine, func: Any, args: Any, kwargs: Any, gpu: list[GpuT
 
 
 def accounted(
-    machine: Machine, func: Callable[..., Any], args: Any, kwargs: Any, gpu: list[Any], changed: list[Any], out: Any
+    machine: Machine,
+    func: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    gpu: list[Any],
+    changed: list[Any],
+    out: Any,
 ) -> Any:
     fresh: list[Memory] = []
     computed = bool(changed)
@@ -258,7 +322,9 @@ def accounted(
         result = tuple(result)
     if computed:
         machine.launched += 1
-        machine.current.launch([each.extent for each in gpu], [each.extent for each in changed], bool(fresh))
+        machine.current.launch(
+            [each.extent for each in gpu], [each.extent for each in changed], bool(fresh)
+        )
         for each in fresh:
             each.use(machine.current, 0, WHOLE, writes=True)
         if machine.capture is not None:
@@ -273,7 +339,10 @@ def accounted(
 def arguments_of(func: Any) -> list[tuple[int, str, bool]]:
     """Place, name, and whether it is written to, of each argument."""
     arguments = enumerate(func._schema.arguments)
-    return [(place, each.name, each.alias_info is not None and each.alias_info.is_write) for place, each in arguments]
+    return [
+        (place, each.name, each.alias_info is not None and each.alias_info.is_write)
+        for place, each in arguments
+    ]
 
 
 def mutated(func: Any, args: Any, kwargs: Any) -> list[GpuTensor]:
@@ -281,8 +350,14 @@ def mutated(func: Any, args: Any, kwargs: Any) -> list[GpuTensor]:
     found = []
     for place, name, written in arguments_of(func):
         if written:
-            value = kwargs.get(name) if name in kwargs else args[place] if place < len(args) else None
-            found += [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, GpuTensor)]
+            value = (
+                kwargs.get(name) if name in kwargs else args[place] if place < len(args) else None
+            )
+            found += [
+                each
+                for each in (value if isinstance(value, list) else [value])
+                if isinstance(each, GpuTensor)
+            ]
     return found
 
 
@@ -299,7 +374,11 @@ def record_before(machine: Machine, changed: list[GpuTensor]) -> None:
 def copied(machine: Machine, func: Any, name: str, args: Any, kwargs: Any) -> Any:
     """Copies between host and device, and within the device."""
     if name == "copy_":
-        to, source, blocks = args[0], args[1], not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        to, source, blocks = (
+            args[0],
+            args[1],
+            not (args[2] if len(args) > 2 else kwargs.get("non_blocking", False)),
+        )
         there = isinstance(to, GpuTensor)
     else:
         source, to, blocks = args[0], None, not kwargs.get("non_blocking", False)
@@ -308,20 +387,34 @@ def copied(machine: Machine, func: Any, name: str, args: Any, kwargs: Any) -> An
     here = isinstance(source, GpuTensor)
     if here and there:
         plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory")}
-        return launched(machine, func, args, plain, [each for each in (to, source) if each is not None])
+        return launched(
+            machine, func, args, plain, [each for each in (to, source) if each is not None]
+        )
     if there:
         return to_device(machine, func, to, source, kwargs, blocks)
     return to_host(machine, func, to, source, kwargs, blocks)
 
 
 def to_device(
-    machine: Machine, func: Any, to: GpuTensor | None, source: torch.Tensor, kwargs: Any, blocks: bool
+    machine: Machine,
+    func: Any,
+    to: GpuTensor | None,
+    source: torch.Tensor,
+    kwargs: Any,
+    blocks: bool,
 ) -> Any:
     machine.require_copied(source)
     is_pinned = getattr(source, "pinned", False)
-    if source.numel() and (blocks or not is_pinned):  # CUDA copies nothing, and waits for nothing, without elements
-        machine.wait("copy to the device" if is_pinned else "copy of memory that is not pinned to the device")
-    plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "non_blocking")}
+    # CUDA copies nothing, and waits for nothing, without elements
+    if source.numel() and (blocks or not is_pinned):
+        machine.wait(
+            "copy to the device" if is_pinned else "copy of memory that is not pinned to the device"
+        )
+    plain = {
+        key: value
+        for key, value in kwargs.items()
+        if key not in ("device", "pin_memory", "non_blocking")
+    }
     if to is None:
         if machine.capture is not None:
             raise CudaFault("a graph is being captured, and a new tensor is copied to the device")
@@ -332,15 +425,26 @@ def to_device(
         result = accounted(machine, aten.copy_.default, (to.held, source), {}, [to], [to], to.held)
     if is_pinned and not blocks:
         stream = machine.current
-        machine.copies.append(Copy(weakref.ref(source), source.clone(), stream.id, stream.time, to_host=False))
+        machine.copies.append(
+            Copy(weakref.ref(source), source.clone(), stream.id, stream.time, to_host=False)
+        )
     return result
 
 
 def to_host(
-    machine: Machine, func: Any, to: torch.Tensor | None, source: GpuTensor, kwargs: Any, blocks: bool
+    machine: Machine,
+    func: Any,
+    to: torch.Tensor | None,
+    source: GpuTensor,
+    kwargs: Any,
+    blocks: bool,
 ) -> torch.Tensor:
     machine.current.launch([source.extent], [], allocates=False)
-    plain = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "non_blocking")}
+    plain = {
+        key: value
+        for key, value in kwargs.items()
+        if key not in ("device", "pin_memory", "non_blocking")
+    }
     values = source.held.clone() if to is not None else func(source.held, **plain).clone()
     target = torch.empty_like(values) if to is None else to
     if not source.numel():
@@ -352,7 +456,9 @@ def to_host(
         raise CudaFault("a graph is being captured, and values are copied to the host")
     poison(target)
     target.pinned = True
-    machine.copies.append(Copy(weakref.ref(target), values, machine.current.id, machine.current.time, to_host=True))
+    machine.copies.append(
+        Copy(weakref.ref(target), values, machine.current.id, machine.current.time, to_host=True)
+    )
     return target
 
 
@@ -379,12 +485,14 @@ def held(value: Any) -> Any:
         return [held(each) for each in value]
     if isinstance(value, GpuTensor):
         return value.held
-    return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
+    return (
+        torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
+    )
 
 
 class GpuGenerator(RealGenerator):
-    """A generator of the pretended GPU. made: all there are, by the address of torch's own object, which is all that an
-    operation is given."""
+    """A generator of the pretended GPU. made: all there are, by the address of torch's own object,
+    which is all that an operation is given."""
 
     made: weakref.WeakValueDictionary[int, GpuGenerator] = weakref.WeakValueDictionary()
 

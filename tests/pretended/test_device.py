@@ -1,4 +1,6 @@
-"""The pretended GPU refuses what CUDA refuses, notices what goes wrong there in silence, and counts every wait."""
+"""The pretended GPU refuses what CUDA refuses, notices what goes wrong there in silence, and counts
+every wait.
+"""
 
 from __future__ import annotations
 
@@ -125,10 +127,15 @@ def test_a_graph_replays_over_the_same_memory(machine: Machine) -> None:
         (lambda x: torch.cuda.synchronize(), "the host waits"),
         (lambda x: torch.tensor([1], device="cuda"), "the host waits"),
         (lambda x: x.resize_(9), "moves memory"),
-        (lambda x: torch.rand(2, device="cuda", generator=torch.Generator("cuda")), "not registered"),
+        (
+            lambda x: torch.rand(2, device="cuda", generator=torch.Generator("cuda")),
+            "not registered",
+        ),
     ],
 )
-def test_a_capture_refuses_what_cuda_forbids_in_it(machine: Machine, forbidden: object, message: str) -> None:
+def test_a_capture_refuses_what_cuda_forbids_in_it(
+    machine: Machine, forbidden: object, message: str
+) -> None:
     x = torch.ones(3, device="cuda")
     with pytest.raises(CudaFault, match=message), torch.cuda.graph(torch.cuda.CUDAGraph()):
         forbidden(x)

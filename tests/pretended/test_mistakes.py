@@ -1,4 +1,6 @@
-"""Five mistakes that a CPU forgives, planted in the engine: each is caught when a policy decodes on a pretended GPU."""
+"""Five mistakes that a CPU forgives, planted in the engine: each is caught when a policy decodes on
+a pretended GPU.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def test_without_a_mistake_a_round_waits_once(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("looks", [True, False])
-def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(desk: Desk, looks: bool) -> None:
+def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(
+    desk: Desk, looks: bool
+) -> None:
     """Without, nothing is read."""
     drafter, tokens = ModelDrafter(desk.draft.as_compiled(), 4), list(desk.request.source.prompt)
     first = drafter.start(desk.request, desk.target.start(desk.request.source, NEW_TOKENS))
@@ -73,7 +77,9 @@ def test_a_window_of_one_graph_ends_where_a_step_ends_if_that_is_looked_for(desk
     del first  # frees the graph's memory
     drafter.stop_on_eos = looks
     ends = replace(desk.request.limits, end_tokens=frozenset([drafted[1]]))
-    drafter = drafter.start(replace(desk.request, limits=ends), desk.target.start(desk.request.source, NEW_TOKENS))
+    drafter = drafter.start(
+        replace(desk.request, limits=ends), desk.target.start(desk.request.source, NEW_TOKENS)
+    )
     with desk.machine.counting() as waits:
         draft = drafter.propose(tokens)
     assert len(waits) == looks
@@ -93,7 +99,9 @@ def test_a_mask_built_on_the_host(desk: Desk, monkeypatch: pytest.MonkeyPatch) -
         placed = attention.place_rows(start, count, device, *rest)
         if placed.visible is None:
             return placed
-        return replace(placed, visible=torch.ones(count, start + count, dtype=torch.bool).tril(start))
+        return replace(
+            placed, visible=torch.ones(count, start + count, dtype=torch.bool).tril(start)
+        )
 
     monkeypatch.setattr(layers, "place_rows", place)
     with pytest.raises(CudaFault, match="same device"):
@@ -127,12 +135,16 @@ def test_a_tensor_that_grows_inside_a_capture(desk: Desk, monkeypatch: pytest.Mo
 
 
 def test_a_generator_of_the_wrong_device(desk: Desk) -> None:
-    assert desk.decode(sampling=Sampling(1.0), generator=torch.Generator(DEVICE).manual_seed(1)) == 1
+    assert (
+        desk.decode(sampling=Sampling(1.0), generator=torch.Generator(DEVICE).manual_seed(1)) == 1
+    )
     with pytest.raises(CudaFault, match="generator"):
         desk.decode(sampling=Sampling(1.0), generator=torch.Generator().manual_seed(1))
 
 
-def test_a_transfer_that_reads_before_the_copy_is_done(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_that_reads_before_the_copy_is_done(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def to_host(draft: Draft, *values: torch.Tensor) -> list[list[float]]:
         copies = [each.double().to("cpu", non_blocking=True) for each in (draft.tokens, *values)]
         tokens, *lists = [each.tolist() for each in copies]

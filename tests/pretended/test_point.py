@@ -25,20 +25,42 @@ NEW_TOKENS = 6
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "compiles"), [("llama", "auto"), ("t5", "false")])
-def test_a_point_is_measured_as_on_a_cpu(checkpoints: Path, tmp_path: Path, family: str, compiles: str) -> None:
+def test_a_point_is_measured_as_on_a_cpu(
+    checkpoints: Path, tmp_path: Path, family: str, compiles: str
+) -> None:
     pair = str(checkpoints / family), str(checkpoints / f"{family}-draft")
-    here = bild_lab.load(*pair, policy="bild", fallback=0.3, rollback=0.5, device="cpu", dtype="float64")
+    here = bild_lab.load(
+        *pair, policy="bild", fallback=0.3, rollback=0.5, device="cpu", dtype="float64"
+    )
     expected = [here.generate(prompt, max_new_tokens=NEW_TOKENS).token_ids for prompt in PROMPTS]
     file = tmp_path / "test.jsonl"
     file.write_text("".join(json.dumps({"de": prompt, "en": "w3"}) + "\n" for prompt in PROMPTS))
-    words = [f"pair.target={pair[0]}", f"pair.draft={pair[1]}", "dataset=multi30k", f"dataset.path={file}"]
-    words += [f"decoding.max_new_tokens={NEW_TOKENS}", "policy=bild", "policy.fallback=0.3", "policy.rollback=0.5"]
-    words += ["runtime.device=cuda", "runtime.dtype=float64", f"runtime.compile={compiles}", "measure.certify=true"]
+    words = [
+        f"pair.target={pair[0]}",
+        f"pair.draft={pair[1]}",
+        "dataset=multi30k",
+        f"dataset.path={file}",
+    ]
+    words += [
+        f"decoding.max_new_tokens={NEW_TOKENS}",
+        "policy=bild",
+        "policy.fallback=0.3",
+        "policy.rollback=0.5",
+    ]
+    words += [
+        "runtime.device=cuda",
+        "runtime.dtype=float64",
+        f"runtime.compile={compiles}",
+        "measure.certify=true",
+    ]
     words += ["measure.repeats=1", "measure.warmup=1", "measure.traced_examples=1"]
     points.cached_examples.cache_clear()
     with pretended_gpu() as machine:
         result = run_point(
-            prepare(compose_config(words)), Sweep(tmp_path / "sweep"), setup_s=0.0, stage=lambda name: None
+            prepare(compose_config(words)),
+            Sweep(tmp_path / "sweep"),
+            setup_s=0.0,
+            stage=lambda name: None,
         )
         assert torch.cuda.is_available() and machine.launched
     load_model.cache_clear()  # its models are on a GPU that is gone
@@ -64,7 +86,11 @@ def test_a_point_is_measured_as_on_a_cpu(checkpoints: Path, tmp_path: Path, fami
 )
 def test_a_gpu_runs_whole_passes_as_graphs(words: list[str], steps: str) -> None:
     with pretended_gpu():
-        point = prepare(compose_config(["pair=toy", "dataset=toy", "dataset.limit=2", "runtime.device=cuda", *words]))
+        point = prepare(
+            compose_config(
+                ["pair=toy", "dataset=toy", "dataset.limit=2", "runtime.device=cuda", *words]
+            )
+        )
         models = [model for each in point.decoders.values() for model in each.models]
     load_model.cache_clear()
     assert point.setting["compile"] == steps
@@ -72,5 +98,8 @@ def test_a_gpu_runs_whole_passes_as_graphs(words: list[str], steps: str) -> None
 
 
 def test_graphs_need_a_gpu(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match=r"CUDA graphs need a GPU, got runtime\.device=cpu; set runtime\.compile=auto"):
+    with pytest.raises(
+        UserError,
+        match=r"CUDA graphs need a GPU, got runtime\.device=cpu; set runtime\.compile=auto",
+    ):
         bild_lab.load(str(checkpoints / "llama"), policy="vanilla", device="cpu", compile="graphs")

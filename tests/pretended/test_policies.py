@@ -1,4 +1,5 @@
-"""Whole policies on the pretended GPU: the CPU's tokens, and no more waits in a round than waits.py says.
+"""Whole policies on the pretended GPU: the CPU's tokens, and no more waits in a round than waits.py
+says.
 
 On a machine with a GPU the real one takes its place.
 """
@@ -39,7 +40,10 @@ FAST = {("bild", "llama", "graphs", False), ("medusa", "llama", "hf", True)}
 CASES = [
     (policy, family, engine, sampled)
     for policy, family in RUNNABLE
-    for engine in (*engines(policy), *(["graphs"] if not is_peer(policy) and policy != "ppd" else []))
+    for engine in (
+        *engines(policy),
+        *(["graphs"] if not is_peer(policy) and policy != "ppd" else []),
+    )
     for sampled in (False, True)
     if not (sampled and policy in GREEDY_ONLY)
 ]
@@ -75,7 +79,11 @@ def warned_waits() -> Iterator[list[str]]:
             yield lines
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    lines += [f"{Path(one.filename).name}:{one.lineno}" for one in found if "synchroniz" in str(one.message)]
+    lines += [
+        f"{Path(one.filename).name}:{one.lineno}"
+        for one in found
+        if "synchroniz" in str(one.message)
+    ]
 
 
 @dataclass(frozen=True)
@@ -88,14 +96,19 @@ class Pair:
 
 
 @pytest.fixture(scope="module")
-def pairs(machine: Machine | None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
+def pairs(
+    machine: Machine | None, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Pair]:
     folder = tmp_path_factory.mktemp("tables")
 
     @lru_cache
     def models(family: str, engine: str, device: str) -> Models:
         target = random_target(family, 0)
         relatives = (relative_of(target, 100, noise) for noise in (0.1, 0.4))
-        loaded = [in_memory(each.to(device), "hf" if engine == "hf" else "native") for each in (target, *relatives)]
+        loaded = [
+            in_memory(each.to(device), "hf" if engine == "hf" else "native")
+            for each in (target, *relatives)
+        ]
         if engine == "graphs":
             loaded = [each.as_graphs() for each in loaded]
         return Models(*loaded, folder / f"{family}.safetensors")
@@ -107,14 +120,23 @@ def pairs(machine: Machine | None, tmp_path_factory: pytest.TempPathFactory) -> 
             source = random_source(family, random.Random(seed))
             request = Request(source, Limits(len(source.prompt), NEW_TOKENS, NEVER))
             text = emitted(vanilla, request, Trace())
-            if text.index(text[NEW_TOKENS // 2]) == NEW_TOKENS // 2:  # so that the text may end there, and not before
+            # so that the text may end there, and not before
+            if text.index(text[NEW_TOKENS // 2]) == NEW_TOKENS // 2:
                 break
         else:
             raise AssertionError(f"{family} repeats itself from every source")
-        table_of([[source.prompt[-1], *text]], models(family, "native", "cpu").target, folder / f"{family}.safetensors")
-        ends = replace(request, limits=replace(request.limits, end_tokens=frozenset([text[NEW_TOKENS // 2]])))
+        table_of(
+            [[source.prompt[-1], *text]],
+            models(family, "native", "cpu").target,
+            folder / f"{family}.safetensors",
+        )
+        ends = replace(
+            request, limits=replace(request.limits, end_tokens=frozenset([text[NEW_TOKENS // 2]]))
+        )
         return Pair(
-            lambda engine: models(family, engine, "cpu"), lambda engine: models(family, engine, "cuda"), (request, ends)
+            lambda engine: models(family, engine, "cpu"),
+            lambda engine: models(family, engine, "cuda"),
+            (request, ends),
         )
 
     return pair
@@ -146,7 +168,12 @@ def rounds_of(
     [pytest.param(*case, marks=[] if case in FAST else [pytest.mark.slow]) for case in CASES],
 )
 def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
-    policy: str, family: str, engine: str, sampled: bool, machine: Machine | None, pairs: Callable[[str], Pair]
+    policy: str,
+    family: str,
+    engine: str,
+    sampled: bool,
+    machine: Machine | None,
+    pairs: Callable[[str], Pair],
 ) -> None:
     pair = pairs(family)
     here, there = pair.here("hf" if is_peer(policy) else "native"), pair.there(engine)
@@ -157,10 +184,13 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
         asked = seeded(request, DEVICE)
         if isinstance(method, Prepares):
             method.prepare(asked)
-        for _ in range(1 + (engine == "compiled")):  # a view keeps the first text's workspace until it has the next one
-            emitted(method, seeded(request, DEVICE), Trace())  # weights are moved, shapes made, and graphs captured
+        # a view keeps the first text's workspace until it has the next one
+        for _ in range(1 + (engine == "compiled")):
+            # weights are moved, shapes made, and graphs captured
+            emitted(method, seeded(request, DEVICE), Trace())
         if not hasattr(method, "stream"):  # peers
-            assert emitted(method, asked, Trace()) == wanted or sampled  # peers draw from a generator of their own
+            # peers draw from a generator of their own
+            assert emitted(method, asked, Trace()) == wanted or sampled
             continue
         tokens, rounds = rounds_of(method, asked, machine)
         assert tokens == wanted or (REAL and sampled)  # whose generators draw other numbers
@@ -173,15 +203,24 @@ def test_the_gpu_gives_the_cpus_tokens_and_waits_as_often_as_documented(
 
 @pytest.mark.parametrize(
     ("policy", "family"),
-    [pytest.param(*case, marks=[] if case in FAST_BATCHES else [pytest.mark.slow]) for case in BATCHED],
+    [
+        pytest.param(*case, marks=[] if case in FAST_BATCHES else [pytest.mark.slow])
+        for case in BATCHED
+    ],
 )
 def test_texts_of_a_batch_wait_as_often_as_alone(
     policy: str, family: str, machine: Machine | None, pairs: Callable[[str], Pair]
 ) -> None:
     """Their forwards, which run together, wait for nothing."""
     pair, size = pairs(family), 3
-    here, method = pair.here("native").method(policy, WINDOW), pair.there("native").method(policy, WINDOW)
-    shorter = [replace(one, limits=replace(one.limits, max_new_tokens=NEW_TOKENS // 2)) for one in pair.requests]
+    here, method = (
+        pair.here("native").method(policy, WINDOW),
+        pair.there("native").method(policy, WINDOW),
+    )
+    shorter = [
+        replace(one, limits=replace(one.limits, max_new_tokens=NEW_TOKENS // 2))
+        for one in pair.requests
+    ]
     requests = [*pair.requests, *shorter]
     wanted = [emitted(here, seeded(request, "cpu"), Trace()) for request in requests]
     asked = [seeded(request, DEVICE) for request in requests]
@@ -191,9 +230,14 @@ def test_texts_of_a_batch_wait_as_often_as_alone(
         texts = decode_batch(method, asked, batch)
     assert [text.token_ids for text in texts] == wanted
     assert max(together for _, together in batch.sizes) == size
-    assert not [each for each in map(str, waits) if "native/layers.py" in each or "side_by_side.py" in each]
+    assert not [
+        each for each in map(str, waits) if "native/layers.py" in each or "side_by_side.py" in each
+    ]
     most = most_waits(policy, "native")
-    allowed = sum(ON_FIRST_USE + text.trace.rounds[0].draft_calls + sum(map(most, text.trace.rounds)) for text in texts)
+    allowed = sum(
+        ON_FIRST_USE + text.trace.rounds[0].draft_calls + sum(map(most, text.trace.rounds))
+        for text in texts
+    )
     assert len(waits) <= allowed, by_line(waits)
 
 

@@ -1,4 +1,6 @@
-"""Draft models of another vocabulary on the pretended GPU: the CPU's tokens, step by step and as one CUDA graph."""
+"""Draft models of another vocabulary on the pretended GPU: the CPU's tokens, step by step and as
+one CUDA graph.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def on_gpu(family: str, engine: str) -> ForeignModels:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", "hf", "compiled"])
-@pytest.mark.parametrize(("policy", "family"), [way for way in WAYS if not way[0].startswith("bild")])
+@pytest.mark.parametrize(
+    ("policy", "family"), [way for way in WAYS if not way[0].startswith("bild")]
+)
 def test_texts_are_those_of_the_cpus_target(policy: str, family: str, engine: str) -> None:
     expected = cases(family, 0, FEW)
     with pretended_gpu() as machine:

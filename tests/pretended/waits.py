@@ -10,7 +10,9 @@ Waits = Callable[[Round], int]
 
 
 def once_and_each_draft_call(one: Round) -> int:
-    """A draft call is a forward of the drafter or of the view, a level of a tree, or an inner round."""
+    """A draft call is a forward of the drafter or of the view, a level of a tree, or an inner
+    round.
+    """
     return 1 + one.draft_calls
 
 

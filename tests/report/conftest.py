@@ -19,10 +19,20 @@ def dom_of() -> Callable[[Path, str], str]:
 
     def dom(page: Path, script: str = "", width: int = 1280) -> str:
         page.write_text(page.read_text().replace("</body>", f"<script>{script}</script></body>"))
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=4000", "--dump-dom"]
+        options = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--virtual-time-budget=4000",
+            "--dump-dom",
+        ]
         options.append(f"--window-size={width},900")
         done = subprocess.run(
-            [program, *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+            [program, *options, page.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
         )
         return done.stdout
 

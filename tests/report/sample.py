@@ -12,7 +12,13 @@ from bild_lab.lab.schema.numbers import Counts
 from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
 
 SETTING = {
-    **{"target": "t5-large", "draft": "t5-tiny", "dataset": "multi30k", "split": "test", "n_examples": 100},
+    **{
+        "target": "t5-large",
+        "draft": "t5-tiny",
+        "dataset": "multi30k",
+        "split": "test",
+        "n_examples": 100,
+    },
     **{
         "metric": "bleu",
         "dtype": "bfloat16",
@@ -49,15 +55,19 @@ BILD = [
 SPECULATIVE = [(2, 1.21, 0.83), (4, 1.38, 0.74), (6, 1.34, 0.66), (10, 1.12, 0.52)]
 
 
-def sample_result(policy: str, knobs: dict, speedup: float | None, difference: float = 0.0, **changes: Any) -> Result:
+def sample_result(
+    policy: str, knobs: dict, speedup: float | None, difference: float = 0.0, **changes: Any
+) -> Result:
     """Make one result.
 
-    `changes` replaces whole entries, as `result.json` has them, or single counts; `setting` only the given keys of
-    the setting.
+    `changes` replaces whole entries, as `result.json` has them, or single counts; `setting` only
+    the given keys of the setting.
     """
     setting = {**SETTING, **changes.pop("setting", {})}
     mean = BASELINE_MEAN_S if speedup is None else BASELINE_MEAN_S / speedup
-    point = hashlib.sha256(json.dumps([policy, knobs, setting], sort_keys=True).encode()).hexdigest()[:12]
+    point = hashlib.sha256(
+        json.dumps([policy, knobs, setting], sort_keys=True).encode()
+    ).hexdigest()[:12]
     counts = {"tokens_per_target_call": 1.0, "target_calls": 1650}
     counts |= {each.name: changes.pop(each.name) for each in fields(Counts) if each.name in changes}
     content = {
@@ -98,9 +108,19 @@ def with_speedup(result: Result, **changes: Any) -> Result:
 
 
 def sample_example(example: str = "one", **changes: Any) -> MeasuredExample:
-    """Make one example; `changes` replaces whole fields, the rounds as `examples.jsonl` has them."""
-    rounds = [MeasuredRound.from_json({"next_token": 0, **one}) for one in changes.pop("rounds", ())]
-    own = {"id": example, "prediction": "the same words", "token_ids": [1], "latency_s": [1.0], "rounds": rounds}
+    """Make one example; `changes` replaces whole fields, the rounds as `examples.jsonl` has
+    them.
+    """
+    rounds = [
+        MeasuredRound.from_json({"next_token": 0, **one}) for one in changes.pop("rounds", ())
+    ]
+    own = {
+        "id": example,
+        "prediction": "the same words",
+        "token_ids": [1],
+        "latency_s": [1.0],
+        "rounds": rounds,
+    }
     return MeasuredExample(**{**own, **changes})
 
 
@@ -111,14 +131,23 @@ def sample_baseline(**changes: Any) -> Result:
 
 def sample_replayed(difference: float = -0.2, file: str = "theirs.jsonl", **changes: Any) -> Result:
     """Make the result of texts that were replayed from a file, without a clock."""
-    untimed = ("latency_s", "baseline_latency_s", "tokens_per_s", "stages_s", "cost", "peak_memory_mb")
+    untimed = (
+        "latency_s",
+        "baseline_latency_s",
+        "tokens_per_s",
+        "stages_s",
+        "cost",
+        "peak_memory_mb",
+    )
     untimed += ("engine", "precision", "tokens_per_target_call", "target_calls")
     verdicts = {"equal": 97, "ties": 2, "defects": 1}
     known = {**dict.fromkeys(untimed), "agreement_with_target": 0.97, "certificate": verdicts}
     return sample_result("answers", {"file": file}, None, difference, **{**known, **changes})
 
 
-def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, rates: tuple, **changes: Any) -> Result:
+def sample_drafted(
+    policy: str, knobs: dict, speedup: float, difference: float, rates: tuple, **changes: Any
+) -> Result:
     """Make a result of a policy that drafts, from its acceptance rate and its agreement."""
     acceptance, agreement = rates
     drafted = 1500
@@ -134,8 +163,15 @@ def sample_drafted(policy: str, knobs: dict, speedup: float, difference: float, 
         "draft_calls": drafted + 90,
         "tokens_per_target_call": 1650 / calls,
         "agreement_with_target": agreement,
-        "acceptance_by_position": [round(acceptance + 0.06 - 0.03 * i, 3) for i in range(int(knobs.get("window", 6)))],
-        "stages_s": {"prefill": 0.9, "draft": drafting, "verify": total - drafting - 1.2, "host": 0.3},
+        "acceptance_by_position": [
+            round(acceptance + 0.06 - 0.03 * i, 3) for i in range(int(knobs.get("window", 6)))
+        ],
+        "stages_s": {
+            "prefill": 0.9,
+            "draft": drafting,
+            "verify": total - drafting - 1.2,
+            "host": 0.3,
+        },
         "prediction": sample_prediction(policy, knobs, speedup),
         "cost": _cost(1.4, 0.6),
     }
@@ -153,17 +189,28 @@ def sample_sweep(**changes: Any) -> list[Result]:
     ]
     for window, speedup, acceptance in SPECULATIVE:
         knobs = {"window": window, "lenience": 1.0}
-        results.append(sample_drafted("speculative", knobs, speedup, 0.0, (acceptance, 1.0), **changes))
+        results.append(
+            sample_drafted("speculative", knobs, speedup, 0.0, (acceptance, 1.0), **changes)
+        )
     for fallback, rollback, speedup, difference, acceptance, agreement in BILD:
         knobs = {"fallback": fallback, "rollback": rollback, "window": 10, "verify_tail": True}
         own = {"fallbacks": round(300 * fallback), "rollbacks": round(200 / rollback), **changes}
-        results.append(sample_drafted("bild", knobs, speedup, difference, (acceptance, agreement), **own))
+        results.append(
+            sample_drafted("bild", knobs, speedup, difference, (acceptance, agreement), **own)
+        )
     return results
 
 
-def sample_failure(message: str = "rollback threshold must be > 0 nats, got -1; use .inf to switch it off") -> Failure:
+def sample_failure(
+    message: str = "rollback threshold must be > 0 nats, got -1; use .inf to switch it off",
+) -> Failure:
     """Make the record of a failed point."""
-    return Failure("f00df00df00d", "bild", {"fallback": 0.5, "rollback": -1.0}, FailureCause("UserError", message))
+    return Failure(
+        "f00df00df00d",
+        "bild",
+        {"fallback": 0.5, "rollback": -1.0},
+        FailureCause("UserError", message),
+    )
 
 
 def _quality(value: float, baseline: float | None) -> dict:
@@ -184,7 +231,13 @@ def _quality(value: float, baseline: float | None) -> dict:
 
 
 def _latency(mean: float) -> dict:
-    return {"median": mean * 0.93, "p50": mean * 0.93, "p95": mean * 1.7, "mean": mean, "total": mean * 100}
+    return {
+        "median": mean * 0.93,
+        "p50": mean * 0.93,
+        "p95": mean * 1.7,
+        "mean": mean,
+        "total": mean * 100,
+    }
 
 
 def _speedup(value: float | None) -> dict:
@@ -194,13 +247,22 @@ def _speedup(value: float | None) -> dict:
 
 
 def _seconds(mean: float) -> dict:
-    parts = {"load": 0.4, "warmup": 0.6, "decode": 300 * (mean + BASELINE_MEAN_S), "trace": 100 * mean}
+    parts = {
+        "load": 0.4,
+        "warmup": 0.6,
+        "decode": 300 * (mean + BASELINE_MEAN_S),
+        "trace": 100 * mean,
+    }
     parts = {**parts, "metrics": 0.9, "write": 0.01}
     return {**parts, "total": sum(parts.values())}
 
 
 def _cost(flops_ratio: float, bytes_ratio: float) -> dict:
-    ratios = {"flops_ratio": flops_ratio, "bytes_ratio": bytes_ratio, "intensity_ratio": flops_ratio / bytes_ratio}
+    ratios = {
+        "flops_ratio": flops_ratio,
+        "bytes_ratio": bytes_ratio,
+        "intensity_ratio": flops_ratio / bytes_ratio,
+    }
     per_token = {"flops_per_token": 5.4e7 * flops_ratio, "bytes_per_token": 5.6e7 * bytes_ratio}
     return {**per_token, "flops_per_byte": 0.96 * flops_ratio / bytes_ratio, **ratios}
 

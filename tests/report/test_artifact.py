@@ -1,4 +1,6 @@
-"""An artifact holds what an evaluation asks for, and its check notices a file or a number that was changed."""
+"""An artifact holds what an evaluation asks for, and its check notices a file or a number that was
+changed.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +29,45 @@ def sweep(tmp_path: Path) -> Sweep:
     (tmp_path / "small").mkdir()
     (tmp_path / "small" / "README.md").write_text(CARD)
     theirs = {"baseline_token_ids": [1], "baseline_prediction": "x"}
-    timed = [sample_example(name, baseline_latency_s=[base], **theirs) for name, base in (("a", 1.5), ("b", 2.0))]
+    timed = [
+        sample_example(name, baseline_latency_s=[base], **theirs)
+        for name, base in (("a", 1.5), ("b", 2.0))
+    ]
     speedup = paired_speedup(np.array([[1.5], [2.0]]), np.array([[1.0], [1.0]]))
     environment = {**ENVIRONMENT, "host": "secret-machine"}
     given = {"tokens": 2, "environment": environment}
-    setting = {"n_examples": 2, "draft": str(tmp_path / "small"), "weights": "abc123", "data": "def456"}
-    result = with_speedup(sample_result("bild", {"fallback": 0.5}, 1.75, setting=setting, **given), **vars(speedup))
+    setting = {
+        "n_examples": 2,
+        "draft": str(tmp_path / "small"),
+        "weights": "abc123",
+        "data": "def456",
+    }
+    result = with_speedup(
+        sample_result("bild", {"fallback": 0.5}, 1.75, setting=setting, **given), **vars(speedup)
+    )
     written = Sweep(tmp_path / "first")
     written.write_point(result.point, f"dataset: {{path: {tmp_path}/none}}\n", result, timed)
     record_command(written.folder)
     return written
 
 
-def test_the_appendix_has_versions_hashes_licences_commands_times_and_both_ways_to_repeat(sweep: Sweep) -> None:
+def test_the_appendix_has_versions_hashes_licences_commands_times_and_both_ways_to_repeat(
+    sweep: Sweep,
+) -> None:
     text = (write_artifact(sweep) / "README.md").read_text()
     headings = [line for line in text.splitlines() if line.startswith("## ")]
-    assert ["## Verify on a clone without a GPU", "## Regenerate on a GPU", "## Expected results"] == headings[-4:-1]
+    assert [
+        "## Verify on a clone without a GPU",
+        "## Regenerate on a GPU",
+        "## Expected results",
+    ] == headings[-4:-1]
     for words in (
         "| Algorithms | `bild`: Big Little Decoder (BiLD §3, Algorithm 1) |",
         "| t5-large | `abc123` | not stated in its folder",
-        f"| {sweep.folder.parent}/small | `{Checkpoint(str(sweep.folder.parent / 'small')).fingerprint}` | cc-by-4.0 |",
+        (
+            f"| {sweep.folder.parent}/small |"
+            f" `{Checkpoint(str(sweep.folder.parent / 'small')).fingerprint}` | cc-by-4.0 |"
+        ),
         "| multi30k test, 2 examples | `def456` |",
         "| torch | 2.13.0 |",
         "git checkout abc1234",
@@ -56,7 +77,9 @@ def test_the_appendix_has_versions_hashes_licences_commands_times_and_both_ways_
         "**On which hardware?** AMD EPYC 7B13",
     ):
         assert words in text, words
-    everything = "".join(file.read_text() for file in (sweep.folder / "artifact").rglob("*") if file.is_file())
+    everything = "".join(
+        file.read_text() for file in (sweep.folder / "artifact").rglob("*") if file.is_file()
+    )
     assert "secret-machine" not in everything
 
 

@@ -8,20 +8,33 @@ from rich.console import Console
 
 from bild_lab.lab.analysis.paired import Compared, ComparedQuality, Pair
 from bild_lab.lab.metrics.quality import Difference
-from bild_lab.report.comparison import comparison_frame, comparison_table, latex_comparison, notes, write_comparison
+from bild_lab.report.comparison import (
+    comparison_frame,
+    comparison_table,
+    latex_comparison,
+    notes,
+    write_comparison,
+)
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
 def compared(**environment: object) -> Compared:
-    a, b = sample_result("bild", {}, 1.4), sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, **environment})
+    a, b = (
+        sample_result("bild", {}, 1.4),
+        sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, **environment}),
+    )
     over = {"n_examples": 100, "decoded": (100, 100), "speedups": (a.speedup, b.speedup)}
     judged = (ComparedQuality("BLEU", (41.0, 41.0), None),)
-    return Compared(Pair(a, b, {}), **over, latency=None, baseline_latency=None, unfit=None, judged=judged)
+    return Compared(
+        Pair(a, b, {}), **over, latency=None, baseline_latency=None, unfit=None, judged=judged
+    )
 
 
 def test_a_side_that_was_timed_on_a_busy_machine_is_named() -> None:
     (note,) = notes([compared(busy_elsewhere_percent=74.4)], {}, {}, "")
-    assert note.startswith("B: 1 of 1 point was timed while other programs used 74 % of the machine")
+    assert note.startswith(
+        "B: 1 of 1 point was timed while other programs used 74 % of the machine"
+    )
     assert notes([compared()], {}, {}, "") == []
 
 
@@ -29,7 +42,12 @@ def test_a_paper_gets_both_speedups_with_their_intervals_and_what_disturbed_them
     remarks = notes([compared(busy_elsewhere_percent=74.4)], {}, {}, "")
     lines = latex_comparison([compared()], remarks).splitlines()
     assert lines[2] == r"point & speedup A & speedup B & latency B/A & BLEU, B minus A \\"
-    cells = [r"1.40$\times$ {\scriptsize [1.35, 1.45]}", r"1.50$\times$ {\scriptsize [1.45, 1.55]}", "--", r"-- \\"]
+    cells = [
+        r"1.40$\times$ {\scriptsize [1.35, 1.45]}",
+        r"1.50$\times$ {\scriptsize [1.45, 1.55]}",
+        "--",
+        r"-- \\",
+    ]
     assert lines[4] == " & ".join(["bild", *cells])
     assert r"used 74 \% of the machine" in lines[6] and lines[5] == r"\bottomrule"
 
@@ -52,4 +70,5 @@ def test_every_metric_has_its_columns_and_its_line(tmp_path: Path) -> None:
     titles, rows = page[page.index("<thead>") :].split("<tbody>")
     assert ">BLEU, verdict</button>" in titles and ">chrF, verdict</button>" in titles
     counts = [row.count("<td") for row in rows.split("</tr>")[:2]]
-    assert counts == [14, 14]  # the point, five of speed, four of BLEU and four of chrF, also where it is missing
+    # the point, five of speed, four of BLEU and four of chrF, also where it is missing
+    assert counts == [14, 14]

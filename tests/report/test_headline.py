@@ -1,4 +1,6 @@
-"""The headline says no more than the intervals do, and the reasons what each policy's speedup is made of."""
+"""The headline says no more than the intervals do, and the reasons what each policy's speedup is
+made of.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,17 @@ STAGES = {"prefill": 0.1, "draft": 0.2, "verify": 0.6, "host": 0.1}
 
 
 def test_what_is_certain_comes_before_what_was_only_not_seen():
-    assert headline(sample_sweep()) == (
-        "bild (fallback 0.3, rollback 0.69) decodes 1.46× [1.41, 1.51] as fast as vanilla, every text the target’s "
-        "own. No loss of BLEU measured: bild (fallback 0.3, rollback 1) decodes 1.55× [1.50, 1.60] as fast; "
-        "BLEU +0.05, −0.40 to +0.55 on 100 examples; only 7 texts differ from the target’s, too few to trust this "
-        "interval. Up to one point of loss measured: bild (fallback 0.5, rollback 5) decodes 1.70× [1.65, 1.75] as "
-        "fast; "
-        "BLEU −0.74, −1.19 to −0.24 on 100 examples, a loss beyond chance; 66 % of the texts are the target’s own. "
-        "Best of 19 points on these examples (test), which flatters them: "
-        "choose on validation data, as scripts/screen.py does. Corrected for that choice (Bonferroni), bild (fallback "
-        "0.5, rollback 5) has [1.62, 1.78], BLEU [−1.43, +0.03]."
+    assert (
+        headline(sample_sweep())
+        == "bild (fallback 0.3, rollback 0.69) decodes 1.46× [1.41, 1.51] as fast as vanilla, every"
+        " text the target’s own. No loss of BLEU measured: bild (fallback 0.3, rollback 1)"
+        " decodes 1.55× [1.50, 1.60] as fast; BLEU +0.05, −0.40 to +0.55 on 100 examples; only 7"
+        " texts differ from the target’s, too few to trust this interval. Up to one point of"
+        " loss measured: bild (fallback 0.5, rollback 5) decodes 1.70× [1.65, 1.75] as fast;"
+        " BLEU −0.74, −1.19 to −0.24 on 100 examples, a loss beyond chance; 66 % of the texts"
+        " are the target’s own. Best of 19 points on these examples (test), which flatters them:"
+        " choose on validation data, as scripts/screen.py does. Corrected for that choice"
+        " (Bonferroni), bild (fallback 0.5, rollback 5) has [1.62, 1.78], BLEU [−1.43, +0.03]."
     )
 
 
@@ -52,23 +55,50 @@ def under(**environment: object) -> dict:
 @pytest.mark.parametrize(
     ("result", "words"),
     [
-        (bild(1.7, 0.1, agreement_with_target=0.9985, setting={"n_examples": 10_000}), "; 99.9 % of the texts"),
-        (bild(1.7, 0.1, agreement_with_target=0.99), "; only 1 text differs from the target’s, too few to trust"),
-        (bild(1.7, 0.1, agreement_with_target=0.93), "; only 7 texts differ from the target’s, too few"),
+        (
+            bild(1.7, 0.1, agreement_with_target=0.9985, setting={"n_examples": 10_000}),
+            "; 99.9 % of the texts",
+        ),
+        (
+            bild(1.7, 0.1, agreement_with_target=0.99),
+            "; only 1 text differs from the target’s, too few to trust",
+        ),
+        (
+            bild(1.7, 0.1, agreement_with_target=0.93),
+            "; only 7 texts differ from the target’s, too few",
+        ),
         (bild(1.7, 0.1, agreement_with_target=0.92), "; 92 % of the texts are the target’s own"),
         (bild(setting={"n_examples": 20}), "bild decodes 1.50×"),
-        (bild(**under(busy_elsewhere_percent=74.4)), "own: machine 74 % busy, so time it again before relying on"),
-        (bild(1.5, 0.5, **CHANGED, **under(shared_device=True)), "own: device shared, so time it again"),
-        (bild(baseline_empty=1.0), "own: every text of the baseline is empty, so neither speed nor quality says much."),
+        (
+            bild(**under(busy_elsewhere_percent=74.4)),
+            "own: machine 74 % busy, so time it again before relying on",
+        ),
+        (
+            bild(1.5, 0.5, **CHANGED, **under(shared_device=True)),
+            "own: device shared, so time it again",
+        ),
+        (
+            bild(baseline_empty=1.0),
+            "own: every text of the baseline is empty, so neither speed nor quality says much.",
+        ),
         (bild(), "Allowing one point of loss finds nothing faster."),
         (bild(0.9), ": not faster than the baseline."),
         (bild(precision="Q4_K_M"), "bild (weights in Q4_K_M) decodes 1.50×"),
         (bild(precision=bild().setting.dtype), "bild decodes 1.50×"),
         (bild(1.04), ": not clearly faster, as the interval holds 1."),
-        (bild(2.0, -0.5), "No point kept the BLEU of vanilla (41.00). Up to one point of loss measured: bild decodes"),
+        (
+            bild(2.0, -0.5),
+            (
+                "No point kept the BLEU of vanilla (41.00). Up to one point of loss measured: bild"
+                " decodes"
+            ),
+        ),
         (bild(2.0, -3), "No point came within one point of the BLEU of vanilla (41.00)."),
         (sample_baseline(), "Only the baseline was measured, so there is no speedup to report."),
-        (bild(None, setting={"baseline": None}), "No baseline was measured, so there is no speedup to report."),
+        (
+            bild(None, setting={"baseline": None}),
+            "No baseline was measured, so there is no speedup to report.",
+        ),
     ],
 )
 def test_it_says_no_more_than_was_measured(result: Result, words: str) -> None:
@@ -89,21 +119,30 @@ def test_few_examples_get_no_superlative(count):
     ]
     text = headline(results)
     examples = "1 example is" if count == 1 else f"{count} examples are"
-    assert text == (
-        f"{examples} too few to say which point is faster or better, as intervals are too narrow below 20. "
-        "Measured: bild (fallback 0.3) 3.45× [3.40, 3.50], BLEU +0.50, +0.05 to +1.00, and 1 more in the table."
+    assert (
+        text
+        == f"{examples} too few to say which point is faster or better, as intervals are too narrow"
+        " below 20. Measured: bild (fallback 0.3) 3.45× [3.40, 3.50], BLEU +0.50, +0.05 to"
+        " +1.00, and 1 more in the table."
     )
 
 
 def test_a_choice_is_named_with_what_to_do_instead() -> None:
     def chosen(difference: float = 0.0, split: str = "test") -> list[Result]:
         own = {**EXACT, "setting": {"split": split}}
-        return [sample_result("bild", {"fallback": at}, 1.5, difference, **own) for at in (0.3, 0.5)]
+        return [
+            sample_result("bild", {"fallback": at}, 1.5, difference, **own) for at in (0.3, 0.5)
+        ]
 
     words = "Best of 2 points on these examples (test), which flatters them: "
-    assert f"{words}choose on validation data, as scripts/screen.py does. Corrected" in headline(chosen())
-    assert "(validation): measure the choice on test data. Corrected" in headline(chosen(split="validation"))
-    assert "Best of" not in headline([sample_baseline(), chosen()[0]])  # a single point was not chosen
+    assert f"{words}choose on validation data, as scripts/screen.py does. Corrected" in headline(
+        chosen()
+    )
+    assert "(validation): measure the choice on test data. Corrected" in headline(
+        chosen(split="validation")
+    )
+    # a single point was not chosen
+    assert "Best of" not in headline([sample_baseline(), chosen()[0]])
     assert "Best of" not in headline(chosen(-3.0))  # nothing was chosen
 
 
@@ -124,14 +163,18 @@ def test_points_of_several_sampling_seeds_are_pooled_with_an_interval_over_the_s
     def sampled(temperature: float, **knobs: float) -> list[Result]:
         decoding = {**SETTING["decoding"], "temperature": temperature}
         return [
-            sample_result("bild", knobs, speedup, loss, setting={"seed": seed, "decoding": decoding})
+            sample_result(
+                "bild", knobs, speedup, loss, setting={"seed": seed, "decoding": decoding}
+            )
             for seed, (speedup, loss) in enumerate([(1.4, 0.2), (1.5, 0.0), (1.6, -0.2)])
         ]
 
     text = headline(sampled(1.0, fallback=0.5))
     # Student's t with two degrees of freedom: 4.303 · 0.1 / √3, and twice that in quality
     own = "bild (fallback 0.5) 1.50× [1.25, 1.75], BLEU 0.00 [−0.50, +0.50] (seeds 0, 1, 2)."
-    assert text.startswith(f"Mean and 95 % interval over sampling seeds: {own} Best of 3 settings (seed 1): ")
+    assert text.startswith(
+        f"Mean and 95 % interval over sampling seeds: {own} Best of 3 settings (seed 1): "
+    )
     assert "over sampling seeds" not in headline(sampled(0.0, fallback=0.5))
     two = headline([*sampled(1.0, fallback=0.5, window=4), *sampled(1.0, fallback=0.9, window=4)])
     assert "bild (fallback 0.5) 1.50×" in two and "bild (fallback 0.9) 1.50×" in two
@@ -143,35 +186,54 @@ def line(*results):
 
 
 def test_every_traced_policy_has_a_line_about_its_fastest_point_at_no_loss():
-    assert list(line(*sample_sweep())) == ["bild (fallback 0.3, rollback 1), 1.55×", "speculative (window 4), 1.38×"]
+    assert list(line(*sample_sweep())) == [
+        "bild (fallback 0.3, rollback 1), 1.55×",
+        "speculative (window 4), 1.38×",
+    ]
 
 
 def test_a_policy_that_always_loses_is_explained_by_its_fastest_point():
-    slow, fast = (sample_result("bild", {"fallback": speed}, speed, -0.5, stages_s=STAGES) for speed in (1.2, 1.7))
+    slow, fast = (
+        sample_result("bild", {"fallback": speed}, speed, -0.5, stages_s=STAGES)
+        for speed in (1.2, 1.7)
+    )
     assert list(line(slow, fast)) == ["bild (fallback 1.7), 1.70×"]
 
 
 def test_a_line_names_gains_and_costs():
-    prediction = sample_prediction("bild", {}, 2.0) | {"rounds": 3.0, "host": 2.4, "cost_ratio": 0.169}
+    prediction = sample_prediction("bild", {}, 2.0) | {
+        "rounds": 3.0,
+        "host": 2.4,
+        "cost_ratio": 0.169,
+    }
     counts = {"tokens_per_target_call": 4.2, "acceptance_rate": 0.8, "drafted": 900}
     result = sample_result("bild", {}, 2.0, stages_s=STAGES, prediction=prediction, **counts)
     assert line(result) == {
         "bild, 2.00×": (
-            "4.20 tokens a call (α 80 %); a drafter step costs 17 % of a target token (c), checking a draft "
-            "1.35 tokens; time: prefill 10 %, draft 20 %, verify 60 %, host 10 %."
+            "4.20 tokens a call (α 80 %); a drafter step costs 17 % of a target token (c), checking"
+            " a draft 1.35 tokens; time: prefill 10 %, draft 20 %, verify 60 %, host 10 %."
         )
     }
 
 
 def test_methods_that_draft_nothing_have_their_own_measure():
-    calm = sample_result("calm", {}, 1.1, exit_layer_mean=3.42, stages_s={**STAGES, "prefill": 0.3, "draft": 0.0})
+    calm = sample_result(
+        "calm", {}, 1.1, exit_layer_mean=3.42, stages_s={**STAGES, "prefill": 0.3, "draft": 0.0}
+    )
     assert line(calm)["calm, 1.10×"].startswith(
         "a token leaves after 3.4 layers on average; time: prefill 30 %, verify"
     )
-    pipeline = {"match_rate": 0.5, "latency_units": 4.6, "compute_units": 9.0, "predicted_latency_units": 4.5}
+    pipeline = {
+        "match_rate": 0.5,
+        "latency_units": 4.6,
+        "compute_units": 9.0,
+        "predicted_latency_units": 4.5,
+    }
     pipeline |= {"predicted_compute_units": 9.1, "layers": 6, "exit_layer": 3, "theorem": 1.33}
     ppd = sample_result("ppd", {}, 1.1, pipeline=pipeline, stages_s=STAGES)
-    assert line(ppd)["ppd, 1.10×"].startswith("50 % of the predictions right, for which Theorem 4.1 gives 1.33×; time:")
+    assert line(ppd)["ppd, 1.10×"].startswith(
+        "50 % of the predictions right, for which Theorem 4.1 gives 1.33×; time:"
+    )
 
 
 def test_a_difference_of_nothing_does_not_read_as_a_score() -> None:
@@ -183,7 +245,12 @@ def test_a_difference_of_nothing_does_not_read_as_a_score() -> None:
 
 def test_a_speedup_above_tokens_per_call_is_no_number() -> None:
     def at(speedup: float, knob: float) -> Result:
-        own = {"drafted": 3000, "tokens_per_target_call": 1.73, "tokens_per_s_ratio": speedup, **EXACT}
+        own = {
+            "drafted": 3000,
+            "tokens_per_target_call": 1.73,
+            "tokens_per_s_ratio": speedup,
+            **EXACT,
+        }
         return sample_result("bild", {"fallback": knob}, speedup, **own)
 
     fair, wild = at(1.6, 0.5), at(4.15, 0.7)
@@ -193,7 +260,10 @@ def test_a_speedup_above_tokens_per_call_is_no_number() -> None:
     assert headline(group.results).startswith("bild (fallback 0.5) decodes 1.60×")
     assert "4.15" not in headline(group.results)
     alone = headline([sample_baseline(), wild])
-    assert alone.startswith("bild (fallback 0.7) emits 1.73 tokens per call") and "4.15× [4.10, 4.20] is more" in alone
+    assert (
+        alone.startswith("bild (fallback 0.7) emits 1.73 tokens per call")
+        and "4.15× [4.10, 4.20] is more" in alone
+    )
     # a text that ends earlier, another baseline, and noise are no reason
     for changed in (
         {"tokens_per_s_ratio": 1.6},
@@ -205,38 +275,53 @@ def test_a_speedup_above_tokens_per_call_is_no_number() -> None:
 
 
 def test_points_with_graphs_and_without_are_not_compared() -> None:
-    """The setting with the greatest speedup is named, but not called the best: its baseline is another one."""
+    """The setting with the greatest speedup is named, but not called the best: its baseline is
+    another one.
+    """
     graphs, plain = {"compile": "graphs"}, {"compile": "false"}
-    mixed = [sample_result("medusa", {}, 1.5, setting=graphs), sample_result("bita", {}, 2.0, setting=plain)]
+    mixed = [
+        sample_result("medusa", {}, 1.5, setting=graphs),
+        sample_result("bita", {}, 2.0, setting=plain),
+    ]
     said = headline(mixed)
-    assert said.startswith("One of 2 settings (compile false): ") and "are not compared with each other" in said
-    alike = [sample_result("medusa", {}, 1.5, setting=plain), sample_result("bita", {}, 2.0, setting=plain)]
+    assert (
+        said.startswith("One of 2 settings (compile false): ")
+        and "are not compared with each other" in said
+    )
+    alike = [
+        sample_result("medusa", {}, 1.5, setting=plain),
+        sample_result("bita", {}, 2.0, setting=plain),
+    ]
     assert "not compared" not in headline(alike)
 
 
-def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead_and_the_reason() -> None:
+def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead_and_the_reason() -> (
+    None
+):
     counted = {"tokens_per_target_call": 3.3, "target_calls": 500, "acceptance_rate": 0.9}
     load = under(busy_elsewhere_percent=74.4)
     busy = bild(1.5, **EXACT, **counted, **load, prediction=sample_prediction("bild", {}, 1.5))
     first, *others = sentences([sample_baseline(), busy])
-    assert first == (
-        "Other programs used 74 % of the machine while the point was timed, so counts come first, which no load "
-        "changes: bild emits 3.30 tokens per call of the target (500 forwards for 1,650 tokens, 90 % of its drafted "
-        "tokens accepted), no change in BLEU. With a drafter step at 17 % of a token of the target these counts "
-        "predict 1.86×, before the cost of checking drafts."
+    assert (
+        first == "Other programs used 74 % of the machine while the point was timed, so counts come"
+        " first, which no load changes: bild emits 3.30 tokens per call of the target (500"
+        " forwards for 1,650 tokens, 90 % of its drafted tokens accepted), no change in BLEU."
+        " With a drafter step at 17 % of a token of the target these counts predict 1.86×,"
+        " before the cost of checking drafts."
     )
     assert others[0] == "Do not rely on these speedups:" and "decodes 1.50×" in others[1]
     few = sentences([bild(1.5, **counted, **load, setting={"n_examples": 2})])
     assert "1.50×" not in few[0] and "too few" in few[-1]
     idle = bild(1.4, **EXACT, **counted)
-    assert sentences([busy, idle])[0].startswith("bild decodes 1.50×")  # one of them can be relied on
+    # one of them can be relied on
+    assert sentences([busy, idle])[0].startswith("bild decodes 1.50×")
     ((label, _),) = reason_lines(by_setting([busy])[0])
     assert label == "bild, 1.50×, machine 74 % busy"
 
 
 REPLAYED = (
-    "answers (file theirs.jsonl) replays texts: 97 of 100 are the target’s own, 2 numerical ties, 1 defect; "
-    "BLEU {}0, {}."
+    "answers (file theirs.jsonl) replays texts: 97 of 100 are the target’s own, 2 numerical ties, 1"
+    " defect; BLEU {}0, {}."
 )
 
 
@@ -246,7 +331,9 @@ def test_replayed_texts_are_counted_and_never_called_fast_or_best() -> None:
     assert headline([*sample_sweep(), better]) == f"{headline(sample_sweep())} {said}"
     assert headline([better]) == said
     assert headline([better, sample_baseline()]) == f"{headline([sample_baseline()])} {said}"
-    alone = sample_replayed(certificate=None, quality={"metric": "BLEU", "value": 40.0, "low": 39.0, "high": 41.0})
+    alone = sample_replayed(
+        certificate=None, quality={"metric": "BLEU", "value": 40.0, "low": 39.0, "high": 41.0}
+    )
     assert headline([alone]) == "answers (file theirs.jsonl) replays texts; BLEU 40.00."
 
 

@@ -89,7 +89,8 @@ def test_only_points_that_kept_the_quality_are_best(
 def test_the_newest_comes_first_and_other_folders_are_no_runs(outputs: Path) -> None:
     runs = read_runs(outputs)
     assert [one.date for one in runs] == sorted((one.date for one in runs), reverse=True)
-    assert {one.name: one.points for one in runs} == {"first": 20, ATTACK: 3, "stopped": 0}  # .draft is unfinished
+    # .draft is unfinished
+    assert {one.name: one.points for one in runs} == {"first": 20, ATTACK: 3, "stopped": 0}
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -134,14 +135,22 @@ def test_a_sweep_is_printed_as_a_markdown_table(command: Command, outputs: Path)
     assert code == 0 and printed.startswith("bild (fallback 0.3, rollback 0.69) decodes 1.46×")
     rows = [line for line in printed.splitlines() if line.startswith("|")]
     assert len(rows) == 22 and len({line.count("|") for line in rows}) == 1
-    assert "| bild fallback 0.3, rollback 5 | 1.83× [1.78, 1.88] | 39.69 [37.39, 42.19] |" in rows[2]
+    assert (
+        "| bild fallback 0.3, rollback 5 | 1.83× [1.78, 1.88] | 39.69 [37.39, 42.19] |" in rows[2]
+    )
     assert "Knobs with a single value: bild: verify_tail on; speculative" in printed
     code, printed = listed(command, str(outputs / "first"), "latex=true")
-    assert code == 0 and printed.startswith("% t5-large drafted by t5-tiny") and printed.count("\\\\\n") == 21
+    assert (
+        code == 0
+        and printed.startswith("% t5-large drafted by t5-tiny")
+        and printed.count("\\\\\n") == 21
+    )
     assert listed(command, "latex=maybe")[0] == 2
 
 
 @pytest.mark.parametrize("words", [["outputs=nowhere"], ["outputz=nowhere"]])
-def test_bad_input_is_refused_in_a_line_and_writes_nothing(command: Command, words: list[str]) -> None:
+def test_bad_input_is_refused_in_a_line_and_writes_nothing(
+    command: Command, words: list[str]
+) -> None:
     code, printed = listed(command, *words)
     assert (code, printed.count("\n")) == (2, 1) and not Path("outputs").exists()

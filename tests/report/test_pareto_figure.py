@@ -34,7 +34,9 @@ def test_the_figure_is_a_small_png_of_the_promised_width_and_a_pdf(tmp_path: Pat
     assert len(list(path.parent.iterdir())) == 2  # no temporary file is left
 
 
-def test_vector_files_are_eight_centimetres_wide_and_have_fonts_that_journals_take(tmp_path: Path) -> None:
+def test_vector_files_are_eight_centimetres_wide_and_have_fonts_that_journals_take(
+    tmp_path: Path,
+) -> None:
     draw_pareto(sample_sweep(), tmp_path / "pareto", ["pdf", "svg"])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["pareto.pdf", "pareto.svg"]
     pdf = (tmp_path / "pareto.pdf").read_bytes()
@@ -68,13 +70,22 @@ def test_in_a_column_every_text_can_be_read_and_lies_inside_beside_the_others(
     texts = [one for one in figure.findobj(Text) if one.get_visible() and one.get_text().strip()]
     assert min(one.get_size() for one in texts) >= 5
     (part,) = figure.subfigs
-    legend, *below = [part.legends[0].get_window_extent(), *(one.get_window_extent() for one in part.texts)]
+    legend, *below = [
+        part.legends[0].get_window_extent(),
+        *(one.get_window_extent() for one in part.texts),
+    ]
     axes = part.axes[0].get_tightbbox()
-    assert below and not any(one.overlaps(legend) or one.overlaps(axes) for one in below) and not legend.overlaps(axes)
+    assert (
+        below
+        and not any(one.overlaps(legend) or one.overlaps(axes) for one in below)
+        and not legend.overlaps(axes)
+    )
     for box in (*below, legend, axes):
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 and figure.bbox.y0 <= box.y0
     assert "beyond the axis: hf_generate_with_a_long_name 0.04×" in part.axes[0].get_xlabel()
-    assert "hf_generate_with_a_long_name" not in [one.get_text() for one in part.legends[0].get_texts()]
+    assert "hf_generate_with_a_long_name" not in [
+        one.get_text() for one in part.legends[0].get_texts()
+    ]
 
 
 @pytest.mark.slow
@@ -91,7 +102,11 @@ def test_each_setting_gets_its_own_panel(tmp_path: Path) -> None:
     [
         [sample_result("a$b_{$", {"k": "$x^{"}, 1.5)],
         [sample_result("bild", {"fallback": 0.5}, None, setting={"baseline": None})],
-        [sample_baseline(), sample_result("bild", {"fallback": 0.5}, 2.0), sample_result("hf_generate", {}, 0.04)],
+        [
+            sample_baseline(),
+            sample_result("bild", {"fallback": 0.5}, 2.0),
+            sample_result("hf_generate", {}, 0.04),
+        ],
     ],
     ids=["dollar signs in names", "no baseline", "a logarithmic axis"],
 )
@@ -110,12 +125,16 @@ def test_points_timed_on_a_busy_machine_are_counted_below_the_title(
 ) -> None:
     texts = []
     monkeypatch.setattr(
-        "matplotlib.figure.FigureBase.text", lambda *given, **_: texts.append(" ".join(given[3].split()))
+        "matplotlib.figure.FigureBase.text",
+        lambda *given, **_: texts.append(" ".join(given[3].split())),
     )
-    busy = sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4})
+    busy = sample_result(
+        "bild", {}, 1.5, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.4}
+    )
     draw_pareto([sample_baseline(), busy], tmp_path / "pareto.png")
     draw_pareto([sample_baseline()], tmp_path / "pareto.png")
-    told = ["1 of 2 points timed unreliably" in text for text in texts]  # on a screen and in a column, of the first
+    # on a screen and in a column, of the first
+    told = ["1 of 2 points timed unreliably" in text for text in texts]
     assert sum(told) == 2
 
 
@@ -148,7 +167,11 @@ def test_marks_of_the_front_have_their_number_beside_them_and_their_knobs_in_a_l
     for figure in drawn:
         (part,) = figure.subfigs
         axes = part.axes[0]
-        numbers = {one.get_text(): one.get_window_extent() for one in axes.texts if one.get_text().isdigit()}
+        numbers = {
+            one.get_text(): one.get_window_extent()
+            for one in axes.texts
+            if one.get_text().isdigit()
+        }
         assert list(numbers) == ["1", "2", "3", "4", "5", "6"]
         marks = [axes.transData.transform((at.x, at.y)) for _, at in group.placed]
         for number, box in numbers.items():
@@ -165,8 +188,12 @@ def test_marks_of_the_front_have_their_number_beside_them_and_their_knobs_in_a_l
         assert len(listed) == 6
 
 
-def test_of_a_long_front_both_ends_are_listed_and_the_others_counted(tmp_path: Path, drawn: list[Figure]) -> None:
-    results = [sample_result("bild", {"fallback": at}, 2 - at / 100, -1 + at / 100) for at in range(50)]
+def test_of_a_long_front_both_ends_are_listed_and_the_others_counted(
+    tmp_path: Path, drawn: list[Figure]
+) -> None:
+    results = [
+        sample_result("bild", {"fallback": at}, 2 - at / 100, -1 + at / 100) for at in range(50)
+    ]
     draw_pareto([sample_baseline(), *results], tmp_path / "pareto", ["png"])
     (part,) = drawn[0].subfigs
     lines = [one.get_text() for one in part.texts]

@@ -12,7 +12,9 @@ from tests.report.sample import ENVIRONMENT, sample_result
 
 
 def measured(fallback: float, **environment: object) -> Result:
-    return sample_result("bild", {"fallback": fallback}, 1.5, environment={**ENVIRONMENT, **environment})
+    return sample_result(
+        "bild", {"fallback": fallback}, 1.5, environment={**ENVIRONMENT, **environment}
+    )
 
 
 def test_points_of_one_place_need_no_table_and_no_note():
@@ -22,7 +24,11 @@ def test_points_of_one_place_need_no_table_and_no_note():
 
 
 def test_places_differ_by_what_differs_alone():
-    results = [measured(0.2), measured(0.4, git="def5678"), measured(0.6, git="def5678", torch="2.14.0")]
+    results = [
+        measured(0.2),
+        measured(0.4, git="def5678"),
+        measured(0.6, git="def5678", torch="2.14.0"),
+    ]
     assert sources(results) == [
         {"git": "abc1234", "torch": "2.13.0", "points": "1"},
         {"git": "def5678", "torch": "2.13.0", "points": "1"},
@@ -32,9 +38,16 @@ def test_places_differ_by_what_differs_alone():
 
 
 def test_the_code_of_a_policy_is_compared_with_the_same_policys() -> None:
-    bild, speculative = measured(0.2, code="a"), replace(measured(0.4, code="b"), policy="speculative")
+    bild, speculative = (
+        measured(0.2, code="a"),
+        replace(measured(0.4, code="b"), policy="speculative"),
+    )
     assert sources([bild, speculative]) == []
-    assert [one["code"] for one in sources([bild, speculative, measured(0.6, code="c")])] == ["a", "b", "c"]
+    assert [one["code"] for one in sources([bild, speculative, measured(0.6, code="c")])] == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 def test_shared_devices_and_older_measurements_are_counted():
@@ -45,14 +58,22 @@ def test_shared_devices_and_older_measurements_are_counted():
 
 
 def test_points_timed_on_a_busy_machine_are_counted():
-    results = [measured(0.2, busy_elsewhere_percent=74.4), measured(0.4, busy_elsewhere_percent=10), measured(0.6)]
-    assert notes(results) == [
-        "1 of 3 points was timed while other programs used 74 % of the machine: do not rely on their latencies and "
-        "speedups; their quality is valid. On an idle machine (or a free core, runtime.threads=1), with resume=false, "
-        "they can be timed anew."
+    results = [
+        measured(0.2, busy_elsewhere_percent=74.4),
+        measured(0.4, busy_elsewhere_percent=10),
+        measured(0.6),
     ]
-    (note,) = notes([measured(0.2, busy_elsewhere_percent=74.4), measured(0.4, busy_elsewhere_percent=12)])
-    assert note.startswith("2 of 2 points were timed while other programs used 12 to 74 % of the machine")
+    assert notes(results) == [
+        "1 of 3 points was timed while other programs used 74 % of the machine: do not rely on"
+        " their latencies and speedups; their quality is valid. On an idle machine (or a free core,"
+        " runtime.threads=1), with resume=false, they can be timed anew."
+    ]
+    (note,) = notes(
+        [measured(0.2, busy_elsewhere_percent=74.4), measured(0.4, busy_elsewhere_percent=12)]
+    )
+    assert note.startswith(
+        "2 of 2 points were timed while other programs used 12 to 74 % of the machine"
+    )
 
 
 def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():
@@ -68,12 +89,24 @@ def test_a_figure_is_captioned_with_how_many_of_its_points_were_disturbed():
         ("bleu", {"baseline_cut": 1.0}, "every text of the baseline was cut at 32 tokens"),
         ("bleu", {"baseline_cut": 0.9, "baseline_empty": 0.9}, ""),
         ("agreement", {"baseline_cut": 1.0}, ""),
-        ("pass_at_1", {"quality": Quality(metric="pass@1", value=0.0, baseline=0.0)}, "the baseline’s pass@1 is 0"),
+        (
+            "pass_at_1",
+            {"quality": Quality(metric="pass@1", value=0.0, baseline=0.0)},
+            "the baseline’s pass@1 is 0",
+        ),
     ],
 )
-def test_a_baseline_with_nothing_to_score_is_named(metric: str, fields: dict[str, Any], said: str) -> None:
+def test_a_baseline_with_nothing_to_score_is_named(
+    metric: str, fields: dict[str, Any], said: str
+) -> None:
     plain = measured(0.2)
-    setting = Setting({**plain.setting, "metric": metric, "decoding": {**plain.setting.decoding, "max_new_tokens": 32}})
+    setting = Setting(
+        {
+            **plain.setting,
+            "metric": metric,
+            "decoding": {**plain.setting.decoding, "max_new_tokens": 32},
+        }
+    )
     result = replace(plain, setting=setting, **fields)
     assert result.doubt == said
     found = notes([result, plain])

@@ -1,4 +1,6 @@
-"""The report answers what reviewers ask: hardware, baselines, how thresholds were chosen, the lossy rules' control."""
+"""The report answers what reviewers ask: hardware, baselines, how thresholds were chosen, the lossy
+rules' control.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ def test_hardware_sizes_runs_and_baselines_are_answered() -> None:
     assert found["On which hardware"] == "AMD EPYC 7B13, 2 threads of 2 cores; bfloat16, batch 1"
     assert found["How large are the models"] == "target 737 M, draft 1.5 M"
     assert found["How often was it run"].startswith("each text 3 times, in turn with vanilla")
-    assert found["With which settings ran the baselines"] == (
-        "hf_assisted (window 5): engine hf, bfloat16, transformers 5.23.0; "
+    assert (
+        found["With which settings ran the baselines"]
+        == "hf_assisted (window 5): engine hf, bfloat16, transformers 5.23.0; "
         "vanilla: engine kernels, bfloat16, transformers 5.23.0"
     )
 
@@ -36,23 +39,35 @@ def test_hardware_sizes_runs_and_baselines_are_answered() -> None:
 def test_thresholds_chosen_on_the_reported_texts_are_said_to_be_and_screened_ones_not() -> None:
     points = [sample_result("bild", {"fallback": fallback}, 1.5) for fallback in (0.5, 0.9)]
     how = "How were thresholds chosen"
-    assert answered(*points)[how].startswith("the best of 2 points was chosen on the texts that it is reported on")
+    assert answered(*points)[how].startswith(
+        "the best of 2 points was chosen on the texts that it is reported on"
+    )
     row = {"split": "validation", "n_examples": 200}
     screened = [Screened("bild", {}, row, point) for point in (points[0], None, None)]
-    assert answered(*points, screened=screened)[how] == (
-        "1 of 3 points that were screened on validation (200 texts), measured once on test; 1 more chosen without it"
+    assert (
+        answered(*points, screened=screened)[how]
+        == "1 of 3 points that were screened on validation (200 texts), measured once on test; 1"
+        " more chosen without it"
     )
-    assert answered(points[0])[how] == "no knob has several values here, so none was chosen on these texts"
+    assert (
+        answered(points[0])[how]
+        == "no knob has several values here, so none was chosen on these texts"
+    )
 
 
 def test_a_lossy_rule_that_is_ahead_is_set_beside_truncation() -> None:
-    ahead = with_quality(sample_result("typical_acceptance", {}, 1.5, 2.0, setting=SAMPLED), difference_low=0.9)
+    ahead = with_quality(
+        sample_result("typical_acceptance", {}, 1.5, 2.0, setting=SAMPLED), difference_low=0.9
+    )
     control = sample_result("truncation", {"epsilon": 0.15}, 1.0, 1.8, setting=SAMPLED)
     merit = "Is a lossy rule ahead"
     assert "not measured, add policy=truncation" in answered(ahead)[merit]
     found = answered(ahead, control)[merit]
     assert found.startswith("typical_acceptance BLEU +2.00 [+0.90, +2.50] and 1.50×; its control")
     assert found.endswith("truncation (epsilon 0.15) BLEU +1.80 [+1.35, +2.30]")
-    assert answered(sample_result("bild", {}, 1.5, 0.1))[merit] == "no point has more BLEU than vanilla beyond chance"
+    assert (
+        answered(sample_result("bild", {}, 1.5, 0.1))[merit]
+        == "no point has more BLEU than vanilla beyond chance"
+    )
     greedy = with_quality(sample_result("bild", {}, 1.5, 2.0), difference_low=0.9)
     assert "writes the target’s own text" in answered(greedy)[merit]

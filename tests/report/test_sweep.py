@@ -23,7 +23,9 @@ def sweep(tmp_path: Path) -> Sweep:
     return Sweep(tmp_path / "first")
 
 
-def test_the_page_says_how_far_the_sweep_is_until_it_ends(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_says_how_far_the_sweep_is_until_it_ends(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
     live_report(sweep, "3 of 9 points")
     page = (sweep.folder / "report.html").read_text()
     assert "Still running: 3 of 9 points" in page and '<body class="live">' in page
@@ -33,7 +35,9 @@ def test_the_page_says_how_far_the_sweep_is_until_it_ends(sweep: Sweep, capsys: 
     assert "Still running" not in (sweep.folder / "report.html").read_text()
     names = {file.name for file in sweep.folder.iterdir() if not file.name.startswith(".")}
     assert names == {"points", "sweep.csv", "pareto.png", "pareto.pdf", "report.html"}
-    assert '<a href="first/report.html">first</a>' in (sweep.folder.parent / "index.html").read_text()
+    assert (
+        '<a href="first/report.html">first</a>' in (sweep.folder.parent / "index.html").read_text()
+    )
     assert "bild (fallback 0.5) decodes 1.50×" in " ".join(capsys.readouterr().out.split())
 
 
@@ -49,7 +53,11 @@ def test_a_point_whose_texts_are_lost_is_named_and_everything_else_reported(
     named = f"The texts of bild (fallback 0.9) are not shown: {file} cannot be read"
     assert "bild (fallback 0.5) decodes 1.50×" in printed and named in printed
     page = (sweep.folder / "report.html").read_text()
-    assert "fallback 0.9" in page and named in page and len(pd.read_csv(sweep.folder / "sweep.csv")) == 2
+    assert (
+        "fallback 0.9" in page
+        and named in page
+        and len(pd.read_csv(sweep.folder / "sweep.csv")) == 2
+    )
 
 
 def test_a_sweep_whose_points_all_failed_names_the_files_that_are_there(
@@ -62,7 +70,9 @@ def test_a_sweep_whose_points_all_failed_names_the_files_that_are_there(
     assert f"the rest is in {failed.folder}: report.html" in printed and "pareto.png" not in printed
 
 
-def test_the_report_draws_the_figures_that_were_asked_for(sweep: Sweep, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_draws_the_figures_that_were_asked_for(
+    sweep: Sweep, capsys: pytest.CaptureFixture[str]
+) -> None:
     report_sweep(sweep, ["svg"])
     assert [file.name for file in sweep.folder.glob("pareto.*")] == ["pareto.svg"]
     assert "report.html, pareto.svg, sweep.csv" in " ".join(capsys.readouterr().out.split())
@@ -70,11 +80,15 @@ def test_the_report_draws_the_figures_that_were_asked_for(sweep: Sweep, capsys: 
 
 def test_other_kinds_of_figures_are_refused() -> None:
     for figures in (["gif"], []):
-        with pytest.raises(UserError, match=r"figures are png, pdf, svg, one or more of them, got \["):
+        with pytest.raises(
+            UserError, match=r"figures are png, pdf, svg, one or more of them, got \["
+        ):
             typed(ReportSpec, compose_config([f"report.figures={figures}"]).report, "report")
 
 
-def test_a_fault_is_printed_and_the_sweep_goes_on(sweep: Sweep, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_fault_is_printed_and_the_sweep_goes_on(
+    sweep: Sweep, capfd: pytest.CaptureFixture[str]
+) -> None:
     (sweep.folder / "report.html").mkdir()
     live_report(sweep, "1 of 2 points")
     assert "the report between points could not be written" in capfd.readouterr().err

@@ -26,19 +26,32 @@ def test_table_has_a_row_per_point_within_eighty_columns():
     lines = rendered(sample_sweep(), [sample_failure()])
     assert max(map(len, lines)) <= 80
     assert (
-        len([line for line in lines if " 41.00 " in line or " 40." in line or " 39." in line or " 41." in line]) == 20
+        len(
+            [
+                line
+                for line in lines
+                if " 41.00 " in line or " 40." in line or " 39." in line or " 41." in line
+            ]
+        )
+        == 20
     )
 
 
 def test_table_rows_read_from_the_fastest():
     first, rest = rendered(sample_sweep(), [])[4:6]
-    assert " ".join(first.split()) == "\u25cf bild fallback 0.3 39.69 \u22121.31 1.83 [1.78, 1.88] 55.9 3.92 91% 49%"
+    assert (
+        " ".join(first.split())
+        == "\u25cf bild fallback 0.3 39.69 \u22121.31 1.83 [1.78, 1.88] 55.9 3.92 91% 49%"
+    )
     assert rest.strip() == "rollback 5"
 
 
 def test_table_separates_settings():
     lines = rendered(sample_sweep() + sample_sweep(setting={"dataset": "iwslt"}), [])
-    assert [line.split()[-1] for line in lines if line.strip().startswith("setting")] == ["multi30k", "iwslt"]
+    assert [line.split()[-1] for line in lines if line.strip().startswith("setting")] == [
+        "multi30k",
+        "iwslt",
+    ]
 
 
 def test_the_precision_that_the_models_ran_in_is_said():
@@ -51,8 +64,12 @@ def test_table_of_only_failures_renders():
 
 
 def test_a_speedup_timed_on_a_busy_machine_is_marked_and_the_mark_explained():
-    busy = sample_result("bild", {"fallback": 0.3}, 1.7, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.2})
-    quiet = sample_result("bild", {"fallback": 0.5}, 1.6, environment={**ENVIRONMENT, "busy_elsewhere_percent": 9.9})
+    busy = sample_result(
+        "bild", {"fallback": 0.3}, 1.7, environment={**ENVIRONMENT, "busy_elsewhere_percent": 74.2}
+    )
+    quiet = sample_result(
+        "bild", {"fallback": 0.5}, 1.6, environment={**ENVIRONMENT, "busy_elsewhere_percent": 9.9}
+    )
     lines = rendered([busy, quiet], [])
     assert [("!1.70" in line, " 1.60" in line) for line in lines if "fallback 0." in line] == [
         (True, False),
@@ -64,7 +81,9 @@ def test_a_speedup_timed_on_a_busy_machine_is_marked_and_the_mark_explained():
 
 def test_the_best_point_has_its_numbers_by_category():
     console = Console(width=100, file=io.StringIO())
-    console.print(category_table([sample_baseline(), with_categories(2, 1.5), with_categories(4, 2.0)]))
+    console.print(
+        category_table([sample_baseline(), with_categories(2, 1.5), with_categories(4, 2.0)])
+    )
     lines = [line.split() for line in console.file.getvalue().splitlines() if line.strip()]
     assert lines[2] == ["speculative", "(window", "4)"]
     assert [line[0] for line in lines[3:]] == ["writing", "coding", "overall"]

@@ -45,8 +45,13 @@ def test_points_and_the_sweep_become_runs(tmp_path: Path) -> None:
     assert "_hparams_/session_start_info" in run.Tags()["tensors"] or run.summary_metadata
     whole = read(tmp_path / "tensorboard" / "sweep")
     assert len(whole.Images("pareto")) == 1
-    assert b"bild (fallback 0.5) decodes 1.50" in whole.Tensors("sweep/text_summary")[0].tensor_proto.string_val[0]
-    assert logger.closing() == [f"logged to TensorBoard: tensorboard --logdir {tmp_path}/tensorboard"]
+    assert (
+        b"bild (fallback 0.5) decodes 1.50"
+        in whole.Tensors("sweep/text_summary")[0].tensor_proto.string_val[0]
+    )
+    assert logger.closing() == [
+        f"logged to TensorBoard: tensorboard --logdir {tmp_path}/tensorboard"
+    ]
 
 
 def test_a_training_has_its_curve(tmp_path: Path) -> None:
@@ -55,13 +60,22 @@ def test_a_training_has_its_curve(tmp_path: Path) -> None:
     run = training_logger(cfg.logger).begin("a", "small", {"recipe": "short"}, "training")
     callback = LogToRun(run, "bleu")
     for step in (1, 2):
-        callback.on_log(None, SimpleNamespace(global_step=step), None, {"loss": 2.0 / step, "note": "text"})
+        callback.on_log(
+            None, SimpleNamespace(global_step=step), None, {"loss": 2.0 / step, "note": "text"}
+        )
     callback.on_train_end(None, SimpleNamespace(best_metric=30.0, best_global_step=2), None)
-    assert [(one.step, one.value) for one in read(tmp_path / "tensorboard/a").Scalars("loss")] == [(1, 2.0), (2, 1.0)]
+    assert [(one.step, one.value) for one in read(tmp_path / "tensorboard/a").Scalars("loss")] == [
+        (1, 2.0),
+        (2, 1.0),
+    ]
 
 
-def test_both_trackers_get_everything_and_keep_their_own_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    both = logger_of("logger=both", "logger.wandb.mode=offline", f"logger.tensorboard.directory={tmp_path}")
+def test_both_trackers_get_everything_and_keep_their_own_keys(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    both = logger_of(
+        "logger=both", "logger.wandb.mode=offline", f"logger.tensorboard.directory={tmp_path}"
+    )
     assert [type(one).__name__ for one in both._each] == ["TensorBoardLogger", "WandbLogger"]
     calls: list[tuple] = []
 
@@ -76,7 +90,9 @@ def test_both_trackers_get_everything_and_keep_their_own_keys(monkeypatch: pytes
     assert calls[:4] == [("log_point", 1, {}, ("again", True))] * 2 + [("log_sweep", 2)] * 2
 
 
-def test_without_its_package_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     assert not GlobalHydra.instance().is_initialized()
     with pytest.raises(UserError, match=r"pip install 'bild_lab\[tensorboard\]'"):

@@ -82,15 +82,28 @@ def sentences(count: int, seed: int = 0) -> tuple[Example, ...]:
     for index in range(count):
         words = chance.choices(WORDS, k=chance.randint(1, 4))
         source = " ".join(words)
-        found.append(Example(f"train-{index}", source, source, (" ".join(TURNED[word] for word in words),)))
+        found.append(
+            Example(f"train-{index}", source, source, (" ".join(TURNED[word] for word in words),))
+        )
     return tuple(found)
 
 
 def job(folder: Path, **changes: Any) -> FinetuningJob:
-    """A T5 from random weights; keywords change the model, the job, or the recipe where it has that field."""
-    recipe = replace(MICRO, **{key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__})
+    """A T5 from random weights; keywords change the model, the job, or the recipe where it has that
+    field.
+    """
+    recipe = replace(
+        MICRO,
+        **{key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__},
+    )
     model = FreshModel(**changes.pop("model", T5))
-    values = {"train": sentences(22), "validation": sentences(5, seed=1), "metric": "bleu", "folder": folder, **changes}
+    values = {
+        "train": sentences(22),
+        "validation": sentences(5, seed=1),
+        "metric": "bleu",
+        "folder": folder,
+        **changes,
+    }
     values.setdefault("start", FromScratch(model, recipe.max_target_tokens))
     return FinetuningJob(recipe=recipe, **values)
 
@@ -107,5 +120,8 @@ def write_dataset(folder: Path, train: int = 30, validation: int = 6) -> Path:
 def losses(metrics: dict[str, Any]) -> list[tuple[int, float]]:
     """The logged training and validation losses, by step."""
     return [
-        (entry["step"], entry[key]) for entry in metrics["history"] for key in ("loss", "eval_loss") if key in entry
+        (entry["step"], entry[key])
+        for entry in metrics["history"]
+        for key in ("loss", "eval_loss")
+        if key in entry
     ]

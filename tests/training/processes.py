@@ -14,7 +14,13 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 # by torchrun, with gloo on CPUs; with --cpu Accelerate starts one process, whatever the number
-TWO = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--main_process_port=0")
+TWO = (
+    "-m",
+    "accelerate.commands.launch",
+    "--multi_gpu",
+    "--num_processes=2",
+    "--main_process_port=0",
+)
 
 
 def started(script: ModuleType, folder: Path, words: list[str], *launcher: str) -> subprocess.Popen:
@@ -22,7 +28,12 @@ def started(script: ModuleType, folder: Path, words: list[str], *launcher: str) 
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
     command = [sys.executable, *launcher, script.__file__, *words]
     return subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -34,7 +45,9 @@ def finished(process: subprocess.Popen) -> str:
 
 
 def killed_when(reached: Callable[[], bool], process: subprocess.Popen) -> None:
-    """Kill the process and its children, which torchrun gives sessions of their own, once this is so."""
+    """Kill the process and its children, which torchrun gives sessions of their own, once this is
+    so.
+    """
     while not reached():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.002)

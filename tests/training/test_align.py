@@ -48,9 +48,15 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Targets, each with a drafter that often, but not always, agrees; deaf gives one answer to every prompt."""
+    """Targets, each with a drafter that often, but not always, agrees; deaf gives one answer to
+    every prompt.
+    """
     folder = tmp_path_factory.mktemp("pairs")
-    models = {"t5": ending(tiny_t5(6), 4), "llama": ending(tiny_llama(1), 2), "deaf": ending(tiny_t5(19), 2)}
+    models = {
+        "t5": ending(tiny_t5(6), 4),
+        "llama": ending(tiny_llama(1), 2),
+        "deaf": ending(tiny_t5(19), 2),
+    }
     for block in models["deaf"].decoder.block:
         block.layer[1].EncDecAttention.o.weight.data.zero_()
     for name, target in models.items():
@@ -60,14 +66,29 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def answered(pairs: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def answered(
+    pairs: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """Calibration data of every target."""
     folder = tmp_path_factory.mktemp("answered")
     dataset = DatasetSpec(
-        name="multi30k", path=str(prompts), source_column="de", reference_column="en", metric="bleu", split="test"
+        name="multi30k",
+        path=str(prompts),
+        source_column="de",
+        reference_column="en",
+        metric="bleu",
+        split="test",
     )
     for family in FAMILIES:
-        job = CalibrationJob(model_of(pairs / family), dataset, load_examples(dataset), LIMIT, 32, 100, folder / family)
+        job = CalibrationJob(
+            model_of(pairs / family),
+            dataset,
+            load_examples(dataset),
+            LIMIT,
+            32,
+            100,
+            folder / family,
+        )
         generate_calibration(job)
     return {family: folder / family for family in FAMILIES}
 
@@ -95,28 +116,40 @@ def model_of(path: Path) -> LoadedModel:
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_agreement_is_that_of_one_answer_at_a_time(pairs: Path, answered: dict[str, Path], family: str) -> None:
+def test_agreement_is_that_of_one_answer_at_a_time(
+    pairs: Path, answered: dict[str, Path], family: str
+) -> None:
     answers = read_calibration(answered[family]).answers[:40]
     draft, target = (model_of(pairs / name).transformers for name in (f"{family}-draft", family))
     same, accepted = [], []
     for answer in answers:
         source, tokens = draft.source(answer.prompt), answer.answer_token_ids
         fed = [source.prompt[-1], *tokens[:-1]]
-        q, p = (model.start(source, LIMIT).extend(fed).logits.softmax(-1) for model in (draft, target))
+        q, p = (
+            model.start(source, LIMIT).extend(fed).logits.softmax(-1) for model in (draft, target)
+        )
         same += [one == other for one, other in zip(q.argmax(-1).tolist(), tokens, strict=True)]
         accepted += torch.minimum(p, q).sum(-1).tolist()
-    expected = {"token_agreement": sum(same) / len(same), "acceptance_rate": sum(accepted) / len(accepted)}
+    expected = {
+        "token_agreement": sum(same) / len(same),
+        "acceptance_rate": sum(accepted) / len(accepted),
+    }
     assert all(0.1 < share < 0.99 for share in expected.values())  # a drafter that sometimes agrees
     assert agreement(draft, target, answers, None) == pytest.approx(expected, abs=1e-5)
     assert agreement(draft, None, answers, None) == {"token_agreement": expected["token_agreement"]}
 
 
 def test_held_out_answers_are_spread_evenly_and_not_trained_on() -> None:
-    answers = tuple(Answer(str(index), "p", "a", [5, 1], "end" if index != 4 else "length") for index in range(9))
+    answers = tuple(
+        Answer(str(index), "p", "a", [5, 1], "end" if index != 4 else "length")
+        for index in range(9)
+    )
     trained_on, held_out = split_answers(Calibration(Path("calib"), {}, answers), 2)
     assert [answer.id for answer in held_out] == ["0", "5"]  # 4 was cut at the length limit
     assert [answer.id for answer in trained_on] == ["1", "2", "3", "6", "7", "8"]
-    with pytest.raises(UserError, match="8 answers that reach their end, of 9; held_out=8 leaves none"):
+    with pytest.raises(
+        UserError, match="8 answers that reach their end, of 9; held_out=8 leaves none"
+    ):
         split_answers(Calibration(Path("calib"), {}, answers), 8)
 
 
@@ -128,13 +161,22 @@ def test_an_aligned_model_agrees_more_and_the_commands_that_measure_it_are_print
     alignment = json.loads((FOLDER / "metrics.json").read_text())["alignment"]
     assert (alignment["trained_on"], alignment["held_out"]) == (140, 20)
     assert list(alignment["compared"]) == ["token_agreement", "acceptance_rate"]
-    assert alignment["compared"]["token_agreement"]["after"] > alignment["compared"]["token_agreement"]["before"]
+    assert (
+        alignment["compared"]["token_agreement"]["after"]
+        > alignment["compared"]["token_agreement"]["before"]
+    )
     for both in alignment["compared"].values():
         assert f"{both['after'] * 100:.2f}" in printed
     assert Checkpoint("outputs/aligned/checkpoint").weights(torch.float32).config.model_type == "t5"
-    pair = f"pair.target={pairs / 'deaf'} pair.draft=outputs/aligned/checkpoint pair.aligned=true dataset=NAME"
+    pair = (
+        f"pair.target={pairs / 'deaf'} pair.draft=outputs/aligned/checkpoint pair.aligned=true"
+        " dataset=NAME"
+    )
     assert f"python run.py -m policy=speculative policy.window=3,5,7 {pair}" in printed
-    assert re.search(rf"python scripts/screen.py policy=bild policy.fallback=\S+ policy.rollback=\S+ {pair}", printed)
+    assert re.search(
+        rf"python scripts/screen.py policy=bild policy.fallback=\S+ policy.rollback=\S+ {pair}",
+        printed,
+    )
 
     before = {file: file.stat().st_mtime_ns for file in (FOLDER / "checkpoint").iterdir()}
     code, again = command(*base)
@@ -152,14 +194,21 @@ def test_without_the_acceptance_rate_no_target_is_needed(
     manifest = json.loads((moved / "manifest.json").read_text())
     manifest["model"]["path"] = str(pairs / "gone")
     (moved / "manifest.json").write_text(json.dumps(manifest))
-    short = ["train.max_steps=2", "train.evaluate_every=2", "train.log_every=2", f"calibration={moved}"]
+    short = [
+        "train.max_steps=2",
+        "train.evaluate_every=2",
+        "train.log_every=2",
+        f"calibration={moved}",
+    ]
     code, printed = command(*base, *short)
     assert code == 2
     assert "no checkpoint folder" in printed
     assert not Path("outputs").exists()  # refused before anything is trained
     code, printed = command(*base, *short, "acceptance=false")
     assert code == 0, printed
-    assert list(json.loads((FOLDER / "metrics.json").read_text())["alignment"]["compared"]) == ["token_agreement"]
+    assert list(json.loads((FOLDER / "metrics.json").read_text())["alignment"]["compared"]) == [
+        "token_agreement"
+    ]
     assert (FOLDER / "checkpoint" / "model.safetensors").exists()
 
 
@@ -181,16 +230,26 @@ def test_a_target_that_changed_since_it_answered_is_refused(
         assert not Path("outputs").exists()
 
 
-LEARNED = {  # what else the target finds likely, and texts of the drafter's own: words, and the identity's entries
+# what else the target finds likely, and texts of the drafter's own: words, and the identity's
+# entries
+LEARNED = {
     "soft targets": (["train.soft_targets=3"], {"train.soft_targets": 3}),
-    "own texts": (["align.data=mixture", "align.loss=js"], {"align.data": "mixture", "align.loss": "js"}),
+    "own texts": (
+        ["align.data=mixture", "align.loss=js"],
+        {"align.data": "mixture", "align.loss": "js"},
+    ),
 }
 
 
 @pytest.mark.parametrize("what", LEARNED)
 @pytest.mark.parametrize("family", ["t5", "llama"])
 def test_an_alignment_learns_more_than_the_answers(
-    command: Command, base: list[str], pairs: Path, answered: dict[str, Path], family: str, what: str
+    command: Command,
+    base: list[str],
+    pairs: Path,
+    answered: dict[str, Path],
+    family: str,
+    what: str,
 ) -> None:
     own, identity = LEARNED[what]
     words = ["train.max_steps=4", "train.evaluate_every=4", "train.log_every=2"]
@@ -200,7 +259,10 @@ def test_an_alignment_learns_more_than_the_answers(
     metrics = json.loads((FOLDER / "metrics.json").read_text())
     wanted = {**identity, "teacher": Checkpoint(str(pairs / family)).fingerprint}
     assert {key: metrics["identity"][key] for key in wanted} == wanted
-    assert not (FOLDER / "training").exists() and (FOLDER / "checkpoint" / "model.safetensors").exists()
+    assert (
+        not (FOLDER / "training").exists()
+        and (FOLDER / "checkpoint" / "model.safetensors").exists()
+    )
 
 
 @pytest.mark.parametrize(
@@ -229,9 +291,15 @@ BAD_INPUT = {
         ],
         "llama-words (41 pieces) has another vocabulary than",
     ),
-    "no calibration data": (["calibration=/nowhere"], "no calibration data in /nowhere; make it with: python"),
+    "no calibration data": (
+        ["calibration=/nowhere"],
+        "no calibration data in /nowhere; make it with: python",
+    ),
     "nothing left to train on": (["held_out=160"], "held_out=160 leaves none to train on"),
-    "answers longer than a recipe's": (["train.max_target_tokens=3"], "would cut the target's longest answer of"),
+    "answers longer than a recipe's": (
+        ["train.max_target_tokens=3"],
+        "would cut the target's longest answer of",
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""Greedy answers in batches equal those of our own loop, one by one; several folders are read as one."""
+"""Greedy answers in batches equal those of our own loop, one by one; several folders are read as
+one.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,24 @@ def one_by_one(path: Path, prompts: list[str], longest: int | None = None) -> li
     """The tokens that `vanilla` of our own engine emits, at batch size 1."""
     decoder = load(str(path), policy="vanilla")
     requests = [decoder.request(prompt, LIMIT, max_source_tokens=longest) for prompt in prompts]
-    return [decoder.method.decode(request, Trace())[request.limits.prompt_length :] for request in requests]
+    return [
+        decoder.method.decode(request, Trace())[request.limits.prompt_length :]
+        for request in requests
+    ]
 
 
 # sources of 1 to 9 words
-PROMPTS = [" ".join(f"w{3 + (7 * row + 5 * place) % 37}" for place in range(1 + row % 9)) for row in range(24)]
+PROMPTS = [
+    " ".join(f"w{3 + (7 * row + 5 * place) % 37}" for place in range(1 + row % 9))
+    for row in range(24)
+]
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
 @pytest.mark.parametrize("longest", [None, 4])
-def test_answers_in_batches_are_those_of_one_by_one(targets: Path, family: str, longest: int | None) -> None:
+def test_answers_in_batches_are_those_of_one_by_one(
+    targets: Path, family: str, longest: int | None
+) -> None:
     path = targets / family
     model = load_model(str(path), None, "cpu", torch.float32, "auto")
     sources = [model.checkpoint.source(prompt, longest) for prompt in PROMPTS]
@@ -56,12 +66,16 @@ def test_answers_in_batches_are_those_of_one_by_one(targets: Path, family: str, 
     assert min(lengths) < LIMIT == max(lengths)  # some ended with an end token, some did not
 
 
-def test_fewer_answers_at_once_where_their_caches_would_not_fit(targets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_answers_at_once_where_their_caches_would_not_fit(
+    targets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = load_model(str(targets / "llama"), None, "cpu", torch.float32, "auto")
     sources, sizes = [model.checkpoint.source(prompt) for prompt in PROMPTS[:6]], []
     monkeypatch.setattr(batched, "most_texts", lambda models, requests: 2)
     monkeypatch.setattr(answers, "Batch", lambda size: sizes.append(size) or Batch(size))
-    assert greedy_answers(model, sources, LIMIT, batch_size=4) == one_by_one(targets / "llama", PROMPTS[:6])
+    assert greedy_answers(model, sources, LIMIT, batch_size=4) == one_by_one(
+        targets / "llama", PROMPTS[:6]
+    )
     assert sizes == [2]
 
 
@@ -76,8 +90,17 @@ def written(folder: Path, *words: str, model: str = "one", **dataset: Any) -> Pa
     """A finished folder with an answer of each word."""
     folder.mkdir()
     answers = [Answer(word, f"say {word}", word, [5, 1], END) for word in words]
-    pq.write_table(pa.Table.from_pylist([asdict(one) for one in answers], SCHEMA), folder / "part.parquet")
-    spec = {"name": folder.name, "split": "train", "source_column": "de", "metric": "agreement", "path": "x", **dataset}
+    pq.write_table(
+        pa.Table.from_pylist([asdict(one) for one in answers], SCHEMA), folder / "part.parquet"
+    )
+    spec = {
+        "name": folder.name,
+        "split": "train",
+        "source_column": "de",
+        "metric": "agreement",
+        "path": "x",
+        **dataset,
+    }
     manifest = {
         "model": {"path": "m", "revision": None, "fingerprint": model},
         "dataset": asdict(DatasetSpec(**spec)),
@@ -93,10 +116,17 @@ def test_several_folders_are_one_with_all_their_answers_in_turn(tmp_path: Path) 
     lima, cip = written(tmp_path / "lima", "a", "b"), written(tmp_path / "cip", "c")
     both = read_calibrations([lima, cip])
     assert [one.id for one in both.answers] == ["a", "b", "c"]
-    assert (both.manifest["count"], both.dataset.name, both.dataset.split) == (3, "lima + cip", "train")
+    assert (both.manifest["count"], both.dataset.name, both.dataset.split) == (
+        3,
+        "lima + cip",
+        "train",
+    )
     assert both.manifest["model"]["fingerprint"] == "one"
     assert str(lima) in str(both.folder) and str(cip) in str(both.folder)
-    hashes = {read_calibrations(given).manifest["hash"] for given in ([lima, cip], [cip, lima], [lima], [cip])}
+    hashes = {
+        read_calibrations(given).manifest["hash"]
+        for given in ([lima, cip], [cip, lima], [lima], [cip])
+    }
     assert len(hashes) == 4
     assert read_calibrations([lima]) == read_calibration(lima)
 
@@ -109,5 +139,7 @@ def test_answers_of_two_models_or_to_prompts_cut_differently_are_not_mixed(tmp_p
     )
     with pytest.raises(UserError, match="answers of one model, got .*first and .*other"):
         read_calibrations([first, other])
-    with pytest.raises(UserError, match=r"one dataset.max_source_tokens, got None in .*first and 9 in .*longer"):
+    with pytest.raises(
+        UserError, match=r"one dataset.max_source_tokens, got None in .*first and 9 in .*longer"
+    ):
         read_calibrations([first, longer])

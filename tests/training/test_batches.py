@@ -24,7 +24,10 @@ from bild_lab.training.batches import (
 )
 from tests.tiny import END, START, tiny_tokenizer
 
-TWO = [TokenizedExample(np.array([5, 6, 7]), np.array([8, 1])), TokenizedExample(np.array([9]), np.array([10, 11, 1]))]
+TWO = [
+    TokenizedExample(np.array([5, 6, 7]), np.array([8, 1])),
+    TokenizedExample(np.array([9]), np.array([10, 11, 1])),
+]
 EXAMPLE = Example("train-0", "w5 w6", "w5 w6 w7", ("w8 w9 w10", "another"))
 
 
@@ -49,7 +52,8 @@ def test_soft_targets_lie_beside_their_labels() -> None:
     soft = [
         SoftTargets(np.array([[8, 5], [1, 6]]), np.array([[0.75, 0.25], [0.5, 0.5]], np.float16)),
         SoftTargets(
-            np.array([[10, 4], [3, 11], [1, 2]]), np.array([[1, 0], [0.625, 0.375], [0.875, 0.125]], np.float16)
+            np.array([[10, 4], [3, 11], [1, 2]]),
+            np.array([[1, 0], [0.625, 0.375], [0.875, 0.125]], np.float16),
         ),
     ]
     taught = [replace(one, soft=each) for one, each in zip(TWO, soft, strict=True)]
@@ -67,13 +71,18 @@ def test_soft_targets_lie_beside_their_labels() -> None:
 
 def test_prompts_of_a_decoder_are_padded_on_the_left() -> None:
     assert Collator(pad=0, start=None).prompts(TWO)["input_ids"].tolist() == [[5, 6, 7], [0, 0, 9]]
-    assert Collator(pad=0, start=None).prompts(TWO)["attention_mask"].tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert Collator(pad=0, start=None).prompts(TWO)["attention_mask"].tolist() == [
+        [1, 1, 1],
+        [0, 0, 1],
+    ]
     assert Collator(pad=0, start=2).prompts(TWO)["input_ids"].tolist() == [[5, 6, 7], [9, 0, 0]]
 
 
 def test_the_first_reference_is_the_answer_and_ends_with_the_end_token() -> None:
     for encoder_decoder, prompt in ((True, [5, 6, 7, END]), (False, [START, 5, 6, 7])):
-        (tokenized,) = tokenize([EXAMPLE], tiny_tokenizer(encoder_decoder), encoder_decoder, None, 20)
+        (tokenized,) = tokenize(
+            [EXAMPLE], tiny_tokenizer(encoder_decoder), encoder_decoder, None, 20
+        )
         assert tokenized.prompt.tolist() == prompt
         assert tokenized.answer.tolist() == [8, 9, 10, END]
 
@@ -88,7 +97,9 @@ def test_prompts_are_tokenized_as_for_decoding(name: str, checkpoints: Path) -> 
     checkpoint = Checkpoint(str(checkpoints / name))
     for longest in (None, 3):
         source = checkpoint.source(EXAMPLE.prompt, longest)
-        (tokenized,) = tokenize([EXAMPLE], checkpoint.tokenizer, checkpoint.encoder_decoder, longest, 20)
+        (tokenized,) = tokenize(
+            [EXAMPLE], checkpoint.tokenizer, checkpoint.encoder_decoder, longest, 20
+        )
         decoded = source.prompt if source.encoder_ids is None else source.encoder_ids[0].tolist()
         assert tokenized.prompt.tolist() == list(decoded)
 
@@ -126,7 +137,8 @@ def test_batches_hold_examples_of_like_length() -> None:
     spread = np.ptp(lengths[order], axis=1).mean()
     assert spread < 15  # of random batches about 80
     longest = lengths[order].max(axis=1)
-    assert not any(np.all(np.diff(longest[start : start + 10]) <= 0) for start in (0, 10, 20, 30))  # in random order
+    # in random order
+    assert not any(np.all(np.diff(longest[start : start + 10]) <= 0) for start in (0, 10, 20, 30))
 
 
 def test_processes_share_an_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""`python scripts/generate_calibration.py`: the target's greedy answers, each once, also after kills and full disks."""
+"""`python scripts/generate_calibration.py`: the target's greedy answers, each once, also after
+kills and full disks.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ def parts() -> list[str]:
     return sorted(file.name for file in FOLDER.glob("*.parquet"))
 
 
-def test_the_command_writes_answers_manifest_and_metrics(command: Command, base: list[str], data: Path) -> None:
+def test_the_command_writes_answers_manifest_and_metrics(
+    command: Command, base: list[str], data: Path
+) -> None:
     code, printed = command(*base)
     assert code == 0, printed
     assert parts() == [f"test-0000000{start}-0000000{start + 2}.parquet" for start in (0, 2, 4)]
@@ -95,16 +99,25 @@ def test_the_command_writes_answers_manifest_and_metrics(command: Command, base:
     assert manifest["hash"] == contents_hash([Answer(**row) for row in rows])
     metrics = json.loads((FOLDER / "metrics.json").read_text())
     assert metrics["answer_tokens"] == sum(len(row["answer_token_ids"]) for row in rows)
-    assert metrics["tokens_per_s"] == pytest.approx(metrics["answer_tokens"] / metrics["generation_s"])
+    assert metrics["tokens_per_s"] == pytest.approx(
+        metrics["answer_tokens"] / metrics["generation_s"]
+    )
     assert metrics["environment"]["transformers"]
     assert f"6 answers of {manifest['model']['path']} to multi30k test" in printed
-    assert "python scripts/align.py name=aligned model.path=SMALL calibration=outputs/calib" in printed
+    assert (
+        "python scripts/align.py name=aligned model.path=SMALL calibration=outputs/calib" in printed
+    )
 
 
 @pytest.mark.usefixtures("there")
 def test_the_folder_is_a_dataset_itself() -> None:
     spec = DatasetSpec(
-        name="calib", path=str(FOLDER), source_column="prompt", reference_column="answer", metric="bleu", id_column="id"
+        name="calib",
+        path=str(FOLDER),
+        source_column="prompt",
+        reference_column="answer",
+        metric="bleu",
+        id_column="id",
     )
     answers = read_calibration(FOLDER).answers
     assert [(one.prompt, one.references) for one in load_examples(spec)] == [
@@ -127,7 +140,10 @@ def test_the_same_command_again_generates_nothing(command: Command, base: list[s
     [
         ("part_size=3", "part_size=2, but this command has part_size=3;"),
         ("dataset.limit=4", "count=6, but this command has count=4;"),
-        ("runtime.dtype=bfloat16", "decoding.dtype=float32, but this command has decoding.dtype=bfloat16;"),
+        (
+            "runtime.dtype=bfloat16",
+            "decoding.dtype=float32, but this command has decoding.dtype=bfloat16;",
+        ),
     ],
 )
 def test_other_answers_under_the_same_name_are_refused(
@@ -159,7 +175,10 @@ def test_a_full_disk_leaves_earlier_parts_intact_and_the_same_command_does_the_r
     assert code == 2
     assert "No space left on device" in printed and "run the same command again" in printed
     left = Path("outputs/full")
-    assert sorted(file.name for file in left.iterdir()) == ["plan.json", "test-00000000-00000002.parquet"]
+    assert sorted(file.name for file in left.iterdir()) == [
+        "plan.json",
+        "test-00000000-00000002.parquet",
+    ]
     first = left / "test-00000000-00000002.parquet"
     assert pq.read_table(first).equals(pq.read_table(FOLDER / first.name))
     written = first.stat().st_mtime_ns
@@ -178,11 +197,15 @@ def rewritten(change: Callable[[list[dict]], list[dict]]) -> None:
 
 def nothing_answered() -> None:
     """Write a manifest without any answers."""
-    (FOLDER / "manifest.json").write_text(json.dumps({"parts": [], "count": 0, "hash": contents_hash([])}))
+    (FOLDER / "manifest.json").write_text(
+        json.dumps({"parts": [], "count": 0, "hash": contents_hash([])})
+    )
 
 
 @pytest.mark.usefixtures("there")
-def test_damaged_parts_are_made_again_and_the_others_kept(command: Command, base: list[str]) -> None:
+def test_damaged_parts_are_made_again_and_the_others_kept(
+    command: Command, base: list[str]
+) -> None:
     digest = json.loads((FOLDER / "manifest.json").read_text())["hash"]
     first, second, third = (FOLDER / name for name in parts())
     rewritten(lambda rows: rows[:1])
@@ -200,14 +223,22 @@ def test_damaged_parts_are_made_again_and_the_others_kept(command: Command, base
     ("damage", "message"),
     [
         (lambda: shutil.rmtree(FOLDER), "no calibration data in outputs/calib"),
-        (lambda: (FOLDER / "manifest.json").unlink(), "is not finished (3 parts, no manifest.json)"),
+        (
+            lambda: (FOLDER / "manifest.json").unlink(),
+            "is not finished (3 parts, no manifest.json)",
+        ),
         (lambda: (FOLDER / parts()[1]).write_bytes(b"PAR1"), "cannot read the calibration data"),
         (lambda: rewritten(lambda rows: rows[:1]), "has changed since it was made: wanted 6 rows"),
-        (lambda: rewritten(lambda rows: [{**row, "answer": "w5"} for row in rows]), "has changed since it was made"),
+        (
+            lambda: rewritten(lambda rows: [{**row, "answer": "w5"} for row in rows]),
+            "has changed since it was made",
+        ),
         (nothing_answered, "is empty"),
     ],
 )
-def test_data_that_is_missing_unfinished_or_changed_is_refused(damage: Callable[[], object], message: str) -> None:
+def test_data_that_is_missing_unfinished_or_changed_is_refused(
+    damage: Callable[[], object], message: str
+) -> None:
     damage()
     with pytest.raises(UserError, match=re.escape(message)) as refused:
         read_calibration(FOLDER)
@@ -216,13 +247,18 @@ def test_data_that_is_missing_unfinished_or_changed_is_refused(damage: Callable[
 
 BAD_INPUT = {
     "no model": (["model.path=null"], "model.path must be a folder or a hub id, got null"),
-    "no tokens": (["decoding.max_new_tokens=0"], "decoding.max_new_tokens must be a whole number >= 1"),
+    "no tokens": (
+        ["decoding.max_new_tokens=0"],
+        "decoding.max_new_tokens must be a whole number >= 1",
+    ),
     "empty parts": (["part_size=0"], "part_size must be a whole number >= 1, got 0"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_gives_one_message_and_leaves_nothing(case: str, command: Command, base: list[str]) -> None:
+def test_bad_input_gives_one_message_and_leaves_nothing(
+    case: str, command: Command, base: list[str]
+) -> None:
     words, message = BAD_INPUT[case]
     code, printed = command(*base, *words)
     assert code == 2, printed
@@ -241,7 +277,9 @@ def many(targets: Path, tmp_path: Path) -> list[str]:
 def killed_after(count: int, words: list[str], folder: Path, *launcher: str) -> None:
     """Kill a run once `count` parts are there, before it ends."""
     made = partial((folder / FOLDER).glob, "*.parquet")
-    killed_when(lambda: len(list(made())) >= count, started(generate_calibration, folder, words, *launcher))
+    killed_when(
+        lambda: len(list(made())) >= count, started(generate_calibration, folder, words, *launcher)
+    )
     assert len(list(made())) < 120
 
 
@@ -260,12 +298,17 @@ def test_a_run_killed_twice_loses_and_doubles_nothing(many: list[str], tmp_path:
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_work_and_a_kill_of_both_costs_nothing(many: list[str], tmp_path: Path) -> None:
+def test_two_processes_share_the_work_and_a_kill_of_both_costs_nothing(
+    many: list[str], tmp_path: Path
+) -> None:
     killed_after(20, many, tmp_path, *TWO)
     finished(started(generate_calibration, tmp_path, many, *TWO))
     finished(started(generate_calibration, tmp_path, ["name=whole", *many[1:]]))
     shared, whole = (read_calibration(tmp_path / "outputs" / name) for name in ("calib", "whole"))
     assert shared.answers == whole.answers
     assert shared.manifest["hash"] == whole.manifest["hash"]
-    writers = {pq.read_schema(file).metadata[b"process"] for file in (tmp_path / "outputs" / "calib").glob("*.parquet")}
+    writers = {
+        pq.read_schema(file).metadata[b"process"]
+        for file in (tmp_path / "outputs" / "calib").glob("*.parquet")
+    }
     assert writers == {b"0", b"1"}

@@ -21,13 +21,17 @@ from tests.tiny import END, PAD
 from tests.training.jobs import LLAMA, T5, Kill, job, losses
 
 CPU = (torch.device("cpu"), torch.float32)
-P, Q = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64), torch.tensor([[0.3, 0.3, 0.4]], dtype=torch.float64)
+P, Q = (
+    torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64),
+    torch.tensor([[0.3, 0.3, 0.4]], dtype=torch.float64),
+)
 M = (P + Q) / 2
 CLOSED = {
     "kl": (P * (P / Q).log()).sum(),
     "reverse_kl": (Q * (Q / P).log()).sum(),
     "js": ((P * (P / M).log()).sum() + (Q * (Q / M).log()).sum()) / 2,
-    "tv": 1 - torch.minimum(P, Q).sum(),  # speculative decoding's 1 - α (Leviathan et al., Corollary 3.6)
+    # speculative decoding's 1 - α (Leviathan et al., Corollary 3.6)
+    "tv": 1 - torch.minimum(P, Q).sum(),
     "nla": -torch.minimum(P, Q).sum().log(),
     "lk": (share := (-3 * torch.minimum(P, Q).sum()).exp()) * (P * (P / Q).log()).sum()
     + (1 - share) * (1 - torch.minimum(P, Q).sum()),
@@ -47,7 +51,9 @@ def test_the_two_directions_of_kl_differ() -> None:
 
 
 def steps(name: str, checkpoints: Path, teaching: Teaching) -> tuple[Distillation, torch.nn.Module]:
-    teacher, own = (on_engine(Checkpoint(str(checkpoints / one)), *CPU) for one in (name, f"{name}-draft"))
+    teacher, own = (
+        on_engine(Checkpoint(str(checkpoints / one)), *CPU) for one in (name, f"{name}-draft")
+    )
     collate = Collator(PAD, PAD if name == "t5" else None)
     model = own.checkpoint.weights(torch.float32).train()
     return Distillation(teaching, teacher, collate, frozenset({END}), 6, seed=3), model
@@ -57,7 +63,9 @@ PROMPTS = [[5, 6, 7, 8], [9, 4], [3, 4, 5, 6, 7]]
 EXAMPLES = [TokenizedExample(np.array(one), np.array([8, 4, END])) for one in PROMPTS]
 
 
-def one_by_one(found: Distillation, model: torch.nn.Module, examples: Sequence[TokenizedExample]) -> list[Tensor]:
+def one_by_one(
+    found: Distillation, model: torch.nn.Module, examples: Sequence[TokenizedExample]
+) -> list[Tensor]:
     """Both models' log-probabilities at every learned token of every text, without batches."""
     pairs = []
     for one in examples:
@@ -67,14 +75,18 @@ def one_by_one(found: Distillation, model: torch.nn.Module, examples: Sequence[T
                 whole = torch.cat([prompt, torch.tensor([answer])], 1)
                 logits = module(input_ids=whole).logits[0, len(one.prompt) - 1 : -1]
             else:
-                logits = module(input_ids=prompt, decoder_input_ids=torch.tensor([[PAD, *answer[:-1]]])).logits[0]
+                logits = module(
+                    input_ids=prompt, decoder_input_ids=torch.tensor([[PAD, *answer[:-1]]])
+                ).logits[0]
             pieces = max(found.teacher.checkpoint.vocabulary.values()) + 1
             pairs.append(logits[:, :pieces].log_softmax(-1))
     return pairs
 
 
 @pytest.mark.parametrize("name", ["t5", "llama"])
-def test_the_loss_is_the_divergence_at_each_token_whatever_the_padding(name: str, checkpoints: Path) -> None:
+def test_the_loss_is_the_divergence_at_each_token_whatever_the_padding(
+    name: str, checkpoints: Path
+) -> None:
     found, model = steps(name, checkpoints, Teaching("answers", "kl"))
     model.eval()
     pairs = one_by_one(found, model, EXAMPLES)
@@ -99,7 +111,10 @@ def shake(model: torch.nn.Module) -> None:
 def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(
     name: str, hf: bool, checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the verification's rows are the target's distributions there. Fault: those of the token before."""
+    """And the verification's rows are the target's distributions there.
+
+    Fault: those of the token before.
+    """
     if hf:
         monkeypatch.setattr(distillation, "why_not_native", lambda config, dtype: "a test says so")
     found, model = steps(name, checkpoints, Teaching("drafter", "kl", temperature=0.0))
@@ -113,7 +128,9 @@ def test_the_drafter_writes_its_own_greedy_texts_as_it_is_now(
         assert torch.allclose(log_p, torch.cat(pairs[::2]), atol=1e-4) and not log_p.requires_grad
         for one, plain, log_q in zip(texts, EXAMPLES, pairs[1::2], strict=True):
             ((alone,), _) = found.decoded(model, [plain], 0)  # without a batch
-            assert one.answer.tolist() == alone.answer.tolist() and np.array_equal(one.prompt, plain.prompt)
+            assert one.answer.tolist() == alone.answer.tolist() and np.array_equal(
+                one.prompt, plain.prompt
+            )
             assert log_q.argmax(-1).tolist() == one.answer.tolist()
             assert END not in one.answer[:-1] and (one.answer[-1] == END or len(one.answer) == 6)
         model.train()
@@ -123,7 +140,9 @@ BILD = {"temperature": 0.0, "fallback": 0.4, "rollback": 3.0}
 
 
 @pytest.mark.parametrize("name", ["t5", "llama"])
-@pytest.mark.parametrize("knobs", [BILD, {**BILD, "rollback": 0}, {**BILD, "fallback": 0.0}], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [BILD, {**BILD, "rollback": 0}, {**BILD, "fallback": 0.0}], ids=str
+)
 def test_texts_are_the_targets_where_the_drafter_is_unsure_or_the_target_disagrees(
     name: str, knobs: dict, checkpoints: Path
 ) -> None:
@@ -136,7 +155,9 @@ def test_texts_are_the_targets_where_the_drafter_is_unsure_or_the_target_disagre
     for one, log_p, log_q in zip(texts, pairs[::2], pairs[1::2], strict=True):
         for token, p, q in zip(one.answer.tolist(), log_p, log_q, strict=True):
             drafted = int(q.argmax())
-            refused = drafted != p.argmax() if knobs["rollback"] == 0 else -p[drafted] > knobs["rollback"]
+            refused = (
+                drafted != p.argmax() if knobs["rollback"] == 0 else -p[drafted] > knobs["rollback"]
+            )
             wanted.append(bool(q.max().exp() < knobs["fallback"] or refused))
             assert token == (p.argmax() if wanted[-1] else drafted)
     assert 0 < sum(wanted) < len(wanted)
@@ -147,14 +168,18 @@ def test_sampled_texts_depend_on_the_step_alone(knobs: dict, checkpoints: Path) 
     found, model = steps("llama", checkpoints, Teaching("drafter", "tv", temperature=20.0, **knobs))
     state = torch.random.get_rng_state()
     first, again, other = (
-        [one.answer.tolist() for one in found.decoded(model, EXAMPLES, step)[0]] for step in (4, 4, 5)
+        [one.answer.tolist() for one in found.decoded(model, EXAMPLES, step)[0]]
+        for step in (4, 4, 5)
     )
     assert first == again != other
-    assert torch.equal(torch.random.get_rng_state(), state)  # the training's own generator is left alone
+    # the training's own generator is left alone
+    assert torch.equal(torch.random.get_rng_state(), state)
 
 
 @pytest.mark.parametrize("data", ["answers", "drafter"])
-def test_ids_without_a_token_between_the_tokens_are_no_part_of_a_distribution(data: str, checkpoints: Path) -> None:
+def test_ids_without_a_token_between_the_tokens_are_no_part_of_a_distribution(
+    data: str, checkpoints: Path
+) -> None:
     """The engine gives them no probability, and 0 · log 0 is no number."""
     found, model = steps("llama", checkpoints, Teaching(data, "kl", temperature=0.0))
     vars(found.teacher.checkpoint)["unknown"] = (10, 39)
@@ -164,17 +189,26 @@ def test_ids_without_a_token_between_the_tokens_are_no_part_of_a_distribution(da
     model.eval()
     kept = [token for token in range(found.pieces) if token not in (10, 39)]
     pairs = [rows[:, kept].log_softmax(-1) for rows in one_by_one(found, model, texts)]
-    wanted = torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in zip(pairs[::2], pairs[1::2], strict=True)]).mean()
+    wanted = torch.cat(
+        [(p.exp() * (p - q)).sum(-1) for p, q in zip(pairs[::2], pairs[1::2], strict=True)]
+    ).mean()
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-3)
 
 
 def test_a_mixture_takes_turns() -> None:
-    assert [Teaching("mixture", "kl").decodes_at(step) for step in range(4)] == [False, True, False, True]
+    assert [Teaching("mixture", "kl").decodes_at(step) for step in range(4)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
     assert Teaching("drafter", "kl").decodes_at(0) and not Teaching("answers", "kl").decodes_at(1)
 
 
 @pytest.mark.parametrize("shape", [T5, LLAMA], ids=["t5", "llama"])
-def test_a_training_that_was_killed_resumes_with_the_same_losses(shape: dict, tmp_path: Path) -> None:
+def test_a_training_that_was_killed_resumes_with_the_same_losses(
+    shape: dict, tmp_path: Path
+) -> None:
     finetune(job(tmp_path / "teacher", max_steps=2, model=shape))
     teacher = Checkpoint(str(tmp_path / "teacher" / "checkpoint"))
     teaching = Teaching("mixture", "js", **BILD)
@@ -183,39 +217,73 @@ def test_a_training_that_was_killed_resumes_with_the_same_losses(shape: dict, tm
     with pytest.raises(KeyboardInterrupt):
         finetune(job(tmp_path / "killed", callbacks=(Kill(3),), **words))
     assert losses(finetune(job(tmp_path / "killed", **words))) == losses(whole)
-    assert whole["identity"]["align.data"] == "mixture" and whole["identity"]["teacher"] == teacher.fingerprint
+    assert (
+        whole["identity"]["align.data"] == "mixture"
+        and whole["identity"]["teacher"] == teacher.fingerprint
+    )
 
 
 @pytest.mark.parametrize("shape", [T5, LLAMA], ids=["t5", "llama"])
-def test_half_precision_decodes_what_it_trains(shape: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: a module's sessions are compared with its forward under autocast to the last bits of float32."""
+def test_half_precision_decodes_what_it_trains(
+    shape: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fault: a module's sessions are compared with its forward under autocast to the last bits of
+    float32.
+    """
     finetune(job(tmp_path / "teacher", max_steps=2, model=shape))
     teacher, found = Checkpoint(str(tmp_path / "teacher" / "checkpoint")), []
-    words = {"start": FromCheckpoint(teacher), "teacher": teacher, "teaching": Teaching("drafter", "tv", **BILD)}
+    words = {
+        "start": FromCheckpoint(teacher),
+        "teacher": teacher,
+        "teaching": Teaching("drafter", "tv", **BILD),
+    }
     for engine in ("kernels", "hf"):
-        found += losses(finetune(job(tmp_path / engine, precision="bfloat16", max_steps=1, **words)))[:1]
+        found += losses(
+            finetune(job(tmp_path / engine, precision="bfloat16", max_steps=1, **words))
+        )[:1]
         monkeypatch.setattr(distillation, "why_not_native", lambda config, dtype: "a test says so")
-    assert found[0][1] == pytest.approx(found[1][1], abs=0.02) and found[0][1] < 0.3  # it is its own teacher
+    # it is its own teacher
+    assert found[0][1] == pytest.approx(found[1][1], abs=0.02) and found[0][1] < 0.3
 
 
 def test_a_step_in_several_passes_has_their_mean_loss(tmp_path: Path) -> None:
     """Fault: their sum, of which each pass is as large as the whole step."""
     finetune(job(tmp_path / "teacher", max_steps=2))
     finetune(job(tmp_path / "start", max_steps=2, seed=5))
-    teacher, small = (Checkpoint(str(tmp_path / name / "checkpoint")) for name in ("teacher", "start"))
-    words = {"start": FromCheckpoint(small), "teacher": teacher, "teaching": Teaching("answers", "kl"), "max_steps": 3}
-    whole, passes = (losses(finetune(job(tmp_path / str(count), accumulate=count, **words))) for count in (1, 2))
+    teacher, small = (
+        Checkpoint(str(tmp_path / name / "checkpoint")) for name in ("teacher", "start")
+    )
+    words = {
+        "start": FromCheckpoint(small),
+        "teacher": teacher,
+        "teaching": Teaching("answers", "kl"),
+        "max_steps": 3,
+    }
+    whole, passes = (
+        losses(finetune(job(tmp_path / str(count), accumulate=count, **words))) for count in (1, 2)
+    )
     assert [value for _, value in passes] == pytest.approx([value for _, value in whole], rel=0.1)
 
 
 def test_distributions_learned_by_kl_come_nearer_to_the_targets(tmp_path: Path) -> None:
-    """A drafter that starts elsewhere learns a target's answers as well as the target, from its own texts alone."""
+    """A drafter that starts elsewhere learns a target's answers as well as the target, from its own
+    texts alone.
+    """
     finetune(job(tmp_path / "teacher", max_steps=40, evaluate_every=40))
     finetune(job(tmp_path / "start", max_steps=2, seed=5))
-    teacher, small = (Checkpoint(str(tmp_path / name / "checkpoint")) for name in ("teacher", "start"))
+    teacher, small = (
+        Checkpoint(str(tmp_path / name / "checkpoint")) for name in ("teacher", "start")
+    )
     assert teacher.vocabulary == small.vocabulary
-    words = {"start": FromCheckpoint(small), "teacher": teacher, "max_steps": 40, "evaluate_every": 10}
-    history = finetune(job(tmp_path / "own", teaching=Teaching("drafter", "kl"), **words))["history"]
+    words = {
+        "start": FromCheckpoint(small),
+        "teacher": teacher,
+        "max_steps": 40,
+        "evaluate_every": 10,
+    }
+    history = finetune(job(tmp_path / "own", teaching=Teaching("drafter", "kl"), **words))[
+        "history"
+    ]
     scored = [entry["eval_loss"] for entry in history if "eval_loss" in entry]
     assert scored[-1] < 0.9 * scored[0]
 

@@ -21,7 +21,9 @@ from tests.tiny import END, PAD, tiny_llama, tiny_t5, tiny_tokenizer
 
 MODELS = {"t5": tiny_t5, "llama": tiny_llama}
 PROMPTS = ["w5 w6 w7", "w8", "w9 w10 w11 w12 w13", "w3 w4", "w20 w21"]
-EXAMPLES = tuple(Example(f"test-{i}", each, each, (each, "w3 w3 w3 w3")) for i, each in enumerate(PROMPTS))
+EXAMPLES = tuple(
+    Example(f"test-{i}", each, each, (each, "w3 w3 w3 w3")) for i, each in enumerate(PROMPTS)
+)
 LENGTH = 12
 
 
@@ -31,14 +33,20 @@ def evaluator(model: PreTrainedModel, batch_size: int) -> Evaluator:
     examples = tokenize(EXAMPLES, tokenizer, encoder_decoder, None, LENGTH)
     settings = greedy_settings(LENGTH, [END], PAD, start)
     references = [example.references for example in EXAMPLES]
-    return Evaluator(references, examples, "bleu", tokenizer, Collator(PAD, start), batch_size, settings)
+    return Evaluator(
+        references, examples, "bleu", tokenizer, Collator(PAD, start), batch_size, settings
+    )
 
 
 def greedy_text(model: PreTrainedModel, prompt: str) -> str:
     """Argmax after argmax, each from a forward pass over the whole text."""
     tokenizer = tiny_tokenizer(model.config.is_encoder_decoder)
     ids = tokenizer(prompt)["input_ids"]
-    source = Source((PAD,), torch.tensor([ids])) if model.config.is_encoder_decoder else Source(tuple(ids))
+    source = (
+        Source((PAD,), torch.tensor([ids]))
+        if model.config.is_encoder_decoder
+        else Source(tuple(ids))
+    )
     next_logits, tokens = uncached(model, source), list(source.prompt)
     for _ in range(LENGTH):
         tokens.append(int(next_logits(tokens).argmax()))
@@ -54,7 +62,11 @@ def test_scores_are_those_of_greedy_decoding_one_by_one(name: str) -> None:
     found = evaluator(model, batch_size=2)(model, LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False))
     texts = [greedy_text(model, prompt) for prompt in PROMPTS]
     wanted = score("bleu", texts, [example.references for example in EXAMPLES])
-    assert (found["bleu"], found["bleu_low"], found["bleu_high"]) == (wanted.value, wanted.low, wanted.high)
+    assert (found["bleu"], found["bleu_low"], found["bleu_high"]) == (
+        wanted.value,
+        wanted.low,
+        wanted.high,
+    )
     assert len({*texts}) == 5 and wanted.value > 0
 
 
@@ -98,7 +110,11 @@ def test_evaluation_is_without_dropout_and_leaves_the_model_as_it_was() -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
-    loss, judge, own = LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False), evaluator(model, 2), model.generation_config
+    loss, judge, own = (
+        LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False),
+        evaluator(model, 2),
+        model.generation_config,
+    )
     still = judge(model.eval(), loss)
     training = judge(model.train(), loss)
     assert (training["loss"], training["bleu"]) == (still["loss"], still["bleu"])
@@ -106,7 +122,9 @@ def test_evaluation_is_without_dropout_and_leaves_the_model_as_it_was() -> None:
 
 
 def test_weights_are_cast_once_a_block_in_half_precision() -> None:
-    """Fault: at each token anew, as the Trainer's autocast is around one forward and forgets its casts at its end."""
+    """Fault: at each token anew, as the Trainer's autocast is around one forward and forgets its
+    casts at its end.
+    """
     model, casts = tiny_llama(1), []
     model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
     judge = evaluator(model, 5)
@@ -114,6 +132,8 @@ def test_weights_are_cast_once_a_block_in_half_precision() -> None:
     for block in (nullcontext(), _evaluating(model, judge.settings)):
         with torch.profiler.profile() as profile, block:
             model.generate(**prompts, generation_config=judge.settings)
-        casts.append(next(one.count for one in profile.key_averages() if one.key == "aten::_to_copy"))
+        casts.append(
+            next(one.count for one in profile.key_averages() if one.key == "aten::_to_copy")
+        )
     weights = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
     assert casts[0] - casts[1] == weights * (LENGTH - 1)

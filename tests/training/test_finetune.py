@@ -62,7 +62,10 @@ def test_a_training_leaves_a_checkpoint_that_a_sweep_takes(whole: tuple[Path, di
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint"]
     assert json.loads((folder / "checkpoint" / "metrics.json").read_text()) == metrics
     decoder = bild_lab.load(str(folder / "checkpoint"), policy="vanilla")
-    assert decoder.target.engine in ("kernels", "native") and decoder.target.checkpoint.config.use_cache
+    assert (
+        decoder.target.engine in ("kernels", "native")
+        and decoder.target.checkpoint.config.use_cache
+    )
     assert len(decoder.generate("Haus Hund", max_new_tokens=6).token_ids) <= 6
 
 
@@ -126,11 +129,15 @@ def test_a_training_resumes_from_the_checkpoint_before_a_damaged_one(
     assert steps.done == [3, 4, 5, 6]
 
 
-def test_best_weights_that_are_gone_are_not_silently_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_weights_that_are_gone_are_not_silently_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scored_by(monkeypatch, [3.0, 2.0, 1.0])
     killed(tmp_path, 5)
     shutil.rmtree(tmp_path / "training" / "checkpoint-2")
-    with pytest.raises(UserError, match=r"checkpoint-2, which holds the best weights so far, is gone; remove"):
+    with pytest.raises(
+        UserError, match=r"checkpoint-2, which holds the best weights so far, is gone; remove"
+    ):
         finetune(job(tmp_path))
     assert (tmp_path / "training" / "checkpoint-4" / "complete").is_file()
 
@@ -160,7 +167,10 @@ def test_a_full_disk_is_reported_and_leaves_earlier_checkpoints_intact(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
-        with pytest.raises(UserError, match=r"(?s)No space left on device .*resumes from .*checkpoint-2, which is int"):
+        with pytest.raises(
+            UserError,
+            match=r"(?s)No space left on device .*resumes from .*checkpoint-2, which is int",
+        ):
             finetune(job(tmp_path))
     assert [path.name for path in (tmp_path / "training").glob("checkpoint-*")] == ["checkpoint-2"]
     assert losses(finetune(job(tmp_path))) == losses(whole[1])
@@ -188,28 +198,39 @@ def test_a_model_that_cannot_be_written_can_be_written_later(
     assert torch.equal(weights(tmp_path)["shared.weight"], weights(whole[0])["shared.weight"])
 
 
-def test_a_finished_training_is_not_trained_again(whole: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_training_is_not_trained_again(
+    whole: tuple[Path, dict], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, metrics = whole
     monkeypatch.setattr(runs, "ResumableTrainer", None)
     assert finetune(job(folder)) == metrics
 
 
-def test_a_metric_that_compares_no_texts_is_refused_and_stop_strings_are_another_training(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"compares texts with references, which dataset\.metric=length does"):
+def test_a_metric_that_compares_no_texts_is_refused_and_stop_strings_are_another_training(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        UserError, match=r"compares texts with references, which dataset\.metric=length does"
+    ):
         job(tmp_path, metric="length")
     plain, cut = (job_identity(job(tmp_path, cut=strings)) for strings in ((), ("\n", "Q:")))
     assert cut == {**plain, "dataset.cut": ["\n", "Q:"]} and "dataset.cut" not in plain
 
 
 REFUSED = {
-    "another rate": ({"learning_rate": 0.1}, "train.learning_rate=0.05, but this command has train.learning_rate=0.1;"),
+    "another rate": (
+        {"learning_rate": 0.1},
+        "train.learning_rate=0.05, but this command has train.learning_rate=0.1;",
+    ),
     "other data": ({"train": sentences(21)}, "a training with training examples="),
     "another architecture": ({"model": LLAMA}, "a training with model.config."),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_folder_of_another_training_is_refused(case: str, whole: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_folder_of_another_training_is_refused(
+    case: str, whole: tuple[Path, dict], tmp_path: Path
+) -> None:
     changes, message = REFUSED[case]
     before = weights(whole[0])
     with pytest.raises(UserError, match=message):
@@ -219,12 +240,17 @@ def test_a_folder_of_another_training_is_refused(case: str, whole: tuple[Path, d
 
 def test_an_unfinished_training_of_other_settings_is_refused_and_kept(tmp_path: Path) -> None:
     killed(tmp_path, 3)
-    with pytest.raises(UserError, match=r"train.seed=0, but this command has train.seed=1; choose another name=NAME"):
+    with pytest.raises(
+        UserError,
+        match=r"train.seed=0, but this command has train.seed=1; choose another name=NAME",
+    ):
         finetune(job(tmp_path, seed=1))
     assert (tmp_path / "training" / "checkpoint-2" / "complete").exists()
 
 
-def test_the_best_checkpoint_is_kept_and_not_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_checkpoint_is_kept_and_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = scored_by(monkeypatch, [1.0, 3.0, 2.0])
     metrics = finetune(job(tmp_path))
     assert metrics["best"]["step"] == 4 and metrics["best"]["bleu"] == 3.0
@@ -243,27 +269,45 @@ def test_a_training_stops_at_the_score_that_was_asked_for_also_if_it_was_killed_
     assert torch.equal(weights(tmp_path)["shared.weight"], seen[1])
 
 
-@pytest.mark.parametrize(("stop", "kept"), [(3.5, 0), pytest.param(None, 1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("stop", "kept"), [(3.5, 0), pytest.param(None, 1, marks=pytest.mark.slow)]
+)
 def test_of_several_learning_rates_the_best_by_validation_is_kept_or_the_nearest_to_a_score(
-    stop: float | None, kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    stop: float | None,
+    kept: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     scored_by(monkeypatch, [1, 3, 2, 1, 2, 5])
     rates, whole = [0.05, 0.02], job(tmp_path / "both", stop_at_score=stop)
     metrics = finetune_best(whole, rates)
     assert metrics["learning_rates"] == {"0.05": 3, "0.02": 5}
-    assert (metrics["recipe"]["learning_rate"], metrics["best"]["bleu"]) == (rates[kept], (3, 5)[kept])
+    assert (metrics["recipe"]["learning_rate"], metrics["best"]["bleu"]) == (
+        rates[kept],
+        (3, 5)[kept],
+    )
     never = "both_rate_0.05 never scored train.stop_at_score=3.5; its best bleu is 3.00"
-    assert [never] * (stop is not None) == [line for line in caplog.messages if "never scored" in line]
+    assert [never] * (stop is not None) == [
+        line for line in caplog.messages if "never scored" in line
+    ]
     own = weights(tmp_path / f"both_rate_{rates[kept]}")
-    assert all(torch.equal(own[name], weight) for name, weight in weights(tmp_path / "both").items())
+    assert all(
+        torch.equal(own[name], weight) for name, weight in weights(tmp_path / "both").items()
+    )
     assert finetune_best(whole, rates) == TrainingFolder(tmp_path / "both").finished() == metrics
-    with pytest.raises(UserError, match=r"train.learning_rate=\[0.05, 0.02\], but this command has .*\[0.05, 0.01\]"):
+    with pytest.raises(
+        UserError,
+        match=r"train.learning_rate=\[0.05, 0.02\], but this command has .*\[0.05, 0.01\]",
+    ):
         finetune_best(whole, [0.05, 0.01])
     with pytest.raises(UserError, match="several learning rates are compared by evaluations"):
         finetune_best(job(tmp_path / "blind", evaluate_every=None), rates)
 
 
-def test_a_score_to_stop_at_comes_from_a_training_on_the_same_examples(whole: tuple[Path, dict]) -> None:
+def test_a_score_to_stop_at_comes_from_a_training_on_the_same_examples(
+    whole: tuple[Path, dict],
+) -> None:
     folder, metrics = whole
     assert best_score(folder, "bleu", sentences(5, seed=1)) == metrics["best"]["bleu"]
     for metric, examples in (("rouge", sentences(5, seed=1)), ("bleu", sentences(5, seed=2))):
@@ -276,7 +320,9 @@ def interrupted(*values: Any) -> None:
 
 
 def scored_by(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> list[torch.Tensor]:
-    """Give these scores to the next evaluations; returns the list that receives the weights of each."""
+    """Give these scores to the next evaluations; returns the list that receives the weights of
+    each.
+    """
     seen: list[torch.Tensor] = []
 
     def score(model: PreTrainedModel, loss: Any) -> dict[str, float]:
@@ -291,7 +337,13 @@ def scored_by(monkeypatch: pytest.MonkeyPatch, scores: list[float]) -> list[torc
 @pytest.mark.parametrize("model", [T5, LLAMA], ids=["t5", "llama"])
 @pytest.mark.parametrize("loss", thinned(["calm", "last", "early_exit"], 3))
 def test_a_model_learns_by_every_loss(model: dict, loss: str, tmp_path: Path) -> None:
-    rate = {"learning_rate": 0.02, "optimizer": "adamw", "schedule": "linear", "warmup_steps": 4, "clip_norm": 1.0}
+    rate = {
+        "learning_rate": 0.02,
+        "optimizer": "adamw",
+        "schedule": "linear",
+        "warmup_steps": 4,
+        "clip_norm": 1.0,
+    }
     steps = {"max_steps": 40, "evaluate_every": 40, "log_every": 10, "batch_size": 8}
     metrics = finetune(job(tmp_path, model=model, loss=loss, **rate, **steps))
     logged = [entry["loss"] for entry in metrics["history"] if "loss" in entry]
@@ -305,7 +357,9 @@ def test_a_step_in_two_parts_is_the_same_step(tmp_path: Path) -> None:
     plain = {**T5, "config": {**T5["config"], "dropout_rate": 0.0}}
     one = finetune(job(tmp_path / "one", model=plain))
     two = finetune(job(tmp_path / "two", model=plain, accumulate=2))
-    assert [loss for _, loss in losses(one)] == pytest.approx([loss for _, loss in losses(two)], abs=1e-4)
+    assert [loss for _, loss in losses(one)] == pytest.approx(
+        [loss for _, loss in losses(two)], abs=1e-4
+    )
 
 
 def test_without_validation_the_last_weights_are_kept(tmp_path: Path) -> None:
@@ -319,7 +373,13 @@ def test_a_training_can_start_from_a_checkpoint_and_keeps_its_tokenizer(
 ) -> None:
     start = Checkpoint(str(whole[0] / "checkpoint"))
     metrics = finetune(
-        job(tmp_path, start=FromCheckpoint(start), max_steps=2, learning_rate=1e-9, scale_parameter=False)
+        job(
+            tmp_path,
+            start=FromCheckpoint(start),
+            max_steps=2,
+            learning_rate=1e-9,
+            scale_parameter=False,
+        )
     )
     assert metrics["start"] == start.path
     ours, theirs = weights(tmp_path), weights(whole[0])
@@ -329,15 +389,26 @@ def test_a_training_can_start_from_a_checkpoint_and_keeps_its_tokenizer(
     ).read_text()
 
 
-def test_a_drafter_can_share_the_targets_tokenizer(whole: tuple[Path, dict], tmp_path: Path) -> None:
+def test_a_drafter_can_share_the_targets_tokenizer(
+    whole: tuple[Path, dict], tmp_path: Path
+) -> None:
     target = whole[0] / "checkpoint"
-    finetune(job(tmp_path, model={**T5, "tokenizer": str(target)}, train=sentences(9, seed=5), max_steps=2))
+    finetune(
+        job(
+            tmp_path,
+            model={**T5, "tokenizer": str(target)},
+            train=sentences(9, seed=5),
+            max_steps=2,
+        )
+    )
     pair = bild_lab.load(str(target), str(tmp_path / "checkpoint"), policy="speculative")
     assert pair.generate("Haus Hund", max_new_tokens=4).token_ids
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the loss is nan at step \d: the training has diverged; lower train.learn"):
+    with pytest.raises(
+        UserError, match=r"the loss is nan at step \d: the training has diverged; lower train.learn"
+    ):
         finetune(job(tmp_path, learning_rate=1e30, scale_parameter=False))
 
 
@@ -345,19 +416,36 @@ def test_nothing_to_train_on_is_refused_before_anything_is_written(tmp_path: Pat
     with pytest.raises(UserError, match="there are no examples to train on"):
         finetune(job(tmp_path / "new", train=()))
     with pytest.raises(UserError, match="example train-0 has no reference to learn from"):
-        finetune(job(tmp_path / "new", train=tuple(replace(each, references=()) for each in sentences(3))))
+        finetune(
+            job(
+                tmp_path / "new", train=tuple(replace(each, references=()) for each in sentences(3))
+            )
+        )
     assert not (tmp_path / "new" / "checkpoint").exists()
 
 
 def test_a_training_leaves_global_state_alone(tmp_path: Path) -> None:
     threads, state = torch.get_num_threads(), torch.get_rng_state()
-    finetune(job(tmp_path, max_steps=1, evaluate_every=None, validation=(), threads=2, precision="bfloat16"))
-    assert AcceleratorState._shared_state == {}  # else every later user of Accelerate would get bfloat16
+    finetune(
+        job(
+            tmp_path,
+            max_steps=1,
+            evaluate_every=None,
+            validation=(),
+            threads=2,
+            precision="bfloat16",
+        )
+    )
+    # else every later user of Accelerate would get bfloat16
+    assert AcceleratorState._shared_state == {}
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), state)
 
 
-FULL = [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("DefaultCPUAllocator: not enough memory")]
+FULL = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("DefaultCPUAllocator: not enough memory"),
+]
 FULL += [RuntimeError("example 3: CUDA out of memory")]  # as a text of a batch says it
 FULL[2].__cause__ = FULL[0]
 
@@ -371,6 +459,7 @@ def test_memory_that_runs_out_is_one_message_with_the_keys_to_change(
 
     monkeypatch.setattr(runs.ResumableTrainer, "train", full)
     with pytest.raises(
-        UserError, match=r"train\.batch_size=4 .* set train\.accumulate=2, or lower train\.max_target_tok"
+        UserError,
+        match=r"train\.batch_size=4 .* set train\.accumulate=2, or lower train\.max_target_tok",
     ):
         finetune(job(tmp_path))

@@ -25,7 +25,13 @@ TINY = [
     "model.config.d_ff=32",
     "model.config.d_kv=8",
 ]
-QUICK = ["train.max_steps=4", "train.batch_size=4", "train.evaluate_every=2", "train.log_every=1", "train.device=cpu"]
+QUICK = [
+    "train.max_steps=4",
+    "train.batch_size=4",
+    "train.evaluate_every=2",
+    "train.log_every=1",
+    "train.device=cpu",
+]
 QUICK += ["train.max_target_tokens=12", "train.precision=float32"]
 
 Command = Callable[..., tuple[int, str]]
@@ -33,7 +39,9 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Runs scripts/finetune.py in an empty folder; returns its exit code and everything it printed."""
+    """Runs scripts/finetune.py in an empty folder; returns its exit code and everything it
+    printed.
+    """
     return partial(command, finetune, config="finetune")
 
 
@@ -42,18 +50,29 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return ["dataset=multi30k", f"dataset.path={write_dataset(tmp_path_factory.mktemp('data'))}"]
 
 
-def test_a_fresh_model_is_trained_decoded_and_trained_on(command: Command, dataset: list[str]) -> None:
+def test_a_fresh_model_is_trained_decoded_and_trained_on(
+    command: Command, dataset: list[str]
+) -> None:
     code, printed = command("name=small", *TINY, *dataset, *QUICK)
     assert code == 0, printed
     assert "step 2: bleu" in printed and "outputs/small/checkpoint: 4 steps, loss" in printed
     point = printed_point(printed, "dataset.split=validation")  # the data have no test split
-    assert (point.policy, point.setting["dataset"], point.setting["draft"]) == ("vanilla", "multi30k", None)
-    assert (point.setting["target"], point.setting["split"]) == ("outputs/small/checkpoint", "validation")
+    assert (point.policy, point.setting["dataset"], point.setting["draft"]) == (
+        "vanilla",
+        "multi30k",
+        None,
+    )
+    assert (point.setting["target"], point.setting["split"]) == (
+        "outputs/small/checkpoint",
+        "validation",
+    )
     assert len(point.examples) == 6
     metrics = json.loads(Path("outputs/small/metrics.json").read_text())
     assert metrics["recipe"]["name"] == "small" and metrics["dataset"]["name"] == "multi30k"
     assert (metrics["train_examples"], metrics["validation_examples"]) == (30, 6)
-    pair = bild_lab.load("outputs/small/checkpoint", "outputs/small/checkpoint", policy="speculative")
+    pair = bild_lab.load(
+        "outputs/small/checkpoint", "outputs/small/checkpoint", policy="speculative"
+    )
     assert pair.generate("Haus Hund", max_new_tokens=4).token_ids
     code, printed = command("name=small", *TINY, *dataset, *QUICK)
     assert code == 0 and "step" not in printed.replace("4 steps", "")  # it is not trained again
@@ -64,10 +83,14 @@ def test_a_fresh_model_is_trained_decoded_and_trained_on(command: Command, datas
 
 
 @pytest.mark.slow
-def test_learning_rates_are_tried_until_a_finished_trainings_score(command: Command, dataset: list[str]) -> None:
+def test_learning_rates_are_tried_until_a_finished_trainings_score(
+    command: Command, dataset: list[str]
+) -> None:
     words = [*TINY, *dataset, *QUICK, "train.max_steps=2"]
     assert command("name=first", *words)[0] == 0
-    code, printed = command("name=both", *words, "train.learning_rate=[0.05,0.01]", "train.stop_at_score=outputs/first")
+    code, printed = command(
+        "name=both", *words, "train.learning_rate=[0.05,0.01]", "train.stop_at_score=outputs/first"
+    )
     assert code == 0 and "on validation, learning rate 0." in printed and "of 2" in printed, printed
     metrics = json.loads(Path("outputs/both/metrics.json").read_text())
     first = json.loads(Path("outputs/first/metrics.json").read_text())
@@ -81,7 +104,9 @@ def test_learning_rates_are_tried_until_a_finished_trainings_score(command: Comm
     ]
 
 
-def test_training_examples_can_be_held_out_for_validation(command: Command, dataset: list[str]) -> None:
+def test_training_examples_can_be_held_out_for_validation(
+    command: Command, dataset: list[str]
+) -> None:
     words = ["validation.split=null", "validation.limit=7", "train.max_steps=2"]
     code, printed = command("name=held", *TINY, *dataset, *QUICK, *words)
     assert code == 0, printed
@@ -94,28 +119,57 @@ def test_curves_go_to_weights_and_biases_offline(command: Command, dataset: list
     words = ["logger=wandb", "logger.mode=offline", "train.max_steps=2"]
     code, printed = command("name=logged", *TINY, *dataset, *QUICK, *words)
     assert code == 0, printed
-    assert "logged offline: 1 run. Send with: wandb sync outputs/logged/wandb/offline-run-*" in printed
+    assert (
+        "logged offline: 1 run. Send with: wandb sync outputs/logged/wandb/offline-run-*" in printed
+    )
     (written,) = Path("outputs/logged/wandb").glob("offline-run-*/*.wandb")
     content = written.read_bytes()
-    for name in (b"eval_bleu", b"learning_rate", b"examples_per_s", b"train.batch_size", b"best_step"):
+    for name in (
+        b"eval_bleu",
+        b"learning_rate",
+        b"examples_per_s",
+        b"train.batch_size",
+        b"best_step",
+    ):
         assert name in content, name
 
 
 BAD_INPUT = {
     "misspelt key": (
         [*TINY, "train.max_setps=3"],
-        "no configuration key train.max_setps; did you mean train.max_steps? `python finetune.py --cfg job`",
+        (
+            "no configuration key train.max_setps; did you mean train.max_steps? `python"
+            " finetune.py --cfg job`"
+        ),
     ),
-    "rates twice": ([*TINY, "train.learning_rate=[1e-3,1e-3]"], "must be a number, or a list of different ones"),
-    "no score": ([*TINY, "train.stop_at_score=outputs/none"], "outputs/none holds no finished training with scores"),
-    "no model": ([], "set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as model=t5_tiny"),
-    "missing answers": ([*TINY, "dataset=mt_bench"], "dataset mt_bench has no answers to learn from"),
+    "rates twice": (
+        [*TINY, "train.learning_rate=[1e-3,1e-3]"],
+        "must be a number, or a list of different ones",
+    ),
+    "no score": (
+        [*TINY, "train.stop_at_score=outputs/none"],
+        "outputs/none holds no finished training with scores",
+    ),
+    "no model": (
+        [],
+        (
+            "set model.path=DIR_OR_HUB_ID to start from a checkpoint, or choose one such as"
+            " model=t5_tiny"
+        ),
+    ),
+    "missing answers": (
+        [*TINY, "dataset=mt_bench"],
+        "dataset mt_bench has no answers to learn from",
+    ),
     "programs to learn": (
         [*TINY, "dataset=humaneval", "dataset.reference_column=test"],
         "a training learns the texts of dataset.reference_column, not programs with tests",
     ),
     "missing split": ([*TINY, "validation.split=test"], "null holds out training examples instead"),
-    "nothing left": ([*TINY, "validation.split=null"], "validation.limit=200 leaves none to train on"),
+    "nothing left": (
+        [*TINY, "validation.split=null"],
+        "validation.limit=200 leaves none to train on",
+    ),
     "more tokens than positions": (
         [*TINY[:1], "model=llama_small_cpu", "model.config.max_position_embeddings=3"],
         "but the model has positions for 3",
@@ -124,7 +178,9 @@ BAD_INPUT = {
 
 
 @pytest.mark.parametrize("case", thinned(BAD_INPUT, 5))
-def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command, dataset: list[str]) -> None:
+def test_bad_input_gives_one_line_and_leaves_nothing(
+    case: str, command: Command, dataset: list[str]
+) -> None:
     words, message = BAD_INPUT[case]
     code, printed = command(*dataset, *QUICK, *words)
     assert code == 2, printed
@@ -133,17 +189,29 @@ def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command
     assert list(Path().glob("outputs/*")) == []
 
 
-@pytest.mark.parametrize("file", sorted((config_dir() / "train").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((config_dir() / "train").glob("*.yaml")), ids=lambda file: file.stem
+)
 def test_every_recipe_of_the_project_is_one(file: Path) -> None:
     first = file.read_text().removeprefix("# @package _global_\n").splitlines()[0]
     assert first.startswith("#") and "python run.py" in first and f"train={file.stem}" in first
-    assert typed(Recipe, compose_config([f"train={file.stem}"], "train_bita").train, "train").name == file.stem
+    assert (
+        typed(Recipe, compose_config([f"train={file.stem}"], "train_bita").train, "train").name
+        == file.stem
+    )
 
 
 @pytest.fixture
 def long(dataset: list[str]) -> list[str]:
     """A training of some seconds, with dropout."""
-    return [*TINY, *dataset, *QUICK, "train.max_steps=120", "train.evaluate_every=20", "model.config.dropout_rate=0.1"]
+    return [
+        *TINY,
+        *dataset,
+        *QUICK,
+        "train.max_steps=120",
+        "train.evaluate_every=20",
+        "model.config.dropout_rate=0.1",
+    ]
 
 
 @pytest.mark.slow
@@ -156,7 +224,9 @@ def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
         reached = tmp_path / "outputs" / "killed" / "training" / f"checkpoint-{step}" / "complete"
         killed_when(reached.exists, started(finetune, tmp_path, ["name=killed", *long], *launcher))
         assert not (tmp_path / "outputs" / "killed" / "checkpoint").exists()
-    assert "resuming from step" in finished(started(finetune, tmp_path, ["name=killed", *long], *launcher))
+    assert "resuming from step" in finished(
+        started(finetune, tmp_path, ["name=killed", *long], *launcher)
+    )
     results = [tmp_path / "outputs" / name for name in ("whole", "killed")]
     whole, killed = (json.loads((folder / "metrics.json").read_text()) for folder in results)
     assert losses(killed) == losses(whole) and killed["best"]["step"] == whole["best"]["step"]
@@ -167,13 +237,21 @@ def test_a_training_that_was_killed_twice_ends_as_one_that_was_not(
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains(tmp_path: Path, long: list[str]) -> None:
-    still = [word for word in long if "dropout" not in word] + ["model.config.dropout_rate=0", "train.max_steps=40"]
+    still = [word for word in long if "dropout" not in word] + [
+        "model.config.dropout_rate=0",
+        "train.max_steps=40",
+    ]
     finished(started(finetune, tmp_path, ["name=one", *still]))
     printed = finished(started(finetune, tmp_path, ["name=two", *still], *TWO))
     assert printed.count("outputs/two/checkpoint: 40 steps") == 1
-    one, two = (json.loads((tmp_path / "outputs" / name / "metrics.json").read_text()) for name in ("one", "two"))
+    one, two = (
+        json.loads((tmp_path / "outputs" / name / "metrics.json").read_text())
+        for name in ("one", "two")
+    )
     assert (one["processes"], two["processes"]) == (1, 2)
     ours, theirs = losses(one), losses(two)
     assert [step for step, _ in ours] == [step for step, _ in theirs]
-    assert [loss for _, loss in ours[:20]] == pytest.approx([loss for _, loss in theirs[:20]], abs=1e-3)
+    assert [loss for _, loss in ours[:20]] == pytest.approx(
+        [loss for _, loss in theirs[:20]], abs=1e-3
+    )
     assert "step 20" not in finished(started(finetune, tmp_path, ["name=two", *still], *TWO))

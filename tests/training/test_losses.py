@@ -7,7 +7,13 @@ import copy
 import pytest
 import torch
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel, MT5Config, MT5ForConditionalGeneration, PreTrainedModel
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    MT5Config,
+    MT5ForConditionalGeneration,
+    PreTrainedModel,
+)
 
 from bild_lab.errors import UserError
 from bild_lab.training.losses import LayerLoss, layer_weights
@@ -17,7 +23,9 @@ LABELS = torch.tensor([[7, 8, 9, 1], [5, 1, -100, -100]])
 
 
 def tiny_mt5(seed: int, layers: int) -> PreTrainedModel:
-    """A T5's weights in an mT5, whose configuration has no scale for the head's input (Transformers 5.23)."""
+    """A T5's weights in an mT5, whose configuration has no scale for the head's input (Transformers
+    5.23).
+    """
     model = tiny_t5(seed, layers)
     own = {"model_type", "architectures", "scale_decoder_outputs", "tie_word_embeddings"}
     values = {key: value for key, value in model.config.to_dict().items() if key not in own}
@@ -35,7 +43,9 @@ def forward(model: PreTrainedModel, **options: bool) -> object:
     if model.config.is_encoder_decoder:
         ids = torch.tensor([[4, 6, 1], [3, 1, 0]])
         shifted = torch.tensor([[0, 7, 8, 9], [0, 5, 1, 0]])
-        return model(input_ids=ids, attention_mask=(ids > 0).long(), decoder_input_ids=shifted, **options)
+        return model(
+            input_ids=ids, attention_mask=(ids > 0).long(), decoder_input_ids=shifted, **options
+        )
     return model(input_ids=torch.tensor([[2, 4, 7, 8, 9, 1], [2, 3, 5, 1, 0, 0]]), **options)
 
 
@@ -84,11 +94,15 @@ def test_weights_are_those_of_the_paper() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_last_layers_loss_is_the_cross_entropy_of_the_answer(name: str, smoothing: float) -> None:
+def test_the_last_layers_loss_is_the_cross_entropy_of_the_answer(
+    name: str, smoothing: float
+) -> None:
     model = MODELS[name](1)
     loss = LayerLoss(model, layer_weights("last", 2), smoothing, bfloat16=False)
     assert not loss.inner
-    assert float(loss(forward(model), labels_of(model))) == pytest.approx(literal_loss(model, smoothing), abs=1e-5)
+    assert float(loss(forward(model), labels_of(model))) == pytest.approx(
+        literal_loss(model, smoothing), abs=1e-5
+    )
 
 
 @torch.no_grad()
@@ -101,7 +115,9 @@ def test_an_inner_layers_loss_is_that_of_the_model_cut_there(name: str, kind: st
     outputs = forward(model, output_hidden_states=True)
     wanted = {layer: literal_loss(cut(model, layer)) for layer in weights}
     sums = loss.sums(outputs, labels_of(model))
-    assert {layer: float(total) / 6 for layer, total in sums.items()} == pytest.approx(wanted, abs=1e-5)
+    assert {layer: float(total) / 6 for layer, total in sums.items()} == pytest.approx(
+        wanted, abs=1e-5
+    )
     average = sum(weights[layer] * wanted[layer] for layer in weights)
     assert float(loss(outputs, labels_of(model))) == pytest.approx(average, abs=1e-5)
     assert len(set(wanted.values())) == len(weights)
@@ -129,14 +145,21 @@ def test_tokens_of_the_whole_step_divide_the_loss() -> None:
 def test_heads_of_inner_layers_run_in_the_models_precision() -> None:
     model = tiny_t5(1)
     outputs = forward(model, output_hidden_states=True)
-    exact, rounded = (LayerLoss(model, {1: 0.5, 2: 0.5}, 0.0, bfloat16).sums(outputs, LABELS) for bfloat16 in (0, 1))
+    exact, rounded = (
+        LayerLoss(model, {1: 0.5, 2: 0.5}, 0.0, bfloat16).sums(outputs, LABELS)
+        for bfloat16 in (0, 1)
+    )
     assert rounded[1] != exact[1] and rounded[2] == exact[2]
     assert float(rounded[1]) == pytest.approx(float(exact[1]), rel=0.02)
 
 
 def test_an_architecture_without_a_known_head_is_refused_for_inner_layers_alone() -> None:
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=16, n_embd=8, n_layer=2, n_head=2))
-    with pytest.raises(UserError, match="works for T5, mT5 and decoders shaped like Llama's, got gpt2"):
+    model = GPT2LMHeadModel(
+        GPT2Config(vocab_size=40, n_positions=16, n_embd=8, n_layer=2, n_head=2)
+    )
+    with pytest.raises(
+        UserError, match="works for T5, mT5 and decoders shaped like Llama's, got gpt2"
+    ):
         LayerLoss(model, {1: 0.5, 2: 0.5}, 0.0, bfloat16=False)
     LayerLoss(model, {2: 1.0}, 0.0, bfloat16=False)
 
@@ -144,7 +167,9 @@ def test_an_architecture_without_a_known_head_is_refused_for_inner_layers_alone(
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("kind", ["last", "early_exit"])
 def test_soft_targets_take_the_place_of_the_labels(name: str, kind: str) -> None:
-    """Token by token: each layer's cross-entropy with the teacher's shares, over the learned tokens alone."""
+    """Token by token: each layer's cross-entropy with the teacher's shares, over the learned tokens
+    alone.
+    """
     model = MODELS[name](3)
     generator = torch.Generator().manual_seed(0)
     labels = labels_of(model)
@@ -164,5 +189,6 @@ def test_soft_targets_take_the_place_of_the_labels(name: str, kind: str) -> None
     sure = torch.stack([labels.clamp_min(0)] * 3, -1)
     hard = loss(forward(model, output_hidden_states=True), labels)
     assert torch.allclose(
-        loss(forward(model, output_hidden_states=True), labels, soft_ids=sure, soft_probs=probs), hard
+        loss(forward(model, output_hidden_states=True), labels, soft_ids=sure, soft_probs=probs),
+        hard,
     )

@@ -1,4 +1,6 @@
-"""`python scripts/train_module.py module=ngram` as a user runs it, and `python run.py` with its table."""
+"""`python scripts/train_module.py module=ngram` as a user runs it, and `python run.py` with its
+table.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def base(checkpoints: Path, data: Path) -> list[str]:
-    return [f"pair.target={checkpoints / 't5'}", "dataset=multi30k", f"dataset.path={data}", "dataset.split=test"]
+    return [
+        f"pair.target={checkpoints / 't5'}",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "dataset.split=test",
+    ]
 
 
 @pytest.mark.slow
@@ -51,23 +58,38 @@ def test_a_table_that_was_built_drafts_losslessly(
 
 @pytest.mark.slow
 def test_a_table_that_is_counted_again_is_measured_again(command: Command, base: list[str]) -> None:
-    decode = ["policy=ngram", "policy.table=outputs/counted/table.safetensors", "policy.order=1", "name=tested"]
+    decode = [
+        "policy=ngram",
+        "policy.table=outputs/counted/table.safetensors",
+        "policy.order=1",
+        "name=tested",
+    ]
     quick = ["decoding.max_new_tokens=4", "measure.repeats=1", "measure.warmup=0"]
     for order in (1, 2):
-        assert command(train_module, "module=ngram", *base, "name=counted", f"module.order={order}")[0] == 0
+        assert (
+            command(train_module, "module=ngram", *base, "name=counted", f"module.order={order}")[0]
+            == 0
+        )
         assert "finished before" not in command(run, *base, *decode, *quick)[1]
     assert "finished before" in command(run, *base, *decode, *quick)[1]
 
 
 @pytest.mark.parametrize("writes_it", [True, False])
-def test_texts_from_nothing_are_counted_after_the_begin_of_text_token(writes_it: bool, checkpoints: Path) -> None:
+def test_texts_from_nothing_are_counted_after_the_begin_of_text_token(
+    writes_it: bool, checkpoints: Path
+) -> None:
     """Whether the tokenizer writes that token itself or not."""
-    checkpoint, example = Checkpoint(str(checkpoints / "llama")), Example("0", "w5 w9", "", ("w5 w9",))
+    checkpoint, example = (
+        Checkpoint(str(checkpoints / "llama")),
+        Example("0", "w5 w9", "", ("w5 w9",)),
+    )
     tokenizer = checkpoint.tokenizer
     start, *ids = tokenizer("w5 w9")["input_ids"]
     assert start == tokenizer.bos_token_id
     if not writes_it:
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="$A", pair="$A $B"
+        )
         assert tokenizer("")["input_ids"] == []
     assert list(reference_tokens(checkpoint, [example])) == [[start, *ids, tokenizer.eos_token_id]]
 
@@ -80,13 +102,18 @@ def test_order_1_leaves_bigrams_out(command: Command, base: list[str]) -> None:
 
 
 BAD_INPUT = {
-    "order out of range": (["module.order=3"], "the order of n-grams must be a whole number >= 1 and <= 2, got 3"),
+    "order out of range": (
+        ["module.order=3"],
+        "the order of n-grams must be a whole number >= 1 and <= 2, got 3",
+    ),
     "no references": (["dataset=mt_bench"], "dataset mt_bench has no references to count"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_gives_one_line_and_leaves_nothing(case: str, command: Command, base: list[str]) -> None:
+def test_bad_input_gives_one_line_and_leaves_nothing(
+    case: str, command: Command, base: list[str]
+) -> None:
     words, message = BAD_INPUT[case]
     code, printed = command(train_module, "module=ngram", *base, *words)
     assert code == 2, printed

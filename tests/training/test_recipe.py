@@ -33,8 +33,18 @@ REFUSED = {
 
 # what the papers print of their trainings: BiLD §7.1.1, BiTA §4.1.2 and Appendix A, PPD Table 2
 PAPERS = {
-    "paper": {"optimizer": "adafactor", "learning_rate": 1e-4, "batch_size": 16, "max_steps": 500_000},
-    "bita": {"learning_rate": 0.03, "schedule": "cosine", "batch_size": 128, "max_steps": 4 * 300_000 // 128},
+    "paper": {
+        "optimizer": "adafactor",
+        "learning_rate": 1e-4,
+        "batch_size": 16,
+        "max_steps": 500_000,
+    },
+    "bita": {
+        "learning_rate": 0.03,
+        "schedule": "cosine",
+        "batch_size": 128,
+        "max_steps": 4 * 300_000 // 128,
+    },
     "lm_heads": {"optimizer": "adamw", "learning_rate": 2e-5, "batch_size": 128},
 }
 
@@ -81,15 +91,22 @@ def test_the_papers_adafactor_does_not_scale_its_rate_and_the_small_one_does() -
 
 def test_processes_share_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=r"batch_size=4 cannot be divided among 3 processes .* choose a multiple of 3"):
+    with pytest.raises(
+        UserError,
+        match=r"batch_size=4 cannot be divided among 3 processes .* choose a multiple of 3",
+    ):
         training_arguments(MICRO, TrainingFolder(tmp_path), "bleu")
 
 
-def test_several_gpus_need_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_gpus_need_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     recipe = replace(MICRO, device="auto")
-    with pytest.raises(UserError, match="2 GPUs are visible to one process; start one process for each"):
+    with pytest.raises(
+        UserError, match="2 GPUs are visible to one process; start one process for each"
+    ):
         training_arguments(recipe, TrainingFolder(tmp_path), "bleu")
     assert training_arguments(MICRO, TrainingFolder(tmp_path), "bleu", spread=True).n_gpu == 1
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")

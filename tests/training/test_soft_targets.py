@@ -22,11 +22,16 @@ from tests.training.modules.frozen_jobs import frozen_job
 CPU = torch.device("cpu")
 PROMPTS = [[5, 6, 7, 8], [9, 4], [3, 4, 5, 6, 7], [10]]
 ANSWERS = [[8, 1], [10, 11, 12, 1], [1], [7, 7, 1]]
-EXAMPLES = [TokenizedExample(np.array(one), np.array(two)) for one, two in zip(PROMPTS, ANSWERS, strict=True)]
+EXAMPLES = [
+    TokenizedExample(np.array(one), np.array(two))
+    for one, two in zip(PROMPTS, ANSWERS, strict=True)
+]
 
 
 @pytest.mark.parametrize("name", ["t5", "llama"])
-def test_they_are_the_teachers_own_distribution_before_each_token(name: str, checkpoints: Path) -> None:
+def test_they_are_the_teachers_own_distribution_before_each_token(
+    name: str, checkpoints: Path
+) -> None:
     """In batches of any size: one forward for every example alone gives the same."""
     teacher = HuggingFaceModel(Checkpoint(str(checkpoints / name)), CPU, torch.float32)
     start = PAD if name == "t5" else None
@@ -35,7 +40,9 @@ def test_they_are_the_teachers_own_distribution_before_each_token(name: str, che
         for one, soft in zip(EXAMPLES, found, strict=True):
             prompt, answer = torch.tensor([one.prompt.tolist()]), one.answer.tolist()
             if name == "t5":
-                logits = teacher.module(input_ids=prompt, decoder_input_ids=torch.tensor([[PAD, *answer[:-1]]])).logits
+                logits = teacher.module(
+                    input_ids=prompt, decoder_input_ids=torch.tensor([[PAD, *answer[:-1]]])
+                ).logits
             else:
                 whole = torch.cat([prompt, torch.tensor([answer])], 1)
                 logits = teacher.module(input_ids=whole).logits[:, len(one.prompt) - 1 : -1]
@@ -49,7 +56,8 @@ def test_a_head_with_more_rows_than_pieces_teaches_pieces_alone(
     checkpoints: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     teacher = HuggingFaceModel(Checkpoint(str(checkpoints / "t5")), CPU, torch.float32)
-    pieces = {f"w{index}": index for index in range(5) if index != 2}  # with a gap, as added tokens leave
+    # with a gap, as added tokens leave
+    pieces = {f"w{index}": index for index in range(5) if index != 2}
     monkeypatch.setattr(Checkpoint, "vocabulary", pieces)
     found = soft_targets(teacher, EXAMPLES, Collator(PAD, PAD), VOCABULARY, 2)
     assert {one.ids.shape[1] for one in found} == {5} and max(one.ids.max() for one in found) == 4
@@ -61,7 +69,9 @@ def test_a_teacher_begins_as_its_own_checkpoint_says(checkpoints: Path) -> None:
     assert all(np.array_equal(one.ids, two.ids) for one, two in zip(own, other, strict=True))
 
 
-def test_they_are_found_once_and_kept_for_a_resumed_training(checkpoints: Path, tmp_path: Path) -> None:
+def test_they_are_found_once_and_kept_for_a_resumed_training(
+    checkpoints: Path, tmp_path: Path
+) -> None:
     teacher, file = Checkpoint(str(checkpoints / "llama")), tmp_path / "work" / "soft.safetensors"
     recipe = type(MICRO)(**{**MICRO.__dict__, "soft_targets": 3})
     first = taught(EXAMPLES, teacher, Collator(PAD, None), recipe, file, CPU)
@@ -70,7 +80,9 @@ def test_they_are_found_once_and_kept_for_a_resumed_training(checkpoints: Path, 
     assert file.stat().st_mtime_ns == written
     for one, other, plain in zip(first, again, EXAMPLES, strict=True):
         assert one.soft.ids.shape == (len(plain.answer), 3)
-        assert np.array_equal(one.soft.ids, other.soft.ids) and np.array_equal(one.soft.probs, other.soft.probs)
+        assert np.array_equal(one.soft.ids, other.soft.ids) and np.array_equal(
+            one.soft.probs, other.soft.probs
+        )
         assert np.array_equal(one.answer, plain.answer) and plain.soft is None
 
 
@@ -93,7 +105,9 @@ def test_a_training_that_was_killed_resumes_with_the_same_losses(
 
 def test_they_need_a_teacher_and_whole_labels(tmp_path: Path, checkpoints: Path) -> None:
     for wrong in ({"soft_targets": 2}, {"teacher": Checkpoint(str(checkpoints / "t5"))}):
-        with pytest.raises(UserError, match=r"train\.soft_targets are those of a target .* use scripts/align\.py"):
+        with pytest.raises(
+            UserError, match=r"train\.soft_targets are those of a target .* use scripts/align\.py"
+        ):
             job(tmp_path, **wrong)
     with pytest.raises(UserError, match=r"an? .* does not learn train\.soft_targets"):
         frozen_job(tmp_path, checkpoints / "llama", soft_targets=2)

@@ -24,7 +24,9 @@ from bild_lab.training.start import (
 )
 from tests.training.jobs import LLAMA, T5, TURNED, WORDS
 
-CONFIGURATIONS = sorted(file.stem for file in (config_dir() / "model").glob("*.yaml") if file.stem != "checkpoint")
+CONFIGURATIONS = sorted(
+    file.stem for file in (config_dir() / "model").glob("*.yaml") if file.stem != "checkpoint"
+)
 
 
 def fresh(base: dict = T5, **changes: Any) -> FreshModel:
@@ -37,7 +39,11 @@ def test_a_fresh_model_has_the_tokenizers_vocabulary_and_special_tokens(base: di
     tokenizer = start.tokenizer([*WORDS, *TURNED.values()])
     model, special = start.model(tokenizer), start.special_tokens(tokenizer)
     assert model.config.vocab_size == len(tokenizer) <= 90
-    assert (model.config.pad_token_id, model.config.eos_token_id) == (special.pad, *special.end) == (0, 1)
+    assert (
+        (model.config.pad_token_id, model.config.eos_token_id)
+        == (special.pad, *special.end)
+        == (0, 1)
+    )
     assert special.start == (0 if base is T5 else None)
     assert model.generation_config.max_new_tokens == 7
     assert model.config.architectures == [type(model).__name__]
@@ -51,31 +57,44 @@ def test_every_configuration_of_the_project_can_be_built(name: str) -> None:
     assert model.configuration(vocab_size=model.vocabulary).hidden_size % 32 == 0
 
 
-PARAMETERS = {"gpt_lm1b": 97e6, "gpt_lm1b_small": 6e6}  # as §4.2 of speculative decoding counts them
+# as §4.2 of speculative decoding counts them
+PARAMETERS = {"gpt_lm1b": 97e6, "gpt_lm1b_small": 6e6}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_gpt_of_table_3_has_as_many_parameters_as_the_paper_says(name: str) -> None:
-    fresh = FreshModel(**OmegaConf.to_container(compose_config([f"model={name}"], "finetune").model))
+    fresh = FreshModel(
+        **OmegaConf.to_container(compose_config([f"model={name}"], "finetune").model)
+    )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(fresh.configuration(vocab_size=fresh.vocabulary))
     assert model.num_parameters() == pytest.approx(PARAMETERS[name], rel=0.05)
 
 
 def test_word_pieces_give_a_text_back_and_texts_begin_with_their_start_token() -> None:
-    tokenizer = train_tokenizer(["The show goes on, and on.", "They showed it."] * 9, 60, False, "wordpiece")
+    tokenizer = train_tokenizer(
+        ["The show goes on, and on.", "They showed it."] * 9, 60, False, "wordpiece"
+    )
     ids = tokenizer("The show goes on.")["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids)[0] == "<s>" and "##" in "".join(tokenizer.get_vocab())
+    assert tokenizer.convert_ids_to_tokens(ids)[0] == "<s>" and "##" in "".join(
+        tokenizer.get_vocab()
+    )
     assert tokenizer.decode(ids, skip_special_tokens=True).replace(" .", ".") == "The show goes on."
     assert tokenizer("")["input_ids"] == [tokenizer.bos_token_id]
 
 
 REFUSED = {
     "pieces": ({"pieces": "unigram"}, "model.pieces must be one of bpe, wordpiece, got 'unigram'"),
-    "no type": ({"config": {}}, "model.config.model_type must be one of Transformers' model types, got None"),
+    "no type": (
+        {"config": {}},
+        "model.config.model_type must be one of Transformers' model types, got None",
+    ),
     "unknown type": ({"config": {"model_type": "t6"}}, "got 't6'"),
     "misspelt key": ({"config": {**T5["config"], "d_modle": 3}}, "T5Config has no key 'd_modle'"),
-    "value of a wrong kind": ({"config": {**T5["config"], "d_model": "wide"}}, "model.config: .*d_model"),
+    "value of a wrong kind": (
+        {"config": {**T5["config"], "d_model": "wide"}},
+        "model.config: .*d_model",
+    ),
     "vocabulary": ({"vocabulary": 3}, "model.vocabulary must be a whole number >= 32, got 3"),
 }
 
@@ -104,7 +123,9 @@ def change(folder: Path, file: str, **values: Any) -> None:
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copied: Path) -> None:
     change(copied, "config.json", vocab_size=30)
-    with pytest.raises(UserError, match=r"does not match its model: it has token 39, the model 30 embeddings"):
+    with pytest.raises(
+        UserError, match=r"does not match its model: it has token 39, the model 30 embeddings"
+    ):
         FromCheckpoint(Checkpoint(str(copied)))
 
 
@@ -123,12 +144,16 @@ def test_texts_end_with_the_end_token_or_start_with_the_start_token(encoder_deco
     assert tokenizer.get_vocab() == again.get_vocab() and len(tokenizer) <= 80
     assert (tokenizer.pad_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id) == (0, 1, 2)
     ids = tokenizer("Hund, Katze und Maus!")["input_ids"]
-    assert (ids[-1] == 1, ids.count(1), ids[0] == 3) == ((True, 1, False) if encoder_decoder else (False, 0, True))
+    assert (ids[-1] == 1, ids.count(1), ids[0] == 3) == (
+        (True, 1, False) if encoder_decoder else (False, 0, True)
+    )
     assert tokenizer.decode(ids, skip_special_tokens=True) == "Hund, Katze und Maus!"
 
 
 def test_a_decoder_needs_a_position_for_every_token() -> None:
     require_room([3, 5], LlamaConfig(max_position_embeddings=5))
     require_room([3, 5], T5Config())
-    with pytest.raises(UserError, match="longest example has 5 tokens, but the model has positions for 4"):
+    with pytest.raises(
+        UserError, match="longest example has 5 tokens, but the model has positions for 4"
+    ):
         require_room([3, 5], LlamaConfig(max_position_embeddings=4))

@@ -6,4 +6,8 @@ from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.acceptance.rejection_sampling import RejectionSampling
 from bild_lab.engine.acceptance.rollback import ReleasedRollback, Rollback
 from bild_lab.engine.acceptance.speculative_sampling import Overlap, SpeculativeSampling
-from bild_lab.engine.acceptance.typical import MarginAcceptance, TruncationSampling, TypicalAcceptance
+from bild_lab.engine.acceptance.typical import (
+    MarginAcceptance,
+    TruncationSampling,
+    TypicalAcceptance,
+)

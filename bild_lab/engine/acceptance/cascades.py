@@ -1,4 +1,6 @@
-"""Speculative sampling towards another distribution than the target's: cascades, the static ensemble and Cactus."""
+"""Speculative sampling towards another distribution than the target's: cascades, the static
+ensemble and Cactus.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from bild_lab.engine.acceptance.exact_match import ExactMatch
-from bild_lab.engine.acceptance.speculative_sampling import SpeculativeRule, as_wide_as, drafter_probs, verify_chain
+from bild_lab.engine.acceptance.speculative_sampling import (
+    SpeculativeRule,
+    as_wide_as,
+    drafter_probs,
+    verify_chain,
+)
 from bild_lab.engine.acceptance.trees import PerNode, PerRow, accepted_path, first_of
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
@@ -26,12 +33,14 @@ def distance(p: PerNode, q: PerNode) -> Float[Tensor, "n 1"]:
     return (p - q).abs().sum(-1, keepdim=True) / 2
 
 
-# Which of the drafter's tokens are deferred to the target, by p and q, the models' own distributions at temperature 1,
-# and α: how much more confident the target must be. The first three defer whole positions, which have one column.
+# Which of the drafter's tokens are deferred to the target, by p and q, the models' own
+# distributions at temperature 1, and α: how much more confident the target must be. The first three
+# defer whole positions, which have one column.
 DEFERRALS: dict[str, Callable[[PerNode, PerNode, float], Bool[Tensor, " n #vocab"]]] = {
     "chow": lambda p, q, alpha: greatest(q) < 1 - alpha,  # the drafter is unsure
     "diff": lambda p, q, alpha: greatest(q) < greatest(p) - alpha,  # the target is more confident
-    "opt": lambda p, q, alpha: greatest(q) < greatest(p) - alpha * distance(p, q),  # accounts for rejections
+    # accounts for rejections
+    "opt": lambda p, q, alpha: greatest(q) < greatest(p) - alpha * distance(p, q),
     "token_v1": lambda p, q, alpha: q < greatest(p) - alpha,
     "token_v2": lambda p, q, alpha: p < greatest(p) - alpha,
     "token_v3": lambda p, q, alpha: p < (1 - alpha) * greatest(p),
@@ -41,13 +50,13 @@ DEFERRALS: dict[str, Callable[[PerNode, PerNode, float], Bool[Tensor, " n #vocab
 class SpeculativeCascade(SpeculativeRule):
     """Speculative sampling towards π instead of the target's p (Narasimhan et al., 2025).
 
-    π(v) = q(v) (1 − r(v)) + p(v) Σ_u r(u) q(u), where r says which tokens the rule defers. If all tokens
-    of a position are deferred, π is p; if none is, π is q.
+    π(v) = q(v) (1 − r(v)) + p(v) Σ_u r(u) q(u), where r says which tokens the rule defers. If all
+    tokens of a position are deferred, π is p; if none is, π is q.
 
-    The rule reads the models' own distributions, at temperature 1. π mixes the distributions that tokens
-    are chosen from. Under greedy decoding these are one-hot, and so is π: the drafter's argmax is kept
-    unless it is deferred, and then the target's argmax replaces it. After a fully accepted draft there
-    is no drafter distribution, and the target chooses alone.
+    The rule reads the models' own distributions, at temperature 1. π mixes the distributions that
+    tokens are chosen from. Under greedy decoding these are one-hot, and so is π: the drafter's
+    argmax is kept unless it is deferred, and then the target's argmax replaces it. After a fully
+    accepted draft there is no drafter distribution, and the target chooses alone.
 
     rule: one of `DEFERRALS`. alpha: finite; a greater one defers less.
     """
@@ -63,7 +72,9 @@ class SpeculativeCascade(SpeculativeRule):
     def lossless(self, sampling: Sampling) -> bool:
         return False
 
-    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
         n, p = len(draft), request.sampling.probs(logits)
         q = drafter_probs(draft, p)
         if n == 0:
@@ -74,20 +85,25 @@ class SpeculativeCascade(SpeculativeRule):
 
 
 def cascaded(p: PerNode, q: PerNode, deferred: Bool[Tensor, " n #vocab"]) -> PerNode:
-    """π: q for tokens that are not deferred; the deferred probability mass is spread according to p."""
+    """π: q for tokens that are not deferred; the deferred probability mass is spread according to
+    p.
+    """
     return q * ~deferred + p * (q * deferred).sum(-1, keepdim=True)
 
 
 class StaticEnsemble(SpeculativeRule):
-    """Speculative sampling towards π = w p + (1 − w) q instead of the target's p (DIVERSED, Wang et al., 2026).
+    """Speculative sampling towards π = w p + (1 − w) q instead of the target's p (DIVERSED, Wang et
+    al., 2026).
 
-    The distribution of an emitted token is π, and a drafted token is accepted with probability
-    Σ min(π, q) = 1 − TV(π, q) = 1 − w TV(p, q). Each round's statistics hold this as `expected_acceptance`, for every
-    drafted token, so that the mean over the judged ones can be compared with the measured acceptance rate. After a
-    fully accepted draft there is no drafter distribution, and the target chooses alone.
+    The distribution of an emitted token is π, and a drafted token is accepted with probability Σ
+    min(π, q) = 1 − TV(π, q) = 1 − w TV(p, q). Each round's statistics hold this as
+    `expected_acceptance`, for every drafted token, so that the mean over the judged ones can be
+    compared with the measured acceptance rate. After a fully accepted draft there is no drafter
+    distribution, and the target chooses alone.
 
-    Under greedy decoding the text is the ensemble's own: the token with the largest w p + (1 − w) q, of both models'
-    distributions at temperature 1. There a drafted token is accepted or not, and no chance is recorded.
+    Under greedy decoding the text is the ensemble's own: the token with the largest w p + (1 − w)
+    q, of both models' distributions at temperature 1. There a drafted token is accepted or not, and
+    no chance is recorded.
 
     weight: w in [0, 1]. At 1 the rule is lossless, at 0 every drafted token is accepted.
     """
@@ -96,7 +112,13 @@ class StaticEnsemble(SpeculativeRule):
     needs = frozenset({"own_probs"})
 
     def __init__(self, weight: float) -> None:
-        require_number("a static ensemble's weight", weight, 0, 1, remedy="1 is the target alone, smaller accepts more")
+        require_number(
+            "a static ensemble's weight",
+            weight,
+            0,
+            1,
+            remedy="1 is the target alone, smaller accepts more",
+        )
         self._weight = weight
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -109,7 +131,9 @@ class StaticEnsemble(SpeculativeRule):
         expected = 1 - distance(mixed[:-1], q)[:, 0]
         return verify_chain(mixed, q, draft, request.generator, expected_acceptance=expected)
 
-    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
         p = request.sampling.probs(logits)
         q = drafter_probs(draft, p)
         return torch.cat([self._mixed(p[:-1], q), p[-1:]]), q
@@ -121,7 +145,9 @@ class StaticEnsemble(SpeculativeRule):
             p = scores[:n].softmax(-1)
             chosen[:n] = most_likely(self._mixed(p, as_wide_as(p, draft.own_probs)))
         (chosen,) = draft.to_host(chosen)
-        path, row = accepted_path(draft, first_of([draft.token_list[place] == chosen[place] for place in range(n)]))
+        path, row = accepted_path(
+            draft, first_of([draft.token_list[place] == chosen[place] for place in range(n)])
+        )
         return Verdict(path, int(chosen[row]))
 
     def _mixed(self, p: PerNode, q: PerNode) -> PerNode:
@@ -129,15 +155,17 @@ class StaticEnsemble(SpeculativeRule):
 
 
 class Cactus(SpeculativeRule):
-    """Speculative sampling towards h: the target's p with more of what was drafted, within a divergence (Cactus).
+    """Speculative sampling towards h: the target's p with more of what was drafted, within a
+    divergence (Cactus).
 
-    Hao and Mou, 2026, arXiv 2604.04987, Theorem 2 and Corollary 5; `solve_constraint` in cactus/cactus.py of
-    MANGA-UOFA/Cactus. For a drafted token x, h(x) = min(p(x) + √(2 δ p(x) (1 − p(x))), 1), and the others share the
-    rest as in p. Where h(x) <= 1/2 the divergence of h from p is at most δ, in nats. As h depends on what was drafted,
-    what is emitted has no closed form. After a fully accepted draft the target chooses alone.
+    Hao and Mou, 2026, arXiv 2604.04987, Theorem 2 and Corollary 5; `solve_constraint` in
+    cactus/cactus.py of MANGA-UOFA/Cactus. For a drafted token x, h(x) = min(p(x) + √(2 δ p(x) (1 −
+    p(x))), 1), and the others share the rest as in p. Where h(x) <= 1/2 the divergence of h from p
+    is at most δ, in nats. As h depends on what was drafted, what is emitted has no closed form.
+    After a fully accepted draft the target chooses alone.
 
-    Under greedy decoding the paper's rule is exact match. Here x is then accepted if it is the most likely token of h,
-    for p at temperature 1.
+    Under greedy decoding the paper's rule is exact match. Here x is then accepted if it is the most
+    likely token of h, for p at temperature 1.
 
     delta: δ >= 0, in nats; 0 is lossless, larger accepts more.
     """
@@ -162,11 +190,15 @@ class Cactus(SpeculativeRule):
         path, row = accepted_path(draft, first_of(kept))
         return Verdict(path, int(chosen[row]))
 
-    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
         p = request.sampling.probs(logits)
         return torch.cat([self._raised(p, draft), p[-1:]]), drafter_probs(draft, p)
 
-    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> None:
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> None:
         """It differs from token to token of the draft."""
 
     def _raised(self, p: PerRow, draft: Draft) -> PerNode:

@@ -15,13 +15,14 @@ from bild_lab.engine.sampling import Sampling, draw
 
 
 class RejectionSampling(Acceptance):
-    """Accept a token drawn from q with probability p / (M q), M = max p / q (speculative decoding, A.2).
+    """Accept a token drawn from q with probability p / (M q), M = max p / q (speculative decoding,
+    A.2).
 
     The non-iterative version: at the first rejection the next token is drawn from p itself. A token
     is then emitted with probability p / M + (1 − 1 / M) p = p, so the output has the target's
-    distribution. The acceptance rate is 1 / M; that of speculative sampling is Σ min(p, q) >= 1 / M.
-    If the drafter gives probability 0 to a token that the target may emit, M is infinite and nothing
-    is accepted. Under greedy decoding p and q are one-hot and this is exact match.
+    distribution. The acceptance rate is 1 / M; that of speculative sampling is Σ min(p, q) >= 1 /
+    M. If the drafter gives probability 0 to a token that the target may emit, M is infinite and
+    nothing is accepted. Under greedy decoding p and q are one-hot and this is exact match.
     """
 
     accepts_trees = False
@@ -34,12 +35,18 @@ class RejectionSampling(Acceptance):
         q = drafter_probs(draft, p)  # [n, vocab]
         drafted = draft.tokens[:, None]
         bound = greatest_ratio(p[:-1], q)  # M, [n]
-        uniform = torch.rand(len(draft), generator=request.generator, device=p.device, dtype=p.dtype)
-        kept = before_rejection(uniform * bound * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
+        uniform = torch.rand(
+            len(draft), generator=request.generator, device=p.device, dtype=p.dtype
+        )
+        kept = before_rejection(
+            uniform * bound * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
+        )
         (counted, chosen) = draft.to_host(kept, draw(p.index_select(0, kept), request.generator))
         return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
 
-    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow:
         p = request.sampling.probs(logits)
         q = drafter_probs(draft, p)
         scaled = torch.where(q > 0, greatest_ratio(p[:-1], q)[:, None] * q, torch.inf)  # M·q

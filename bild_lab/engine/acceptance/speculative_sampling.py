@@ -1,4 +1,6 @@
-"""Speculative sampling: keep drafted tokens so that the output has the target's distribution, or another one."""
+"""Speculative sampling: keep drafted tokens so that the output has the target's distribution, or
+another one.
+"""
 
 from __future__ import annotations
 
@@ -30,39 +32,49 @@ from bild_lab.errors import require_number
 
 
 class SpeculativeRule(Acceptance):
-    """Accept a token drawn from q with probability min(1, π / q), else draw from norm(max(0, π − q)).
+    """Accept a token drawn from q with probability min(1, π / q), else draw from norm(max(0, π −
+    q)).
 
-    What is emitted has the distribution π, whatever q is, as long as q is what the tokens were drawn from.
+    What is emitted has the distribution π, whatever q is, as long as q is what the tokens were
+    drawn from.
     """
 
     accepts_trees = True
 
     @abstractmethod
-    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
         """π after each row, and q of each node."""
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         verify = verify_chain if draft.parents is None else verify_tree
         return verify(*self.distributions(draft, logits, request), draft, request.generator)
 
-    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow:
         p, q = self.distributions(draft, logits, request)
-        return output_by(lambda left, node: (acceptance(left, q[node]), residual(left, q[node])), draft, p, drawn)
+        return output_by(
+            lambda left, node: (acceptance(left, q[node]), residual(left, q[node])), draft, p, drawn
+        )
 
 
 class SpeculativeSampling(SpeculativeRule):
-    """Accept a token drawn from q with probability min(1, p / (l q)) (speculative decoding, Algorithm 1, A.5).
+    """Accept a token drawn from q with probability min(1, p / (l q)) (speculative decoding,
+    Algorithm 1, A.5).
 
-    At the first rejection the next token is drawn from norm(max(0, p − l q)). After a fully accepted
-    draft it is drawn from p. In a tree the children of a node are tried in the order drafted; after a
-    rejected child its residual replaces p for the next child.
+    At the first rejection the next token is drawn from norm(max(0, p − l q)). After a fully
+    accepted draft it is drawn from p. In a tree the children of a node are tried in the order
+    drafted; after a rejected child its residual replaces p for the next child.
 
     lenience: l in (0, 1]. At 1 the output has the target's distribution. This also holds for trees
-    whose siblings were drawn one after another from their rows of `draft.probs`. Below 1 no token is
-    emitted with a probability above p / l.
+    whose siblings were drawn one after another from their rows of `draft.probs`. Below 1 no token
+    is emitted with a probability above p / l.
 
-    Under greedy decoding this is exact match. With lenience below 1 a token is then accepted if p(token) >= l · max p,
-    p at temperature 1 before standardizing. If several siblings pass, the one most likely under p is taken.
+    Under greedy decoding this is exact match. With lenience below 1 a token is then accepted if
+    p(token) >= l · max p, p at temperature 1 before standardizing. If several siblings pass, the
+    one most likely under p is taken.
     """
 
     def __init__(self, lenience: float = 1.0) -> None:
@@ -84,16 +96,20 @@ class SpeculativeSampling(SpeculativeRule):
         path, row = accepted_path(draft, best_of(gaps, math.log(self._lenience)))
         return Verdict(path, int(chosen[row]))
 
-    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
         p = request.sampling.probs(logits)
         return p, self._lenience * drafter_probs(draft, p)
 
 
 class Overlap(Acceptance):
-    """The target decodes alone, and each round records how likely speculative sampling would accept the draft.
+    """The target decodes alone, and each round records how likely speculative sampling would accept
+    the draft.
 
-    `expected_acceptance` of each drafted token is β = Σ min(p, q), both standardized by the request's sampling, one-hot
-    if greedy. Its mean over the target's own tokens is α (speculative decoding, Corollary 3.6, Table 3).
+    `expected_acceptance` of each drafted token is β = Σ min(p, q), both standardized by the
+    request's sampling, one-hot if greedy. Its mean over the target's own tokens is α (speculative
+    decoding, Corollary 3.6, Table 3).
     """
 
     accepts_trees = False
@@ -104,23 +120,35 @@ class Overlap(Acceptance):
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p = request.sampling.probs(logits)
         chance = torch.minimum(p[:-1], drafter_probs(draft, p)).sum(-1)
-        chosen, chances = draft.to_host(request.sampling.choose(logits[:1], request.generator), chance)
+        chosen, chances = draft.to_host(
+            request.sampling.choose(logits[:1], request.generator), chance
+        )
         return Verdict((), int(chosen[0]), stats={"expected_acceptance": tuple(chances)})
 
-    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow:
         return request.sampling.probs(logits)  # whatever was drafted
 
 
 def verify_chain(
-    p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None, **noted: Float[Tensor, " n"]
+    p: PerRow,
+    q: PerNode,
+    draft: Draft,
+    generator: torch.Generator | None,
+    **noted: Float[Tensor, " n"],
 ) -> Verdict:
-    """Accept each token with min(1, p / q) up to the first rejection, then draw from norm(max(0, p − q)).
+    """Accept each token with min(1, p / q) up to the first rejection, then draw from norm(max(0, p
+    − q)).
 
-    q is the drafter's distribution times the lenience. noted: statistics of each drafted token, by name.
+    q is the drafter's distribution times the lenience. noted: statistics of each drafted token, by
+    name.
     """
     drafted = draft.tokens[:, None]
     uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
-    kept = before_rejection(uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0])
+    kept = before_rejection(
+        uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
+    )
     # after a fully accepted draft there is no q: it is padded with 0, so p − q is p
     after = residual(p.index_select(0, kept), pad(q, (0, 0, 0, 1)).index_select(0, kept))
     counted, chosen, *values = draft.to_host(kept, draw(after, generator), *noted.values())
@@ -129,10 +157,11 @@ def verify_chain(
 
 
 def verify_tree(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None) -> Verdict:
-    """`verify_chain` for a tree, from the root down: each sibling is tried against the residual of those before it.
+    """`verify_chain` for a tree, from the root down: each sibling is tried against the residual of
+    those before it.
 
-    The residuals do not depend on the random draws. So all rows are computed at once on the device, and
-    the accepted path is found on the host.
+    The residuals do not depend on the random draws. So all rows are computed at once on the device,
+    and the accepted path is found on the host.
     """
     accepted, rest = tried(p, q, draft, generator)
     flags, chosen = draft.to_host(accepted, draw(rest, generator))
@@ -140,8 +169,11 @@ def verify_tree(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator 
     return Verdict(path, int(chosen[row]))
 
 
-def tried(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None) -> tuple[Bool[Tensor, " n"], PerRow]:
-    """Which nodes are accepted if the siblings before them are not, and what is drawn from after each row if none is.
+def tried(
+    p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None
+) -> tuple[Bool[Tensor, " n"], PerRow]:
+    """Which nodes are accepted if the siblings before them are not, and what is drawn from after
+    each row if none is.
 
     A chain is a tree without siblings.
     """
@@ -159,7 +191,9 @@ def tried(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None
 
 
 def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:
-    """Entry [i, row] is the (i + 1)-th child of this row, or n if it has none. most: the most children of any row."""
+    """Entry [i, row] is the (i + 1)-th child of this row, or n if it has none. most: the most
+    children of any row.
+    """
     n = rows.shape[0]
     rank = (rows == rows[:, None]).tril(-1).sum(-1)  # [n], how many siblings come before each node
     table = rows.new_full((most, n + 1), n)
@@ -168,12 +202,17 @@ def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]
 
 
 def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:
-    """How many tokens of a chain come before the first rejection. The result stays on the device."""
+    """How many tokens of a chain come before the first rejection.
+
+    The result stays on the device.
+    """
     return accepted.long().cumprod(0).sum(0, keepdim=True)
 
 
 def drafter_probs(draft: Draft, p: PerRow) -> PerNode:
-    """q as wide as p: one-hot if the draft has no probs, zero-padded if the models' padded vocabularies differ."""
+    """q as wide as p: one-hot if the draft has no probs, zero-padded if the models' padded
+    vocabularies differ.
+    """
     if draft.probs is not None:
         return as_wide_as(p, draft.probs)
     return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
@@ -184,12 +223,16 @@ def as_wide_as(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> PerN
     return pad(q.to(p), (0, p.shape[-1] - q.shape[-1]))
 
 
-def acceptance(p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
+def acceptance(
+    p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]
+) -> Float[Tensor, "*n vocab"]:
     """min(1, p / q): how likely each token is accepted by a uniform number u with u·q < p."""
     return torch.where(q > 0, (p / q).clamp(max=1.0), (p > 0).to(p))
 
 
-def residual(p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]) -> Float[Tensor, "*n vocab"]:
+def residual(
+    p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]
+) -> Float[Tensor, "*n vocab"]:
     """norm(max(0, p − q)) of each row; p itself if the difference rounds to zero."""
     difference = (p - q).clamp(min=0)
     total = difference.sum(-1, keepdim=True)
@@ -197,12 +240,17 @@ def residual(p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]) -> Floa
 
 
 def judged_probs(logits: Float[Tensor, "n vocab"], sampling: Sampling) -> PerNode:
-    """p as a forgiving rule reads it: what tokens are drawn from; under greedy decoding at temperature 1."""
+    """p as a forgiving rule reads it: what tokens are drawn from; under greedy decoding at
+    temperature 1.
+    """
     return precise(logits).softmax(-1) if sampling.greedy else sampling.probs(logits)
 
 
-def own_decisions(draft: Draft, logits: PerRow, request: Request) -> tuple[Bool[Tensor, " n"], Int[Tensor, " n+1"]]:
-    """Which drafted tokens lossless speculative sampling keeps, and what it emits after each row if it keeps no child.
+def own_decisions(
+    draft: Draft, logits: PerRow, request: Request
+) -> tuple[Bool[Tensor, " n"], Int[Tensor, " n+1"]]:
+    """Which drafted tokens lossless speculative sampling keeps, and what it emits after each row if
+    it keeps no child.
 
     Greedy: the tokens that the target itself chooses.
     """
@@ -222,15 +270,24 @@ def forgiving_verdict(
     likelihood: Sequence[float],
     emitted: Sequence[float],
 ) -> Verdict:
-    """Accept, from the root down, the child that lossless decoding keeps, else the most likely one that is forgiven.
+    """Accept, from the root down, the child that lossless decoding keeps, else the most likely one
+    that is forgiven.
 
-    accepted, forgiven, likelihood: of each node. emitted: the token to emit after each row, if no child is accepted.
-    The round's statistics say of each node whether it was `forgiven`: accepted, where lossless decoding rejects it.
+    accepted, forgiven, likelihood: of each node. emitted: the token to emit after each row, if no
+    child is accepted. The round's statistics say of each node whether it was `forgiven`: accepted,
+    where lossless decoding rejects it.
     """
 
     def choose(siblings: list[int]) -> int | None:
         own = (node for node in siblings if accepted[node])
-        return next(own, max((node for node in siblings if forgiven[node]), key=likelihood.__getitem__, default=None))
+        return next(
+            own,
+            max(
+                (node for node in siblings if forgiven[node]),
+                key=likelihood.__getitem__,
+                default=None,
+            ),
+        )
 
     path, row = accepted_path(draft, choose)
     flags = tuple(int(node in path and not accepted[node]) for node in range(len(draft)))

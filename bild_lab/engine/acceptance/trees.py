@@ -1,4 +1,6 @@
-"""Which row of the target's logits judges which drafted token, which path is accepted, and what a rule emits."""
+"""Which row of the target's logits judges which drafted token, which path is accepted, and what a
+rule emits.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +14,37 @@ from bild_lab.engine.draft import Draft
 
 PerRow = Float[Tensor, "n+1 vocab"]  # logits or distributions after the text, and after each node
 PerNode = Float[Tensor, "n vocab"]
-# Of the distribution that is left for a node, and the node: the probability that each token is accepted if it is the
-# one drafted there, and what is left for the next sibling, or to draw the token from.
-Trial = Callable[[Float[Tensor, " vocab"], int], tuple[Float[Tensor, " vocab"], Float[Tensor, " vocab"]]]
+# Of the distribution that is left for a node, and the node: the probability that each token is
+# accepted if it is the one drafted there, and what is left for the next sibling, or to draw the
+# token from.
+Trial = Callable[
+    [Float[Tensor, " vocab"], int], tuple[Float[Tensor, " vocab"], Float[Tensor, " vocab"]]
+]
 
 
 def judging_rows(draft: Draft) -> Int[Tensor, " n"]:
-    """The row of logits that judges each node: 0 for the root's children, i + 1 for the children of node i."""
+    """The row of logits that judges each node:
+
+    0 for the root's children, i + 1 for the children of node i.
+    """
     if draft.parents is None:
         return torch.arange(len(draft), device=draft.tokens.device)
     return draft.parents + 1
 
 
 def judged_nodes(draft: Draft) -> list[list[int]]:
-    """The nodes that each row judges, in the order drafted: the root's children for row 0, node i's for row i + 1."""
+    """The nodes that each row judges, in the order drafted: the root's children for row 0, node i's
+    for row i + 1.
+    """
     nodes: list[list[int]] = [[] for _ in range(len(draft) + 1)]
     for node, parent in enumerate(draft.parent_list):
         nodes[parent + 1].append(node)
     return nodes
 
 
-def accepted_path(draft: Draft, choose: Callable[[list[int]], int | None]) -> tuple[tuple[int, ...], int]:
+def accepted_path(
+    draft: Draft, choose: Callable[[list[int]], int | None]
+) -> tuple[tuple[int, ...], int]:
     """The accepted nodes from the root down, and the row of logits after them.
 
     choose: which of these siblings is accepted, None if none is.
@@ -51,15 +63,19 @@ def first_of(accepted: Sequence[float]) -> Callable[[list[int]], int | None]:
 
 def best_of(scores: Sequence[float], bar: float) -> Callable[[list[int]], int | None]:
     """Choose the sibling of the highest score, if that is the bar or more."""
-    return lambda siblings: max((one for one in siblings if scores[one] >= bar), key=scores.__getitem__, default=None)
+    return lambda siblings: max(
+        (one for one in siblings if scores[one] >= bar), key=scores.__getitem__, default=None
+    )
 
 
 def output_by(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
-    """The distribution of the token emitted after each row, by a rule that tries the children of a row in order.
+    """The distribution of the token emitted after each row, by a rule that tries the children of a
+    row in order.
 
-    If a child drawn from d is accepted with probability a, and r is left after it, then what is emitted from this child
-    on is d·a + (1 − Σ d·a)·r, where r is what is emitted from the next child on. p: left for the first child of
-    each row. drawn: d of each node, given the siblings before it.
+    If a child drawn from d is accepted with probability a, and r is left after it, then what is
+    emitted from this child on is d·a + (1 − Σ d·a)·r, where r is what is emitted from the next
+    child on. p: left for the first child of each row. drawn: d of each node, given the siblings
+    before it.
     """
     output = p.clone()
     for row, children in enumerate(judged_nodes(draft)):
@@ -73,8 +89,11 @@ def output_by(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
     return output
 
 
-def output_by_bar(passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, drawn: PerNode) -> PerRow | None:
-    """The same for a rule that accepts tokens that pass a bar, and else draws from p. In a tree siblings compete: None.
+def output_by_bar(
+    passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, drawn: PerNode
+) -> PerRow | None:
+    """The same for a rule that accepts tokens that pass a bar, and else draws from p. In a tree
+    siblings compete: None.
 
     passes: whether each token after each row passes.
     """

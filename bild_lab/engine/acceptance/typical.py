@@ -1,4 +1,6 @@
-"""Rules of tokens that are likely enough: typical acceptance, MARS, and truncation sampling as their control."""
+"""Rules of tokens that are likely enough: typical acceptance, MARS, and truncation sampling as
+their control.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +27,33 @@ from bild_lab.errors import UserError, require_number, require_whole
 
 
 class TypicalAcceptance(Acceptance):
-    """Accept a token with p(token) > min(ε, δ · exp(−H(p))), where H is the entropy of p in nats (Medusa §2.3).
+    """Accept a token with p(token) > min(ε, δ · exp(−H(p))), where H is the entropy of p in nats
+    (Medusa §2.3).
 
-    In a tree the longest path of such tokens is accepted; among equally long paths, the most likely.
-    Medusa accepts the first token of its candidates unconditionally, so that every round emits something.
-    Here that token is `next_token`, the target's own choice. It is drawn from p, where Medusa takes the argmax.
+    In a tree the longest path of such tokens is accepted; among equally long paths, the most
+    likely. Medusa accepts the first token of its candidates unconditionally, so that every round
+    emits something. Here that token is `next_token`, the target's own choice. It is drawn from p,
+    where Medusa takes the argmax.
 
-    p is standardized by the request's sampling settings. Under greedy decoding p(token) and H(p) are taken
-    at temperature 1. Medusa uses exact match there: use ExactMatch for that.
+    p is standardized by the request's sampling settings. Under greedy decoding p(token) and H(p)
+    are taken at temperature 1. Medusa uses exact match there: use ExactMatch for that.
 
-    epsilon: a token more probable than this is always accepted. delta: scales the threshold, which falls
-    as the target's entropy grows.
+    epsilon: a token more probable than this is always accepted. delta: scales the threshold, which
+    falls as the target's entropy grows.
     """
 
     accepts_trees = True
 
     def __init__(self, epsilon: float, delta: float) -> None:
         for name, value in (("epsilon", epsilon), ("delta", delta)):
-            require_number(f"typical acceptance's {name}", value, 0, 1, above=True, remedy="smaller accepts more")
+            require_number(
+                f"typical acceptance's {name}",
+                value,
+                0,
+                1,
+                above=True,
+                remedy="smaller accepts more",
+            )
         self._epsilon, self._delta = epsilon, delta
 
     def lossless(self, sampling: Sampling) -> bool:
@@ -50,20 +61,31 @@ class TypicalAcceptance(Acceptance):
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p, rows = judged_probs(logits, request.sampling), judging_rows(draft)  # [n+1, vocab], [n]
-        choice = request.sampling.choose(logits, None) if request.sampling.greedy else draw(p, request.generator)
+        choice = (
+            request.sampling.choose(logits, None)
+            if request.sampling.greedy
+            else draw(p, request.generator)
+        )
         likelihood, bar = p[rows, draft.tokens], typical_bar(p, self._epsilon, self._delta)[rows]
         probs, passes, chosen = draft.to_host(likelihood, likelihood > bar, choice)
         path = longest_path(draft.parent_list, probs, passes)
         return Verdict(path=path, next_token=int(chosen[path[-1] + 1 if path else 0]))
 
-    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow | None:
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow | None:
         p = request.sampling.probs(logits)
-        return output_by_bar(p > typical_bar(p, self._epsilon, self._delta)[:, None], draft, p, drawn)
+        return output_by_bar(
+            p > typical_bar(p, self._epsilon, self._delta)[:, None], draft, p, drawn
+        )
 
 
 def longest_path(parents: list[int], probs: list[float], passes: list[float]) -> tuple[int, ...]:
-    """The longest path from the root over nodes that pass; among equally long paths, the most probable."""
-    reached: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}  # its path and likelihood, by node
+    """The longest path from the root over nodes that pass; among equally long paths, the most
+    probable.
+    """
+    # its path and likelihood, by node
+    reached: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}
     for node, parent in enumerate(parents):
         if passes[node] and parent in reached:
             path, likelihood = reached[parent]
@@ -74,17 +96,21 @@ def longest_path(parents: list[int], probs: list[float], passes: list[float]) ->
 class TruncationSampling(SpeculativeRule):
     """Draw from the target's distribution without the tokens that a lossy rule could never accept.
 
-    A rule that accepts whatever the target finds likely enough also makes the text colder, and so may score better. The
-    control is the target alone, drawing from p over the tokens that the rule would accept, normalized: a gain that it
-    has too is not the drafter's. Tokens stay that satisfy all conditions given; the most likely token always stays.
+    A rule that accepts whatever the target finds likely enough also makes the text colder, and so
+    may score better. The control is the target alone, drawing from p over the tokens that the rule
+    would accept, normalized: a gain that it has too is not the drafter's. Tokens stay that satisfy
+    all conditions given; the most likely token always stays.
 
-    epsilon, delta: p(token) > min(ε, δ exp(−H(p))), what typical acceptance accepts (η-sampling, Hewitt et al., 2022).
+    epsilon, delta: p(token) > min(ε, δ exp(−H(p))), what typical acceptance accepts (η-sampling,
+    Hewitt et al., 2022).
     ratio: p(token) >= ratio · max p, what greedy lenience accepts (min-p).
     top_k: at most so many tokens are as likely or more likely.
-    rollback: −log p(token) <= rollback in nats, what BiLD accepts, with p at temperature 1; elsewhere it is as sampled.
+    rollback: −log p(token) <= rollback in nats, what BiLD accepts, with p at temperature 1;
+    elsewhere it is as sampled.
 
-    Drafts are verified by speculative sampling towards the truncated distribution, so a drafter does not change it; the
-    policy has none. Under greedy decoding the most likely token stays, and the text is the target's own.
+    Drafts are verified by speculative sampling towards the truncated distribution, so a drafter
+    does not change it; the policy has none. Under greedy decoding the most likely token stays, and
+    the text is the target's own.
     """
 
     def __init__(
@@ -96,29 +122,59 @@ class TruncationSampling(SpeculativeRule):
         rollback: float | None = None,
     ) -> None:
         if (epsilon is None) != (delta is None):
-            raise UserError(f"truncation takes epsilon and delta together, got {epsilon!r} and {delta!r}")
+            raise UserError(
+                f"truncation takes epsilon and delta together, got {epsilon!r} and {delta!r}"
+            )
         if all(value is None for value in (epsilon, ratio, top_k, rollback)):
-            raise UserError("truncation needs a bar, got none; set ratio, top_k, rollback, or epsilon and delta")
+            raise UserError(
+                "truncation needs a bar, got none; set ratio, top_k, rollback, or epsilon and delta"
+            )
         for name, value in (("epsilon", epsilon), ("delta", delta), ("ratio", ratio)):
             if value is not None:
-                require_number(f"truncation's {name}", value, 0, 1, above=True, remedy="smaller keeps more tokens")
+                require_number(
+                    f"truncation's {name}",
+                    value,
+                    0,
+                    1,
+                    above=True,
+                    remedy="smaller keeps more tokens",
+                )
         if top_k is not None:
             require_whole("truncation's top_k", top_k, 1)
         if rollback is not None:
-            require_number("truncation's rollback", rollback, 0, float("inf"), above=True, remedy="larger keeps more")
-        self._epsilon, self._delta, self._ratio, self._top_k, self._rollback = epsilon, delta, ratio, top_k, rollback
+            require_number(
+                "truncation's rollback",
+                rollback,
+                0,
+                float("inf"),
+                above=True,
+                remedy="larger keeps more",
+            )
+        self._epsilon, self._delta, self._ratio, self._top_k, self._rollback = (
+            epsilon,
+            delta,
+            ratio,
+            top_k,
+            rollback,
+        )
 
     def lossless(self, sampling: Sampling) -> bool:
         return sampling.greedy
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        return (ExactMatch() if request.sampling.greedy else super()).__call__(draft, logits, request)
+        return (ExactMatch() if request.sampling.greedy else super()).__call__(
+            draft, logits, request
+        )
 
-    def distributions(self, draft: Draft, logits: PerRow, request: Request) -> tuple[PerRow, PerNode]:
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
         p = self.probs(logits, request.sampling)
         return p, drafter_probs(draft, p)
 
-    def probs(self, logits: Float[Tensor, "n vocab"], sampling: Sampling) -> Float[Tensor, "n vocab"]:
+    def probs(
+        self, logits: Float[Tensor, "n vocab"], sampling: Sampling
+    ) -> Float[Tensor, "n vocab"]:
         """The truncated distribution."""
         p = sampling.probs(logits)
         left = p * self._allowed(p, precise(logits))
@@ -139,12 +195,14 @@ class TruncationSampling(SpeculativeRule):
 
 
 class MarginAcceptance(Acceptance):
-    """Also accept one of the target's two most likely tokens where the second's logit is above θ times the first's.
+    """Also accept one of the target's two most likely tokens where the second's logit is above θ
+    times the first's.
 
-    MARS, Song et al., 2026, arXiv 2601.15498; `evaluate_posterior` in mars/model/utils.py of 5SSjw/MARS. The ratio is
-    of raw logits: a constant added to all changes it. Where the first is not positive nothing is forgiven. Other tokens
-    are judged by lossless speculative sampling, where the released code, when it samples, rejects them. In a tree a
-    token that lossless decoding keeps comes first, then the most likely that is forgiven.
+    MARS, Song et al., 2026, arXiv 2601.15498; `evaluate_posterior` in mars/model/utils.py of
+    5SSjw/MARS. The ratio is of raw logits: a constant added to all changes it. Where the first is
+    not positive nothing is forgiven. Other tokens are judged by lossless speculative sampling,
+    where the released code, when it samples, rejects them. In a tree a token that lossless decoding
+    keeps comes first, then the most likely that is forgiven.
 
     ratio: θ in (0, 1]; smaller accepts more, 1 is lossless.
     """
@@ -164,7 +222,9 @@ class MarginAcceptance(Acceptance):
         near, likelihood = self._near(p, logits)[rows, draft.tokens], p[rows, draft.tokens]
         return forgiving_verdict(draft, *draft.to_host(own, near, likelihood, emitted))
 
-    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow | None:
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow | None:
         if draft.parents is not None:  # forgiven siblings compete
             return None
         p = request.sampling.probs(logits)
@@ -187,7 +247,10 @@ def typical_bar(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]
 
 
 def among_most_likely(p: PerNode, top_k: int) -> Bool[Tensor, "n vocab"]:
-    """Whether at most `top_k` tokens, this one among them, are as likely. Of equals that do not all fit, none is."""
+    """Whether at most `top_k` tokens, this one among them, are as likely.
+
+    Of equals that do not all fit, none is.
+    """
     if top_k >= p.shape[-1]:
         return torch.ones_like(p, dtype=torch.bool)
     return p > p.topk(top_k + 1, dim=-1).values[..., -1:]

@@ -1,4 +1,7 @@
-"""Drafters that know candidates for several positions ahead, and draft a tree of them: Medusa's heads, BiTA's masks."""
+"""Drafters that know candidates for several positions ahead, and draft a tree of them:
+
+Medusa's heads, BiTA's masks.
+"""
 
 from __future__ import annotations
 
@@ -39,13 +42,14 @@ STRAIGHTFORWARD = "straightforward"
 
 
 class CandidateDrafter(Drafter):
-    """Drafts a tree of candidates, which do not depend on the path that leads to them, or with a Markov head on the
-    token before them alone.
+    """Drafts a tree of candidates, which do not depend on the path that leads to them, or with a
+    Markov head on the token before them alone.
 
-    candidates: [depth, widest], the most likely tokens of the positions after the text so far; with a Markov head their
-    logits without its bias, [depth, vocab], of a draft vocabulary's tokens where there is one; None: not known yet.
-    most_depth: for how many positions there can be candidates. most_probes: how many probes can follow a row, 0 for
-    drafters without probes. choices: how many tokens can be candidates.
+    candidates: [depth, widest], the most likely tokens of the positions after the text so far; with
+    a Markov head their logits without its bias, [depth, vocab], of a draft vocabulary's tokens
+    where there is one; None: not known yet.
+    most_depth: for how many positions there can be candidates. most_probes: how many probes can
+    follow a row, 0 for drafters without probes. choices: how many tokens can be candidates.
     """
 
     drafts_trees = True
@@ -80,8 +84,11 @@ class CandidateDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         room, reach = self._limits.room(tokens), self._limits.reach(tokens)
         depth = 0 if self.candidates is None else min(self.candidates.shape[0], room, reach)
-        # a next draft cannot be deeper than the room after the next token, and probes follow the deepest node
-        self._layout: Layout = self._trees.layout(depth, min(self.most_probes, room - 1, reach - depth))
+        # a next draft cannot be deeper than the room after the next token, and probes follow the
+        # deepest node
+        self._layout: Layout = self._trees.layout(
+            depth, min(self.most_probes, room - 1, reach - depth)
+        )
         return self._trees.draft(self.candidates, self._layout, self.markov, tokens[-1])
 
     def _named(self, places: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
@@ -97,7 +104,9 @@ def named_trees(
         return grown(efficient_tree, [1] * most_depth, most_depth, everywhere=False)
     if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
         kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else [])]
-        raise UserError(f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}")
+        raise UserError(
+            f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}"
+        )
     if tree in GROWTHS:
         widths = widths_of(top_k, most_depth, vocabulary)
         return grown(GROWTHS[tree], widths, min(most_probes, len(widths)))
@@ -107,23 +116,28 @@ def named_trees(
 class MedusaDrafter(CandidateDrafter):
     """A tree of the most likely tokens of each head.
 
-    The heads read the hidden state of the last accepted token, from which the target's own head chose the next
-    token. Head i (from 0) predicts the token i + 1 positions after that one. The first round drafts nothing.
+    The heads read the hidden state of the last accepted token, from which the target's own head
+    chose the next token. Head i (from 0) predicts the token i + 1 positions after that one. The
+    first round drafts nothing.
 
-    Each head's product with its vocabulary matrix is recorded as a forward without layers, that of heads with a shared
-    matrix as one; residual blocks and a Markov head are not. Heads beyond the tree's depth do not run.
+    Each head's product with its vocabulary matrix is recorded as a forward without layers, that of
+    heads with a shared matrix as one; residual blocks and a Markov head are not. Heads beyond the
+    tree's depth do not run.
 
-    tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), or a file of
-    `scripts/fit_tree.py`. top_k: candidates of each head, one number or one for each of the first heads; not for a
-    file.
+    tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), or a
+    file of `scripts/fit_tree.py`. top_k: candidates of each head, one number or one for each of the
+    first heads; not for a file.
     """
 
     wants = Want(head_input=True)
 
-    def __init__(self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]) -> None:
+    def __init__(
+        self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]
+    ) -> None:
         super().__init__(target, heads, tree, top_k, heads.config.heads)
         self._shared, self._config = heads.config.shared, target.checkpoint.config
-        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))  # one for all copies of this drafter
+        # one for all copies of this drafter
+        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))
         if not self._shared:  # a shared matrix needs the target's weights
             self._heads()
 
@@ -147,7 +161,9 @@ class MedusaDrafter(CandidateDrafter):
 
 
 def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
-    """What finds the candidates on the target's engine, of a draft vocabulary by their places in it."""
+    """What finds the candidates on the target's engine, of a draft vocabulary by their places in
+    it.
+    """
     shared, packed = heads.config.shared, target.engine == "kernels"
     if packed and shared and heads.part is None:
         return PackedHeads(heads.blocks, heads.biases, target.packed)
@@ -163,21 +179,24 @@ def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads
 
 
 class MaskTokenDrafter(CandidateDrafter):
-    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for a `BitaTarget`.
+    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for a
+    `BitaTarget`.
 
-    Every forward runs the last committed token, the draft, and groups of masks. Take the group after the last
-    accepted token. Its mask j (from 0) predicts the token j + 2 positions ahead; the target's own next token is
-    1 ahead. The most likely tokens of each mask are the candidates of the next draft. The first forward has no
-    draft, and one group after the prompt.
+    Every forward runs the last committed token, the draft, and groups of masks. Take the group
+    after the last accepted token. Its mask j (from 0) predicts the token j + 2 positions ahead; the
+    target's own next token is 1 ahead. The most likely tokens of each mask are the candidates of
+    the next draft. The first forward has no draft, and one group after the prompt.
 
-    tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree is the same with one
-    candidate fewer at each depth; full_tree extends every candidate. All have a group of masks after every token.
-    straightforward (Figure 4) drafts a chain of each mask's most likely token, with a single group after the last
-    committed token. A file of `scripts/fit_tree.py` has a tree for each number of candidates, and says after which
-    tokens masks run, and how many.
+    tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree
+    is the same with one candidate fewer at each depth; full_tree extends every candidate. All have
+    a group of masks after every token. straightforward (Figure 4) drafts a chain of each mask's
+    most likely token, with a single group after the last committed token. A file of
+    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens
+    masks run, and how many.
     top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
     adapter: of its weights the target runs all but those of a Markov head.
-    mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as there are widths.
+    mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as
+    there are widths.
     """
 
     hybrid_places = ()

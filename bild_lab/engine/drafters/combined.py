@@ -1,4 +1,6 @@
-"""Drafters made of drafters: a hierarchy (speculative decoding §6), and a hybrid that asks a second one."""
+"""Drafters made of drafters: a hierarchy (speculative decoding §6), and a hybrid that asks a second
+one.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ class SpeculativeDrafter(Drafter):
     """Drafts up to `window` tokens with a model that is itself accelerated by a faster drafter.
 
     draft: the middle model, which drafts for the target. drafter: drafts for the middle model.
-    window: hand over to the target after this many tokens; further tokens of the last inner round are cut.
+    window: hand over to the target after this many tokens; further tokens of the last inner round
+    are cut.
 
-    The inner rounds use speculative sampling, so every token has the middle model's distribution given the text before
-    it. That distribution is therefore the q of each drafted token, whether it was an accepted inner draft or a
-    correction, and the outer acceptance stays lossless. When the target rejects a token, the middle model's cache and
-    the inner drafter both roll back to the accepted text (see `bild_lab.engine.protocols.Drafter`). Raises UserError
-    for an inner drafter that drafts trees, and for one that reads more than the logits of the model it drafts for.
+    The inner rounds use speculative sampling, so every token has the middle model's distribution
+    given the text before it. That distribution is therefore the q of each drafted token, whether it
+    was an accepted inner draft or a correction, and the outer acceptance stays lossless. When the
+    target rejects a token, the middle model's cache and the inner drafter both roll back to the
+    accepted text (see `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner drafter
+    that drafts trees, and for one that reads more than the logits of the model it drafts for.
     """
 
     drafts_trees = False
@@ -33,12 +37,13 @@ class SpeculativeDrafter(Drafter):
     def __init__(self, draft: Model, drafter: Drafter, window: int) -> None:
         if drafter.drafts_trees:
             raise UserError(
-                f"the inner drafter must draft chains, but {type(drafter).__name__} drafts trees; use a chain drafter"
+                f"the inner drafter must draft chains, but {type(drafter).__name__} drafts trees;"
+                " use a chain drafter"
             )
         if drafter.wants != EVERYTHING:
             raise UserError(
-                f"the inner drafter must need logits alone, but {type(drafter).__name__} wants more; "
-                "use it on the target itself"
+                f"the inner drafter must need logits alone, but {type(drafter).__name__} wants"
+                " more; use it on the target itself"
             )
         self._model = draft
         self._drafter = drafter
@@ -55,7 +60,9 @@ class SpeculativeDrafter(Drafter):
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
+        self._session = self._model.start(
+            request.source, request.limits.max_new_tokens, beside(target)
+        )
         self._drafter = self._drafter.start(request, self._session)
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -81,9 +88,13 @@ class SpeculativeDrafter(Drafter):
         self._drafter.rollback(length)
 
     def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
-        """Verify one inner draft. Returns the emitted tokens, the logits of each, and the inner drafter's forwards."""
+        """Verify one inner draft.
+
+        Returns the emitted tokens, the logits of each, and the inner drafter's forwards.
+        """
         inner = self._request.limits.fitting(self._drafter.propose(text), text)
-        behind = text[self._session.length : -1]  # not cached yet: the target's token after a fully accepted draft
+        # not cached yet: the target's token after a fully accepted draft
+        behind = text[self._session.length : -1]
         rows = inner.under(text[-1])
         if behind:
             rows = torch.cat([on_device(behind, rows.device), rows])
@@ -92,7 +103,11 @@ class SpeculativeDrafter(Drafter):
         kept = len(verdict.path)
         self._session.rollback(len(text) + kept)
         self._drafter.observe(inner, scores, verdict)
-        return [*inner.token_list[:kept], verdict.next_token], scores.logits[: kept + 1], inner.calls
+        return (
+            [*inner.token_list[:kept], verdict.next_token],
+            scores.logits[: kept + 1],
+            inner.calls,
+        )
 
 
 def second_drafter(second_draft: Model) -> Model:
@@ -101,15 +116,17 @@ def second_drafter(second_draft: Model) -> Model:
 
 
 class HybridDrafter(Drafter):
-    """Drafts with the first drafter where it is confident, else with the second (SAM decoding, Hu et al., 2024, §3.3).
+    """Drafts with the first drafter where it is confident, else with the second (SAM decoding, Hu
+    et al., 2024, §3.3).
 
-    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies drafts further after
-    longer matches, and a model with a stop rule as far as it is sure, so this holds for both. With 1 the second is
-    asked where the first drafts nothing. Both learn from every verification what they can. Each round's statistics
-    hold `second`, whether the second drafted.
+    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies
+    drafts further after longer matches, and a model with a stop rule as far as it is sure, so this
+    holds for both. With 1 the second is asked where the first drafts nothing. Both learn from every
+    verification what they can. Each round's statistics hold `second`, whether the second drafted.
 
-    Raises UserError for drafters that read other outputs of the target than each other, and for a first drafter that
-    drafts from rows of its own in the target's forward, as they would not run where the second drafts.
+    Raises UserError for drafters that read other outputs of the target than each other, and for a
+    first drafter that drafts from rows of its own in the target's forward, as they would not run
+    where the second drafts.
     """
 
     def __init__(self, first: Drafter, second: Drafter, shortest: int) -> None:
@@ -117,8 +134,9 @@ class HybridDrafter(Drafter):
         for place, drafter in (("first", first), ("second", second)):
             if place not in drafter.hybrid_places:
                 raise UserError(
-                    f"the {place} drafter of a hybrid cannot be a {type(drafter).__name__}, which drafts from rows of "
-                    "its own that run in every forward of the target; choose another"
+                    f"the {place} drafter of a hybrid cannot be a {type(drafter).__name__}, which"
+                    " drafts from rows of its own that run in every forward of the target; choose"
+                    " another"
                 )
         self._first, self._second, self._shortest = first, second, shortest
         self.drafts_trees = first.drafts_trees or second.drafts_trees
@@ -156,7 +174,9 @@ class HybridDrafter(Drafter):
             else:
                 drafter.observe_other(self._tokens, draft, scores, verdict)
 
-    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
         for drafter in self._both:
             drafter.observe_other(tokens, draft, scores, verdict)
 
@@ -170,7 +190,9 @@ def both_wants(first: Want, second: Want) -> Want:
     one, other = (replace(each, head_input=False) for each in (first, second))
     if EVERYTHING not in (one, other) and one != other:
         raise UserError(
-            "the drafters of a hybrid must read the same hidden states of the target, got two that differ; "
-            "choose one that reads logits alone"
+            "the drafters of a hybrid must read the same hidden states of the target, got two that"
+            " differ; choose one that reads logits alone"
         )
-    return replace(other if one == EVERYTHING else one, head_input=first.head_input or second.head_input)
+    return replace(
+        other if one == EVERYTHING else one, head_input=first.head_input or second.head_input
+    )

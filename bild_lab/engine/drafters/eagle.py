@@ -1,4 +1,7 @@
-"""Drafts by a layer that continues the target's hidden states: EAGLE-1, EAGLE-2's dynamic trees, and EAGLE-3."""
+"""Drafts by a layer that continues the target's hidden states:
+
+EAGLE-1, EAGLE-2's dynamic trees, and EAGLE-3.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,9 @@ from bild_lab.engine.trace import Forward
 class EagleDrafter(StateTreeDrafter):
     """A tree by EAGLE's layer.
 
-    In every round the target's states of the tokens accepted before go through the layer, in place of those that it
-    drafted from. Its forwards are recorded as those of a Llama of one layer; the fusion is not.
+    In every round the target's states of the tokens accepted before go through the layer, in place
+    of those that it drafted from. Its forwards are recorded as those of a Llama of one layer; the
+    fusion is not.
     """
 
     _heads: Eagle
@@ -36,7 +40,9 @@ class EagleDrafter(StateTreeDrafter):
 
     def opened(self, request: Request, target: Session) -> EagleSession:
         self._heads.attach(*self._target.vocabulary_weights())
-        self._heads.bias = head_bias(self._target.checkpoint, self._target.dtype, self._target.device)
+        self._heads.bias = head_bias(
+            self._target.checkpoint, self._target.dtype, self._target.device
+        )
         room = len(request.source.prompt) + request.limits.max_new_tokens
         return EagleSession(self._heads, room, target.forwards)
 
@@ -57,7 +63,8 @@ class EagleSession(StateSession):
         self._cache = KeyValueCache(shape, weight.dtype, weight.device)
         self._pairs = 0
         self._received = []
-        self._outputs = weight.new_empty(0, layer.hidden_size)  # of the last pair, and of the tree's rows
+        # of the last pair, and of the tree's rows
+        self._outputs = weight.new_empty(0, layer.hidden_size)
 
     @property
     def length(self) -> int:
@@ -68,7 +75,9 @@ class EagleSession(StateSession):
         self._received.append(self._eagle.fused(states))
 
     @torch.inference_mode()
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         rows = as_rows(rows)
         tokens, tree = on_device(rows.tokens, self._cache.keys.device), rows.tree
         count = tokens.shape[0]
@@ -81,11 +90,17 @@ class EagleSession(StateSession):
         outputs = self._run(tokens, states, start, tree)
         self._outputs = outputs[-1:] if tree is None else torch.cat([self._outputs, outputs])
         shown = outputs if want.logits is None else outputs[-want.logits :]
-        self.forwards.append(Forward(self._eagle.config.layer, rows=count, cached=start, scored=shown.shape[0]))
+        self.forwards.append(
+            Forward(self._eagle.config.layer, rows=count, cached=start, scored=shown.shape[0])
+        )
         return Scores(self._eagle.logits(shown))
 
     def _run(
-        self, tokens: Int[Tensor, " m"], states: Float[Tensor, "m dim"], start: int, tree: Tree | None
+        self,
+        tokens: Int[Tensor, " m"],
+        states: Float[Tensor, "m dim"],
+        start: int,
+        tree: Tree | None,
     ) -> Float[Tensor, "m dim"]:
         count = tokens.shape[0]
         if start + count > self._cache.capacity:
@@ -97,4 +112,6 @@ class EagleSession(StateSession):
             return cache.keys[:, :, : placed.stop], cache.values[:, :, : placed.stop]
 
         mask = None if placed.visible is None else placed.visible[None, None]
-        return self._eagle(self._eagle.embed(tokens)[None], states[None], placed.positions, store, mask)[0]
+        return self._eagle(
+            self._eagle.embed(tokens)[None], states[None], placed.positions, store, mask
+        )[0]

@@ -1,4 +1,6 @@
-"""Lookahead decoding: n-grams from Jacobi iterations, made and verified in the same forward (Fu et al., 2023)."""
+"""Lookahead decoding: n-grams from Jacobi iterations, made and verified in the same forward (Fu et
+al., 2023).
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,19 @@ NGram = tuple[int, ...]
 
 
 class LookaheadDrafter(Drafter):
-    """The lookahead branch and the verification branch of Fu et al., 2023, §3.1 and §3.2 (Figure 2b).
+    """The lookahead branch and the verification branch of Fu et al., 2023, §3.1 and §3.2 (Figure
+    2b).
 
-    A window of `window` columns slides over the positions ahead. Its `ngram` − 1 levels are what the last Jacobi
-    iterations guessed: level i of column j is i + j positions after the last committed token, which is column 0
-    of level 0. Level 0 is a chain; a token of a later level follows the token above it in its column. The rows of the
-    last level give the newest guesses. Each column, with the newest guess after it, is an n-gram for the pool, and
-    the oldest level is dropped. Until there are all levels, the window starts from tokens drawn from the prompt.
+    A window of `window` columns slides over the positions ahead. Its `ngram` − 1 levels are what
+    the last Jacobi iterations guessed: level i of column j is i + j positions after the last
+    committed token, which is column 0 of level 0. Level 0 is a chain; a token of a later level
+    follows the token above it in its column. The rows of the last level give the newest guesses.
+    Each column, with the newest guess after it, is an n-gram for the pool, and the oldest level is
+    dropped. Until there are all levels, the window starts from tokens drawn from the prompt.
 
-    The draft is a tree of at most `guesses` n-grams of the pool that begin with the last committed token, the newest
-    first. The pool begins empty with every text. The window moves on by one position a round, as in the released code.
+    The draft is a tree of at most `guesses` n-grams of the pool that begin with the last committed
+    token, the newest first. The pool begins empty with every text. The window moves on by one
+    position a round, as in the released code.
     """
 
     drafts_trees = True
@@ -32,14 +37,22 @@ class LookaheadDrafter(Drafter):
 
     def __init__(self, target: Model, window: int, ngram: int, guesses: int) -> None:
         require_whole("the lookahead window", window, 1)
-        require_whole("ngram", ngram, 2, remedy="an n-gram has the token that it begins with and those it drafts")
+        require_whole(
+            "ngram",
+            ngram,
+            2,
+            remedy="an n-gram has the token that it begins with and those it drafts",
+        )
         require_whole("guesses", guesses, 1)
         self._device = target.device
         self._window, self._ngram, self._guesses = window, ngram, guesses
 
     def begin(self, request: Request, target: Session) -> None:
         self._limits, source = request.limits, request.source
-        known = [*source.prompt, *([] if source.encoder_ids is None else source.encoder_ids[0].tolist())]
+        known = [
+            *source.prompt,
+            *([] if source.encoder_ids is None else source.encoder_ids[0].tolist()),
+        ]
         self._levels = [random.Random(0).choices(known, k=self._window + self._ngram - 2)]
         self._pool: dict[int, dict[NGram, None]] = {}  # what may follow a token, the newest last
 
@@ -77,7 +90,9 @@ class LookaheadDrafter(Drafter):
                 del found[next(iter(found))]
         self._levels = [*self._levels[1:], guessed]
 
-    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
         """Nothing to learn: another drafter's forward has no rows of the window."""
 
     def _branches(self, last: int, depth: int) -> tuple[list[int], list[int]]:
@@ -106,7 +121,10 @@ class LookaheadDrafter(Drafter):
         return True
 
     def _window_rows(self, above: list[int]) -> list[int]:
-        """The window's tokens. Appends the row above each to `above`, and finds the rows of the newest level."""
+        """The window's tokens.
+
+        Appends the row above each to `above`, and finds the rows of the newest level.
+        """
         tokens: list[int] = []
         self._rows = [0]
         for column, token in enumerate(self._levels[0][1:], 1):

@@ -1,4 +1,6 @@
-"""A small model that drafts a chain of tokens, as in speculative decoding and BiLD, and how many it drafts."""
+"""A small model that drafts a chain of tokens, as in speculative decoding and BiLD, and how many it
+drafts.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,16 @@ from bild_lab.engine.models.views import NarrowModel, TargetLayers
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, pick, precise
-from bild_lab.engine.session import LAST, Chain, DraftedChain, Model, Scores, Session, beside, on_device
+from bild_lab.engine.session import (
+    LAST,
+    Chain,
+    DraftedChain,
+    Model,
+    Scores,
+    Session,
+    beside,
+    on_device,
+)
 from bild_lab.engine.speculative_theory import optimal_window
 from bild_lab.errors import require_flag, require_number, require_whole
 
@@ -29,26 +40,33 @@ def released_confidence(threshold: float) -> float:
 
 
 def require_confidence(stop: float | None) -> float | None:
-    """The threshold of a stop rule, or None without one. Raises UserError for a number that is no probability."""
+    """The threshold of a stop rule, or None without one.
+
+    Raises UserError for a number that is no probability.
+    """
     if stop is not None:
-        require_number("the fallback threshold", stop, 0, 1, remedy="it is a probability; 0 never falls back")
+        require_number(
+            "the fallback threshold", stop, 0, 1, remedy="it is a probability; 0 never falls back"
+        )
     return stop
 
 
 class ModelDrafter(Drafter):
     """Drafts up to `window` tokens with a model, fewer if `stop` or an end token ends the draft.
 
-    Its KV cache drops exactly the rows after the last accepted token, so no token is computed twice.
+    Its KV cache drops exactly the rows after the last accepted token, so no token is computed
+    twice.
 
-    window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`. Neither it nor `stop`
-    sees the token it decides about, so speculative sampling stays lossless with both. stop: hand over to the target
-    where the drafter's largest probability, at temperature 1, is below this (BiLD §3.3); at equality it drafts. None:
-    only the window ends a draft. stop_on_eos: whether each drafted token is read, and an end token ends the draft.
-    keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which cascades need. vocabulary:
-    the only tokens that it drafts; None: all.
+    window: a number, or an object that chooses one before each round, such as `AdaptiveWindow`.
+    Neither it nor `stop` sees the token it decides about, so speculative sampling stays lossless
+    with both. stop: hand over to the target where the drafter's largest probability, at temperature
+    1, is below this (BiLD §3.3); at equality it drafts. None: only the window ends a draft.
+    stop_on_eos: whether each drafted token is read, and an end token ends the draft.
+    keeps_probs: give the acceptance rule the drafter's distribution at temperature 1, which
+    cascades need. vocabulary: the only tokens that it drafts; None: all.
 
-    With a stop rule a round's statistics hold `confidence`, the largest probability of each forward, and `fallback`,
-    whether the drafter handed over because of low confidence (BiLD §3.3).
+    With a stop rule a round's statistics hold `confidence`, the largest probability of each
+    forward, and `fallback`, whether the drafter handed over because of low confidence (BiLD §3.3).
     """
 
     drafts_trees = False
@@ -66,7 +84,8 @@ class ModelDrafter(Drafter):
         self._stop = require_confidence(stop)
         require_flag("keeps_probs", keeps_probs)
         self._keeps_probs = keeps_probs
-        # on an accelerator a fixed window is drafted without reading the tokens, as that would synchronize
+        # on an accelerator a fixed window is drafted without reading the tokens, as that would
+        # synchronize
         self.stop_on_eos = stop is not None or draft.device.type == "cpu"
 
     @property
@@ -77,11 +96,14 @@ class ModelDrafter(Drafter):
     @property
     def draws_from(self) -> Model | None:
         inner = self._model.model if isinstance(self._model, NarrowModel) else self._model
-        return None if isinstance(inner, TargetLayers) else self._model  # a view reads the target's own rows
+        # a view reads the target's own rows
+        return None if isinstance(inner, TargetLayers) else self._model
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
+        self._session = self._model.start(
+            request.source, request.limits.max_new_tokens, beside(target)
+        )
         self._window = self._window.start()
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -120,19 +142,25 @@ class ModelDrafter(Drafter):
         if self._request.sampling.greedy:
             return None
         generator = self._request.generator
-        return torch.rand(window, dtype=torch.float64, device=self._model.device, generator=generator)
+        return torch.rand(
+            window, dtype=torch.float64, device=self._model.device, generator=generator
+        )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self._window.observe(len(draft), len(verdict.path))
 
-    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
         """Nothing to learn: the window follows this drafter's own acceptance."""
 
     def rollback(self, length: int) -> None:
         self._session.rollback(length)
 
 
-def draft_chain(session: Session, feed: Sequence[int], chain: Chain, sampling: Sampling) -> DraftedChain:
+def draft_chain(
+    session: Session, feed: Sequence[int], chain: Chain, sampling: Sampling
+) -> DraftedChain:
     """Run these tokens of the text, then draft a chain after them, one forward after the other."""
     rows: Sequence[int] | Tensor = feed
     drafted: list[Tensor] = []  # [1] each
@@ -152,7 +180,8 @@ def draft_chain(session: Session, feed: Sequence[int], chain: Chain, sampling: S
             rows = pick(probs[-1], chain.uniforms[calls - 1 : calls])
         if chain.threshold is not None:
             largest = precise(logits).softmax(-1).amax(-1)  # at temperature 1
-            confidence, token = torch.cat([largest.double(), rows.double()]).tolist()  # one transfer
+            # one transfer
+            confidence, token = torch.cat([largest.double(), rows.double()]).tolist()
             confidences.append(confidence)
             if fallback := confidence < chain.threshold:
                 break
@@ -205,10 +234,12 @@ class FixedWindow(Window):
 
 
 class TargetFirstWindow:
-    """A fixed window of tokens, but the target alone begins each text, and goes on alone after a rejection.
+    """A fixed window of tokens, but the target alone begins each text, and goes on alone after a
+    rejection.
 
-    So it is in BiLD's released loop, where the large model runs first, and once more after a rollback (`init_iters` and
-    `_greedy_search_body` of `T5BiLDModel`, src/transformers/models/t5/modeling_t5.py of kssteven418/BigLittleDecoder).
+    So it is in BiLD's released loop, where the large model runs first, and once more after a
+    rollback (`init_iters` and `_greedy_search_body` of `T5BiLDModel`,
+    src/transformers/models/t5/modeling_t5.py of kssteven418/BigLittleDecoder).
     """
 
     def __init__(self, tokens: int) -> None:
@@ -228,13 +259,15 @@ class TargetFirstWindow:
 class AdaptiveWindow:
     """The best window by Theorem 3.8 at the recent acceptance rate (speculative decoding §3.5).
 
-    cost_ratio: the time of a drafter step over that of a target step, c in the theorem; a run of policy=speculative
-    measures it (prediction.cost_ratio in result.json). largest: drafts no more. prior: the acceptance rate assumed at
-    the start of a text, with the weight of four judged tokens. memory: in (0, 1], the weight that past counts keep from
-    one round to the next; 1 never forgets, 0.9 looks back over about ten rounds.
+    cost_ratio: the time of a drafter step over that of a target step, c in the theorem; a run of
+    policy=speculative measures it (prediction.cost_ratio in result.json). largest: drafts no more.
+    prior: the acceptance rate assumed at the start of a text, with the weight of four judged
+    tokens. memory: in (0, 1], the weight that past counts keep from one round to the next; 1 never
+    forgets, 0.9 looks back over about ten rounds.
 
-    The estimate is accepted / (accepted + rejections) of this text, with exponential decay. If drafting does not pay,
-    every eighth round still drafts one token. Raises UserError for values out of range.
+    The estimate is accepted / (accepted + rejections) of this text, with exponential decay. If
+    drafting does not pay, every eighth round still drafts one token. Raises UserError for values
+    out of range.
     """
 
     def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:
@@ -254,7 +287,9 @@ class AdaptiveWindow:
 
     @property
     def acceptance_rate(self) -> float:
-        """The current estimate of α, the probability that a drafted token is accepted if those before it are."""
+        """The current estimate of α, the probability that a drafted token is accepted if those
+        before it are.
+        """
         return self._accepted / self._judged
 
     def size(self) -> int:

@@ -1,4 +1,6 @@
-"""A small model that drafts a tree of tokens, grown where acceptance is most likely (EAGLE-2, Li et al., 2024)."""
+"""A small model that drafts a tree of tokens, grown where acceptance is most likely (EAGLE-2, Li et
+al., 2024).
+"""
 
 from __future__ import annotations
 
@@ -13,22 +15,34 @@ from bild_lab.engine.models.views import NarrowModel
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import LAST, GrownTree, Growth, Model, Rows, Scores, Session, Want, beside, on_device
+from bild_lab.engine.session import (
+    LAST,
+    GrownTree,
+    Growth,
+    Model,
+    Rows,
+    Scores,
+    Session,
+    Want,
+    beside,
+    on_device,
+)
 from bild_lab.errors import require_number, require_whole
 
 
 class ModelTreeDrafter(Drafter):
     """Drafts a tree of up to `nodes` tokens, of which the target can accept one branch.
 
-    A token's chance is the product of the drafter's probabilities along its branch. In each of at most `window`
-    forwards the `width` most likely leaves grow `children` each; of all tokens the `nodes` most likely are drafted
-    (EAGLE-2 §4). The tree depends on the drafter's distributions alone, never on a random number. So every drafted
-    token counts as certain (q is one-hot), and speculative sampling is lossless.
+    A token's chance is the product of the drafter's probabilities along its branch. In each of at
+    most `window` forwards the `width` most likely leaves grow `children` each; of all tokens the
+    `nodes` most likely are drafted (EAGLE-2 §4). The tree depends on the drafter's distributions
+    alone, never on a random number. So every drafted token counts as certain (q is one-hot), and
+    speculative sampling is lossless.
 
-    stop: a leaf where the drafter's largest probability is not below this has one child; an unsure one branches instead
-    of handing over to the target (BiLD's fallback, §3.3, as branching). None: every leaf branches. min_prob: growing
-    ends when no leaf has this chance. Sampled text multiplies the probabilities that it samples from, greedy text those
-    at temperature 1.
+    stop: a leaf where the drafter's largest probability is not below this has one child; an unsure
+    one branches instead of handing over to the target (BiLD's fallback, §3.3, as branching). None:
+    every leaf branches. min_prob: growing ends when no leaf has this chance. Sampled text
+    multiplies the probabilities that it samples from, greedy text those at temperature 1.
     vocabulary: the only tokens that it drafts; None: all.
     """
 
@@ -50,7 +64,9 @@ class ModelTreeDrafter(Drafter):
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
-        self._session = self._model.start(request.source, request.limits.max_new_tokens, beside(target))
+        self._session = self._model.start(
+            request.source, request.limits.max_new_tokens, beside(target)
+        )
         self._grown = GrownTree()
 
     def propose(self, tokens: list[int]) -> Draft:
@@ -58,7 +74,9 @@ class ModelTreeDrafter(Drafter):
         growth = growth_of_round(self._growth, self._request, tokens)
         feed = tokens[self._session.length :]
         grown = self._session.grow(feed, growth)
-        self._grown = grow(self._session, feed, growth, self._request.sampling) if grown is None else grown
+        self._grown = (
+            grow(self._session, feed, growth, self._request.sampling) if grown is None else grown
+        )
         return draft_of(self._grown, self._model.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
@@ -67,7 +85,9 @@ class ModelTreeDrafter(Drafter):
             rows = (self._grown.rows[node] for node in verdict.path)
             self._session.keep([row for row in rows if row is not None])
 
-    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
         """Nothing to keep."""
 
     def rollback(self, length: int) -> None:
@@ -75,17 +95,29 @@ class ModelTreeDrafter(Drafter):
 
 
 def growth_by(
-    nodes: int, window: int, width: int, children: int, least: float, prune_confidence: float | None = None
+    nodes: int,
+    window: int,
+    width: int,
+    children: int,
+    least: float,
+    prune_confidence: float | None = None,
 ) -> Growth:
     """How a policy's trees grow. Raises UserError for values out of range."""
-    for name, value in (("nodes", nodes), ("window", window), ("width", width), ("children", children)):
+    for name, value in (
+        ("nodes", nodes),
+        ("window", window),
+        ("width", width),
+        ("children", children),
+    ):
         require_whole(name, value, 1)
     require_number("least", least, 0, 1, remedy="0 always grows on")
     return Growth(nodes, window, width, children, frozenset(), prune_confidence, least)
 
 
 def growth_of_round(growth: Growth, request: Request, tokens: list[int]) -> Growth:
-    """The same within the room after these tokens, by the probabilities that they are sampled from."""
+    """The same within the room after these tokens, by the probabilities that they are sampled
+    from.
+    """
     limits, sampling = request.limits, request.sampling
     return replace(
         growth,
@@ -149,10 +181,17 @@ def most_likely_children(
     if not sampling.greedy:
         probs = sampling.probs(logits)
     chances, tokens = probs.topk(min(growth.children, probs.shape[-1]))
-    read = torch.cat([confidences[:, None].double(), chances.double(), tokens.double()], -1).tolist()  # one transfer
+    # one transfer
+    read = torch.cat(
+        [confidences[:, None].double(), chances.double(), tokens.double()], -1
+    ).tolist()
     children: list[Node] = []
     for leaf, (confidence, *values) in zip(leaves, read, strict=True):
-        most = 1 if growth.prune_confidence is not None and confidence >= growth.prune_confidence else chances.shape[-1]
+        most = (
+            1
+            if growth.prune_confidence is not None and confidence >= growth.prune_confidence
+            else chances.shape[-1]
+        )
         before = 1.0 if leaf == ROOT else nodes[leaf].chance
         for chance, token in zip(values[:most], values[chances.shape[-1] :], strict=False):
             if chance > 0.0:
@@ -161,7 +200,10 @@ def most_likely_children(
 
 
 def most_likely(nodes: list[Node], most: int, forwards: list[int]) -> GrownTree:
-    """The most likely nodes, in the order grown. A parent is never less likely than its children, and comes first."""
+    """The most likely nodes, in the order grown.
+
+    A parent is never less likely than its children, and comes first.
+    """
     kept = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:most])
     place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
     return GrownTree(

@@ -1,4 +1,6 @@
-"""The n-gram drafter: a table lookup in place of a model (speculative decoding §3.6), and the table's file."""
+"""The n-gram drafter: a table lookup in place of a model (speculative decoding §3.6), and the
+table's file.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,9 @@ class NGramDrafter(Drafter):
         self._request = request
         self._rows: dict[int | None, tuple[Tensor, Tensor]] = {}
         if not request.sampling.greedy:
-            # on the host, so that reading a draw does not synchronize. Its seed is drawn from the request's
-            # generator: the request's own seed would repeat the random numbers of the acceptance rule
+            # on the host, so that reading a draw does not synchronize. Its seed is drawn from the
+            # request's generator: the request's own seed would repeat the random numbers of the
+            # acceptance rule
             seed = torch.randint(2**62, (1,), generator=request.generator, device=self._device)
             self._generator = torch.Generator().manual_seed(int(seed))
 
@@ -57,7 +60,11 @@ class NGramDrafter(Drafter):
         rows: list[tuple[Tensor, Tensor]] = []
         token = tokens[-1]
         window = min(self._window, limits.room(tokens))
-        uniforms = None if sampling.greedy else torch.rand(window, dtype=torch.float64, generator=self._generator)
+        uniforms = (
+            None
+            if sampling.greedy
+            else torch.rand(window, dtype=torch.float64, generator=self._generator)
+        )
         for place in range(window):
             if sampling.greedy:
                 token = self._table.most_likely_after(token)
@@ -69,14 +76,21 @@ class NGramDrafter(Drafter):
             if token in limits.end_tokens:
                 break
         drawn = None if uniforms is None else self._sent(uniforms[: len(drafted)])
-        return Draft(on_device(drafted, self._device), probs=self._dense(rows) if rows else None, uniforms=drawn)
+        return Draft(
+            on_device(drafted, self._device),
+            probs=self._dense(rows) if rows else None,
+            uniforms=drawn,
+        )
 
     def _distribution(self, token: int) -> tuple[Int[Tensor, " k"], Float[Tensor, " k"]]:
-        """Tokens seen after this one and their standardized probabilities; all other tokens have probability 0."""
+        """Tokens seen after this one and their standardized probabilities; all other tokens have
+        probability 0.
+        """
         counts = self._table.after(token)
         row = None if counts is self._table.unigrams else token
         if row not in self._rows:
-            order = counts.tokens.argsort()  # as in the vocabulary, so that a random number picks the same from either
+            # as in the vocabulary, so that a random number picks the same from either
+            order = counts.tokens.argsort()
             times = counts.times[order].float().log()
             self._rows[row] = counts.tokens[order], self._request.sampling.probs(times[None])[0]
         return self._rows[row]
@@ -91,11 +105,18 @@ class NGramDrafter(Drafter):
 
     def _sent(self, values: Tensor) -> Tensor:
         """Copied to the device without synchronizing."""
-        return values.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else values
+        return (
+            values.pin_memory().to(self._device, non_blocking=True)
+            if self._device.type == "cuda"
+            else values
+        )
 
 
 FORMAT = "bild_lab n-grams 1"
-BUILD = "python scripts/train_module.py module=ngram name=ngrams pair.target=DIR dataset=NAME dataset.path=DIR"
+BUILD = (
+    "python scripts/train_module.py module=ngram name=ngrams pair.target=DIR dataset=NAME"
+    " dataset.path=DIR"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +129,12 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class NGramTable:
-    """Maximum-likelihood unigrams (order 1), or bigrams with unigram backoff (order 2), of a corpus.
+    """Maximum-likelihood unigrams (order 1), or bigrams with unigram backoff (order 2), of a
+    corpus.
 
-    width: one more than the largest token id. starts: where each token's followers begin; the tokens
-    seen after token c are followers[starts[c] : starts[c + 1]]. vocabulary_hash: of the tokenizer.
+    width: one more than the largest token id. starts: where each token's followers begin; the
+    tokens seen after token c are followers[starts[c] : starts[c + 1]]. vocabulary_hash: of the
+    tokenizer.
     """
 
     order: int
@@ -128,7 +151,9 @@ class NGramTable:
 
     def after(self, token: int) -> Counts:
         """Counts of the tokens after this one; unigram counts if it was never seen."""
-        begin, end = self.starts[token : token + 2].tolist() if token + 1 < len(self.starts) else (0, 0)
+        begin, end = (
+            self.starts[token : token + 2].tolist() if token + 1 < len(self.starts) else (0, 0)
+        )
         if begin == end:
             return self.unigrams
         return Counts(self.followers.tokens[begin:end], self.followers.times[begin:end])
@@ -139,7 +164,9 @@ class NGramTable:
     @cached_property
     def _most_likely(self) -> dict[int, int]:
         seen = self.starts.diff().nonzero()[:, 0]
-        return dict(zip(seen.tolist(), self.followers.tokens[self.starts[seen]].tolist(), strict=True))
+        return dict(
+            zip(seen.tolist(), self.followers.tokens[self.starts[seen]].tolist(), strict=True)
+        )
 
     @cached_property
     def _most_likely_of_all(self) -> int:
@@ -148,7 +175,9 @@ class NGramTable:
     def unigram(self) -> NGramTable:
         """The same corpus without its bigrams."""
         empty = self.starts.new_zeros(0)
-        return replace(self, order=1, starts=self.starts.new_zeros(1), followers=Counts(empty, empty))
+        return replace(
+            self, order=1, starts=self.starts.new_zeros(1), followers=Counts(empty, empty)
+        )
 
     def save(self, path: Path) -> None:
         tensors = {
@@ -170,17 +199,24 @@ class NGramTable:
 
 
 def read_table(path: Path) -> NGramTable:
-    """Read a table that `NGramTable.save` wrote. Raises UserError for a missing file and for any other file."""
+    """Read a table that `NGramTable.save` wrote.
+
+    Raises UserError for a missing file and for any other file.
+    """
     if not path.is_file():
         raise UserError(f"no n-gram table {path}; make one with: {BUILD}")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != FORMAT:
-                raise UserError(f"{path} is not an n-gram table of this version; make one with: {BUILD}")
+                raise UserError(
+                    f"{path} is not an n-gram table of this version; make one with: {BUILD}"
+                )
             tensors = {name: file.get_tensor(name).long() for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"cannot read the n-gram table {path}: {error}; make it again with: {BUILD}") from error
+        raise UserError(
+            f"cannot read the n-gram table {path}: {error}; make it again with: {BUILD}"
+        ) from error
     return NGramTable(
         order=int(metadata["order"]),
         width=int(metadata["vocabulary_size"]),
@@ -201,17 +237,21 @@ def load_table(target: LoadedModel, path: FilePath | None, order: int) -> NGramT
     require_order(order)
     if not isinstance(path, str):
         raise UserError(
-            f"policy.table must be the file of an n-gram table, got {'null' if path is None else repr(path)}; "
-            f"make one with: {BUILD} and then set policy.table=outputs/ngrams/table.safetensors"
+            "policy.table must be the file of an n-gram table, got"
+            f" {'null' if path is None else repr(path)}; make one with: {BUILD} and then set"
+            " policy.table=outputs/ngrams/table.safetensors"
         )
     table = read_table(Path(path).expanduser())
     checkpoint = target.checkpoint
     if table.vocabulary_hash != vocabulary_hash(checkpoint.vocabulary):
         raise UserError(
-            f"the n-gram table {path} ({table.corpus}) has another vocabulary than {checkpoint.path} "
-            f"({len(checkpoint.vocabulary)} pieces); make one with: {BUILD.replace('DIR', checkpoint.path, 1)}"
+            f"the n-gram table {path} ({table.corpus}) has another vocabulary than"
+            f" {checkpoint.path} ({len(checkpoint.vocabulary)} pieces); make one with:"
+            f" {BUILD.replace('DIR', checkpoint.path, 1)}"
         )
-    checkpoint.require_row(int(table.unigrams.tokens.max()), f"the tokens of the n-gram table {path}")
+    checkpoint.require_row(
+        int(table.unigrams.tokens.max()), f"the tokens of the n-gram table {path}"
+    )
     if table.order < order:
         raise UserError(f"{path} holds unigrams, but bigrams are wanted; make them with: {BUILD}")
     return table.unigram() if order == 1 else table

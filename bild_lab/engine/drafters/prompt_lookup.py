@@ -1,4 +1,6 @@
-"""Drafts by copying what followed the same words earlier in the text (speculative decoding §3.6; Saxena, 2023)."""
+"""Drafts by copying what followed the same words earlier in the text (speculative decoding §3.6;
+Saxena, 2023).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ BOUNDARY = -1  # separates the encoder's input from the text: no match or copy c
 class PromptLookup(Drafter):
     """Proposes the tokens that followed the latest earlier occurrence of the text's longest suffix.
 
-    Suffixes of `longest_match` tokens down to one are looked for in the encoder's input, if there is one, and in the
-    text so far. A copy that reaches the end of the text continues with the tokens it has just copied, so that a
-    repetition is drafted a full window ahead.
+    Suffixes of `longest_match` tokens down to one are looked for in the encoder's input, if there
+    is one, and in the text so far. A copy that reaches the end of the text continues with the
+    tokens it has just copied, so that a repetition is drafted a full window ahead.
     """
 
     drafts_trees = False
@@ -34,7 +36,8 @@ class PromptLookup(Drafter):
     def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
         self._text: list[int] = []  # the encoder's input, then the tokens
-        self._places: dict[tuple[int, ...], list[int]] = {}  # the indices that follow each n-gram in the text
+        # the indices that follow each n-gram in the text
+        self._places: dict[tuple[int, ...], list[int]] = {}
         self._offset = 0  # where the tokens begin
         source = request.source
         if source.encoder_ids is not None:
@@ -68,12 +71,19 @@ class PromptLookup(Drafter):
 
     def _suffixes(self) -> Iterator[tuple[int, ...]]:
         """The last tokens of the text, the longest suffix first."""
-        return (tuple(self._text[-length:]) for length in self._lengths if length <= len(self._text))
+        return (
+            tuple(self._text[-length:]) for length in self._lengths if length <= len(self._text)
+        )
 
     def _copied(self, count: int) -> list[int]:
-        """The tokens after the latest match of the longest suffix, up to an end token or the encoder input's end."""
+        """The tokens after the latest match of the longest suffix, up to an end token or the
+        encoder input's end.
+        """
         text, drafted = self._text, []
-        place = next((places[-1] for suffix in self._suffixes() if (places := self._places.get(suffix))), None)
+        place = next(
+            (places[-1] for suffix in self._suffixes() if (places := self._places.get(suffix))),
+            None,
+        )
         while place is not None and len(drafted) < count:
             beyond = place + len(drafted) - len(text)
             token = drafted[beyond] if beyond >= 0 else text[place + len(drafted)]

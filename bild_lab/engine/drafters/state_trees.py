@@ -1,4 +1,6 @@
-"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown: for EAGLE and blocks."""
+"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown: for
+EAGLE and blocks.
+"""
 
 from __future__ import annotations
 
@@ -15,21 +17,31 @@ from torch import Tensor
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
 from bild_lab.engine.drafters.model_tree import draft_of, grow, growth_by, growth_of_round
-from bild_lab.engine.drafters.trees import GROWTHS, Node, TreeFile, efficient_tree, read_trees, widths_of
+from bild_lab.engine.drafters.trees import (
+    GROWTHS,
+    Node,
+    TreeFile,
+    efficient_tree,
+    read_trees,
+    widths_of,
+)
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import EVERYTHING, LoadedModel, Rows, Scores, Session, Want, on_device
 from bild_lab.errors import UserError
 
 DYNAMIC, CHAIN, PUBLISHED = "dynamic", "chain", "eagle_tree"
-# the ranks of each branch's candidates in EAGLE-1's tree for 7B models, which Figure 7 of the paper shows
+# the ranks of each branch's candidates in EAGLE-1's tree for 7B models, which Figure 7 of the paper
+# shows
 BRANCHES = (
-    "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"  # one digit a rank
+    # one digit a rank
+    "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
 ).split()
 
 
 class StateSession(Protocol):
-    """One text in a module that drafts from the target's states; of `Session` only what growing a tree takes.
+    """One text in a module that drafts from the target's states; of `Session` only what growing a
+    tree takes.
 
     The first token of a text has no state before it, and is never passed.
     """
@@ -48,21 +60,26 @@ class StateSession(Protocol):
     def receive(self, states: Float[Tensor, "m states"]) -> None:
         """States of the target after those received before. Rows of the last tree are dropped."""
 
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
-        """Run the text's next tokens, all those whose states were received, or the next level of a tree after them."""
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
+        """Run the text's next tokens, all those whose states were received, or the next level of a
+        tree after them.
+        """
 
 
 class StateTreeDrafter(Drafter):
     """A tree of the most likely continuations of the target's states.
 
-    The first round of a text drafts nothing: the states of the prompt come out of its verification. A token's place in
-    a tree never depends on a random number, so each counts as certain (q is one-hot), and speculative sampling is
-    lossless.
+    The first round of a text drafts nothing: the states of the prompt come out of its verification.
+    A token's place in a tree never depends on a random number, so each counts as certain (q is
+    one-hot), and speculative sampling is lossless.
 
-    heads: the trained module; its configuration has the target's vocabulary. tree: dynamic (EAGLE-2 §4: nodes, width,
-    children and min_prob are as in `ModelTreeDrafter`), eagle_tree (EAGLE-1's), chain, or full_tree and efficient_tree
-    with `top_k` candidates, one number or one for each depth, or the file of a fitted tree. window: the longest branch.
-    Raises UserError for what cannot be.
+    heads: the trained module; its configuration has the target's vocabulary. tree: dynamic (EAGLE-2
+    §4: nodes, width, children and min_prob are as in `ModelTreeDrafter`), eagle_tree (EAGLE-1's),
+    chain, or full_tree and efficient_tree with `top_k` candidates, one number or one for each
+    depth, or the file of a fitted tree. window: the longest branch. Raises UserError for what
+    cannot be.
     """
 
     longest: float = float("inf")  # the longest branch that it can draft
@@ -83,7 +100,9 @@ class StateTreeDrafter(Drafter):
         growth = growth_by(nodes, window, width, children, min_prob)
         self._growth = replace(growth, depth=min(window, self.longest))
         self.wants = self.reads()
-        choices = heads.config.vocabulary if (part := getattr(heads, "part", None)) is None else len(part)
+        choices = (
+            heads.config.vocabulary if (part := getattr(heads, "part", None)) is None else len(part)
+        )
         shape = named_nodes(tree, top_k, self._growth.depth, choices)
         self._static = None if shape is None else StaticTree(shape, target.device)
         self._chain = tree == CHAIN
@@ -91,7 +110,10 @@ class StateTreeDrafter(Drafter):
 
     @abstractmethod
     def reads(self) -> Want:
-        """What it needs of the target's forwards. Raises UserError for a target that cannot give it."""
+        """What it needs of the target's forwards.
+
+        Raises UserError for a target that cannot give it.
+        """
 
     @abstractmethod
     def opened(self, request: Request, target: Session) -> StateSession:
@@ -116,23 +138,30 @@ class StateTreeDrafter(Drafter):
         return draft_of(grow(session, feed, growth, self._request.sampling), device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Pass on the states of the prompt, of the last committed token and of the accepted ones."""
+        """Pass on the states of the prompt, of the last committed token and of the accepted
+        ones.
+        """
         states = self.states(scores)
-        probes = 0 if draft.probes is None else len(draft.probes)  # another drafter's, after its draft
-        before = states.shape[0] - probes - len(draft) - 1  # rows of the prompt, which another drafter may want alone
+        # another drafter's, after its draft
+        probes = 0 if draft.probes is None else len(draft.probes)
+        # rows of the prompt, which another drafter may want alone
+        before = states.shape[0] - probes - len(draft) - 1
         rows = [
             *range(before if self.wants.prompt else 0),
             *(before + row for row in (0, *(node + 1 for node in verdict.path))),
         ]
-        self._session.receive(states if len(rows) == states.shape[0] else states[on_device(rows, states.device)])
+        self._session.receive(
+            states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
+        )
 
 
 @dataclass(frozen=True)
 class Level:
-    """The nodes of one depth. above: for each, the place of its parent among the rows of the level before that ran.
+    """The nodes of one depth. above: for each, the place of its parent among the rows of the level
+    before that ran.
 
-    ranks: of the nodes. runs: which nodes have children, and so run. rows: the shape of the tree of all rows up to
-    these; None if none runs.
+    ranks: of the nodes. runs: which nodes have children, and so run. rows: the shape of the tree of
+    all rows up to these; None if none runs.
     """
 
     above: Int[Tensor, " n"]
@@ -168,7 +197,8 @@ class StaticTree:
     def cut(self, depth: int) -> list[Node]:
         """The nodes above this depth, level by level."""
         kept = sorted(
-            (at for at, node in enumerate(self._nodes) if node.depth < depth), key=lambda at: self._nodes[at].depth
+            (at for at, node in enumerate(self._nodes) if node.depth < depth),
+            key=lambda at: self._nodes[at].depth,
         )
         place = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
         return [replace(self._nodes[at], parent=place[self._nodes[at].parent]) for at in kept]
@@ -190,7 +220,9 @@ class StaticTree:
                     above=self._on_device([before.index(parents[at]) for at in own]),
                     ranks=self._on_device([nodes[at].rank for at in own]),
                     runs=self._on_device([own.index(at) for at in running]),
-                    rows=Tree(self._on_device([row[parents[at]] for at in ran])) if running else None,
+                    rows=(
+                        Tree(self._on_device([row[parents[at]] for at in ran])) if running else None
+                    ),
                 )
             )
             first, before = first + len(running), running
@@ -201,8 +233,13 @@ class StaticTree:
         return on_device(values, self._device)
 
 
-def named_nodes(tree: str, top_k: int | Sequence[int], window: int, vocabulary: int) -> Sequence[Node] | None:
-    """The nodes of a static tree down to this depth; None for a dynamic one. Raises UserError for anything else."""
+def named_nodes(
+    tree: str, top_k: int | Sequence[int], window: int, vocabulary: int
+) -> Sequence[Node] | None:
+    """The nodes of a static tree down to this depth; None for a dynamic one.
+
+    Raises UserError for anything else.
+    """
     if tree == DYNAMIC:
         return None
     if tree == CHAIN:
@@ -213,7 +250,10 @@ def named_nodes(tree: str, top_k: int | Sequence[int], window: int, vocabulary: 
         return GROWTHS[tree](widths_of(top_k, window, vocabulary))
     if isinstance(tree, str) and Path(tree).expanduser().is_file():
         if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
-            raise UserError(f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC}, {PUBLISHED}")
+            raise UserError(
+                f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC},"
+                f" {PUBLISHED}"
+            )
         return nodes
     kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *GROWTHS])
     raise UserError(f"tree must be one of {kinds} or the file of a fitted tree, got {tree!r}")

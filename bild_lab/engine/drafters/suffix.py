@@ -1,4 +1,6 @@
-"""Drafts what followed the longest suffix of the text wherever it occurred before (SuffixDecoding, SAM decoding)."""
+"""Drafts what followed the longest suffix of the text wherever it occurred before (SuffixDecoding,
+SAM decoding).
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,17 @@ from bild_lab.files import FilePath
 class SuffixDrafter(Drafter):
     """Proposes what followed the longest suffix of the text that occurred before.
 
-    A suffix automaton holds what may be copied: the corpus, earlier answers, the encoder's input, and the text so far
-    (Hu et al., 2024, SAM decoding; Oliaro et al., 2024, SuffixDecoding). The draft follows the most frequent next
-    token, of equally frequent ones the latest. It has up to `factor` tokens for each token of the match
-    (SuffixDecoding §4.2, α), and ends before a token if the product of the frequencies so far would fall below
-    `min_prob` (its estimated chance, there D(N)). Where a match ends with the text, a shorter one goes on.
+    A suffix automaton holds what may be copied: the corpus, earlier answers, the encoder's input,
+    and the text so far (Hu et al., 2024, SAM decoding; Oliaro et al., 2024, SuffixDecoding). The
+    draft follows the most frequent next token, of equally frequent ones the latest. It has up to
+    `factor` tokens for each token of the match (SuffixDecoding §4.2, α), and ends before a token if
+    the product of the frequencies so far would fall below `min_prob` (its estimated chance, there
+    D(N)). Where a match ends with the text, a shorter one goes on.
 
-    window: the most tokens drafted. corpus: a folder, or a file, of UTF-8 text, each file one text; None: none.
-    keep: also copy from the answers to earlier texts. A prompt that comes again finds what it found the first time,
-    so repeated timings do the same work.
+    window: the most tokens drafted. corpus: a folder, or a file, of UTF-8 text, each file one text;
+    None: none.
+    keep: also copy from the answers to earlier texts. A prompt that comes again finds what it found
+    the first time, so repeated timings do the same work.
     """
 
     drafts_trees = False
@@ -41,14 +45,17 @@ class SuffixDrafter(Drafter):
         keep: bool = False,
     ) -> None:
         require_whole("the draft window", window, 1)
-        require_finite("factor", factor, 0, above=True, remedy="1 drafts as many tokens as were matched")
+        require_finite(
+            "factor", factor, 0, above=True, remedy="1 drafts as many tokens as were matched"
+        )
         require_number("least", min_prob, 0, 1, remedy="0 follows any match")
         require_flag("keep", keep)
         self._target, self._device = target, target.device
         self._nothing = empty_draft(target.device)
         self._window, self._factor, self._min_prob, self._keep = window, factor, min_prob, keep
         self._files = corpus_files(corpus)
-        self._answers: dict[Hashable, list[int]] = {}  # by source, in the order in which these first came
+        # by source, in the order in which these first came
+        self._answers: dict[Hashable, list[int]] = {}
         self._idle: list[SuffixAutomaton] = []  # of texts that have ended, for the next ones
 
     def prepare(self, request: Request) -> None:
@@ -68,14 +75,18 @@ class SuffixDrafter(Drafter):
         automaton.extend(source.prompt)
 
     def _known_before(self, request: Request) -> SuffixAutomaton:
-        """An automaton that no text uses, with the corpus and, if they are kept, the answers before this text."""
+        """An automaton that no text uses, with the corpus and, if they are kept, the answers before
+        this text.
+        """
         if self._idle:
             automaton = self._idle.pop()
         else:
             automaton = SuffixAutomaton()
             for file in self._files:
                 checkpoint = self._target.checkpoint
-                tokens = checkpoint.tokenizer(file.read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
+                tokens = checkpoint.tokenizer(
+                    file.read_text(encoding="utf-8"), add_special_tokens=False
+                )["input_ids"]
                 checkpoint.require_row(max(tokens, default=0), f"the tokens of {file}")
                 automaton.learn(tokens)
         key, before = request.source.key, list(self._answers.values())
@@ -101,7 +112,9 @@ class SuffixDrafter(Drafter):
             text = self._limits.append(self._tokens, [*accepted, verdict.next_token])
             self._answers[self._request.source.key] = text[self._limits.prompt_length :]
 
-    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
         self._tokens = tokens
         self.observe(draft, scores, verdict)
 
@@ -111,7 +124,8 @@ class SuffixDrafter(Drafter):
     def _followed(self, room: int) -> list[int]:
         """The most likely way on from the longest match, up to an end token."""
         automaton, drafted, chance = self._automaton, [], 1.0
-        state = automaton.links[automaton.whole]  # the text's longest suffix that occurs elsewhere too
+        # the text's longest suffix that occurs elsewhere too
+        state = automaton.links[automaton.whole]
         most = min(room, int(self._factor * automaton.lengths[state])) if state > ROOT else 0
         while len(drafted) < most:
             ways = {token: way for token, way in automaton.follow[state].items() if token >= 0}
@@ -120,8 +134,13 @@ class SuffixDrafter(Drafter):
                 if state <= ROOT:
                     break
                 continue
-            token = max(ways, key=lambda token: (automaton.counts[ways[token]], automaton.latest[ways[token]]))
-            chance *= automaton.counts[ways[token]] / sum(automaton.counts[way] for way in ways.values())
+            token = max(
+                ways,
+                key=lambda token: (automaton.counts[ways[token]], automaton.latest[ways[token]]),
+            )
+            chance *= automaton.counts[ways[token]] / sum(
+                automaton.counts[way] for way in ways.values()
+            )
             if chance < self._min_prob:
                 break
             drafted.append(token)
@@ -139,7 +158,10 @@ def corpus_files(corpus: str | None) -> list[Path]:
     files = [] if named is None else [named] if named.is_file() else sorted(named.rglob("*"))
     files = [file for file in files if file.is_file()]
     if not files:
-        raise UserError(f"corpus must be a folder with text files, or a text file, got {corpus!r}; null takes none")
+        raise UserError(
+            f"corpus must be a folder with text files, or a text file, got {corpus!r}; null takes"
+            " none"
+        )
     for file in files:
         try:
             file.read_text(encoding="utf-8")
@@ -156,8 +178,9 @@ NOWHERE = -1
 class _Step:
     """What appending a token changed, so that it can be taken back.
 
-    before: the state of the whole sequence until then. split: the state that was split in two, or NOWHERE. moved:
-    the states whose transition went to the new half. latest: of each state that ends here, where it had ended before.
+    before: the state of the whole sequence until then. split: the state that was split in two, or
+    NOWHERE. moved: the states whose transition went to the new half. latest: of each state that
+    ends here, where it had ended before.
     """
 
     token: int
@@ -170,12 +193,13 @@ class _Step:
 class SuffixAutomaton:
     """All that occurs in a sequence: each state is of the substrings that end at the same places.
 
-    Appending a token, and taking it back, takes a few steps for each of the sequence's suffixes that occurred before
-    with other tokens in front.
-    follow: [state], the next state by token. links: [state], the state of its longest suffix that ends at more places.
-    lengths: [state], of its longest substring. counts: [state], how often it occurs. latest: [state], where it ended
-    last, as a number of tokens from the sequence's start. whole: the state of the whole sequence. texts: after how many
-    tokens each text that was learned ends.
+    Appending a token, and taking it back, takes a few steps for each of the sequence's suffixes
+    that occurred before with other tokens in front.
+    follow: [state], the next state by token. links: [state], the state of its longest suffix that
+    ends at more places.
+    lengths: [state], of its longest substring. counts: [state], how often it occurs. latest:
+    [state], where it ended last, as a number of tokens from the sequence's start. whole: the state
+    of the whole sequence. texts: after how many tokens each text that was learned ends.
     """
 
     def __init__(self) -> None:
@@ -205,7 +229,9 @@ class SuffixAutomaton:
             self._append(token)
 
     def end_text(self) -> None:
-        """Put a boundary after the sequence: a token below 0 that occurs once, so that nothing is matched across."""
+        """Put a boundary after the sequence: a token below 0 that occurs once, so that nothing is
+        matched across.
+        """
         self._boundaries += 1
         self._append(-self._boundaries)
 
@@ -226,7 +252,9 @@ class SuffixAutomaton:
             links[new] = found = follow[state][token]
             if lengths[found] != lengths[state] + 1:  # only its shorter substrings end here too
                 split = found
-                links[new] = half = self._state(dict(follow[split]), lengths[state] + 1, links[split])
+                links[new] = half = self._state(
+                    dict(follow[split]), lengths[state] + 1, links[split]
+                )
                 self.counts[half], self.latest[half] = self.counts[split], self.latest[split]
                 links[split] = half
                 while state != NOWHERE and follow[state].get(token) == split:

@@ -1,4 +1,6 @@
-"""A drafter with a chosen acceptance rate: it shows the speedup of a machine at any α and window."""
+"""A drafter with a chosen acceptance rate: it shows the speedup of a machine at any α and
+window.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +20,34 @@ from bild_lab.errors import UserError, require_number, require_whole
 
 
 class SyntheticDrafter(Drafter):
-    """Drafts the target's own greedy text, with errors so that each token is accepted with a chosen probability.
+    """Drafts the target's own greedy text, with errors so that each token is accepted with a chosen
+    probability.
 
-    Acceptances are independent, as Theorem 3.8 of the speculative decoding paper assumes: a difference from its speedup
-    is due to the machine. Verify with `ExactMatch`. acceptance_rate: the probability, in [0, 1], that a judged token is
-    accepted, independently of the others; the draws depend on prompt and position alone. Drafts cost nothing: `prepare`
-    finds the text outside the timed part. Raises UserError for values out of range, and for requests that sample.
+    Acceptances are independent, as Theorem 3.8 of the speculative decoding paper assumes: a
+    difference from its speedup is due to the machine. Verify with `ExactMatch`. acceptance_rate:
+    the probability, in [0, 1], that a judged token is accepted, independently of the others; the
+    draws depend on prompt and position alone. Drafts cost nothing: `prepare` finds the text outside
+    the timed part. Raises UserError for values out of range, and for requests that sample.
     """
 
     drafts_trees = False
     greedy_only = True
 
     def __init__(self, target: Model, acceptance_rate: float, window: int) -> None:
-        require_number("a synthetic drafter's acceptance rate", acceptance_rate, 0, 1, remedy="1 drafts no wrong token")
+        require_number(
+            "a synthetic drafter's acceptance rate",
+            acceptance_rate,
+            0,
+            1,
+            remedy="1 drafts no wrong token",
+        )
         self._target = target
         self._acceptance_rate = acceptance_rate
         require_whole("the draft window", window, 1)
         self._window = window
         self._known: dict[tuple[object, ...], Recital] = {}
-        self._prepared: dict[int, tuple[Request, Recital]] = {}  # by the request itself, whose tokens may be on a GPU
+        # by the request itself, whose tokens may be on a GPU
+        self._prepared: dict[int, tuple[Request, Recital]] = {}
 
     def prepare(self, request: Request) -> None:
         """Find the text to draft for this request, unless it is known."""
@@ -62,15 +73,21 @@ class SyntheticDrafter(Drafter):
     def _recital(self, request: Request) -> Recital:
         """Drafts whose unspoiled tokens the target accepts when it verifies exactly these drafts.
 
-        In half precision a forward of several rows may break a near tie otherwise than a forward of one row. So the
-        text is decoded again with the drafts made from it, until it no longer changes.
+        In half precision a forward of several rows may break a near tie otherwise than a forward of
+        one row. So the text is decoded again with the drafts made from it, until it no longer
+        changes.
         """
-        start, chance = len(request.source.prompt), np.random.default_rng(sum(request.source.key, ()))
+        start, chance = (
+            len(request.source.prompt),
+            np.random.default_rng(sum(request.source.key, ())),
+        )
         accepted = chance.random(request.limits.max_new_tokens) < self._acceptance_rate
         drafter: NoDraft | Recital = NoDraft(self._target)
         text: list[int] | None = None
         for _ in range(request.limits.max_new_tokens + 1):
-            found = DraftThenVerify(self._target, drafter, ExactMatch()).decode(request, Trace())[start:]
+            found = DraftThenVerify(self._target, drafter, ExactMatch()).decode(request, Trace())[
+                start:
+            ]
             if found == text:
                 break
             text = found
@@ -98,7 +115,10 @@ class Recital(Drafter):
 
 def spoiled(text: list[int], accepted: list[bool], limits: Limits) -> list[int]:
     """The text with a wrong token, never an end token, at each position that is to be rejected."""
-    others = [token for token in range(len(limits.end_tokens) + 2) if token not in limits.end_tokens]
+    others = [
+        token for token in range(len(limits.end_tokens) + 2) if token not in limits.end_tokens
+    ]
     return [
-        token if kept else next(o for o in others if o != token) for token, kept in zip(text, accepted, strict=False)
+        token if kept else next(o for o in others if o != token)
+        for token, kept in zip(text, accepted, strict=False)
     ]

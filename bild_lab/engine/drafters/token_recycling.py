@@ -1,4 +1,6 @@
-"""Drafts from candidates that the target itself found likely when it last read a token (Token Recycling)."""
+"""Drafts from candidates that the target itself found likely when it last read a token (Token
+Recycling).
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,23 @@ from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_flag, require_whole
 
 MOST_CANDIDATES = 64
-Candidates = dict[int, Sequence[int]]  # the most likely next tokens after a token, the most likely first
+# the most likely next tokens after a token, the most likely first
+Candidates = dict[int, Sequence[int]]
 
 
 class TokenRecycling(Drafter):
-    """A tree of the candidates that followed each token when the target last read it (Luo et al., 2024, §3).
+    """A tree of the candidates that followed each token when the target last read it (Luo et al.,
+    2024, §3).
 
-    The adjacency matrix has the `top_k` most likely next tokens of every token that the target has read, in the text or
-    in a draft, accepted or not; the newest row of a token counts. The tree is static: a node's i-th child is the i-th
-    candidate of its token. Nodes without a candidate, and those below them, are left out. The rows of the prompt are
-    not scored, so they add no candidates here, as they do in the paper.
+    The adjacency matrix has the `top_k` most likely next tokens of every token that the target has
+    read, in the text or in a draft, accepted or not; the newest row of a token counts. The tree is
+    static: a node's i-th child is the i-th candidate of its token. Nodes without a candidate, and
+    those below them, are left out. The rows of the prompt are not scored, so they add no candidates
+    here, as they do in the paper.
 
-    nodes: of the static tree. keep: keep the matrix from one text to the next ("hot start", §4.3). A prompt that comes
-    again begins with the matrix that it found the first time, so repeated timings do the same work.
+    nodes: of the static tree. keep: keep the matrix from one text to the next ("hot start", §4.3).
+    A prompt that comes again begins with the matrix that it found the first time, so repeated
+    timings do the same work.
     """
 
     drafts_trees = True
@@ -64,17 +70,25 @@ class TokenRecycling(Drafter):
                 parents.append(above)
         if not drafted:
             return self._nothing
-        return Draft(on_device(drafted, self._device), on_device(parents, self._device), known_parents=parents)
+        return Draft(
+            on_device(drafted, self._device),
+            on_device(parents, self._device),
+            known_parents=parents,
+        )
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Take the candidates of every row that the target has just read; those of the accepted rows last."""
+        """Take the candidates of every row that the target has just read; those of the accepted
+        rows last.
+        """
         logits = scores.logits[: len(draft) + 1]
         found = logits.topk(min(self._top_k, logits.shape[-1])).indices.tolist()
         read = [self._last, *draft.token_list]
         for row in (*range(len(read)), 0, *(node + 1 for node in verdict.path)):
             self._candidates[read[row]] = found[row]
 
-    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
         self._last = tokens[-1]
         self.observe(draft, scores, verdict)
 
@@ -89,8 +103,9 @@ class TokenRecycling(Drafter):
 def static_tree(nodes: int, top_k: int) -> list[Node]:
     """The tree of this many nodes that a draft is most likely to follow furthest, parents first.
 
-    A node's chance is that of its rank times its parent's: the optimum for ranks that are right independently
-    (Sequoia, Chen et al., 2024, §3), in place of the paper's tree, which was found by hand.
+    A node's chance is that of its rank times its parent's: the optimum for ranks that are right
+    independently (Sequoia, Chen et al., 2024, §3), in place of the paper's tree, which was found by
+    hand.
     """
     chances = [chance_of(rank) for rank in range(top_k)]
     tree: list[Node] = []
@@ -100,7 +115,9 @@ def static_tree(nodes: int, top_k: int) -> list[Node]:
         tree.append(Node(depth, rank, parent))
         heapq.heappush(open_places, (chance * chances[0], depth + 1, 0, len(tree) - 1))
         if rank + 1 < top_k:
-            heapq.heappush(open_places, (chance / chances[rank] * chances[rank + 1], depth, rank + 1, parent))
+            heapq.heappush(
+                open_places, (chance / chances[rank] * chances[rank + 1], depth, rank + 1, parent)
+            )
     return tree
 
 

@@ -1,4 +1,6 @@
-"""Trees of candidates: the most likely tokens of each position ahead, combined into branches (BiTA §3.2, Figure 5)."""
+"""Trees of candidates: the most likely tokens of each position ahead, combined into branches (BiTA
+§3.2, Figure 5).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ MOST_NODES = 1024  # a full tree grows exponentially with its depth
 
 @dataclass(frozen=True)
 class Node:
-    """A node of a tree: the candidate of this rank (from 0) at this depth (from 0). parent: a node's index or ROOT."""
+    """A node of a tree: the candidate of this rank (from 0) at this depth (from 0). parent: a
+    node's index or ROOT.
+    """
 
     depth: int
     rank: int
@@ -33,7 +37,9 @@ class Node:
 
 
 def efficient_tree(widths: Sequence[int]) -> list[Node]:
-    """Each depth's candidates, all as children of the previous depth's most likely candidate (BiTA, Figure 5)."""
+    """Each depth's candidates, all as children of the previous depth's most likely candidate (BiTA,
+    Figure 5).
+    """
     nodes: list[Node] = []
     above = ROOT
     for depth, width in enumerate(widths):
@@ -46,19 +52,22 @@ def efficient_tree(widths: Sequence[int]) -> list[Node]:
 def narrowing_tree(widths: Sequence[int]) -> list[Node]:
     """An efficient tree with one candidate fewer at each depth: 5, 4, 3 where 5 are asked for.
 
-    Source: BiTA's released evaluation (tree_type upper-triangle in `decode_alg_mask_tree2` of tests/eval_infer.py); the
-    paper states the top 5 of every mask (§4.1.2). Raises UserError where a depth would have no candidate.
+    Source: BiTA's released evaluation (tree_type upper-triangle in `decode_alg_mask_tree2` of
+    tests/eval_infer.py); the paper states the top 5 of every mask (§4.1.2). Raises UserError where
+    a depth would have no candidate.
     """
     if wrong := [width for depth, width in enumerate(widths) if width <= depth]:
         raise UserError(
-            f"a narrowing_tree has one candidate fewer at each of its {len(widths)} depths, got top_k {wrong[0]}; "
-            f"give at least {len(widths)}, or tree=efficient_tree"
+            f"a narrowing_tree has one candidate fewer at each of its {len(widths)} depths, got"
+            f" top_k {wrong[0]}; give at least {len(widths)}, or tree=efficient_tree"
         )
     return efficient_tree([width - depth for depth, width in enumerate(widths)])
 
 
 def full_tree(widths: Sequence[int]) -> list[Node]:
-    """Each depth's candidates as children of every candidate of the previous depth (BiTA §4.3.4)."""
+    """Each depth's candidates as children of every candidate of the previous depth (BiTA
+    §4.3.4).
+    """
     nodes: list[Node] = []
     above: Sequence[int] = [ROOT]
     for depth, width in enumerate(widths):
@@ -74,21 +83,30 @@ GROWTHS: dict[str, Growth] = {
     "full_tree": full_tree,
     "narrowing_tree": narrowing_tree,
 }
-TreeFile = Annotated[str, NamesFile((*GROWTHS, "straightforward", "chain", "dynamic", "eagle_tree"))]
+TreeFile = Annotated[
+    str, NamesFile((*GROWTHS, "straightforward", "chain", "dynamic", "eagle_tree"))
+]
 
 
 def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[int, ...]:
-    """The number of candidates at each depth. top_k: one number for all depths, or one for each of the first depths.
+    """The number of candidates at each depth. top_k: one number for all depths, or one for each of
+    the first depths.
 
-    Raises UserError for a number below 1 or above the vocabulary's size, and for more numbers than depths.
+    Raises UserError for a number below 1 or above the vocabulary's size, and for more numbers than
+    depths.
     """
     widths = [top_k] * depth if not isinstance(top_k, Sequence) else list(top_k)
     if not 1 <= len(widths) <= depth:
-        raise UserError(f"top_k must give a width for 1 to {depth} depths, got {top_k!r}; give fewer, or one number")
+        raise UserError(
+            f"top_k must give a width for 1 to {depth} depths, got {top_k!r}; give fewer, or one"
+            " number"
+        )
     for width in widths:
         require_whole("top_k", width, 1)
         if width > vocabulary:
-            raise UserError(f"top_k must be at most the vocabulary's {vocabulary} tokens, got {width}")
+            raise UserError(
+                f"top_k must be at most the vocabulary's {vocabulary} tokens, got {width}"
+            )
     return tuple(widths)
 
 
@@ -96,7 +114,8 @@ def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[
 class ProbedTree:
     """A tree of candidates and the probes of its rows.
 
-    nodes: each after its parent. probes: [n + 1], how many probes follow the last committed token and each node.
+    nodes: each after its parent. probes: [n + 1], how many probes follow the last committed token
+    and each node.
     """
 
     nodes: tuple[Node, ...]
@@ -108,15 +127,21 @@ class ProbedTree:
         return 1 + len(self.nodes) + sum(self.probes)
 
 
-def grown(grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool = True) -> tuple[ProbedTree, ...]:
-    """The trees of one kind, by how many positions have candidates: from none to one for each width.
+def grown(
+    grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool = True
+) -> tuple[ProbedTree, ...]:
+    """The trees of one kind, by how many positions have candidates: from none to one for each
+    width.
 
     probes: below the last committed token and, if everywhere, below each node.
     Raises UserError for a full tree of more than MOST_NODES nodes.
     """
     count = sum(accumulate(widths, mul))
     if grow is full_tree and count > MOST_NODES:
-        raise UserError(f"a full tree of top_k {list(widths)} has {count} nodes, more than {MOST_NODES}; lower top_k")
+        raise UserError(
+            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MOST_NODES}; lower"
+            " top_k"
+        )
     trees = []
     for depth in range(len(widths) + 1):
         nodes = tuple(grow(widths[:depth]))
@@ -128,8 +153,9 @@ def grown(grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool
 class Layout:
     """A tree's nodes and the probes of its rows, on the device.
 
-    picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows: the tree of the
-    last committed token, the nodes and the probes. groups: for each row its first probe's row, and how many it has.
+    picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows:
+    the tree of the last committed token, the nodes and the probes. groups: for each row its first
+    probe's row, and how many it has.
     nodes, above: these and their parents on the host.
     """
 
@@ -143,9 +169,11 @@ class Layout:
 
     @cached_property
     def levels(self) -> list[tuple[Tensor, Tensor, Tensor, int]]:
-        """For candidates that depend on their parent, by depth: rows of the parents, each once, and of the nodes.
+        """For candidates that depend on their parent, by depth: rows of the parents, each once, and
+        of the nodes.
 
-        Between them the nodes' indices into the parents' flattened candidates, and last how many candidates each has.
+        Between them the nodes' indices into the parents' flattened candidates, and last how many
+        candidates each has.
         """
         found = []
         for depth in range(max(node.depth for node in self.nodes) + 1):
@@ -167,12 +195,16 @@ class Layout:
 class TokenTrees:
     """Drafts trees from candidates. Each shape is built once and then reused.
 
-    trees: by how many positions have candidates. vocabulary: the id of the first probe. widest: how many candidates
-    there are at each depth; None: as many as the trees use.
+    trees: by how many positions have candidates. vocabulary: the id of the first probe. widest: how
+    many candidates there are at each depth; None: as many as the trees use.
     """
 
     def __init__(
-        self, trees: Sequence[ProbedTree], vocabulary: int, device: torch.device, widest: int | None = None
+        self,
+        trees: Sequence[ProbedTree],
+        vocabulary: int,
+        device: torch.device,
+        widest: int | None = None,
     ) -> None:
         ranks = [node.rank for tree in trees for node in tree.nodes]
         self.widest = max(ranks, default=-1) + 1 if widest is None else widest
@@ -187,10 +219,13 @@ class TokenTrees:
             self._layouts[key] = self._lay_out(self._trees[depth], most_probes)
         return self._layouts[key]
 
-    def draft(self, candidates: Tensor | None, layout: Layout, markov: Any = None, last: int = 0) -> Draft:
+    def draft(
+        self, candidates: Tensor | None, layout: Layout, markov: Any = None, last: int = 0
+    ) -> Draft:
         """A draft tree of the candidates [depth, widest]; an empty draft without nodes.
 
-        markov: finds each node's token after its parent from scores in their place, [depth, vocab]. last: committed.
+        markov: finds each node's token after its parent from scores in their place, [depth, vocab].
+        last: committed.
         """
         if layout.parents is None:
             return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
@@ -198,7 +233,13 @@ class TokenTrees:
             tokens = candidates.flatten().index_select(0, layout.picks)
         else:
             tokens = markov.draft(candidates, last, layout)
-        return Draft(tokens, layout.parents, probes=layout.probes, shape=layout.rows, known_parents=layout.above)
+        return Draft(
+            tokens,
+            layout.parents,
+            probes=layout.probes,
+            shape=layout.rows,
+            known_parents=layout.above,
+        )
 
     def _lay_out(self, tree: ProbedTree, most_probes: int) -> Layout:
         rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]
@@ -228,7 +269,9 @@ class TokenTrees:
 MAKE = "scripts/fit_tree.py makes one"
 
 
-def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) -> tuple[ProbedTree, ...]:
+def read_trees(
+    path: str, most_depth: int, most_probes: int, vocabulary: int
+) -> tuple[ProbedTree, ...]:
     """The trees in a file of `scripts/fit_tree.py`, by how many positions have candidates.
 
     most_depth, most_probes: what the adapter or the heads were trained for.
@@ -239,7 +282,9 @@ def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) ->
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} must hold trees, got a file without ({error}); {MAKE}") from error
     if not trees or len(trees) > most_depth + 1:
-        raise UserError(f"{path} must hold a tree for 0 to {most_depth} depths, got {len(trees)} trees; {MAKE}")
+        raise UserError(
+            f"{path} must hold a tree for 0 to {most_depth} depths, got {len(trees)} trees; {MAKE}"
+        )
     for depth, tree in enumerate(trees):
         most = min(most_probes, len(trees) - 1)
         require_possible(f"{path}, the tree for {depth} depths", tree, depth, most, vocabulary)
@@ -247,21 +292,33 @@ def read_trees(path: str, most_depth: int, most_probes: int, vocabulary: int) ->
 
 
 def trees_in(content: dict[str, Any]) -> tuple[ProbedTree, ...]:
-    """The trees of a file's content, which a result's facts hold too. Raises ValueError, KeyError or TypeError."""
+    """The trees of a file's content, which a result's facts hold too.
+
+    Raises ValueError, KeyError or TypeError.
+    """
     return tuple(tree_of(one) for one in content["trees"])
 
 
-def require_possible(noun: str, tree: ProbedTree, depth: int, most_probes: int, vocabulary: int) -> None:
+def require_possible(
+    noun: str, tree: ProbedTree, depth: int, most_probes: int, vocabulary: int
+) -> None:
     """Raise UserError for a tree that is deeper, wider or more probed than its candidates are."""
     if any(node.depth >= depth or not 0 <= node.rank < vocabulary for node in tree.nodes):
-        raise UserError(f"{noun}, must have nodes of depths below {depth} and ranks below {vocabulary}; {MAKE}")
+        raise UserError(
+            f"{noun}, must have nodes of depths below {depth} and ranks below {vocabulary}; {MAKE}"
+        )
     if any(not 0 <= count <= most_probes for count in tree.probes):
-        raise UserError(f"{noun}, must have 0 to {most_probes} probes below a row, got {max(tree.probes)}; {MAKE}")
+        raise UserError(
+            f"{noun}, must have 0 to {most_probes} probes below a row, got {max(tree.probes)};"
+            f" {MAKE}"
+        )
 
 
 def tree_of(content: dict[str, Any]) -> ProbedTree:
     """The tree of an entry of the file. Raises ValueError for one that is no tree."""
-    parents, ranks, probes = ([*map(_whole, content[key])] for key in ("parents", "ranks", "probes"))
+    parents, ranks, probes = (
+        [*map(_whole, content[key])] for key in ("parents", "ranks", "probes")
+    )
     if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MOST_NODES:
         raise ValueError("parents, ranks and probes have lengths that do not fit")
     nodes: list[Node] = []

@@ -34,10 +34,11 @@ KIND = Kind(
 class BitaConfig:
     """The shapes of an adapter, and the model it was trained for.
 
-    prompt: deep (keys and values in every layer), shallow (embeddings before the first layer) or none.
+    prompt: deep (keys and values in every layer), shallow (embeddings before the first layer) or
+    none.
     prompt_tokens: P, 0 without a prompt. mask_tokens: M. layers, kv_heads, head_dim,
-    hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights. markov_rank: of a
-    `MarkovHead`; 0: none.
+    hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights.
+    markov_rank: of a `MarkovHead`; 0: none.
     """
 
     prompt: str
@@ -58,17 +59,18 @@ class BitaConfig:
         require_whole("bita.prompt_tokens", self.prompt_tokens, 0 if self.prompt == "none" else 1)
         if self.prompt == "none" and self.prompt_tokens != 0:
             raise UserError(
-                f"bita.prompt=none has no prompt tokens, got bita.prompt_tokens={self.prompt_tokens}; set 0"
+                "bita.prompt=none has no prompt tokens, got"
+                f" bita.prompt_tokens={self.prompt_tokens}; set 0"
             )
 
 
 class BitaAdapter(SavedModule):
     """The trained parameters only. The base model is frozen and not part of this module.
 
-    A deep prompt: prompt_keys and prompt_values, [layers, kv_heads, P, head_dim], in the layout of the
-    KV cache, without rotary positions. A shallow prompt: prompt_embeddings, [P, dim]. masks: [M, dim],
-    separate from the vocabulary's embeddings. Mask j (from 0) after n tokens has position n + j and
-    predicts token n + j + 1; the last token's own row predicts token n.
+    A deep prompt: prompt_keys and prompt_values, [layers, kv_heads, P, head_dim], in the layout of
+    the KV cache, without rotary positions. A shallow prompt: prompt_embeddings, [P, dim]. masks:
+    [M, dim], separate from the vocabulary's embeddings. Mask j (from 0) after n tokens has position
+    n + j and predicts token n + j + 1; the last token's own row predicts token n.
     """
 
     kind, config_class = KIND, BitaConfig
@@ -80,7 +82,8 @@ class BitaAdapter(SavedModule):
         def normal(*shape: int) -> nn.Parameter:
             return nn.Parameter(INITIAL_STD * torch.randn(shape, generator=generator))
 
-        self.masks = normal(config.mask_tokens, config.hidden_size)  # drawn first: the same for every kind of prompt
+        # drawn first: the same for every kind of prompt
+        self.masks = normal(config.mask_tokens, config.hidden_size)
         if config.prompt == "deep":
             shape = (config.layers, config.kv_heads, config.prompt_tokens, config.head_dim)
             self.prompt_keys, self.prompt_values = normal(*shape), normal(*shape)
@@ -100,20 +103,34 @@ class BitaAdapter(SavedModule):
         seed: int,
         markov_rank: int = 0,
     ) -> BitaAdapter:
-        """An untrained adapter for a model with this configuration. prompt=none ignores prompt_tokens.
+        """An untrained adapter for a model with this configuration. prompt=none ignores
+        prompt_tokens.
 
-        Raises UserError for an encoder–decoder, an unknown prompt, and fewer than one mask or prompt token.
+        Raises UserError for an encoder–decoder, an unknown prompt, and fewer than one mask or
+        prompt token.
         """
         shape = base_of(model_config, "a BiTA adapter")
         count = 0 if prompt == "none" else prompt_tokens
         sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
-        return cls(BitaConfig(prompt, count, mask_tokens, *sizes, dict(base), shape.vocabulary, markov_rank), seed)
+        return cls(
+            BitaConfig(
+                prompt, count, mask_tokens, *sizes, dict(base), shape.vocabulary, markov_rank
+            ),
+            seed,
+        )
 
 
-def load_bita(target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None) -> BitaAdapter:
-    """The adapter in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
+def load_bita(
+    target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None
+) -> BitaAdapter:
+    """The adapter in this folder, in the target's precision.
+
+    Raises UserError as `SavedModule.load_for` does.
+    """
     base = base_of(target.checkpoint.config, KIND.noun)
-    sizes = {name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")}
+    sizes = {
+        name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")
+    }
     return BitaAdapter.load_for(target, path, vocabulary, **sizes)
 
 
@@ -121,15 +138,17 @@ class BitaTarget:
     """The target's own weights and, for probe rows only, an adapter's prompt and masks (BiTA §3.1).
 
     Text rows never attend to the prompt or to a mask, so their logits are the target's own. Token
-    `vocab_size + j` is mask j. A shallow prompt runs through the layers once; its keys and values are
-    then a prefix, like those of a deep prompt.
+    `vocab_size + j` is mask j. A shallow prompt runs through the layers once; its keys and values
+    are then a prefix, like those of a deep prompt.
 
     prompt_tokens: use only this many of the adapter's prompt tokens, from the first; None: all.
     """
 
     in_graphs = False
 
-    def __init__(self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None) -> None:
+    def __init__(
+        self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None
+    ) -> None:
         most = adapter.config.prompt_tokens
         count = most if prompt_tokens is None else prompt_tokens
         require_whole("prompt_tokens", count, 0, most, f"null uses all {most} of the adapter")
@@ -150,7 +169,9 @@ class BitaTarget:
     def _prefix(self) -> Prefix:
         adapter, count = self._adapter, self._prompt_tokens
         if adapter.config.prompt == "shallow" and count:
-            return replace(self._target.prompt_cache(adapter.prompt_embeddings[:count]), masks=adapter.masks)
+            return replace(
+                self._target.prompt_cache(adapter.prompt_embeddings[:count]), masks=adapter.masks
+            )
         if adapter.config.prompt == "deep":
             keys, values = adapter.prompt_keys[:, :, :count], adapter.prompt_values[:, :, :count]
             return Prefix(keys, values, adapter.masks)

@@ -1,4 +1,6 @@
-"""Heads for chosen layers, to predict tokens before the last layer (PPD §3, the "trained" rows of Table 1)."""
+"""Heads for chosen layers, to predict tokens before the last layer (PPD §3, the "trained" rows of
+Table 1).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from bild_lab.engine.models.native.t5 import T5Decoder
     from bild_lab.engine.session import LoadedModel
 
-TRAIN = "python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] dataset=NAME dataset.path=DIR"
+TRAIN = (
+    "python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] dataset=NAME"
+    " dataset.path=DIR"
+)
 KIND = Kind(
     weights="heads.safetensors",
     config="heads_config.json",
@@ -33,9 +38,10 @@ KIND = Kind(
 class LayerHeadsConfig:
     """The shapes of the heads, and the model they were trained for.
 
-    layers: after which layers there is a head, counted from 1, ascending. hidden_size, vocabulary: the model's.
-    epsilon: of the model's final norm. rank: of the low-rank change to the model's own head; None for full
-    matrices. base: the model's path and the fingerprint of its weights.
+    layers: after which layers there is a head, counted from 1, ascending. hidden_size, vocabulary:
+    the model's.
+    epsilon: of the model's final norm. rank: of the low-rank change to the model's own head; None
+    for full matrices. base: the model's path and the fingerprint of its weights.
     """
 
     layers: Sequence[int]
@@ -47,7 +53,9 @@ class LayerHeadsConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, Sequence) or isinstance(self.layers, str) or not self.layers:
-            raise UserError(f"layers must list at least one layer, such as [4,6,8], got {self.layers!r}")
+            raise UserError(
+                f"layers must list at least one layer, such as [4,6,8], got {self.layers!r}"
+            )
         for layer in self.layers:
             require_whole("each of layers", layer, 1)
         object.__setattr__(self, "layers", tuple(sorted(set(self.layers))))
@@ -61,18 +69,24 @@ class LayerHeadsConfig:
 
 
 class LayerHeads(SavedModule):
-    """Each head is a root-mean-square norm and a matrix to the vocabulary. Both start as the model's own.
+    """Each head is a root-mean-square norm and a matrix to the vocabulary. Both start as the
+    model's own.
 
     norms: [layers, dim]; T5's scale of the decoder output is folded into them. Full heads: matrices
-    [layers, vocab, dim]. Low-rank heads: the model's own head, [vocab, dim], frozen, plus the product of ups
-    [layers, vocab, rank] and downs [layers, rank, dim], which starts at zero.
+    [layers, vocab, dim]. Low-rank heads: the model's own head, [vocab, dim], frozen, plus the
+    product of ups [layers, vocab, rank] and downs [layers, rank, dim], which starts at zero.
     """
 
     kind, config_class = KIND, LayerHeadsConfig
 
     def __init__(self, config: LayerHeadsConfig) -> None:
         super().__init__(config)
-        count, dim, vocabulary, rank = len(config.layers), config.hidden_size, config.vocabulary, config.rank
+        count, dim, vocabulary, rank = (
+            len(config.layers),
+            config.hidden_size,
+            config.vocabulary,
+            config.rank,
+        )
         self.norms = nn.Parameter(torch.ones(count, dim))
         if rank is None:
             self.matrices = nn.Parameter(torch.zeros(count, vocabulary, dim))
@@ -97,7 +111,8 @@ class LayerHeads(SavedModule):
         """
         vocabulary, dim = decoder.head.shape
         heads = cls(LayerHeadsConfig(layers, dim, vocabulary, decoder.epsilon, rank, dict(base)))
-        heads.norms.copy_(decoder.final_norm.float() * decoder.final_scale)  # the same for every layer
+        # the same for every layer
+        heads.norms.copy_(decoder.final_norm.float() * decoder.final_scale)
         if rank is None:
             heads.matrices.copy_(decoder.head)
         else:
@@ -106,14 +121,20 @@ class LayerHeads(SavedModule):
             heads.downs.copy_(drawn * dim**-0.5)
         return heads
 
-    def logits(self, layer: int, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
-        """Logits of the next token for each row, from the output of this layer. layer: counted from 1."""
+    def logits(
+        self, layer: int, hidden: Float[Tensor, "*rows dim"]
+    ) -> Float[Tensor, "*rows vocab"]:
+        """Logits of the next token for each row, from the output of this layer. layer: counted from
+        1.
+        """
         index = self.config.layers.index(layer)
         hidden = hidden.to(self.norms.dtype)  # the CPU kernels give float32
         normed = rms_norm(hidden, hidden.shape[-1:], self.norms[index], self.config.epsilon)
         if self.config.rank is None:
             return linear(normed, self.matrices[index])
-        return linear(normed, self.head) + linear(linear(normed, self.downs[index]), self.ups[index])
+        return linear(normed, self.head) + linear(
+            linear(normed, self.downs[index]), self.ups[index]
+        )
 
 
 def require_layers(layers: Sequence[int], depth: int) -> None:
@@ -123,9 +144,16 @@ def require_layers(layers: Sequence[int], depth: int) -> None:
 
 
 def require_heads_of(target: LoadedModel, config: LayerHeadsConfig, path: str, layer: int) -> None:
-    """Raise UserError unless these heads were trained for the target and include one for this layer."""
+    """Raise UserError unless these heads were trained for the target and include one for this
+    layer.
+    """
     checkpoint = target.checkpoint
-    sizes = {"hidden_size": checkpoint.config.hidden_size, "vocabulary": checkpoint.config.vocab_size}
+    sizes = {
+        "hidden_size": checkpoint.config.hidden_size,
+        "vocabulary": checkpoint.config.vocab_size,
+    }
     require_made_for(checkpoint, config, sizes, f"the heads {path}")
     if layer not in config.layers:
-        raise UserError(f"exit_layer must be one that {path} has a head for, {list(config.layers)}, got {layer}")
+        raise UserError(
+            f"exit_layer must be one that {path} has a head for, {list(config.layers)}, got {layer}"
+        )

@@ -1,6 +1,8 @@
-"""A Markov head: a bias on the next token's logits by the token before it, of low rank (DSpark, 2607.05147).
+"""A Markov head: a bias on the next token's logits by the token before it, of low rank (DSpark,
+2607.05147).
 
-Heads and masks predict tokens further ahead without seeing those between; this tells each candidate its parent.
+Heads and masks predict tokens further ahead without seeing those between; this tells each candidate
+its parent.
 """
 
 from __future__ import annotations
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
 
 
 class MarkovHead(nn.Module):
-    """The bias scale · before[token] · after^T. after starts at zero: an untrained head changes nothing.
+    """The bias scale · before[token] · after^T. after starts at zero: an untrained head changes
+    nothing.
 
-    scale: smaller where the learning rate is larger, as Adam's steps do not depend on the gradient's size.
+    scale: smaller where the learning rate is larger, as Adam's steps do not depend on the
+    gradient's size.
     """
 
     def __init__(self, vocabulary: int, rank: int, seed: int = 0, scale: float = 1.0) -> None:
@@ -44,15 +48,26 @@ class MarkovHead(nn.Module):
     def along(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"], count: int
     ) -> Float[Tensor, "batch contexts count vocab"]:
-        """The biases of the tokens 1 to `count` places after the first beyond each context, by the text's own."""
+        """The biases of the tokens 1 to `count` places after the first beyond each context, by the
+        text's own.
+        """
         places = contexts[..., None] + torch.arange(count, device=contexts.device)
-        return self(input_ids.gather(1, places.clamp(max=input_ids.shape[1] - 1).flatten(1)).view(places.shape))
+        return self(
+            input_ids.gather(1, places.clamp(max=input_ids.shape[1] - 1).flatten(1)).view(
+                places.shape
+            )
+        )
 
-    def draft(self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout) -> Int[Tensor, " n"]:
-        """The tree's tokens: below each the most likely by its depth's scores and its own bias. last: committed."""
+    def draft(
+        self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout
+    ) -> Int[Tensor, " n"]:
+        """The tree's tokens: below each the most likely by its depth's scores and its own bias.
+        last: committed.
+        """
         tokens = layout.picks.new_full((len(layout.above) + 1,), last)  # of every row
         for own, (parents, picks, rows, widest) in zip(scores, layout.levels, strict=False):
-            biased = precise(own) + precise(self(tokens.index_select(0, parents)))  # [parents, vocab]
+            # [parents, vocab]
+            biased = precise(own) + precise(self(tokens.index_select(0, parents)))
             tokens[rows] = biased.topk(widest).indices.flatten().index_select(0, picks)
         return tokens[1:]
 
@@ -62,32 +77,66 @@ class PackedMarkov:
 
     def __init__(self, markov: MarkovHead) -> None:
         (vocabulary, rank), self._library = markov.after.shape, library()
-        before, after = (pad(each, (0, -rank % PANEL)) for each in (markov.before.float() * markov.scale, markov.after))
+        before, after = (
+            pad(each, (0, -rank % PANEL))
+            for each in (markov.before.float() * markov.scale, markov.after)
+        )
         matrix, *held = packed_matrix(Weight(after))
-        self.before, self._held, half = before[:, :rank], (before, matrix, held), markov.after.dtype == torch.bfloat16
+        self.before, self._held, half = (
+            before[:, :rank],
+            (before, matrix, held),
+            markov.after.dtype == torch.bfloat16,
+        )
         places = {"before": before.data_ptr(), "after": addressof(matrix)}
-        self._markov = c.Markov(vocab=vocabulary, half=half, stride=before.shape[1], known=len(before), **places)
+        self._markov = c.Markov(
+            vocab=vocabulary, half=half, stride=before.shape[1], known=len(before), **places
+        )
 
-    def draft(self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout) -> Int[Tensor, " n"]:
+    def draft(
+        self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout
+    ) -> Int[Tensor, " n"]:
         """As `MarkovHead.draft`."""
-        tokens, given = torch.empty(len(layout.above), dtype=torch.long), scores.float().contiguous()
-        sizes, nodes = (len(tokens), last, torch.get_num_threads(), tokens.data_ptr()), layout.numbers
-        if self._library.draft_by_parents(byref(self._markov), given.data_ptr(), nodes.data_ptr(), *sizes):
-            raise IndexError(f"token {last} is none of the {len(self.before)} that a Markov head knows")
+        tokens, given = (
+            torch.empty(len(layout.above), dtype=torch.long),
+            scores.float().contiguous(),
+        )
+        sizes, nodes = (
+            (len(tokens), last, torch.get_num_threads(), tokens.data_ptr()),
+            layout.numbers,
+        )
+        if self._library.draft_by_parents(
+            byref(self._markov), given.data_ptr(), nodes.data_ptr(), *sizes
+        ):
+            raise IndexError(
+                f"token {last} is none of the {len(self.before)} that a Markov head knows"
+            )
         return tokens
 
 
 class NarrowMarkov:
-    """A Markov head over a part of the vocabulary: a small one, whose last row is that of the token committed last."""
+    """A Markov head over a part of the vocabulary: a small one, whose last row is that of the token
+    committed last.
+    """
 
-    def __init__(self, target: LoadedModel, markov: MarkovHead, vocabulary: DraftVocabulary) -> None:
-        self._whole, self._tokens, small = markov, vocabulary.tokens, MarkovHead(0, 0, scale=markov.scale)
-        small.before = nn.Parameter(pad(markov.before[self._tokens], (0, 0, 0, 1)), requires_grad=False)
+    def __init__(
+        self, target: LoadedModel, markov: MarkovHead, vocabulary: DraftVocabulary
+    ) -> None:
+        self._whole, self._tokens, small = (
+            markov,
+            vocabulary.tokens,
+            MarkovHead(0, 0, scale=markov.scale),
+        )
+        small.before = nn.Parameter(
+            pad(markov.before[self._tokens], (0, 0, 0, 1)), requires_grad=False
+        )
         small.after = nn.Parameter(markov.after[self._tokens], requires_grad=False)
         self._small = on_engine(target, small)
-        self._factor = 1.0 if isinstance(self._small, MarkovHead) else markov.scale  # the kernels' rows have it
+        # the kernels' rows have it
+        self._factor = 1.0 if isinstance(self._small, MarkovHead) else markov.scale
 
-    def draft(self, scores: Float[Tensor, "depth part"], last: int, layout: Layout) -> Int[Tensor, " n"]:
+    def draft(
+        self, scores: Float[Tensor, "depth part"], last: int, layout: Layout
+    ) -> Int[Tensor, " n"]:
         """As `MarkovHead.draft`, of the part's scores."""
         self._small.before[-1] = self._whole.before[last] * self._factor
         return self._tokens[self._small.draft(scores, len(self._tokens), layout)]
@@ -99,7 +148,9 @@ AnyMarkov = MarkovHead | PackedMarkov | NarrowMarkov
 def on_engine(
     target: LoadedModel, markov: MarkovHead | None, vocabulary: DraftVocabulary | None = None
 ) -> AnyMarkov | None:
-    """What drafts with it on the target's engine. vocabulary: the only tokens that it drafts; None: all."""
+    """What drafts with it on the target's engine. vocabulary: the only tokens that it drafts; None:
+    all.
+    """
     if markov is not None and vocabulary is not None:
         return NarrowMarkov(target, markov, vocabulary)
     return PackedMarkov(markov) if markov is not None and target.engine == "kernels" else markov

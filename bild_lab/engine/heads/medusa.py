@@ -1,4 +1,6 @@
-"""Medusa's trained part: heads that predict further ahead than the target's own head (Cai et al., 2023, Medusa-1)."""
+"""Medusa's trained part: heads that predict further ahead than the target's own head (Cai et al.,
+2023, Medusa-1).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.heads.folder import Kind, SavedModule, base_of, described, released_folder, shapes, tensors_of
+from bild_lab.engine.heads.folder import (
+    Kind,
+    SavedModule,
+    base_of,
+    described,
+    released_folder,
+    shapes,
+    tensors_of,
+)
 from bild_lab.engine.heads.markov import MarkovHead
 from bild_lab.engine.models.head_bias import biased
 from bild_lab.engine.sampling import precise
@@ -26,7 +36,10 @@ from bild_lab.files import FilePath
 if TYPE_CHECKING:
     from bild_lab.engine.session import LoadedModel
 
-TRAIN = "python scripts/train_module.py module=medusa name=medusa model.path=DIR dataset=NAME dataset.path=DIR"
+TRAIN = (
+    "python scripts/train_module.py module=medusa name=medusa model.path=DIR dataset=NAME"
+    " dataset.path=DIR"
+)
 KIND = Kind(
     weights="heads.safetensors",
     config="heads_config.json",
@@ -37,7 +50,11 @@ RELEASED = Kind(  # as FasterDecoding releases them
     weights="medusa_lm_head.safetensors",
     config="config.json",
     noun="release of Medusa heads",
-    remedy="give a release such as policy.heads=FasterDecoding/medusa-vicuna-7b-v1.3, or train your own: " + TRAIN,
+    remedy=(
+        "give a release such as policy.heads=FasterDecoding/medusa-vicuna-7b-v1.3, or train your"
+        " own: "
+    )
+    + TRAIN,
 )
 RELEASED_WEIGHTS = (RELEASED.weights, "medusa_lm_head.pt")
 
@@ -46,9 +63,10 @@ RELEASED_WEIGHTS = (RELEASED.weights, "medusa_lm_head.pt")
 class MedusaConfig:
     """The shapes of the heads, and the model they were trained for.
 
-    heads: how many tokens are predicted beyond the target's own next token. layers: residual blocks in
-    each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights. shared: all
-    heads end in the target's own matrix to the vocabulary, instead of one each. markov_rank: of a `MarkovHead`, or 0.
+    heads: how many tokens are predicted beyond the target's own next token. layers: residual blocks
+    in each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of
+    its weights. shared: all heads end in the target's own matrix to the vocabulary, instead of one
+    each. markov_rank: of a `MarkovHead`, or 0.
     """
 
     heads: int
@@ -68,13 +86,15 @@ class MedusaConfig:
 
 
 class MedusaHeads(SavedModule):
-    """Head i (from 0) predicts the token i + 2 positions ahead, from the input of the target's own head.
+    """Head i (from 0) predicts the token i + 2 positions ahead, from the input of the target's own
+    head.
 
-    Each head is `layers` residual blocks x + silu(W x + b), then a matrix to the vocabulary. W and b start
-    at zero, so that the blocks are the identity at first. The heads are stacked: blocks
-    [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim]. With a shared matrix (Stern et
-    al., 2018, §6) `attach` gives them the target's own, which is neither trained nor saved; there are no outputs then.
-    Other matrices can be attached too, such as a part of their rows.
+    Each head is `layers` residual blocks x + silu(W x + b), then a matrix to the vocabulary. W and
+    b start at zero, so that the blocks are the identity at first. The heads are stacked: blocks
+    [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim]. With a
+    shared matrix (Stern et al., 2018, §6) `attach` gives them the target's own, which is neither
+    trained nor saved; there are no outputs then. Other matrices can be attached too, such as a part
+    of their rows.
     """
 
     kind, config_class = KIND, MedusaConfig
@@ -86,7 +106,9 @@ class MedusaHeads(SavedModule):
         self.biases = nn.Parameter(torch.zeros(config.heads, config.layers, dim))
         if not config.shared:
             self.outputs = nn.Parameter(torch.zeros(config.heads, config.vocabulary, dim))
-        self.markov = MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
+        self.markov = (
+            MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
+        )
         self._attached: tuple[Tensor, ...] = ()
         self.bias: Tensor | None = None  # of ids without a token (`head_bias`)
 
@@ -102,7 +124,10 @@ class MedusaHeads(SavedModule):
         markov_rank: int = 0,
         seed: int = 0,
     ) -> MedusaHeads:
-        """Untrained heads, each a copy of the model's own head. Raises UserError for an encoder–decoder."""
+        """Untrained heads, each a copy of the model's own head.
+
+        Raises UserError for an encoder–decoder.
+        """
         shape = base_of(model_config, "Medusa")
         sizes = (heads, layers, shape.hidden_size, lm_head.shape[0])
         made = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
@@ -114,7 +139,10 @@ class MedusaHeads(SavedModule):
 
     @classmethod
     def load(cls, folder: Path | str) -> Self:
-        """Own heads, or released ones from a folder or the hub. Raises UserError for any other folder."""
+        """Own heads, or released ones from a folder or the hub.
+
+        Raises UserError for any other folder.
+        """
         place = released_folder(str(folder), RELEASED, RELEASED_WEIGHTS)
         released = any((place / name).is_file() for name in RELEASED_WEIGHTS)
         return read_released(place) if released else super().load(place)
@@ -129,7 +157,9 @@ class MedusaHeads(SavedModule):
         logits = self._logits(rows, self.config.heads)
         return logits.view(self.config.heads, *hidden.shape[:-1], -1)
 
-    def most_likely(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
+    def most_likely(
+        self, hidden: Float[Tensor, " dim"], depth: int, count: int
+    ) -> Int[Tensor, "depth count"]:
         """The first heads' most likely tokens."""
         return self.scores(hidden, depth).topk(count).indices
 
@@ -142,15 +172,19 @@ class MedusaHeads(SavedModule):
         x = rows.expand(depth, *rows.shape)
         for layer in range(self.config.layers):
             x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
-        return biased(x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT, self.bias)
+        return biased(
+            x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT, self.bias
+        )
 
 
 def read_released(folder: Path) -> MedusaHeads:
-    """Heads in the layout of FasterDecoding's releases (`MedusaModel` of medusa/model/medusa_model.py), on the CPU.
+    """Heads in the layout of FasterDecoding's releases (`MedusaModel` of
+    medusa/model/medusa_model.py), on the CPU.
 
-    A head i of n blocks has i.0.linear.weight, i.0.linear.bias … and the matrix i.n.weight. Their numbers are taken
-    from the weights: the authors read them without asking whether config.json names as many. Raises UserError for
-    weights that are no such heads, and for fewer heads than config.json names.
+    A head i of n blocks has i.0.linear.weight, i.0.linear.bias … and the matrix i.n.weight. Their
+    numbers are taken from the weights: the authors read them without asking whether config.json
+    names as many. Raises UserError for weights that are no such heads, and for fewer heads than
+    config.json names.
     """
     tensors = tensors_of(folder, RELEASED, RELEASED_WEIGHTS)
     try:
@@ -158,33 +192,55 @@ def read_released(folder: Path) -> MedusaHeads:
         named, base = config["medusa_num_heads"], {"path": config["base_model_name_or_path"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{folder / RELEASED.config} must hold medusa_num_heads and base_model_name_or_path, got none ({error}); "
-            + RELEASED.remedy
+            f"{folder / RELEASED.config} must hold medusa_num_heads and base_model_name_or_path,"
+            f" got none ({error}); " + RELEASED.remedy
         ) from error
-    ends = sorted(int(found[1]) for name in tensors if (found := re.fullmatch(r"0\.(\d+)\.weight", name)))
-    heads, layers = sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors), (ends or [0])[-1]
+    ends = sorted(
+        int(found[1]) for name in tensors if (found := re.fullmatch(r"0\.(\d+)\.weight", name))
+    )
+    heads, layers = (
+        sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors),
+        (ends or [0])[-1],
+    )
     vocabulary, dim = tensors[f"0.{layers}.weight"].shape if ends else (0, 0)
     wanted: dict[str, tuple[int, ...]] = {}
     for head in range(heads):
         for layer in range(layers):
-            wanted |= {f"{head}.{layer}.linear.weight": (dim, dim), f"{head}.{layer}.linear.bias": (dim,)}
+            wanted |= {
+                f"{head}.{layer}.linear.weight": (dim, dim),
+                f"{head}.{layer}.linear.bias": (dim,),
+            }
         wanted[f"{head}.{layers}.weight"] = (vocabulary, dim)
     if heads < max(1, named) or wanted != shapes(tensors):
-        raise UserError(f"{folder} must hold {named} Medusa heads, got {described(shapes(tensors))}; {RELEASED.remedy}")
+        raise UserError(
+            f"{folder} must hold {named} Medusa heads, got {described(shapes(tensors))};"
+            f" {RELEASED.remedy}"
+        )
 
     def stacked(part: str) -> Tensor:  # [heads, layers, …]
-        rows = [[tensors[f"{head}.{at}.linear.{part}"] for at in range(layers)] for head in range(heads)]
+        rows = [
+            [tensors[f"{head}.{at}.linear.{part}"] for at in range(layers)] for head in range(heads)
+        ]
         return torch.stack([torch.stack(row) for row in rows])
 
     made = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base))
-    weights = {"outputs": torch.stack([tensors[f"{head}.{layers}.weight"] for head in range(heads)])}
+    weights = {
+        "outputs": torch.stack([tensors[f"{head}.{layers}.weight"] for head in range(heads)])
+    }
     if layers:
         weights |= {"blocks": stacked("weight"), "biases": stacked("bias")}
     made.load_state_dict(weights, strict=layers > 0)
     return made
 
 
-def load_medusa(target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None) -> MedusaHeads:
-    """The heads in this folder, in the target's precision. Raises UserError as `SavedModule.load_for` does."""
+def load_medusa(
+    target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None
+) -> MedusaHeads:
+    """The heads in this folder, in the target's precision.
+
+    Raises UserError as `SavedModule.load_for` does.
+    """
     base = base_of(target.checkpoint.config, "Medusa")
-    return MedusaHeads.load_for(target, path, vocabulary, hidden_size=base.hidden_size, vocabulary=base.vocabulary)
+    return MedusaHeads.load_for(
+        target, path, vocabulary, hidden_size=base.hidden_size, vocabulary=base.vocabulary
+    )

@@ -1,8 +1,9 @@
-"""Whether a session gives a module's own scores: checked when a model that runs on Transformers loads.
+"""Whether a session gives a module's own scores: checked when a model that runs on Transformers
+loads.
 
-Any checkpoint can be loaded, but not every module keeps its cache as sessions need it. So before the first text a
-session runs a short one in all the ways that a method may feed rows, and its logits are compared with those of one
-forward over the whole text without a cache.
+Any checkpoint can be loaded, but not every module keeps its cache as sessions need it. So before
+the first text a session runs a short one in all the ways that a method may feed rows, and its
+logits are compared with those of one forward over the whole text without a cache.
 """
 
 from __future__ import annotations
@@ -29,12 +30,19 @@ KEPT = "after keeping some rows"
 BRANCHING = "in a tree"
 
 # how many keys a row attends to, in configurations
-WINDOWS = ("sliding_window", "attention_chunk_size", "window_size", "attention_window_size", "index_topk")
+WINDOWS = (
+    "sliding_window",
+    "attention_chunk_size",
+    "window_size",
+    "attention_window_size",
+    "index_topk",
+)
 AFFORDABLE = {"cuda": 1e13}  # weights times rows of a forward that takes well below a second
 AFFORDABLE_ELSEWHERE = 1e10
 PROMPT = 4
 FED = 12  # rows behind the prompt that the checks feed, without the tree's
-PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)  # of the tree: the second branch lies far from its place in the text
+# of the tree: the second branch lies far from its place in the text
+PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)
 LEFT, RIGHT = [0, 1, 6], [0, 5, 7]
 GROWN = 3  # its rows that run in a forward before the others
 TREE = len(RIGHT) + 1  # the deepest branch, and a row behind it
@@ -45,7 +53,10 @@ REMEDIES = {
     KEPT: "use policy=vanilla or policy=hf_generate, which draft nothing",
     BRANCHING: "use a policy that drafts chains, such as speculative or prompt_lookup",
 }
-ELSE = "use policy=hf_generate with measure.baseline=hf_generate, which is decoding by Transformers itself"
+ELSE = (
+    "use policy=hf_generate with measure.baseline=hf_generate, which is decoding by Transformers"
+    " itself"
+)
 
 # fields that say how many positions a model has
 POSITIONS = (
@@ -59,7 +70,8 @@ TABLES = ("pos", "wpe")  # in the name of a table of positions
 OFFSET = 2  # some tables begin with rows for padding
 CHANGING = ("dynamic", "longrope")  # rotations that depend on the length of the whole text
 
-Open = Callable[[Source, bool], CachedSession]  # a session for this source; whether it runs rows one by one
+# a session for this source; whether it runs rows one by one
+Open = Callable[[Source, bool], CachedSession]
 
 
 class CheckFailed(Exception):
@@ -70,8 +82,9 @@ class CheckFailed(Exception):
 class Outcome:
     """What the checks found.
 
-    one_by_one: the session had to run each row in a forward of its own. failed: the check that failed, None if none
-    did. problem: what was wrong then. refused: the session refused the check in words of its own.
+    one_by_one: the session had to run each row in a forward of its own. failed: the check that
+    failed, None if none did. problem: what was wrong then. refused: the session refused the check
+    in words of its own.
     """
 
     one_by_one: bool = False
@@ -84,17 +97,19 @@ class Outcome:
         if self.refused:
             return f"{name}: {self.problem}"
         return (
-            f"a session of {name} ({model_type}) must give the model's own logits, but {self.failed} {self.problem}; "
-            f"{REMEDIES.get(self.failed, ELSE)}"
+            f"a session of {name} ({model_type}) must give the model's own logits, but"
+            f" {self.failed} {self.problem}; {REMEDIES.get(self.failed, ELSE)}"
         )
 
 
 @torch.inference_mode()
 def check(module: PreTrainedModel, feed: Feed, open_session: Open) -> Outcome | None:
-    """Run a short text in all the ways that a method may feed it; None if the module scores it with NaN.
+    """Run a short text in all the ways that a method may feed it; None if the module scores it with
+    NaN.
 
-    feed: what the method feeds at most. open_session: starts a session of the module. A recurrent module may begin
-    several rows from an empty state; then a session that runs them one by one is tried.
+    feed: what the method feeds at most. open_session: starts a session of the module. A recurrent
+    module may begin several rows from an empty state; then a session that runs them one by one is
+    tried.
     """
     outcome = _check(module, feed, open_session, one_by_one=False)
     if outcome is None or outcome.failed not in (TOGETHER, ROLLED_BACK, KEPT):
@@ -103,7 +118,9 @@ def check(module: PreTrainedModel, feed: Feed, open_session: Open) -> Outcome | 
     return outcome if slower is None or slower.failed in (TOGETHER, ROLLED_BACK, KEPT) else slower
 
 
-def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: bool) -> Outcome | None:
+def _check(
+    module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: bool
+) -> Outcome | None:
     trial = Trial(module, lambda source: open_session(source, one_by_one))
     failed = problem = None
     refused = False
@@ -112,7 +129,9 @@ def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: 
             return None
         for difference in trial.run(feed):
             if not difference <= (most := tolerance(module.dtype)):
-                raise CheckFailed(f"they are off by {difference:.2g} of their spread, and {most:.2g} is the most")
+                raise CheckFailed(
+                    f"they are off by {difference:.2g} of their spread, and {most:.2g} is the most"
+                )
     except UserError as error:
         failed, problem, refused = trial.at, str(error), True
     except Exception as error:  # whatever a module raises is its answer
@@ -123,14 +142,19 @@ def _check(module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: 
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far logits may be off, relative to their spread. Some modules compute in float32 whatever the precision."""
+    """How far logits may be off, relative to their spread.
+
+    Some modules compute in float32 whatever the precision.
+    """
     return 3e-4 if dtype.itemsize > 2 else 0.1
 
 
 class Trial:
     """A short text and a session that runs it. at: the check that runs now."""
 
-    def __init__(self, module: PreTrainedModel, open_session: Callable[[Source], CachedSession]) -> None:
+    def __init__(
+        self, module: PreTrainedModel, open_session: Callable[[Source], CachedSession]
+    ) -> None:
         self.at = WHOLE
         self._module, self._open = module, open_session
         self._prompt = prompt_length(module)
@@ -138,7 +162,9 @@ class Trial:
         self.text, self._others = tokens[: self._prompt + FED], tokens[self._prompt + FED :]
         sources = plain_tokens(module.config, 6) if module.config.is_encoder_decoder else None
         self._device = input_device(module)
-        self._encoder_ids = None if sources is None else torch.tensor([sources], device=self._device)
+        self._encoder_ids = (
+            None if sources is None else torch.tensor([sources], device=self._device)
+        )
 
     def score(self) -> Float[Tensor, "n vocab"]:
         """The module's own logits of the text."""
@@ -149,7 +175,8 @@ class Trial:
         """How far the logits of each group of rows are off."""
         self._fed = self._prompt - 1  # rows that the session has, the prompt's included
         self.at = ROW_BY_ROW
-        other = self._open(self._source(self._others[:2]))  # a text of its own, which must leave no trace
+        # a text of its own, which must leave no trace
+        other = self._open(self._source(self._others[:2]))
         other.extend(self._others[1:2])
         self._session = self._open(self._source(self.text[: self._prompt]))
         for wrong in self._others[:3]:
@@ -186,8 +213,12 @@ class Trial:
     def _tree(self) -> Iterator[float]:
         self.at = BRANCHING
         rows, behind = self._others[: len(PARENTS)], self._others[len(PARENTS)]
-        shapes = [Tree(torch.tensor(PARENTS[:count], device=self._device)) for count in (GROWN, len(PARENTS))]
-        parts = [Rows(rows[:GROWN], shapes[0]), Rows(rows[GROWN:], shapes[1])]  # a tree may grow in several forwards
+        shapes = [
+            Tree(torch.tensor(PARENTS[:count], device=self._device))
+            for count in (GROWN, len(PARENTS))
+        ]
+        # a tree may grow in several forwards
+        parts = [Rows(rows[:GROWN], shapes[0]), Rows(rows[GROWN:], shapes[1])]
         logits = torch.cat([self._session.extend(part).logits for part in parts])
         left, right = ([rows[node] for node in branch] for branch in (LEFT, RIGHT))
         yield self._difference(logits[LEFT], self._scored([*self.text, *left])[-3:])
@@ -210,9 +241,11 @@ class Trial:
         return whole_logits(self._module, self._source(text))
 
     def _difference(self, ours: Float[Tensor, "m vocab"], own: Float[Tensor, "m vocab"]) -> float:
-        """The rows' distances relative to the spread of the module's logits: of the worst row, or the middle one.
+        """The rows' distances relative to the spread of the module's logits: of the worst row, or
+        the middle one.
 
-        In half precision a rounding may send a single row to other experts. Infinite logits do not count; a NaN does.
+        In half precision a rounding may send a single row to other experts. Infinite logits do not
+        count; a NaN does.
         """
         kept = {"nan": torch.nan, "posinf": 0.0, "neginf": 0.0}
         ours, own = (logits.double().nan_to_num(**kept) for logits in (ours, own.to(ours.device)))
@@ -230,13 +263,18 @@ def whole_logits(module: PreTrainedModel, text: Source) -> Float[Tensor, "n voca
 
 
 def input_device(module: PreTrainedModel) -> torch.device:
-    """The device of a model's tokens and logits. Weights of a spread model may be elsewhere, or on disk."""
+    """The device of a model's tokens and logits.
+
+    Weights of a spread model may be elsewhere, or on disk.
+    """
     hook = getattr(module, "_hf_hook", None)  # of Accelerate
     return module.device if hook is None else torch.empty(0, device=hook.execution_device).device
 
 
 def prompt_length(module: PreTrainedModel) -> int:
-    """A prompt long enough that the rows behind it are beyond the windows and the original context, if affordable."""
+    """A prompt long enough that the rows behind it are beyond the windows and the original context,
+    if affordable.
+    """
     config = module.config.get_text_config(decoder=True)
     behind = FED + TREE
     most = most_positions(module)
@@ -244,36 +282,63 @@ def prompt_length(module: PreTrainedModel) -> int:
     short = 1 if module.config.is_encoder_decoder else min(PROMPT, room - behind)
     weights = sum(weight.numel() for weight in module.parameters())
     affordable = AFFORDABLE.get(module.device.type, AFFORDABLE_ELSEWHERE) / weights
-    sizes = {size for name in WINDOWS if isinstance(size := getattr(config, name, None), int) and size > 0}
+    sizes = {
+        size
+        for name in WINDOWS
+        if isinstance(size := getattr(config, name, None), int) and size > 0
+    }
     lengths = {size + 2 for size in sizes}
     if (chunk := getattr(config, "attention_chunk_size", None)) is not None:
         lengths.add(chunk * (2 + FED // chunk) - FED - 1)  # the tree's first row ends a chunk
     if (context := original_context(config)) is not None:
         lengths.add(context + 2)
-    fitting = [length for length in lengths if length <= affordable and (most is None or length + behind <= most)]
+    fitting = [
+        length
+        for length in lengths
+        if length <= affordable and (most is None or length + behind <= most)
+    ]
     return max([short, *fitting])
 
 
 def plain_tokens(config: PreTrainedConfig, count: int) -> list[int]:
-    """Random tokens without those that have a meaning of their own, such as padding, the end, or an image."""
+    """Random tokens without those that have a meaning of their own, such as padding, the end, or an
+    image.
+    """
     described = {**config.to_dict(), **config.get_text_config(decoder=True).to_dict()}
-    named = {name: ids for name, ids in described.items() if name.endswith(("token_id", "token_ids", "token_index"))}
-    special = {token for ids in named.values() for token in (ids if isinstance(ids, list) else [ids])}
+    named = {
+        name: ids
+        for name, ids in described.items()
+        if name.endswith(("token_id", "token_ids", "token_index"))
+    }
+    special = {
+        token for ids in named.values() for token in (ids if isinstance(ids, list) else [ids])
+    }
     vocabulary = config.get_text_config(decoder=True).vocab_size
-    drawn = torch.randint(vocabulary, (4 * count + 64,), generator=torch.Generator().manual_seed(0)).tolist()
+    drawn = torch.randint(
+        vocabulary, (4 * count + 64,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     plain = [token for token in drawn if token not in special]
     return plain[:count]
 
 
 def learned_positions(part: nn.Module, config: PreTrainedConfig) -> int | None:
-    """For how many positions an encoder or decoder has learned or tabulated embeddings; None if for any number.
+    """For how many positions an encoder or decoder has learned or tabulated embeddings; None if for
+    any number.
 
     config: of its whole model. The weights may be on the meta device.
     """
     config = config.get_text_config(decoder=True)
-    sizes = {size for name in POSITIONS if isinstance(size := getattr(config, name, None), int) and size > 0}
+    sizes = {
+        size
+        for name in POSITIONS
+        if isinstance(size := getattr(config, name, None), int) and size > 0
+    }
     tables = [*part.named_parameters(), *part.named_buffers()]
-    rows = [each.shape[0] for name, each in tables if any(part in name for part in TABLES) and each.ndim == 2]
+    rows = [
+        each.shape[0]
+        for name, each in tables
+        if any(part in name for part in TABLES) and each.ndim == 2
+    ]
     found = [size for size in sizes for count in rows if size <= count <= size + OFFSET]
     return min(found, default=None)
 
@@ -285,18 +350,24 @@ def original_context(config: PreTrainedConfig) -> int | None:
 
 
 def changing_rotation(config: PreTrainedConfig) -> int | None:
-    """Up to how many positions all rows have one rotation, if a longer text changes it; else None."""
+    """Up to how many positions all rows have one rotation, if a longer text changes it; else
+    None.
+    """
     changing = [each for each in rotations(config) if each.get("rope_type") in CHANGING]
-    lengths = [each.get("original_max_position_embeddings") or config.max_position_embeddings for each in changing]
+    lengths = [
+        each.get("original_max_position_embeddings") or config.max_position_embeddings
+        for each in changing
+    ]
     return min(lengths, default=None)
 
 
 def trained_positions(config: PreTrainedConfig) -> int | None:
     """How many positions a rotary model was trained for, or scaled to; None without rotations.
 
-    It runs longer texts, but nobody says that it understands them. A linear or dynamic scaling multiplies the
-    configuration's length and YaRN the original one (so does vLLM, in the function _get_and_verify_max_len); a length
-    beside other scalings, or one for each kind of layer, is the scaled one already.
+    It runs longer texts, but nobody says that it understands them. A linear or dynamic scaling
+    multiplies the configuration's length and YaRN the original one (so does vLLM, in the function
+    _get_and_verify_max_len); a length beside other scalings, or one for each kind of layer, is the
+    scaled one already.
     """
     config = config.get_text_config(decoder=True)
     length, scaled = getattr(config, "max_position_embeddings", None), rotations(config)

@@ -1,4 +1,7 @@
-"""One sequence in one model: which rows are cached, pending, or partly run. Shared by both engines."""
+"""One sequence in one model: which rows are cached, pending, or partly run.
+
+Shared by both engines.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,13 @@ LONG_PROMPT = 256  # rows
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward of some rows through some layers. Keys and values are stored from cache slot `start` on.
+    """One forward of some rows through some layers. Keys and values are stored from cache slot
+    `start` on.
 
-    tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the tokens' embeddings.
-    layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0: none. hidden, fill,
+    tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the
+    tokens' embeddings.
+    layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0:
+    none. hidden, fill,
     skipped, vocabulary: as in `Want`. prompt: how many of the first rows belong to the prompt.
     """
 
@@ -71,15 +77,19 @@ class Pass:
 
     @property
     def whole(self) -> bool:
-        """Whether it is a plain forward: all layers, from token ids to logits, without hidden states."""
+        """Whether it is a plain forward: all layers, from token ids to logits, without hidden
+        states.
+        """
         return self.layers is None and self.states is None and not self.hidden and not self.fill
 
 
 class Layers(Protocol):
-    """What an engine implements: a model's layers and the KV cache of one sequence. By default it has no programs.
+    """What an engine implements: a model's layers and the KV cache of one sequence. By default it
+    has no programs.
 
-    reserved: the first slots, which hold a prefix and never roll back. source: the number of encoder tokens,
-    0 for decoder-only models. narrows: its head can score the tokens of a `DraftVocabulary` alone.
+    reserved: the first slots, which hold a prefix and never roll back. source: the number of
+    encoder tokens, 0 for decoder-only models. narrows: its head can score the tokens of a
+    `DraftVocabulary` alone.
     """
 
     narrows = False
@@ -93,22 +103,29 @@ class Layers(Protocol):
         """Run the rows. `hidden` of the result has all rows."""
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
-        """Run these rows from slot `start` on, and a chain after them; None if there is no program for it."""
+        """Run these rows from slot `start` on, and a chain after them; None if there is no program
+        for it.
+        """
         return None
 
     def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
-        """The forwards that run rows from slot `start` on: the first slot and the number of rows of each.
+        """The forwards that run rows from slot `start` on: the first slot and the number of rows of
+        each.
 
         They begin before this slot if rows have to run again, because a state cannot be cut.
         """
         return [(start, count)]
 
-    def until_saturated(self, start: int, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
+    def until_saturated(
+        self, start: int, token: int, bar: float
+    ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         """As in `StagedSession`, at slot `start`."""
         return None
 
     def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
-        """Run these rows from slot `start` on, and a tree after them; None if there is no program for it."""
+        """Run these rows from slot `start` on, and a tree after them; None if there is no program
+        for it.
+        """
         return None
 
     def scored(self, work: Pass) -> int:
@@ -121,14 +138,18 @@ class Layers(Protocol):
         """Keys and values of the source in the last so many layers, which have run before."""
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
-        """Move these rows, counted from slot `start`, to slot `start` and the following slots, in these layers."""
+        """Move these rows, counted from slot `start`, to slot `start` and the following slots, in
+        these layers.
+        """
 
 
 @dataclass(frozen=True)
 class Started:
-    """Drafted rows after the cached ones that have run through the first layers only, as in early exit.
+    """Drafted rows after the cached ones that have run through the first layers only, as in early
+    exit.
 
-    The cache holds their keys and values for these layers. states: the output of the last of these layers.
+    The cache holds their keys and values for these layers. states: the output of the last of these
+    layers.
     """
 
     tokens: Int[Tensor, " n"]
@@ -136,7 +157,10 @@ class Started:
     layers: int
 
     def shared(self, tokens: Int[Tensor, " m"]) -> int:
-        """The length of the common prefix of these tokens and the given ones. Synchronizes with the device."""
+        """The length of the common prefix of these tokens and the given ones.
+
+        Synchronizes with the device.
+        """
         both = min(self.tokens.shape[0], tokens.shape[0])
         return int((self.tokens[:both] == tokens[:both]).long().cumprod(0).sum())
 
@@ -144,26 +168,33 @@ class Started:
 class CachedSession:
     """A session over an engine's layers.
 
-    A decoder-only prompt runs together with the first rows. Drafted rows that have run through the first layers
-    (`Rows.position`) do not run these again: if the text's next rows have the same tokens, only the other layers run
-    (BiLD §4.4).
+    A decoder-only prompt runs together with the first rows. Drafted rows that have run through the
+    first layers (`Rows.position`) do not run these again: if the text's next rows have the same
+    tokens, only the other layers run (BiLD §4.4).
     """
 
-    def __init__(self, layers: Layers, prompt: Sequence[int], forwards: list[Forward] | None = None) -> None:
+    def __init__(
+        self, layers: Layers, prompt: Sequence[int], forwards: list[Forward] | None = None
+    ) -> None:
         self.layers, self.forwards = layers, [] if forwards is None else forwards
-        self._cached = layers.reserved  # slots of the prefix and of rows that have run through all layers
+        # slots of the prefix and of rows that have run through all layers
+        self._cached = layers.reserved
         self._base = self._cached  # the slot of the last extend's first row
         self._pending = list(prompt[:-1])  # prompt tokens that have not run yet
         self._started: Started | None = None
         if layers.source:
-            self.forwards.append(Forward(layers.config, layers.source, source=layers.source, encoder=True))
+            self.forwards.append(
+                Forward(layers.config, layers.source, source=layers.source, encoder=True)
+            )
 
     @property
     def length(self) -> int:
         return self._cached - self.layers.reserved + len(self._pending)
 
     @torch.inference_mode()
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         rows = as_rows(rows)
         if rows.position is not None:
             self.prefill()
@@ -188,7 +219,11 @@ class CachedSession:
             vocabulary=want.vocabulary,
         )
         scores = self._run_text(work) if rows.position is None else self._run_draft(work)
-        hidden = scores.hidden if shown == work.count else tuple(state[-shown:] for state in scores.hidden)
+        hidden = (
+            scores.hidden
+            if shown == work.count
+            else tuple(state[-shown:] for state in scores.hidden)
+        )
         return Scores(scores.logits, scores.head_input, hidden)
 
     @torch.inference_mode()
@@ -204,12 +239,16 @@ class CachedSession:
         return drafted
 
     @torch.inference_mode()
-    def until_saturated(self, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
+    def until_saturated(
+        self, token: int, bar: float
+    ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         self.prefill()
         found = self.layers.until_saturated(self._cached, token, bar)
         if found is not None:
             self._base, self._started = self._cached, None
-            self._cached = self._ran(self._cached, [1], layers=found[1], filled_layers=self.layers.depth - found[1])
+            self._cached = self._ran(
+                self._cached, [1], layers=found[1], filled_layers=self.layers.depth - found[1]
+            )
         return found
 
     @torch.inference_mode()
@@ -247,7 +286,9 @@ class CachedSession:
             self.layers.gather(self._cached, [row], layers)
 
     def _fed(self, rows: Sequence[int]) -> list[int]:
-        """These rows after the prompt's, unless it is long: a program holds all its rows in memory."""
+        """These rows after the prompt's, unless it is long: a program holds all its rows in
+        memory.
+        """
         if len(self._pending) > LONG_PROMPT:
             self.prefill()
         return [*self._pending, *rows]
@@ -262,7 +303,10 @@ class CachedSession:
         self._cached = self._ran(self._cached, counts, vocabulary=self._scored(vocabulary))
 
     def _ran(self, start: int, counts: Sequence[int], **what: int | None) -> int:
-        """Record the forwards of a program, with so many rows each. what: other fields. Returns the next slot."""
+        """Record the forwards of a program, with so many rows each. what: other fields.
+
+        Returns the next slot.
+        """
         for index, rows in enumerate(counts):
             source, scored = self.layers.source, rows if index else 1
             self.forwards.append(Forward(self.layers.config, rows, start, scored, source, **what))
@@ -277,7 +321,8 @@ class CachedSession:
         if tree is None:
             return tokens, None
         chain = torch.arange(-1, waiting - 1, device=tokens.device)
-        return tokens, Tree(torch.cat([chain, tree.parents + waiting]))  # a root (-1) follows the last prompt token
+        # a root (-1) follows the last prompt token
+        return tokens, Tree(torch.cat([chain, tree.parents + waiting]))
 
     def _run_draft(self, work: Pass) -> Scores:
         """Run drafted rows. If they ran through the first layers, remember the output of those."""
@@ -321,13 +366,20 @@ class CachedSession:
             self._started = None  # the states of the rows between are not known
         else:
             tokens = torch.cat([before.tokens[:ahead], ran.tokens])
-            self._started = Started(tokens, torch.cat([before.states[:ahead], ran.states]), ran.layers)
+            self._started = Started(
+                tokens, torch.cat([before.states[:ahead], ran.states]), ran.layers
+            )
 
     def _run_text(self, work: Pass) -> Scores:
         """Run the text's next rows. They count as cached once the last layer has run."""
         self._base = work.start + work.prompt - work.earlier
         started, self._started = self._started, None
-        if started is not None and work.whole and work.tree is None and (same := started.shared(work.tokens)):
+        if (
+            started is not None
+            and work.whole
+            and work.tree is None
+            and (same := started.shared(work.tokens))
+        ):
             scores = self._run_rest(work, started.states[:same], started.layers)
         else:
             scores = self._run(work)
@@ -336,7 +388,9 @@ class CachedSession:
         return scores
 
     def _run_rest(self, work: Pass, states: Float[Tensor, "n dim"], first: int) -> Scores:
-        """The first n rows have run the `first` layers: run these for the other rows, then the rest for all rows."""
+        """The first n rows have run the `first` layers: run these for the other rows, then the rest
+        for all rows.
+        """
         done = states.shape[0]
         if done < work.count:
             late = replace(
@@ -352,7 +406,10 @@ class CachedSession:
         return self._run(replace(work, states=states, layers=range(first, self.layers.depth)))
 
     def _run(self, work: Pass) -> Scores:
-        """Run and record the forward. With an empty list of layers, the given states go straight to the head."""
+        """Run and record the forward.
+
+        With an empty list of layers, the given states go straight to the head.
+        """
         chosen = work.layers
         if chosen is not None and not len(chosen) and work.hidden:
             scores = self._run(replace(work, hidden=())) if work.logits else Scores(None)

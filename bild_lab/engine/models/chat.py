@@ -15,8 +15,10 @@ from bild_lab.errors import UserError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-DATE = "2026-01-01"  # the day that a template is told, unless another is chosen: the same prompts every day
-TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")  # a call of Transformers' function in a template
+# the day that a template is told, unless another is chosen: the same prompts every day
+DATE = "2026-01-01"
+# a call of Transformers' function in a template
+TODAY = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
 OURS = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_template")
 
 
@@ -24,8 +26,9 @@ OURS = ("messages", "conversation", "tokenize", "add_generation_prompt", "chat_t
 class ChatSettings:
     """What a chat template is told besides the messages.
 
-    date: for templates that write the day, as YYYY-MM-DD; None: `DATE`. values: keywords of `apply_chat_template`,
-    such as enable_thinking. Raises UserError for another date, and for keywords that are set here.
+    date: for templates that write the day, as YYYY-MM-DD; None: `DATE`. values: keywords of
+    `apply_chat_template`, such as enable_thinking. Raises UserError for another date, and for
+    keywords that are set here.
     """
 
     date: str | None = None
@@ -35,14 +38,18 @@ class ChatSettings:
         try:
             _ = self.day
         except (TypeError, ValueError) as error:
-            raise UserError(f"chat_template_date must be a day such as {DATE}, got {self.date!r}") from error
+            raise UserError(
+                f"chat_template_date must be a day such as {DATE}, got {self.date!r}"
+            ) from error
         if not isinstance(self.values, Mapping):
             raise UserError(
-                f"chat_template_kwargs must be names with values, such as {{enable_thinking: false}}, got "
-                f"{self.values!r}"
+                "chat_template_kwargs must be names with values, such as {enable_thinking:"
+                f" false}}, got {self.values!r}"
             )
         if own := [name for name in OURS if name in self.values]:
-            raise UserError(f"chat_template_kwargs cannot hold {own[0]}, which is set here; leave it out")
+            raise UserError(
+                f"chat_template_kwargs cannot hold {own[0]}, which is set here; leave it out"
+            )
 
     @property
     def day(self) -> date:
@@ -50,24 +57,31 @@ class ChatSettings:
 
 
 def chat_text(
-    tokenizer: PreTrainedTokenizerBase, path: str, messages: Sequence[Mapping[str, str]], chat: ChatSettings
+    tokenizer: PreTrainedTokenizerBase,
+    path: str,
+    messages: Sequence[Mapping[str, str]],
+    chat: ChatSettings,
 ) -> str:
     """The messages as the tokenizer's template writes them, up to where the answer begins.
 
-    path: of the checkpoint, for messages. Raises UserError for a value that the template does not name, and for
-    messages that it refuses.
+    path: of the checkpoint, for messages. Raises UserError for a value that the template does not
+    name, and for messages that it refuses.
     """
     template = dated(tokenizer.get_chat_template(), chat.day, path)
-    if unknown := [name for name in chat.values if not re.search(rf"\b{re.escape(name)}\b", template)]:
+    if unknown := [
+        name for name in chat.values if not re.search(rf"\b{re.escape(name)}\b", template)
+    ]:
         raise UserError(
-            f"the chat template of {path} does not name {unknown[0]}, so chat_template_kwargs would have no "
-            "effect; leave it out, or correct the name"
+            f"the chat template of {path} does not name {unknown[0]}, so chat_template_kwargs would"
+            " have no effect; leave it out, or correct the name"
         )
     options = {"tokenize": False, "add_generation_prompt": True, "chat_template": template}
     try:
         return tokenizer.apply_chat_template(list(messages), **options, **chat.values)
     except TemplateError as error:
-        raise UserError(f"the chat template of {path} refuses these messages: {error}; correct them") from error
+        raise UserError(
+            f"the chat template of {path} refuses these messages: {error}; correct them"
+        ) from error
 
 
 def dated(template: str, day: date, name: str) -> str:
@@ -78,7 +92,7 @@ def dated(template: str, day: date, name: str) -> str:
     written = TODAY.sub(lambda call: repr(day.strftime(call[2])), template)
     if re.search(r"strftime_now\s*\(", written):
         raise UserError(
-            f"the chat template of {name} writes the date in a format that it computes, so every day would be another "
-            "setting; give the template as text: dataset.chat_template"
+            f"the chat template of {name} writes the date in a format that it computes, so every"
+            " day would be another setting; give the template as text: dataset.chat_template"
         )
     return written

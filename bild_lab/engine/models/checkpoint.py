@@ -33,7 +33,12 @@ from transformers import (
 )
 
 from bild_lab.engine.models.chat import ChatSettings, chat_text
-from bild_lab.engine.models.hub import hub_problem, no_conversion_service, no_progress_bars, require_hub
+from bild_lab.engine.models.hub import (
+    hub_problem,
+    no_conversion_service,
+    no_progress_bars,
+    require_hub,
+)
 from bild_lab.engine.models.pieces import METASPACE, Pieces, begin_of_text
 from bild_lab.engine.models.weight_files import (
     holds_weights,
@@ -49,17 +54,21 @@ from bild_lab.errors import UserError, require_unicode
 from bild_lab.files import file_digest, pin_of, shipped
 
 PICKLE_REMEDY = (
-    "set runtime.allow_pickles=true (in scripts/finetune.py model.allow_pickles=true) to read tensors from them, and "
-    "nothing else, or give a revision that has safetensors, or save them anew with Transformers: AutoModelForCausalLM "
-    "or AutoModelForSeq2SeqLM, .from_pretrained(DIR).save_pretrained(NEW_DIR)"
+    "set runtime.allow_pickles=true (in scripts/finetune.py model.allow_pickles=true) to read"
+    " tensors from them, and nothing else, or give a revision that has safetensors, or save them"
+    " anew with Transformers: AutoModelForCausalLM or AutoModelForSeq2SeqLM,"
+    " .from_pretrained(DIR).save_pretrained(NEW_DIR)"
 )
-REMOTE_CODE = "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
+REMOTE_CODE = (
+    "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
+)
 HUB_REMEDY = (
-    "check its name, its revision and your access (`hf auth login`), repeat the command where a download broke off, or "
-    "give a local folder in Hugging Face layout with safetensors weights"
+    "check its name, its revision and your access (`hf auth login`), repeat the command where a"
+    " download broke off, or give a local folder in Hugging Face layout with safetensors weights"
 )
 TOKENIZER_FILE = re.compile(r"token|vocab|tekken|\.model$")
-ACCOUNTS = ("README.md", "metrics.json")  # a training's log files: times and paths, no effect on the weights
+# a training's log files: times and paths, no effect on the weights
+ACCOUNTS = ("README.md", "metrics.json")
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
 
 
@@ -69,9 +78,10 @@ class Checkpoint:
 
     path: a folder, a hub id, toy:large or toy:small.
     revision: a branch, tag or commit on the hub; one that `pins.yaml` pins is read at its commit.
-    trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint is refused.
-    allow_pickles: where there are no safetensors, read tensors, and nothing else, from pickles (PyTorch's
-    `weights_only`); without it such a checkpoint is refused.
+    trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint
+    is refused.
+    allow_pickles: where there are no safetensors, read tensors, and nothing else, from pickles
+    (PyTorch's `weights_only`); without it such a checkpoint is refused.
     """
 
     path: str
@@ -120,10 +130,13 @@ class Checkpoint:
         except UserError:
             if self.in_folder:
                 raise
-        return GenerationConfig.from_model_config(self.config)  # older checkpoints have no such file
+        # older checkpoints have no such file
+        return GenerationConfig.from_model_config(self.config)
 
     def check(self) -> None:
-        """Raise UserError unless the small files exist and fit together, and the weights are safe to read."""
+        """Raise UserError unless the small files exist and fit together, and the weights are safe
+        to read.
+        """
         _ = self.vocabulary
         for token in sorted(self.end_tokens):
             self.require_row(token, "an end token")
@@ -132,16 +145,18 @@ class Checkpoint:
             self.require_row(self.decoder_start, "the decoder's start token")
 
     def require_row(self, token: int, what: str, rows: int | None = None) -> None:
-        """Raise UserError for a token without an embedding. rows: how many there are; None: the decoder's."""
+        """Raise UserError for a token without an embedding. rows: how many there are; None: the
+        decoder's.
+        """
         rows = self.rows if rows is None else rows
         if 0 <= token < rows:
             return
         piece = piece_of(self.tokenizer, token) if token >= 0 else None
         named = "" if piece is None else f" ({piece!r})"
         raise UserError(
-            f"{what} must be from 0 to {rows - 1}, as {self.path} has {rows} embeddings, got {token}{named}; resize "
-            "the model's embeddings to its tokenizer (resize_token_embeddings) and save both, or take both from one "
-            "checkpoint"
+            f"{what} must be from 0 to {rows - 1}, as {self.path} has {rows} embeddings, got"
+            f" {token}{named}; resize the model's embeddings to its tokenizer"
+            " (resize_token_embeddings) and save both, or take both from one checkpoint"
         )
 
     def require_rows(self, source: Source) -> None:
@@ -153,7 +168,9 @@ class Checkpoint:
                 self.require_row(token, "the tokens of a prompt", self.source_rows)
 
     def _require_weights(self) -> None:
-        """Raise UserError unless there are weights that Transformers reads, all of them, and safe to read."""
+        """Raise UserError unless there are weights that Transformers reads, all of them, and safe
+        to read.
+        """
         if not (names := self._file_names):
             return
         first = require_weights(self.path, names, named_in_config(self.files / "config.json"))
@@ -164,8 +181,8 @@ class Checkpoint:
         folder = Path(self.location)
         if missing := [name for name in in_folder(folder) if not (folder / name).is_file()]:
             raise UserError(
-                f"{self.path} lacks {missing[0]}, which its {first} lists; copy it from where the model came from, or "
-                f"remove {first} if the weights are in another file"
+                f"{self.path} lacks {missing[0]}, which its {first} lists; copy it from where the"
+                f" model came from, or remove {first} if the weights are in another file"
             )
 
     @cached_property
@@ -183,8 +200,13 @@ class Checkpoint:
         return bool(self.config.is_encoder_decoder)
 
     @property
-    def auto_class(self) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForImageTextToText]:
-        """The class of Transformers that builds the model. One that also reads images is given text alone."""
+    def auto_class(
+        self,
+    ) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForImageTextToText]:
+        """The class of Transformers that builds the model.
+
+        One that also reads images is given text alone.
+        """
         if self.encoder_decoder:
             return AutoModelForSeq2SeqLM
         images = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -203,7 +225,8 @@ class Checkpoint:
     @cached_property
     def rows(self) -> int:
         """How many tokens the decoder embeds."""
-        apart = getattr(self.config, "decoder_vocab_size", None)  # of models whose encoder has another vocabulary
+        # of models whose encoder has another vocabulary
+        apart = getattr(self.config, "decoder_vocab_size", None)
         return apart or self.config.get_text_config(decoder=True).vocab_size
 
     @property
@@ -213,22 +236,31 @@ class Checkpoint:
 
     @cached_property
     def source_rows(self) -> int:
-        """How many tokens the encoder embeds; of a decoder-only model, how many a prompt may have."""
+        """How many tokens the encoder embeds; of a decoder-only model, how many a prompt may
+        have.
+        """
         return getattr(self.config.get_text_config(encoder=True), "vocab_size", None) or self.rows
 
     @cached_property
     def unknown(self) -> tuple[int, ...]:
         """The ids that have a score and no token, as in models padded beyond their tokenizer.
 
-        Nobody can read such an id, so no text has one: its score is −inf in every forward. End tokens are known.
+        Nobody can read such an id, so no text has one: its score is −inf in every forward. End
+        tokens are known.
         """
         known = {*self.vocabulary.values(), *self.end_tokens}
         spare = [token for token in range(self.columns) if token not in known]
-        return tuple(token for token in spare if token >= self.rows or piece_of(self.tokenizer, token) is None)
+        return tuple(
+            token
+            for token in spare
+            if token >= self.rows or piece_of(self.tokenizer, token) is None
+        )
 
     @cached_property
     def unwritten(self) -> dict[str, int]:
-        """The special tokens that no text shows, by their names; without the one for unknown text."""
+        """The special tokens that no text shows, by their names; without the one for unknown
+        text.
+        """
         added, unknown = self.tokenizer.get_added_vocab(), self.tokenizer.unk_token_id
         decode = self.tokenizer.decode
         return {
@@ -256,20 +288,24 @@ class Checkpoint:
         for token in (self.generation.decoder_start_token_id, configured):
             if token is not None:
                 return token
-        raise UserError(f"{self.path} names no decoder_start_token_id; add it to its generation_config.json")
+        raise UserError(
+            f"{self.path} names no decoder_start_token_id; add it to its generation_config.json"
+        )
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
         """The prompt as token ids, at most max_tokens of them.
 
-        prompt: text, to which the tokenizer's special tokens are added, an empty one the begin-of-text token alone;
-        token ids, taken as they are; or messages ("role", "content") for the tokenizer's chat template. Raises
-        UserError for a prompt without tokens, for a token without an embedding, for text that is no Unicode, and for
-        messages without a template.
+        prompt: text, to which the tokenizer's special tokens are added, an empty one the
+        begin-of-text token alone; token ids, taken as they are; or messages ("role", "content") for
+        the tokenizer's chat template. Raises UserError for a prompt without tokens, for a token
+        without an embedding, for text that is no Unicode, and for messages without a template.
         """
         limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
         if isinstance(prompt, str):
             require_unicode("a prompt", prompt)
-            ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"] or begin_of_text(self.tokenizer)
+            ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"] or begin_of_text(
+                self.tokenizer
+            )
             ids = self._once_started(prompt, ids)
         elif prompt and isinstance(prompt[0], Mapping):
             ids = self.chat_tokens(prompt, ChatSettings())[:max_tokens]
@@ -284,7 +320,10 @@ class Checkpoint:
         return Source(prompt=tuple(ids))
 
     def continuation(self, tokens: Sequence[int]) -> str:
-        """What new tokens write behind a prompt, without special tokens. Leading spaces are kept."""
+        """What new tokens write behind a prompt, without special tokens.
+
+        Leading spaces are kept.
+        """
         text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         if self.encoder_decoder:
             return text
@@ -294,15 +333,26 @@ class Checkpoint:
         return " " * spaces + text.lstrip(" ") if spaces else text
 
     def _once_started(self, text: str, ids: list[int]) -> list[int]:
-        """The tokens without the start token that was added to a text that has it, as chat templates write it."""
+        """The tokens without the start token that was added to a text that has it, as chat
+        templates write it.
+        """
         start = self.tokenizer.bos_token
-        twice = start is not None and text.startswith(start) and ids[:2] == [self.tokenizer.bos_token_id] * 2
+        twice = (
+            start is not None
+            and text.startswith(start)
+            and ids[:2] == [self.tokenizer.bos_token_id] * 2
+        )
         return ids[1:] if twice else ids
 
     def chat_tokens(self, messages: Sequence[Mapping[str, str]], chat: ChatSettings) -> list[int]:
-        """The messages of a chat as token ids. Raises UserError for a tokenizer without a chat template."""
+        """The messages of a chat as token ids.
+
+        Raises UserError for a tokenizer without a chat template.
+        """
         if self.tokenizer.chat_template is None:
-            raise UserError(f"the tokenizer of {self.path} has no chat template; give the prompt as text")
+            raise UserError(
+                f"the tokenizer of {self.path} has no chat template; give the prompt as text"
+            )
         text = chat_text(self.tokenizer, self.path, messages, chat)
         require_unicode("a prompt", text)
         return self.tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
@@ -325,8 +375,8 @@ class Checkpoint:
             )
         if missing := sorted(info["missing_keys"]):
             raise UserError(
-                f"the checkpoint {self.path} lacks {len(missing)} of its model's weights, {missing[0]} first; "
-                "it may be truncated or belong to another architecture"
+                f"the checkpoint {self.path} lacks {len(missing)} of its model's weights,"
+                f" {missing[0]} first; it may be truncated or belong to another architecture"
             )
         return model
 
@@ -337,21 +387,26 @@ class Checkpoint:
 
     @property
     def files(self) -> Path:
-        """The folder of the files that have been read: of the hub's, the one in its cache, named after their commit."""
+        """The folder of the files that have been read: of the hub's, the one in its cache, named
+        after their commit.
+        """
         if self.in_folder:
             return Path(self.location)
         _ = self.config  # now it is in the hub's cache
         cached = try_to_load_from_cache(self.location, "config.json", revision=self.commit)
         if not isinstance(cached, str):
-            raise UserError(f"{self.path} left no commit in the hub's cache; give a local folder instead")
+            raise UserError(
+                f"{self.path} left no commit in the hub's cache; give a local folder instead"
+            )
         return Path(cached).parent
 
     @cached_property
     def fingerprint(self) -> str:
-        """Identifies the weights: the hub's commit, or a hash of the files of a folder that can be read for its model.
+        """Identifies the weights: the hub's commit, or a hash of the files of a folder that can be
+        read for its model.
 
-        Files with weights that are not read do not count, nor do a training's log files. Python code of a checkpoint
-        may read any file, so all count beside it.
+        Files with weights that are not read do not count, nor do a training's log files. Python
+        code of a checkpoint may read any file, so all count beside it.
         """
         if not self.in_folder:
             return self.files.name
@@ -369,26 +424,31 @@ class Checkpoint:
         self._require_files(part)
         if (commit := self.commit) is not None:
             options["revision"] = commit
-        if not self.in_folder and hub_problem() is not None:  # files downloaded before can still be used
+        # files downloaded before can still be used
+        if not self.in_folder and hub_problem() is not None:
             options["local_files_only"] = True
         try:
             return kind.from_pretrained(self.location, **options)
         except (ImportError, RuntimeError) as error:
-            if lines := [line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()]:
+            if lines := [
+                line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()
+            ]:
                 raise UserError(
-                    f"the weights of {self.path} do not have the shapes of its config.json: {lines[0]}; "
-                    "give the config.json that belongs to the weights"
+                    f"the weights of {self.path} do not have the shapes of its config.json:"
+                    f" {lines[0]}; give the config.json that belongs to the weights"
                 ) from error
             if (method := quantization(self.config)) is None:
                 raise
             raise UserError(
-                f"the weights of {self.path} are quantized ({method}) and cannot be read here: {root_cause(error)}; "
-                "install what is missing, or give a checkpoint that is not quantized"
+                f"the weights of {self.path} are quantized ({method}) and cannot be read here:"
+                f" {root_cause(error)}; install what is missing, or give a checkpoint that is not"
+                " quantized"
             ) from error
         except (OSError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
             if options.get("local_files_only"):
                 require_hub(
-                    f"the checkpoint {self.path}", "give a local folder instead: pair.target=DIR, pair.draft=DIR"
+                    f"the checkpoint {self.path}",
+                    "give a local folder instead: pair.target=DIR, pair.draft=DIR",
                 )
             raise UserError(self._complaint(part, error)) from error
 
@@ -399,18 +459,34 @@ class Checkpoint:
         if (folder / "adapter_config.json").is_file():
             require_no_adapter(self.path, os.listdir(folder))
         if not has_config and (files := sorted(folder.glob("*.gguf"))):
-            raise UserError(f"{self.path} is a folder with a GGUF file; give the file: {self.path}/{files[0].name}")
+            raise UserError(
+                f"{self.path} is a folder with a GGUF file; give the file:"
+                f" {self.path}/{files[0].name}"
+            )
         if folder.is_file():
-            raise UserError(f"{self.path} is a file; give a folder in Hugging Face layout, as only decoding reads GGUF")
+            raise UserError(
+                f"{self.path} is a file; give a folder in Hugging Face layout, as only decoding"
+                " reads GGUF"
+            )
         if self.in_folder and not has_config:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         # without them Transformers makes a tokenizer of a few special tokens
-        if part == "tokenizer" and self.in_folder and not any(map(TOKENIZER_FILE.search, os.listdir(folder))):
-            files = "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) and tokenizer_config.json"
-            raise UserError(f"{self.path} has no tokenizer files; copy {files} from where the model came from")
+        if (
+            part == "tokenizer"
+            and self.in_folder
+            and not any(map(TOKENIZER_FILE.search, os.listdir(folder)))
+        ):
+            files = (
+                "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) and"
+                " tokenizer_config.json"
+            )
+            raise UserError(
+                f"{self.path} has no tokenizer files; copy {files} from where the model came from"
+            )
         if not self.in_folder and not self.on_hub:
             raise UserError(
-                f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such as org/name"
+                f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such"
+                " as org/name"
             )
 
     def _complaint(self, part: str, error: Exception) -> str:
@@ -422,7 +498,10 @@ class Checkpoint:
             return f"{self.path} has no safetensors weights; {PICKLE_REMEDY}"
         detail = text.splitlines()[0] if text else type(error).__name__
         if not self.in_folder:
-            return f"cannot read the {part} of {self.path} from the hub: {detail} ({root_cause(error)}); {HUB_REMEDY}"
+            return (
+                f"cannot read the {part} of {self.path} from the hub: {detail}"
+                f" ({root_cause(error)}); {HUB_REMEDY}"
+            )
         return (
             f"cannot read the {part} of {self.path}: {detail}; "
             "a checkpoint in Hugging Face layout with safetensors weights is needed"
@@ -431,7 +510,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, eq=False)
 class LoadedCheckpoint(Checkpoint):
-    """A model and its tokenizer that are in memory already. path: a name for messages, which others may have too."""
+    """A model and its tokenizer that are in memory already. path: a name for messages, which others
+    may have too.
+    """
 
     module: PreTrainedModel | None = None
     own_tokenizer: PreTrainedTokenizerBase | None = None
@@ -451,11 +532,15 @@ class LoadedCheckpoint(Checkpoint):
 
     @property
     def rows(self) -> int:
-        return self._entries(self.module.get_decoder() if self.encoder_decoder else self.module, super().rows)
+        return self._entries(
+            self.module.get_decoder() if self.encoder_decoder else self.module, super().rows
+        )
 
     @property
     def source_rows(self) -> int:
-        return self._entries(self.module.get_encoder() if self.encoder_decoder else self.module, super().source_rows)
+        return self._entries(
+            self.module.get_encoder() if self.encoder_decoder else self.module, super().source_rows
+        )
 
     @property
     def columns(self) -> int:
@@ -465,18 +550,24 @@ class LoadedCheckpoint(Checkpoint):
     @staticmethod
     def _entries(part: PreTrainedModel, otherwise: int) -> int:
         """How many tokens a module embeds, which its configuration may not say."""
-        if not hasattr(part, "get_input_embeddings"):  # some decoders of Transformers are no whole models
+        # some decoders of Transformers are no whole models
+        if not hasattr(part, "get_input_embeddings"):
             return otherwise
         return getattr(part.get_input_embeddings(), "num_embeddings", otherwise)
 
     @cached_property
     def generation(self) -> GenerationConfig:
-        return copy.deepcopy(self.module.generation_config) or GenerationConfig.from_model_config(self.config)
+        return copy.deepcopy(self.module.generation_config) or GenerationConfig.from_model_config(
+            self.config
+        )
 
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         if self.module.dtype != dtype:
             names = [str(each).removeprefix("torch.") for each in (self.module.dtype, dtype)]
-            raise UserError(f"the loaded model is in {names[0]}, and {names[1]} was asked for; set dtype={names[0]!r}")
+            raise UserError(
+                f"the loaded model is in {names[0]}, and {names[1]} was asked for; set"
+                f" dtype={names[0]!r}"
+            )
         return self.module
 
     @cached_property
@@ -484,7 +575,10 @@ class LoadedCheckpoint(Checkpoint):
         """A hash of the weights."""
         digest = hashlib.sha256()
         for name, weight in sorted(self.module.state_dict().items()):
-            digest.update(name.encode() + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                name.encode()
+                + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            )
         return digest.hexdigest()[:16]
 
 
@@ -509,14 +603,16 @@ def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
     return target.vocabulary == draft.vocabulary
 
 
-LACKING = 0.25  # of the target's ordinary tokens: a draft model that lacks more reads them better in its own
+# of the target's ordinary tokens: a draft model that lacks more reads them better in its own
+LACKING = 0.25
 
 
 def alike(target: Checkpoint, draft: Checkpoint) -> bool:
     """Whether a text's tokens have the same ids in both vocabularies.
 
-    They are equal; or one holds the other, with equal ids; or they differ in added and special tokens alone. What
-    begins and ends a text must be in both, and most of the target's ordinary tokens in the draft model's.
+    They are equal; or one holds the other, with equal ids; or they differ in added and special
+    tokens alone. What begins and ends a text must be in both, and most of the target's ordinary
+    tokens in the draft model's.
     """
     ours, theirs = target.vocabulary, draft.vocabulary
     if ours == theirs:

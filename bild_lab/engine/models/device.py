@@ -13,11 +13,20 @@ from bild_lab.errors import UserError
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "float64", "bfloat16", "float16")}
 
-SHORT_DTYPES = {"fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+SHORT_DTYPES = {
+    "fp32": "float32",
+    "fp64": "float64",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+}
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device with this name; `auto` is the GPU if there is one. Raises UserError for an unusable device."""
+    """The device with this name; `auto` is the GPU if there is one.
+
+    Raises UserError for an unusable device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -32,7 +41,9 @@ def resolve_device(name: str) -> torch.device:
 
 
 def _meant(name: str) -> str:
-    """The device in PyTorch's words, such as cuda:0 for gpu0; empty if the name is PyTorch's already, or no device."""
+    """The device in PyTorch's words, such as cuda:0 for gpu0; empty if the name is PyTorch's
+    already, or no device.
+    """
     match = re.fullmatch(r"(auto|cpu|mps|cuda|gpu|nvidia)\W?(\d*)", str(name).strip().lower())
     if match is None:
         return ""
@@ -50,13 +61,17 @@ def within_memory(what: str, device: torch.device, remedy: str) -> Iterator[None
     try:
         yield
     except RuntimeError as error:  # PyTorch has an error of its own for GPUs alone
-        if "not enough memory" not in str(error) and not isinstance(error.__cause__ or error, torch.OutOfMemoryError):
+        if "not enough memory" not in str(error) and not isinstance(
+            error.__cause__ or error, torch.OutOfMemoryError
+        ):
             raise
         raise UserError(f"{what} does not fit into the memory of {device}; {remedy}") from error
 
 
 def processor(*fields: str) -> str:
-    """The lines of these fields in /proc/cpuinfo, each once, in order; nothing on systems without it."""
+    """The lines of these fields in /proc/cpuinfo, each once, in order; nothing on systems without
+    it.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux

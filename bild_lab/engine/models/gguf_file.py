@@ -1,9 +1,11 @@
-"""GGUF, the file of llama.cpp, as a checkpoint: configuration, tokenizer, end tokens and weights from one file.
+"""GGUF, the file of llama.cpp, as a checkpoint: configuration, tokenizer, end tokens and weights
+from one file.
 
-Sources: ggml's docs/gguf.md; of llama.cpp convert_hf_to_gguf.py for what is changed on the way into a file
-(`LlamaModel.permute` and `generate_extra_tensors`, `Gemma3Model.modify_tensors`), src/llama-model.cpp for what settings
-mean, src/llama-vocab.cpp for tokens that end a text. Transformers' own `gguf_file` takes minutes for a vocabulary of
-150,000 pieces, reads all weights as float32, and knows neither head widths of Qwen 3 nor scaled rotations.
+Sources: ggml's docs/gguf.md; of llama.cpp convert_hf_to_gguf.py for what is changed on the way into
+a file (`LlamaModel.permute` and `generate_extra_tensors`, `Gemma3Model.modify_tensors`),
+src/llama-model.cpp for what settings mean, src/llama-vocab.cpp for tokens that end a text.
+Transformers' own `gguf_file` takes minutes for a vocabulary of 150,000 pieces, reads all weights as
+float32, and knows neither head widths of Qwen 3 nor scaled rotations.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ from huggingface_hub.errors import StrictDataclassError
 from jaxtyping import Float, Int, UInt8
 from tokenizers import normalizers
 from torch import Tensor
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -67,24 +75,34 @@ NEEDED = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-READ = (  # besides; a setting that is neither here nor zero changes the model in a way that nobody here knows
-    "attention.head_count_kv attention.key_length attention.value_length attention.sliding_window "
-    "attention.sliding_window_pattern rope.dimension_count rope.freq_base rope.freq_base_swa rope.scaling.type "
-    "rope.scaling.factor rope.scaling.original_context_length rope.scaling.finetuned vocab_size tensor_data_layout"
+# besides; a setting that is neither here nor zero changes the model in a way that nobody here knows
+READ = (
+    "attention.head_count_kv attention.key_length attention.value_length attention.sliding_window"
+    " attention.sliding_window_pattern rope.dimension_count rope.freq_base rope.freq_base_swa"
+    " rope.scaling.type rope.scaling.factor rope.scaling.original_context_length"
+    " rope.scaling.finetuned vocab_size tensor_data_layout"
 ).split()
-FREQUENCIES = "rope_freqs.weight"  # what Llama 3.1 and later divide the frequencies of their rotations by
-LLAMA_3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-KEPT = (*(getattr(GGMLQuantizationType, name) for name in "Q8_0 Q5_0 Q4_0 Q4_K Q6_K".split()),)  # as the kernels can
+# what Llama 3.1 and later divide the frequencies of their rotations by
+FREQUENCIES = "rope_freqs.weight"
+LLAMA_3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+# as the kernels can
+KEPT = (*(getattr(GGMLQuantizationType, name) for name in "Q8_0 Q5_0 Q4_0 Q4_K Q6_K".split()),)
 PLAIN = [getattr(GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")]
 ENDS = "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_turn>".split()
 
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor of a file. type: how its numbers are packed. shape: in PyTorch's order. start: its first byte.
+    """A tensor of a file. type: how its numbers are packed. shape: in PyTorch's order. start: its
+    first byte.
 
-    heads: its rows are those of so many heads, in each of which a row of the first half alternates with one of the
-    second, as llama.cpp rotates them; 0: they are as in Transformers. added: to every number, on the way into the file.
+    heads: its rows are those of so many heads, in each of which a row of the first half alternates
+    with one of the second, as llama.cpp rotates them; 0: they are as in Transformers. added: to
+    every number, on the way into the file.
     dtype: in which rows of a table are read.
     """
 
@@ -99,11 +117,16 @@ class PackedTensor:
     dtype: torch.dtype = torch.float32
 
     def blocks(self) -> UInt8[np.ndarray, "*rows bytes"]:
-        """The packed bytes, read from the file, their rows in Transformers' order. No block spans two rows."""
+        """The packed bytes, read from the file, their rows in Transformers' order.
+
+        No block spans two rows.
+        """
         shape = quant_shape_to_byte_shape(self.shape, self.type)
         stored = np.fromfile(self.file, np.uint8, prod(shape), offset=self.start)
         if self.heads:
-            stored = stored.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1).swapaxes(1, 2)
+            stored = stored.reshape(self.heads, self.shape[0] // self.heads // 2, 2, -1).swapaxes(
+                1, 2
+            )
         return stored.reshape(shape)
 
     @torch.inference_mode(False)  # which would hold for this thread alone
@@ -129,9 +152,13 @@ class PackedTensor:
 
 
 class HeaderReader(GGUFReader):
-    """Reads a file's settings and where its tensors lie; of a long list, such as the vocabulary, only its length."""
+    """Reads a file's settings and where its tensors lie; of a long list, such as the vocabulary,
+    only its length.
+    """
 
-    def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list, list[int], list[GGUFValueType]]:
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list, list[int], list[GGUFValueType]]:
         if raw_type == GGUFValueType.ARRAY:
             kind, count = struct.unpack_from("<IQ", self.data, orig_offs)
             if count > SHORT:
@@ -147,24 +174,36 @@ class HeaderReader(GGUFReader):
 
 @dataclass(frozen=True)
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file. Its weights are dequantized to the precision that is asked for; the kernels may keep its blocks."""
+    """A GGUF file.
+
+    Its weights are dequantized to the precision that is asked for; the kernels may keep its blocks.
+    """
 
     in_folder: ClassVar[bool] = False
     on_hub: ClassVar[bool] = False
 
     @cached_property
     def _header(self) -> tuple[dict[str, Any], dict[str, PackedTensor]]:
-        """The file's settings and tensors. Raises UserError for one that is missing, damaged or cut short."""
+        """The file's settings and tensors.
+
+        Raises UserError for one that is missing, damaged or cut short.
+        """
         file = Path(self.location)
         if not file.is_file():
-            raise UserError(f"no GGUF file {self.path}; give the path of one, or a folder with config.json")
+            raise UserError(
+                f"no GGUF file {self.path}; give the path of one, or a folder with config.json"
+            )
         try:
             reader = HeaderReader(file)
             values = {name: field.contents() for name, field in reader.fields.items()}
         except (ValueError, KeyError, IndexError, TypeError, OverflowError, struct.error) as error:
-            raise UserError(f"wanted a GGUF file, got {self.path}, damaged or cut short: {error}; {AGAIN}") from error
+            raise UserError(
+                f"wanted a GGUF file, got {self.path}, damaged or cut short: {error}; {AGAIN}"
+            ) from error
         return values, {
-            each.name: PackedTensor(file, each.tensor_type, tuple(each.shape.tolist()[::-1]), each.data_offset)
+            each.name: PackedTensor(
+                file, each.tensor_type, tuple(each.shape.tolist()[::-1]), each.data_offset
+            )
             for each in reader.tensors
         }
 
@@ -175,7 +214,9 @@ class GgufCheckpoint(Checkpoint):
             return configuration(*header)
         except (ValueError, TypeError, KeyError, StrictDataclassError) as error:
             text = " ".join(str(error).split())
-            raise UserError(f"{self.path} is no model that is known here: {text}; {OTHERWISE}") from error
+            raise UserError(
+                f"{self.path} is no model that is known here: {text}; {OTHERWISE}"
+            ) from error
 
     @property
     def precision(self) -> str:
@@ -188,23 +229,31 @@ class GgufCheckpoint(Checkpoint):
     def tokenizer(self) -> PreTrainedTokenizerFast:
         kind, pre = (self._header[0].get(f"tokenizer.ggml.{key}") for key in ("model", "pre"))
         try:
-            if kind == "gpt2" and pre not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}:  # it would be split as GPT-2 does
+            # it would be split as GPT-2 does
+            if kind == "gpt2" and pre not in {*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2"}:
                 raise ValueError(f"its rule of splitting words is {pre}, which is not known")
             architecture, parts, settings = get_gguf_tokenizer(self.location)
             backend, _ = convert_gguf_tokenizer(architecture, parts)
         except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise UserError(f"the tokenizer of {self.path} cannot be built: {error}; {OTHERWISE}") from error
+            raise UserError(
+                f"the tokenizer of {self.path} cannot be built: {error}; {OTHERWISE}"
+            ) from error
         if pre == "qwen2":
-            backend.normalizer = normalizers.NFC()  # as in Qwen2's own tokenizer; the file does not say
+            # as in Qwen2's own tokenizer; the file does not say
+            backend.normalizer = normalizers.NFC()
         return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 
     @cached_property
     def generation(self) -> GenerationConfig:
-        """End tokens as llama.cpp finds them: those that the file names, and pieces known to end texts and turns."""
+        """End tokens as llama.cpp finds them: those that the file names, and pieces known to end
+        texts and turns.
+        """
         values = self._header[0]
         named = (values.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom"))
         ends = [each for each in (*named, *map(self.vocabulary.get, ENDS)) if each is not None]
-        return GenerationConfig(**special_tokens(values) | {"eos_token_id": list(dict.fromkeys(ends)) or None})
+        return GenerationConfig(
+            **special_tokens(values) | {"eos_token_id": list(dict.fromkeys(ends)) or None}
+        )
 
     def check(self) -> None:
         """Raise UserError also for tensors that are not those of the settings."""
@@ -213,7 +262,8 @@ class GgufCheckpoint(Checkpoint):
 
     @cached_property
     def packed(self) -> dict[str, PackedTensor]:
-        """The tensors by their names in Transformers; one that is tied to another is not among them.
+        """The tensors by their names in Transformers; one that is tied to another is not among
+        them.
 
         Raises UserError unless each weight of the model is there, in its shape, and nothing else.
         """
@@ -229,25 +279,39 @@ class GgufCheckpoint(Checkpoint):
             tensor = left.pop(stored, None)
             if tensor is None or tensor.shape != tuple(weight.shape):
                 got = "none" if tensor is None else list(tensor.shape)
-                raise UserError(f"{self.path}: wanted {stored} of shape {list(weight.shape)}, got {got}; {AGAIN}")
+                raise UserError(
+                    f"{self.path}: wanted {stored} of shape {list(weight.shape)}, got {got};"
+                    f" {AGAIN}"
+                )
             heads, added = 0, float(model_type == "gemma3_text" and part.endswith("norm"))
             if model_type == "llama" and part.endswith(("q_proj", "k_proj")):
                 queries = part.endswith("q_proj")
-                heads = self.config.num_attention_heads if queries else self.config.num_key_value_heads
+                heads = (
+                    self.config.num_attention_heads if queries else self.config.num_key_value_heads
+                )
             found[name] = replace(tensor, heads=heads, added=added)
         if left:
-            raise UserError(f"{self.path} also holds {min(left)}, which is not known of a {model_type}; {OTHERWISE}")
+            raise UserError(
+                f"{self.path} also holds {min(left)}, which is not known of a {model_type};"
+                f" {OTHERWISE}"
+            )
         for kind in {tensor.type for tensor in found.values()}:
             try:
                 dequantize(np.zeros(GGML_QUANT_SIZES[kind][1], np.uint8), kind)
             except NotImplementedError as error:
-                what = f"{self.path} has weights of type {kind.name}, which the package gguf cannot unpack"
+                what = (
+                    f"{self.path} has weights of type {kind.name}, which the package gguf cannot"
+                    " unpack"
+                )
                 raise UserError(f"{what}; give a file of another type") from error
         return found
 
     @cached_property
     def kept(self) -> dict[str, PackedTensor]:
-        """The matrices whose blocks the kernels read as they are. Raises UserError if they cannot read all."""
+        """The matrices whose blocks the kernels read as they are.
+
+        Raises UserError if they cannot read all.
+        """
         matrices = {name: one for name, one in self.packed.items() if len(one.shape) == 2}
         for name, tensor in matrices.items():
             beside = matrices.get(name.replace("gate_proj", "up_proj"), tensor)
@@ -255,8 +319,9 @@ class GgufCheckpoint(Checkpoint):
                 got = " beside ".join(dict.fromkeys(each.type.name for each in (tensor, beside)))
                 known = ", ".join(kind.name for kind in KEPT)
                 raise UserError(
-                    f"weights=gguf wants blocks of {known}, in a gate those of what it gates, got {got} for {name} in "
-                    f"{self.path}; set 8, 4 or null, or give a file of another type"
+                    f"weights=gguf wants blocks of {known}, in a gate those of what it gates, got"
+                    f" {got} for {name} in {self.path}; set 8, 4 or null, or give a file of another"
+                    " type"
                 )
         return {name: one for name, one in matrices.items() if one.type in KEPT}
 
@@ -268,7 +333,10 @@ class GgufCheckpoint(Checkpoint):
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         outline = weightless(self)
         weights = file_weights(self.weight_files, outline, dtype, torch.device("cpu"))
-        given = {"config": copy.deepcopy(self.config), "state_dict": {name: weights[name] for name in self.packed}}
+        given = {
+            "config": copy.deepcopy(self.config),
+            "state_dict": {name: weights[name] for name in self.packed},
+        }
         with no_progress_bars():
             module = type(outline).from_pretrained(None, **given, dtype=dtype, **placement)
         module.generation_config = copy.deepcopy(self.generation)
@@ -276,7 +344,9 @@ class GgufCheckpoint(Checkpoint):
 
     @property
     def files(self) -> Path:
-        raise UserError(f"wanted a folder in Transformers' layout, got the GGUF file {self.path}; give one")
+        raise UserError(
+            f"wanted a folder in Transformers' layout, got the GGUF file {self.path}; give one"
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -284,26 +354,42 @@ class GgufCheckpoint(Checkpoint):
         return file_digest(Path(self.location))[:16]
 
 
-def configuration(values: Mapping[str, Any], tensors: Mapping[str, PackedTensor]) -> PreTrainedConfig:
+def configuration(
+    values: Mapping[str, Any], tensors: Mapping[str, PackedTensor]
+) -> PreTrainedConfig:
     """The configuration of a file's model. Raises ValueError for one that is not known."""
     architecture = values.get("general.architecture")
     if architecture not in MODEL_TYPES:
-        raise ValueError(f"its architecture is {architecture}, and {', '.join(MODEL_TYPES)} are known")
+        raise ValueError(
+            f"its architecture is {architecture}, and {', '.join(MODEL_TYPES)} are known"
+        )
     if (kind := values.get("general.type", "model")) != "model":
         raise ValueError(f"its type is {kind}")
     if (parts := values.get("split.count", 0)) > 1:
         raise ValueError(f"it is one of {parts} parts, which llama-gguf-split --merge joins")
-    own = {key.removeprefix(f"{architecture}."): values[key] for key in values if key.startswith(f"{architecture}.")}
+    own = {
+        key.removeprefix(f"{architecture}."): values[key]
+        for key in values
+        if key.startswith(f"{architecture}.")
+    }
     if unknown := [key for key, value in own.items() if key not in {*NEEDED, *READ} and value]:
         raise ValueError(f"its setting {architecture}.{unknown[0]} is {own[unknown[0]]}")
     layers = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
     if own["block_count"] != layers:
-        raise ValueError(f"its {architecture}.block_count is {own['block_count']}, and it holds {layers} layers")
+        raise ValueError(
+            f"its {architecture}.block_count is {own['block_count']}, and it holds {layers} layers"
+        )
     fields, heads = {field: own[key] for key, field in NEEDED.items()}, own["attention.head_count"]
-    head_dim = own.get("attention.key_length") or own.get("rope.dimension_count") or own["embedding_length"] // heads
+    head_dim = (
+        own.get("attention.key_length")
+        or own.get("rope.dimension_count")
+        or own["embedding_length"] // heads
+    )
     for key in ("attention.value_length", "rope.dimension_count"):
         if own.get(key, head_dim) != head_dim:
-            raise ValueError(f"its {architecture}.{key} is {own[key]}, and a head is {head_dim} wide")
+            raise ValueError(
+                f"its {architecture}.{key} is {own[key]}, and a head is {head_dim} wide"
+            )
     config = AutoConfig.for_model(
         MODEL_TYPES[architecture][0],
         **fields,
@@ -328,13 +414,21 @@ def recognized(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def special_tokens(values: Mapping[str, Any]) -> dict[str, int | None]:
-    """The special tokens that a file's settings name, by the names of Transformers' configurations."""
+    """The special tokens that a file's settings name, by the names of Transformers'
+    configurations.
+    """
     names = {"eos": "eos", "bos": "bos", "pad": "padding"}
-    return {f"{ours}_token_id": values.get(f"tokenizer.ggml.{name}_token_id") for ours, name in names.items()}
+    return {
+        f"{ours}_token_id": values.get(f"tokenizer.ggml.{name}_token_id")
+        for ours, name in names.items()
+    }
 
 
 def _rotation(own: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary positions of an architecture's own settings. Raises ValueError for a scaling that is not known."""
+    """The rotary positions of an architecture's own settings.
+
+    Raises ValueError for a scaling that is not known.
+    """
     rotation = {"rope_type": "default", "rope_theta": own.get("rope.freq_base", 10000.0)}
     kind, factor = own.get("rope.scaling.type", "linear"), own.get("rope.scaling.factor") or 1.0
     if kind == "none" or factor == 1.0:
@@ -348,9 +442,17 @@ def _rotation(own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set_llama3_rotation(config: PreTrainedConfig, divisors: Float[Tensor, " half"]) -> None:
-    """Set the scaling that divides frequencies by these. Raises ValueError if it is not Llama 3's."""
+    """Set the scaling that divides frequencies by these.
+
+    Raises ValueError if it is not Llama 3's.
+    """
     theta, half = config.rope_parameters["rope_theta"], config.head_dim // 2
-    config.rope_parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": divisors.max().item(), **LLAMA_3}
+    config.rope_parameters = {
+        "rope_type": "llama3",
+        "rope_theta": theta,
+        "factor": divisors.max().item(),
+        **LLAMA_3,
+    }
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     expected = theta ** (-torch.arange(half) / half) / frequencies
     if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-3):
@@ -358,13 +460,19 @@ def _set_llama3_rotation(config: PreTrainedConfig, divisors: Float[Tensor, " hal
 
 
 def _set_gemma3(config: PreTrainedConfig, own: Mapping[str, Any]) -> None:
-    """Set what Gemma 3 has besides: windows, a rotation for layers that have one, and the scale of attention."""
+    """Set what Gemma 3 has besides: windows, a rotation for layers that have one, and the scale of
+    attention.
+    """
     config.sliding_window = own["attention.sliding_window"]
     pattern = own.get("attention.sliding_window_pattern", 6)  # every sixth layer sees all
     if not isinstance(pattern, list):
         pattern = [(layer + 1) % pattern != 0 for layer in range(config.num_hidden_layers)]
-    config.layer_types = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    config.layer_types = [
+        "sliding_attention" if windowed else "full_attention" for windowed in pattern
+    ]
     near = {"rope_type": "default", "rope_theta": own.get("rope.freq_base_swa", 10000.0)}
     config.rope_parameters = {"full_attention": _rotation(own), "sliding_attention": near}
     of_27b = config.num_hidden_layers == 62
-    config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads if of_27b else config.head_dim
+    config.query_pre_attn_scalar = (
+        config.hidden_size // config.num_attention_heads if of_27b else config.head_dim
+    )

@@ -1,4 +1,6 @@
-"""Any Hugging Face checkpoint, run with the modules of Transformers, on one device or spread over several."""
+"""Any Hugging Face checkpoint, run with the modules of Transformers, on one device or spread over
+several.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from bild_lab.engine.models.admission import check, input_device, learned_positions, most_positions, whole_logits
+from bild_lab.engine.models.admission import (
+    check,
+    input_device,
+    learned_positions,
+    most_positions,
+    whole_logits,
+)
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.device import resolve_device
@@ -45,16 +53,23 @@ class HuggingFaceModel:
     bits: ClassVar[int | None] = None
     compiled: ClassVar[bool] = False
     compiled_steps: ClassVar[int] = 0
-    parts: ClassVar[dict[str, int] | None] = None  # on each device, of a model that is spread over several
+    # on each device, of a model that is spread over several
+    parts: ClassVar[dict[str, int] | None] = None
 
-    lent: Weights | None = field(default=None, init=False)  # those of a decoder of ours, which the module then shares
-    _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)  # of the weights
+    # those of a decoder of ours, which the module then shares
+    lent: Weights | None = field(default=None, init=False)
+    # of the weights
+    _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)
     _admitted: Feed | None = field(default=None, init=False)  # what its sessions were checked for
     _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
 
     @cached_property
     def module(self) -> PreTrainedModel:
-        own = self.checkpoint.weights(self.dtype) if self.lent is None else module_over(self.checkpoint, self.lent)
+        own = (
+            self.checkpoint.weights(self.dtype)
+            if self.lent is None
+            else module_over(self.checkpoint, self.lent)
+        )
         module = own.to(self.device).eval()
         for check_weights in self._checks:
             check_weights(module, self.checkpoint.path)
@@ -102,11 +117,15 @@ class HuggingFaceModel:
         if self._admitted is not None and self._admitted >= feed:
             return
         module = self.module
-        outcome = check(module, feed, lambda source, alone: open_session(module, source, one_by_one=alone))
+        outcome = check(
+            module, feed, lambda source, alone: open_session(module, source, one_by_one=alone)
+        )
         if outcome is None:  # scores of NaN are looked for before a point is timed
             return
         if outcome.failed is not None:
-            raise UserError(outcome.refusal(self.checkpoint.path, self.checkpoint.config.model_type))
+            raise UserError(
+                outcome.refusal(self.checkpoint.path, self.checkpoint.config.model_type)
+            )
         self._admitted, self._one_by_one = feed, outcome.one_by_one
 
     @torch.inference_mode()
@@ -124,7 +143,8 @@ class HuggingFaceModel:
             torch.cuda.synchronize(self.device)
 
     def require_layers(self, what: str) -> None:
-        """Raise UserError unless the layers can be found; once weights are loaded, also check that they give the same.
+        """Raise UserError unless the layers can be found; once weights are loaded, also check that
+        they give the same.
 
         what: the method that needs them, for the message.
         """
@@ -132,8 +152,9 @@ class HuggingFaceModel:
             raise UserError(NO_SINGLE_LAYERS.format(self.checkpoint.config.model_type))
         if decoder_layers(self._outline) is None:
             raise UserError(
-                f"{what} runs some of the target's layers, and those of {self.checkpoint.path} "
-                f"({self.checkpoint.config.model_type}) are not in one list; choose another policy or target"
+                f"{what} runs some of the target's layers, and those of {self.checkpoint.path}"
+                f" ({self.checkpoint.config.model_type}) are not in one list; choose another policy"
+                " or target"
             )
         self._require(require_same_by_layers)
 
@@ -151,11 +172,15 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
-        return processed(open_session(self.module, source, opening, self._one_by_one, self.bias), source)
+        return processed(
+            open_session(self.module, source, opening, self._one_by_one, self.bias), source
+        )
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
-        """Keys and values of a shallow prompt, [p, dim] embeddings: causal attention, no rotary positions."""
+        """Keys and values of a shallow prompt, [p, dim] embeddings: causal attention, no rotary
+        positions.
+        """
         cache, count = DynamicCache(), embeddings.shape[0]
         among = torch.ones(count, count, dtype=torch.bool, device=embeddings.device).tril()
         self.module.base_model(
@@ -165,7 +190,10 @@ class HuggingFaceModel:
             past_key_values=cache,
             use_cache=True,
         )
-        parts = ([getattr(layer, name).to(embeddings.device) for layer in cache.layers] for name in ("keys", "values"))
+        parts = (
+            [getattr(layer, name).to(embeddings.device) for layer in cache.layers]
+            for name in ("keys", "values")
+        )
         keys, values = (torch.cat(part) for part in parts)
         return Prefix(keys, values)
 
@@ -187,7 +215,8 @@ def open_session(
 
 
 def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The checkpoint's architecture on the meta device, without weights, for checks before they load.
+    """The checkpoint's architecture on the meta device, without weights, for checks before they
+    load.
 
     Raises UserError for one that Transformers cannot build.
     """
@@ -197,33 +226,45 @@ def weightless(checkpoint: Checkpoint) -> PreTrainedModel:
             return kind.from_config(config, dtype=torch.bfloat16)
     except (ValueError, ImportError) as error:
         raise UserError(
-            f"transformers cannot build the model of {checkpoint.path}: {str(error).strip().splitlines()[0]}; "
-            "give a checkpoint of a language model"
+            f"transformers cannot build the model of {checkpoint.path}:"
+            f" {str(error).strip().splitlines()[0]}; give a checkpoint of a language model"
         ) from error
 
 
 def module_over(checkpoint: Checkpoint, weights: Weights) -> PreTrainedModel:
-    """The checkpoint's module with these very tensors as its parameters; its buffers are on the CPU."""
+    """The checkpoint's module with these very tensors as its parameters; its buffers are on the
+    CPU.
+    """
     outline, dtype = weightless(checkpoint), weights.dtype
-    nothing = {name: torch.zeros((), dtype=dtype).expand(one.shape) for name, one in outline.state_dict().items()}
+    nothing = {
+        name: torch.zeros((), dtype=dtype).expand(one.shape)
+        for name, one in outline.state_dict().items()
+    }
     with no_progress_bars():
-        module = type(outline).from_pretrained(None, config=outline.config, state_dict=nothing, dtype=dtype)
-    module.requires_grad_(False).load_state_dict(dict(weights), assign=True)  # tied names have one tensor there
+        module = type(outline).from_pretrained(
+            None, config=outline.config, state_dict=nothing, dtype=dtype
+        )
+    # tied names have one tensor there
+    module.requires_grad_(False).load_state_dict(dict(weights), assign=True)
     return module
 
 
 def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
-    """Raise UserError unless a few rows give the same logits in one forward and through two ranges of layers."""
+    """Raise UserError unless a few rows give the same logits in one forward and through two ranges
+    of layers.
+    """
     layers, middle = decoder_depth(module.config), decoder_depth(module.config) // 2
     tokens, source = few_tokens(module)
     whole = open_session(module, source).extend(tokens).logits
     session = open_session(module, source)
-    states = session.extend(tokens, Want(layers=range(middle), hidden=(middle,), logits=0)).hidden[0]
+    states = session.extend(tokens, Want(layers=range(middle), hidden=(middle,), logits=0)).hidden[
+        0
+    ]
     parts = session.extend(Rows(tokens, states=states), Want(layers=range(middle, layers))).logits
     if not logits_equal(whole, parts):
         raise UserError(
-            f"the layers of {name} ({module.config.model_type}) do not give the same one by one as all together; "
-            "choose a policy that does not run some of them"
+            f"the layers of {name} ({module.config.model_type}) do not give the same one by one as"
+            " all together; choose a policy that does not run some of them"
         )
 
 
@@ -236,21 +277,29 @@ def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
     if told_apart := wrap_blocks(module):
         tokens, source = few_tokens(module)
         without = Skipped(frozenset({middle}), frozenset({middle}))
-        wants = (Want(), Want(layers=[at for at in layers if at != middle]), Want(layers=layers, skipped=without))
+        wants = (
+            Want(),
+            Want(layers=[at for at in layers if at != middle]),
+            Want(layers=layers, skipped=without),
+        )
         scores = [open_session(module, source).extend(tokens, want).logits for want in wants]
         told_apart = logits_equal(scores[1], scores[2])
     if not told_apart:
         raise UserError(
-            f"attention and feed-forward of {name} ({module.config.model_type}) cannot be skipped apart; name whole "
-            "layers in policy.skipped_layers"
+            f"attention and feed-forward of {name} ({module.config.model_type}) cannot be skipped"
+            " apart; name whole layers in policy.skipped_layers"
         )
 
 
 def few_tokens(module: PreTrainedModel) -> tuple[list[int], Source]:
     """A few tokens to run, and the source of a text that begins with the first."""
-    tokens = [token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)]
+    tokens = [
+        token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)
+    ]
     device = input_device(module)
-    encoder_ids = torch.tensor([tokens], device=device) if module.config.is_encoder_decoder else None
+    encoder_ids = (
+        torch.tensor([tokens], device=device) if module.config.is_encoder_decoder else None
+    )
     return tokens, Source(tuple(tokens[:1]), encoder_ids, device)
 
 
@@ -258,7 +307,9 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 def require_device_map(device_map: str | None, device: torch.device) -> None:
-    """Raise UserError for an unknown map, and for a chosen device of tokens and drafters beside a map."""
+    """Raise UserError for an unknown map, and for a chosen device of tokens and drafters beside a
+    map.
+    """
     if device_map is None:
         return
     require_choice("runtime.device_map", device_map, (None, *DEVICE_MAPS))
@@ -271,10 +322,11 @@ def require_device_map(device_map: str | None, device: torch.device) -> None:
 
 @dataclass
 class SpreadModel(HuggingFaceModel):
-    """A checkpoint whose layers Accelerate distributes over GPUs, main memory and disk, in this order.
+    """A checkpoint whose layers Accelerate distributes over GPUs, main memory and disk, in this
+    order.
 
-    device_map: one of DEVICE_MAPS, or the device of every part. Parts in memory or on disk are copied to `device` to
-    run. Its layers cannot be run one by one.
+    device_map: one of DEVICE_MAPS, or the device of every part. Parts in memory or on disk are
+    copied to `device` to run. Its layers cannot be run one by one.
     """
 
     device_map: str | dict[str, str | int] = "auto"
@@ -285,8 +337,9 @@ class SpreadModel(HuggingFaceModel):
         entry, wanted = input_device(module), torch.empty(0, device=self.device).device
         if entry != wanted:
             raise UserError(
-                f"{self.checkpoint.path} takes its tokens on {entry}, as no part of it found room on {wanted}, where "
-                "drafters lie; free that device, or leave it out of CUDA_VISIBLE_DEVICES"
+                f"{self.checkpoint.path} takes its tokens on {entry}, as no part of it found room"
+                f" on {wanted}, where drafters lie; free that device, or leave it out of"
+                " CUDA_VISIBLE_DEVICES"
             )
         return module
 
@@ -301,10 +354,16 @@ class SpreadModel(HuggingFaceModel):
         self._refuse(f"{what} runs some of the target's layers")
 
     def _refuse(self, what: str) -> NoReturn:
-        raise UserError(f"{what}, and {self.checkpoint.path} is spread over devices; leave out runtime.device_map")
+        raise UserError(
+            f"{what}, and {self.checkpoint.path} is spread over devices; leave out"
+            " runtime.device_map"
+        )
 
     @property
     def parts(self) -> dict[str, int]:
         """How many parts, mostly layers, are on each device, in memory (cpu) and on disk."""
-        where = getattr(self.module, "hf_device_map", {"": self.device}).values()  # GPUs are numbers there
-        return dict(Counter(f"cuda:{each}" if isinstance(each, int) else str(each) for each in where))
+        # GPUs are numbers there
+        where = getattr(self.module, "hf_device_map", {"": self.device}).values()
+        return dict(
+            Counter(f"cuda:{each}" if isinstance(each, int) else str(each) for each in where)
+        )

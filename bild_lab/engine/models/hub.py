@@ -1,4 +1,5 @@
-"""Check with one socket whether the Hugging Face hub is reachable, before its libraries wait for minutes; quiet them.
+"""Check with one socket whether the Hugging Face hub is reachable, before its libraries wait for
+minutes; quiet them.
 
 With an unreachable hub a call of `huggingface_hub` takes 23 s (refused) to 389 s (packets dropped).
 """
@@ -54,11 +55,15 @@ def _probe_address() -> tuple[str, int]:
         url = proxy if "://" in proxy else f"http://{proxy}"
         parts = urllib.parse.urlsplit(url)
     try:
-        port = parts.port or {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}[parts.scheme]
+        port = (
+            parts.port or {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}[parts.scheme]
+        )
     except (KeyError, ValueError):
         port = None
     if parts.hostname is None or port is None:
-        raise UserError(f"HF_ENDPOINT or its proxy must be a URL such as {DEFAULT_ENDPOINT}, got {url!r}")
+        raise UserError(
+            f"HF_ENDPOINT or its proxy must be a URL such as {DEFAULT_ENDPOINT}, got {url!r}"
+        )
     return parts.hostname, port
 
 

@@ -1,11 +1,14 @@
-"""What a forward of a Transformers decoder does besides the usual: some layers only, or the rows of a tree.
+"""What a forward of a Transformers decoder does besides the usual: some layers only, or the rows of
+a tree.
 
-Every decoder layer is wrapped once. A `Plan`, one per thread, says which layers run in the next forward, what the first
-of them reads, and which hidden states to keep. The others pass their input on unchanged.
+Every decoder layer is wrapped once. A `Plan`, one per thread, says which layers run in the next
+forward, what the first of them reads, and which hidden states to keep. The others pass their input
+on unchanged.
 
-It builds its masks, one for each kind of layer, by functions of a row's and a key's position in the cache. In a tree
-two rows may have the same position. While a plan has `Branches`, these functions are called with positions in the text
-instead, so that windows and chunks are counted along a row's own branch, and a row sees its own ancestors only.
+It builds its masks, one for each kind of layer, by functions of a row's and a key's position in the
+cache. In a tree two rows may have the same position. While a plan has `Branches`, these functions
+are called with positions in the text instead, so that windows and chunks are counted along a row's
+own branch, and a row sees its own ancestors only.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from bild_lab.engine.session import NOTHING, Skipped
 
-ATTENTION = ("self_attn", "attn", "attention", "self_attention", "SelfAttention")  # what layers call their blocks
+# what layers call their blocks
+ATTENTION = ("self_attn", "attn", "attention", "self_attention", "SelfAttention")
 FEED_FORWARD = ("mlp", "feed_forward", "ffn", "block_sparse_moe", "moe")
 BY_BRANCH = ("eager", "sdpa")  # kinds of attention that take a mask of any shape
 
@@ -34,8 +38,8 @@ BY_BRANCH = ("eager", "sdpa")  # kinds of attention that take a mask of any shap
 class Branches:
     """The tree of a forward's rows, which start at cache slot `start`.
 
-    visible: which slots each row may attend to at all. positions: of the rows in their texts. keys: of the slots; those
-    of a prefix are negative, and in no window.
+    visible: which slots each row may attend to at all. positions: of the rows in their texts. keys:
+    of the slots; those of a prefix are negative, and in no window.
     """
 
     start: int
@@ -58,12 +62,14 @@ class Branches:
 class Plan:
     """What one forward does, in the thread that runs it.
 
-    start: the first cache slot that the rows fill. layers: indices of the layers to run; None: all. states:
-    [m, dim], the input of the first of them; None: the output of the layer before. hidden: after how many layers to
-    collect hidden states, 0 for the embeddings. distances: [m, k], each key's position minus the row's, for T5's
-    position bias; None: those of a chain. branches: of a tree in a decoder-only model; None: a chain. fill: stop each
-    layer once its keys and values are stored. stop: end the forward after the last of the layers, before the head.
-    skipped: blocks that add nothing, in a module with wrapped blocks. outputs: the collected hidden states.
+    start: the first cache slot that the rows fill. layers: indices of the layers to run; None: all.
+    states: [m, dim], the input of the first of them; None: the output of the layer before. hidden:
+    after how many layers to collect hidden states, 0 for the embeddings. distances: [m, k], each
+    key's position minus the row's, for T5's position bias; None: those of a chain. branches: of a
+    tree in a decoder-only model; None: a chain. fill: stop each layer once its keys and values are
+    stored. stop: end the forward after the last of the layers, before the head.
+    skipped: blocks that add nothing, in a module with wrapped blocks. outputs: the collected hidden
+    states.
     """
 
     start: int
@@ -96,7 +102,10 @@ class KeysStored(Exception):
 
 @contextmanager
 def following(plan: Plan) -> Iterator[None]:
-    """Forwards inside the block follow this plan. A forward that ends early (`stop`) raises nothing."""
+    """Forwards inside the block follow this plan.
+
+    A forward that ends early (`stop`) raises nothing.
+    """
     token = _plan.set(plan)
     try:
         yield
@@ -112,18 +121,31 @@ def current_plan() -> Plan | None:
 
 
 def decoder_layers(module: PreTrainedModel) -> nn.ModuleList | None:
-    """The decoder layers of a causal or encoder–decoder model; None if no module list has the configured length."""
+    """The decoder layers of a causal or encoder–decoder model; None if no module list has the
+    configured length.
+    """
     config = module.config
     decoder = module.get_decoder() if config.is_encoder_decoder else module.base_model
     text = config.get_text_config(decoder=True)
-    depths = {getattr(text, name, None) for name in ("num_hidden_layers", "num_decoder_layers", "decoder_layers")}
+    depths = {
+        getattr(text, name, None)
+        for name in ("num_hidden_layers", "num_decoder_layers", "decoder_layers")
+    }
     lists = [each for each in decoder.children() if isinstance(each, nn.ModuleList)]
-    lists += [each for child in decoder.children() for each in child.children() if isinstance(each, nn.ModuleList)]
+    lists += [
+        each
+        for child in decoder.children()
+        for each in child.children()
+        if isinstance(each, nn.ModuleList)
+    ]
     return next((each for each in lists if len(each) in depths), None)
 
 
 def wrap_layers(module: PreTrainedModel) -> None:
-    """Wrap every decoder layer so that it follows the plan. A module that is already wrapped is left unchanged."""
+    """Wrap every decoder layer so that it follows the plan.
+
+    A module that is already wrapped is left unchanged.
+    """
     for name in BY_BRANCH:
         if not hasattr(made := ALL_MASK_ATTENTION_FUNCTIONS[name], "_follows_branches"):
             ALL_MASK_ATTENTION_FUNCTIONS[name] = _following_branches(made)
@@ -140,16 +162,22 @@ def wrap_layers(module: PreTrainedModel) -> None:
 def blocks_of(layer: nn.Module) -> tuple[list[nn.Module], list[nn.Module]] | None:
     """A layer's attention and its feed-forward; None where they cannot be told apart.
 
-    Of a T5 block these are the parts with the residual sum around them; attention to the source is one of them.
+    Of a T5 block these are the parts with the residual sum around them; attention to the source is
+    one of them.
     """
     if _relative_attention(layer) is not None:
         return list(layer.layer[:-1]), [layer.layer[-1]]
-    found = [[getattr(layer, name) for name in names if hasattr(layer, name)] for names in (ATTENTION, FEED_FORWARD)]
+    found = [
+        [getattr(layer, name) for name in names if hasattr(layer, name)]
+        for names in (ATTENTION, FEED_FORWARD)
+    ]
     return (found[0], found[1]) if len(found[0]) == len(found[1]) == 1 else None
 
 
 def wrap_blocks(module: PreTrainedModel) -> bool:
-    """Wrap attention and feed-forward of every layer so that they follow the plan; whether they could be told apart."""
+    """Wrap attention and feed-forward of every layer so that they follow the plan; whether they
+    could be told apart.
+    """
     layers = decoder_layers(module)
     every = None if layers is None else [blocks_of(layer) for layer in layers]
     if every is None or None in every:
@@ -158,9 +186,13 @@ def wrap_blocks(module: PreTrainedModel) -> bool:
         layers._skips_blocks = True
         for index, (layer, (attention, feed_forward)) in enumerate(zip(layers, every, strict=True)):
             for block in attention:
-                block.forward = _skipping(layer, block.forward, lambda skipped, at=index: at in skipped.attention)
+                block.forward = _skipping(
+                    layer, block.forward, lambda skipped, at=index: at in skipped.attention
+                )
             for block in feed_forward:
-                block.forward = _skipping(layer, block.forward, lambda skipped, at=index: at in skipped.feed_forward)
+                block.forward = _skipping(
+                    layer, block.forward, lambda skipped, at=index: at in skipped.feed_forward
+                )
     return True
 
 
@@ -172,14 +204,23 @@ def _following_branches(make: Callable[..., Any]) -> Callable[..., Any]:
         if branches is None or mask_function is None:
             given = {} if mask_function is None else {"mask_function": mask_function}
             return make(*args, **given, **options)
-        return make(*args, mask_function=branches.mask(mask_function), **{**options, "allow_is_causal_skip": False})
+        return make(
+            *args,
+            mask_function=branches.mask(mask_function),
+            **{**options, "allow_is_causal_skip": False},
+        )
 
     mask._follows_branches = True
     return mask
 
 
-def _skipping(layer: nn.Module, run: Callable[..., Any], left_out: Callable[[Skipped], bool]) -> Callable[..., Any]:
-    """A block that adds nothing if it is left out. It answers in the form that it last answered in."""
+def _skipping(
+    layer: nn.Module, run: Callable[..., Any], left_out: Callable[[Skipped], bool]
+) -> Callable[..., Any]:
+    """A block that adds nothing if it is left out.
+
+    It answers in the form that it last answered in.
+    """
     form = 1  # how many values; T5's parts return the residual stream itself
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -204,7 +245,9 @@ def _skipping(layer: nn.Module, run: Callable[..., Any], left_out: Callable[[Ski
     return forward
 
 
-def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last: bool) -> Callable[..., Any]:
+def _following_plan(
+    layer: nn.Module, run: Callable[..., Any], index: int, last: bool
+) -> Callable[..., Any]:
     def forward(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         plan = _plan.get()
         if plan is None or plan.idle:
@@ -225,7 +268,11 @@ def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last:
             result = _passed_on(layer, hidden_states, args, kwargs)
         if index + 1 in plan.hidden:
             plan.outputs[index + 1] = hidden_states[0]
-        if plan.stop and (not len(layers) or index == layers[-1]) and index + 1 >= max(plan.hidden, default=0):
+        if (
+            plan.stop
+            and (not len(layers) or index == layers[-1])
+            and index + 1 >= max(plan.hidden, default=0)
+        ):
             raise ForwardEnded
         return result
 
@@ -233,27 +280,37 @@ def _following_plan(layer: nn.Module, run: Callable[..., Any], index: int, last:
 
 
 def sets_positions(module: PreTrainedModel) -> bool:
-    """Whether an encoder–decoder's rows can be given any position, as in T5: one bias by position for all layers."""
+    """Whether an encoder–decoder's rows can be given any position, as in T5: one bias by position
+    for all layers.
+    """
     layers = decoder_layers(module)
     if layers is None:
         return False
     attentions = [_relative_attention(layer) for layer in layers]
-    return None not in attentions and [each.has_relative_attention_bias for each in attentions].count(True) == 1
+    return (
+        None not in attentions
+        and [each.has_relative_attention_bias for each in attentions].count(True) == 1
+    )
 
 
 def _relative_attention(layer: nn.Module) -> nn.Module | None:
-    """The self-attention of a T5 block (the first block's computes the bias for all); None for other architectures."""
+    """The self-attention of a T5 block (the first block's computes the bias for all); None for
+    other architectures.
+    """
     parts = getattr(layer, "layer", None)
     return getattr(parts[0], "SelfAttention", None) if isinstance(parts, nn.ModuleList) else None
 
 
 def _bias_by_plan(attention: nn.Module, compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def bias(*args: Any, device: torch.device | None = None, **kwargs: Any) -> Float[Tensor, "1 heads m k"]:
+    def bias(
+        *args: Any, device: torch.device | None = None, **kwargs: Any
+    ) -> Float[Tensor, "1 heads m k"]:
         plan = _plan.get()
         if plan is None or plan.distances is None:
             return compute(*args, device=device, **kwargs)
         buckets = attention._relative_position_bucket(
-            plan.distances.to(device=device),  # the layer's device, which may differ from the input device
+            # the layer's device, which may differ from the input device
+            plan.distances.to(device=device),
             bidirectional=False,
             num_buckets=attention.relative_attention_num_buckets,
             max_distance=attention.relative_attention_max_distance,
@@ -268,15 +325,21 @@ def _passed_on(layer: nn.Module, hidden_states: Tensor, args: tuple, kwargs: dic
     attention = _relative_attention(layer)
     if attention is None:
         return hidden_states
-    bias = _position_bias(attention, hidden_states, args[1] if len(args) > 1 else kwargs.get("position_bias"))
+    bias = _position_bias(
+        attention, hidden_states, args[1] if len(args) > 1 else kwargs.get("position_bias")
+    )
     return hidden_states, bias, args[4] if len(args) > 4 else None
 
 
-def _position_bias(attention: nn.Module, hidden_states: Tensor, bias: Tensor | None) -> Tensor | None:
+def _position_bias(
+    attention: nn.Module, hidden_states: Tensor, bias: Tensor | None
+) -> Tensor | None:
     """T5's position bias, which the first block computes for all."""
     if bias is None and attention.has_relative_attention_bias:
         start, count = _plan.get().start, hidden_states.shape[1]
-        bias = attention.compute_bias(count, start + count, device=hidden_states.device, past_seen_tokens=start)
+        bias = attention.compute_bias(
+            count, start + count, device=hidden_states.device, past_seen_tokens=start
+        )
     return bias
 
 

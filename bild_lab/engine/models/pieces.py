@@ -14,24 +14,31 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # how SentencePiece writes a byte that has no piece
 METASPACE = "▁"  # how it writes a space
-ANCHORS = ("\n", "|", "a", "0")  # texts before another one, so that its first word does not look like a text's first
+# texts before another one, so that its first word does not look like a text's first
+ANCHORS = ("\n", "|", "a", "0")
 PROBES = 50  # pieces that are tried to see whether a tokenizer adds a space
 
 
 class Pieces:
     """The pieces of a tokenizer.
 
-    written: the bytes of each ordinary token, by its id. A piece may hold a part of a character. Special tokens and the
-    token for unknown text write nothing.
+    written: the bytes of each ordinary token, by its id. A piece may hold a part of a character.
+    Special tokens and the token for unknown text write nothing.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        added = {token: piece for token, piece in tokenizer.added_tokens_decoder.items() if not piece.special}
+        added = {
+            token: piece
+            for token, piece in tokenizer.added_tokens_decoder.items()
+            if not piece.special
+        }
         nothing = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
         decoded = decoding(tokenizer)
         pieces = tokenizer.get_vocab().items()
-        self.written: dict[int, bytes] = {token: decoded(piece) for piece, token in pieces if token not in nothing}
+        self.written: dict[int, bytes] = {
+            token: decoded(piece) for piece, token in pieces if token not in nothing
+        }
         self.written |= {token: piece.content.encode() for token, piece in added.items()}
         self.special = {piece: token for piece, token in pieces if token not in self.written}
 
@@ -39,21 +46,34 @@ class Pieces:
     def tokens_of(self) -> dict[bytes, int]:
         """The token that writes these bytes; of several the one that is not a byte by number."""
         named = self._tokenizer.convert_ids_to_tokens(list(self.written))
-        byte_by_number = {token for token, piece in zip(self.written, named, strict=True) if BYTE.fullmatch(piece)}
+        byte_by_number = {
+            token for token, piece in zip(self.written, named, strict=True) if BYTE.fullmatch(piece)
+        }
         order = sorted(self.written, key=lambda token: (token not in byte_by_number, -token))
         return {self.written[token]: token for token in order}  # later ones stay
 
     @cached_property
     def adds_space(self) -> bool:
-        """Whether the first word of a text is written with a space before it, as SentencePiece does."""
-        spaced = [(token, text) for token, text in self.written.items() if text[:1] == b" " and text[1:].isalnum()]
-        return any(self.encode(text[1:].decode(errors="ignore")) == [token] for token, text in spaced[:PROBES])
+        """Whether the first word of a text is written with a space before it, as SentencePiece
+        does.
+        """
+        spaced = [
+            (token, text)
+            for token, text in self.written.items()
+            if text[:1] == b" " and text[1:].isalnum()
+        ]
+        return any(
+            self.encode(text[1:].decode(errors="ignore")) == [token]
+            for token, text in spaced[:PROBES]
+        )
 
     @cached_property
     def template(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and behind a text."""
         plain, whole = self.encode("a"), self._tokenizer("a", verbose=False)["input_ids"]
-        place = next((at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), len(whole))
+        place = next(
+            (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), len(whole)
+        )
         return whole[:place], whole[place + len(plain) :]
 
     def encode(self, text: str) -> list[int]:
@@ -65,16 +85,23 @@ class Pieces:
         return b"".join(self.written.get(token, b"") for token in tokens)
 
     def tokens(self, text: bytes, behind: bool) -> list[int]:
-        """Tokens that write this text. behind: it continues another text, perhaps within a word or a character.
+        """Tokens that write this text. behind: it continues another text, perhaps within a word or
+        a character.
 
-        Parts of characters are written with single bytes if there are such tokens, else left out. A text that the
-        tokenizer cannot write as it is, such as one that it normalizes, gets the tokens of what it makes of it.
+        Parts of characters are written with single bytes if there are such tokens, else left out. A
+        text that the tokenizer cannot write as it is, such as one that it normalizes, gets the
+        tokens of what it makes of it.
         """
-        body = text.lstrip(bytes(range(0x80, 0xC0))) if behind else text  # these bytes end a character
+        # these bytes end a character
+        body = text.lstrip(bytes(range(0x80, 0xC0))) if behind else text
         decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
         whole = decoder.decode(body)
         ends, begins = text[: len(text) - len(body)], decoder.getstate()[0]
-        return [*self._bytes(ends), *self._encoded(whole, behind or bool(ends)), *self._bytes(begins)]
+        return [
+            *self._bytes(ends),
+            *self._encoded(whole, behind or bool(ends)),
+            *self._bytes(begins),
+        ]
 
     def _bytes(self, text: bytes) -> list[int]:
         return [self.tokens_of[bytes([one])] for one in text if bytes([one]) in self.tokens_of]
@@ -101,7 +128,10 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     """From a piece to the bytes that it writes, as the tokenizer's decoder says."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
-        steps: list[dict[str, Any]] = [{"type": "Metaspace", "replacement": METASPACE}, {"type": "ByteFallback"}]
+        steps: list[dict[str, Any]] = [
+            {"type": "Metaspace", "replacement": METASPACE},
+            {"type": "ByteFallback"},
+        ]
     elif backend.decoder is None:
         return lambda piece: f" {piece}".encode()  # pieces are joined by spaces
     else:
@@ -112,7 +142,9 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
         return lambda piece: b"".join(table.get(letter, letter.encode()) for letter in piece)
     if "WordPiece" in kinds:
         prefix = kinds["WordPiece"]["prefix"]
-        return lambda piece: (piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}").encode()
+        return lambda piece: (
+            piece.removeprefix(prefix) if piece.startswith(prefix) else f" {piece}"
+        ).encode()
     replaced = [(step["replacement"], " ") for step in steps if step["type"] == "Metaspace"]
     for step in steps:
         if step["type"] == "Replace" and "String" in step["pattern"]:
@@ -133,9 +165,15 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
 
 def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of a decoder."""
-    return [one for part in step["decoders"] for one in flat(part)] if step["type"] == "Sequence" else [step]
+    return (
+        [one for part in step["decoders"] for one in flat(part)]
+        if step["type"] == "Sequence"
+        else [step]
+    )
 
 
 def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What an empty text is continued from: the begin-of-text token, nothing where the tokenizer has none."""
+    """What an empty text is continued from: the begin-of-text token, nothing where the tokenizer
+    has none.
+    """
     return [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]

@@ -15,14 +15,17 @@ LARGE = 2_000_000_000  # parameters, 8 GB in float32: from there on auto halves 
 
 
 def resolve_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The precision with this name. `auto`: on a CPU float32; on a GPU that in which the checkpoint is stored.
+    """The precision with this name. `auto`: on a CPU float32; on a GPU that in which the checkpoint
+    is stored.
 
-    A checkpoint in float32 of `LARGE` parameters or more is decoded in bfloat16 on a GPU. Reads no weights.
-    Raises UserError for an unknown name.
+    A checkpoint in float32 of `LARGE` parameters or more is decoded in bfloat16 on a GPU. Reads no
+    weights. Raises UserError for an unknown name.
     """
     if name in SHORT_DTYPES:
         known, meant = ", ".join((AUTO, *DTYPES)), SHORT_DTYPES[name]
-        raise UserError(f"runtime.dtype must be one of {known}, got {name!r}; did you mean {meant}?")
+        raise UserError(
+            f"runtime.dtype must be one of {known}, got {name!r}; did you mean {meant}?"
+        )
     require_choice("runtime.dtype", name, (AUTO, *DTYPES))
     if name != AUTO:
         return DTYPES[name]

@@ -1,4 +1,6 @@
-"""Sessions over other sessions, and one whose logits pass through logits processors, each with its row's text."""
+"""Sessions over other sessions, and one whose logits pass through logits processors, each with its
+row's text.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,33 @@ from transformers import LogitsProcessorList
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, StagedSession, Want, as_rows, on_device
+from bild_lab.engine.session import (
+    EVERYTHING,
+    Rows,
+    Scores,
+    Session,
+    StagedSession,
+    Want,
+    as_rows,
+    on_device,
+)
 from bild_lab.engine.trace import Forward
 
 
 def processed(session: Session, source: Source) -> Session:
     """The session itself, or one whose logits pass through the source's processors."""
-    return session if source.processors is None else ProcessedSession(session, source.processors, source.prompt)
+    return (
+        session
+        if source.processors is None
+        else ProcessedSession(session, source.processors, source.prompt)
+    )
 
 
 class SessionOver(StagedSession):
-    """A session over another one, to which it passes on what a subclass does not change. It has no programs."""
+    """A session over another one, to which it passes on what a subclass does not change.
+
+    It has no programs.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -53,13 +71,16 @@ class SessionOver(StagedSession):
 
 
 class ProcessedSession(SessionOver):
-    """Its logits pass through processors. A row's text is all tokens before it, its branch of the tree, and its own.
+    """Its logits pass through processors. A row's text is all tokens before it, its branch of the
+    tree, and its own.
 
-    Probe rows (BiTA's masks) have no text and keep their logits. A program that drafts several tokens in one go does
-    not know the processors. The tokens of every forward are read by the host.
+    Probe rows (BiTA's masks) have no text and keep their logits. A program that drafts several
+    tokens in one go does not know the processors. The tokens of every forward are read by the host.
     """
 
-    def __init__(self, session: Session, processors: LogitsProcessorList, prompt: Sequence[int]) -> None:
+    def __init__(
+        self, session: Session, processors: LogitsProcessorList, prompt: Sequence[int]
+    ) -> None:
         super().__init__(session)
         self._processors = processors
         self._text = list(prompt[:-1])  # by position
@@ -67,25 +88,37 @@ class ProcessedSession(SessionOver):
         self._fed: list[int] = []  # the last extend's, or the whole tree's
 
     @torch.inference_mode()
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         rows = as_rows(rows)
         start = self._session.length if rows.position is None else rows.position
         scores = self._session.extend(rows, want)
-        if rows.position is not None and scores.logits is None:  # PPD's candidates, beside the text in a thread
+        # PPD's candidates, beside the text in a thread
+        if rows.position is not None and scores.logits is None:
             return scores
         tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
         earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
         self._base = start - earlier
         self._fed = [*self._fed[:earlier], *tokens]
         self._text[self._base :] = self._fed
-        return scores if scores.logits is None else replace(scores, logits=self._processed(scores.logits, rows.tree))
+        return (
+            scores
+            if scores.logits is None
+            else replace(scores, logits=self._processed(scores.logits, rows.tree))
+        )
 
     def keep(self, path: Sequence[int]) -> None:
         self._text[self._base :] = [self._fed[row] for row in path]
         super().keep(path)
 
-    def _processed(self, logits: Float[Tensor, "n vocab"], tree: Tree | None) -> Float[Tensor, "n vocab"]:
-        """The logits of the last n rows. The first may be the prompt's, which run with the others."""
+    def _processed(
+        self, logits: Float[Tensor, "n vocab"], tree: Tree | None
+    ) -> Float[Tensor, "n vocab"]:
+        """The logits of the last n rows.
+
+        The first may be the prompt's, which run with the others.
+        """
         count, width = logits.shape
         parents = range(-1, len(self._fed) - 1) if tree is None else tree.parents.tolist()
         given = precise(logits)

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LONGEST_WAIT = timedelta(days=7)  # of one process for another, which may have a model answer everything
+# of one process for another, which may have a model answer everything
+LONGEST_WAIT = timedelta(days=7)
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes of a training. rank: of this process, from 0. count: how many there are, by default one.
+    """The processes of a training. rank: of this process, from 0. count: how many there are, by
+    default one.
 
     All processes must call every method except `first`, in the same order.
     """
@@ -46,7 +48,9 @@ class Ranks:
 
 
 def launched() -> Ranks:
-    """The processes that a launcher started, read from environment variables; without a launcher, only this process."""
+    """The processes that a launcher started, read from environment variables; without a launcher,
+    only this process.
+    """
     return Ranks(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
 
 

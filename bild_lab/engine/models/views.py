@@ -1,4 +1,6 @@
-"""Views of models that draft: some layers of a target, in its own KV cache, and any with some tokens in the head."""
+"""Views of models that draft: some layers of a target, in its own KV cache, and any with some
+tokens in the head.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class TargetLayers:
 
     in_graphs = False  # see `load.decided`
 
-    def __init__(self, target: LoadedModel, layers: Sequence[int], skipped: Skipped = NOTHING) -> None:
+    def __init__(
+        self, target: LoadedModel, layers: Sequence[int], skipped: Skipped = NOTHING
+    ) -> None:
         self.layers, self.skipped = tuple(layers), skipped
         self.depth, self.device, self.engine = target.depth, target.device, target.engine
 
@@ -54,10 +58,12 @@ class TargetLayers:
 
 
 class EarlyExit(TargetLayers):
-    """The first layers of the target, then its final norm and head (self-speculation by early exit).
+    """The first layers of the target, then its final norm and head (self-speculation by early
+    exit).
 
-    exit_layer: how many layers. These layers cache the same keys and values as in the target's own forward. So the view
-    runs only the tokens that it drafts, and the target then runs only its other layers on them (BiLD §4.4).
+    exit_layer: how many layers. These layers cache the same keys and values as in the target's own
+    forward. So the view runs only the tokens that it drafts, and the target then runs only its
+    other layers on them (BiLD §4.4).
     """
 
     def __init__(self, target: LoadedModel, exit_layer: int) -> None:
@@ -68,12 +74,13 @@ class EarlyExit(TargetLayers):
 
 
 class LayerSkip(TargetLayers):
-    """The target without some of its layers or blocks (self-speculation by skipping, Zhang et al., "Draft & Verify").
+    """The target without some of its layers or blocks (self-speculation by skipping, Zhang et al.,
+    "Draft & Verify").
 
-    skipped_layers: whole layers, counted from 0. skipped_attention, skipped_feed_forward: layers that run without
-    this block; attention to the source of an encoder–decoder is left out with the other. After the first skipped
-    block, drafted tokens have other hidden states than in the full target; the keys and values of committed tokens
-    are the full target's.
+    skipped_layers: whole layers, counted from 0. skipped_attention, skipped_feed_forward: layers
+    that run without this block; attention to the source of an encoder–decoder is left out with the
+    other. After the first skipped block, drafted tokens have other hidden states than in the full
+    target; the keys and values of committed tokens are the full target's.
     """
 
     def __init__(
@@ -90,8 +97,9 @@ class LayerSkip(TargetLayers):
         feed_forward = whole | named_layers("skipped_feed_forward", skipped_feed_forward, depth)
         if not 0 < len(attention) + len(feed_forward) < 2 * depth:
             raise UserError(
-                f"skipped_layers must name some, not all, of the layers 0 to {depth - 1}, got {skipped_layers!r}, with "
-                f"skipped_attention {skipped_attention!r} and skipped_feed_forward {skipped_feed_forward!r}"
+                f"skipped_layers must name some, not all, of the layers 0 to {depth - 1}, got"
+                f" {skipped_layers!r}, with skipped_attention {skipped_attention!r} and"
+                f" skipped_feed_forward {skipped_feed_forward!r}"
             )
         super().__init__(target, *skipping(depth, attention, feed_forward))
         if self.skipped:
@@ -101,25 +109,39 @@ class LayerSkip(TargetLayers):
 def named_layers(knob: str, layers: Sequence[int], depth: int) -> frozenset[int]:
     """The layers that a knob names. Raises UserError unless each is one of the target's."""
     named = list(layers) if isinstance(layers, Sequence) and not isinstance(layers, str) else [None]
-    if any(isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < depth for layer in named):
-        raise UserError(f"{knob} must name some, not all, of the layers 0 to {depth - 1}, got {layers!r}")
+    if any(
+        isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < depth
+        for layer in named
+    ):
+        raise UserError(
+            f"{knob} must name some, not all, of the layers 0 to {depth - 1}, got {layers!r}"
+        )
     return frozenset(named)
 
 
-def skipping(depth: int, attention: frozenset[int], feed_forward: frozenset[int]) -> tuple[list[int], Skipped]:
-    """The layers that run, at least in part, without these blocks, and the blocks that they leave out."""
+def skipping(
+    depth: int, attention: frozenset[int], feed_forward: frozenset[int]
+) -> tuple[list[int], Skipped]:
+    """The layers that run, at least in part, without these blocks, and the blocks that they leave
+    out.
+    """
     neither = attention & feed_forward
-    return [at for at in range(depth) if at not in neither], Skipped(attention - neither, feed_forward - neither)
+    return [at for at in range(depth) if at not in neither], Skipped(
+        attention - neither, feed_forward - neither
+    )
 
 
 class View(SessionOver):
-    """Some layers of a session, which store their rows after the target's own in the target's cache. Chains only.
+    """Some layers of a session, which store their rows after the target's own in the target's
+    cache. Chains only.
 
-    Its rows last for one round. If its layers are the target's first ones, the target's forward over the same
-    tokens continues from them; otherwise it overwrites them.
+    Its rows last for one round. If its layers are the target's first ones, the target's forward
+    over the same tokens continues from them; otherwise it overwrites them.
     """
 
-    def __init__(self, target: Session, layers: tuple[int, ...], skipped: Skipped = NOTHING) -> None:
+    def __init__(
+        self, target: Session, layers: tuple[int, ...], skipped: Skipped = NOTHING
+    ) -> None:
         super().__init__(target)
         self._layers, self._skipped = tuple(layers), skipped
         self._ahead = 0  # the view's rows after the target's
@@ -128,7 +150,9 @@ class View(SessionOver):
     def length(self) -> int:
         return self._session.length + self._ahead
 
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         rows = as_rows(rows)
         part = replace(want, layers=self._layers, skipped=self._skipped)
         scores = self._session.extend(replace(rows, position=self.length), part)
@@ -145,8 +169,8 @@ class View(SessionOver):
     def grow(self, rows: Sequence[int], growth: Growth) -> None:
         """Raises UserError: a view drafts chains."""
         raise UserError(
-            "layers of the target draft chains alone; choose ModelDrafter for them, such as policy=layer_skip, or a "
-            "draft model for trees"
+            "layers of the target draft chains alone; choose ModelDrafter for them, such as"
+            " policy=layer_skip, or a draft model for trees"
         )
 
     def keep(self, path: Sequence[int]) -> None:
@@ -157,16 +181,18 @@ class View(SessionOver):
 
 
 class NarrowModel:
-    """A draft model, or layers of the target, whose head has these tokens only. All else is the model's own.
+    """A draft model, or layers of the target, whose head has these tokens only. All else is the
+    model's own.
 
-    Our decoders compute no other scores; elsewhere, and in compiled steps, the whole head runs and is masked. Raises
-    UserError for a draft model of another vocabulary.
+    Our decoders compute no other scores; elsewhere, and in compiled steps, the whole head runs and
+    is masked. Raises UserError for a draft model of another vocabulary.
     """
 
     def __init__(self, model: Model, vocabulary: DraftVocabulary) -> None:
         if isinstance(model, TranslatedModel):
             raise UserError(
-                "a draft vocabulary needs a draft model with the target's tokenizer; set policy.draft_vocabulary=null"
+                "a draft vocabulary needs a draft model with the target's tokenizer; set"
+                " policy.draft_vocabulary=null"
             )
         self.model, self.vocabulary = model, vocabulary
 
@@ -188,9 +214,15 @@ class NarrowSession(SessionOver):
         self._vocabulary = vocabulary
 
     @torch.inference_mode()
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         scores = self._session.extend(rows, replace(want, vocabulary=self._vocabulary))
-        return scores if scores.logits is None else replace(scores, logits=self._vocabulary.masked(scores.logits))
+        return (
+            scores
+            if scores.logits is None
+            else replace(scores, logits=self._vocabulary.masked(scores.logits))
+        )
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
         return self._session.draft(rows, replace(chain, vocabulary=self._vocabulary))

@@ -1,7 +1,9 @@
-"""Which files of a checkpoint hold its weights: those that `from_pretrained` of Transformers reads, and no others.
+"""Which files of a checkpoint hold its weights: those that `from_pretrained` of Transformers reads,
+and no others.
 
-A folder may hold one file, shards and their index, pickles, and what a training left, beside each other. Transformers
-takes the first of `ORDER` that is there, unless `transformers_weights` in config.json names another file.
+A folder may hold one file, shards and their index, pickles, and what a training left, beside each
+other. Transformers takes the first of `ORDER` that is there, unless `transformers_weights` in
+config.json names another file.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, WEIGHTS_INDEX_NAME, WEIGHTS_NAME
+from transformers.utils import (
+    SAFE_WEIGHTS_INDEX_NAME,
+    SAFE_WEIGHTS_NAME,
+    WEIGHTS_INDEX_NAME,
+    WEIGHTS_NAME,
+)
 from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 
 from bild_lab.errors import UserError
@@ -25,11 +32,13 @@ SUFFIXES = (
     *(".gguf", ".h5", ".msgpack", ".onnx", ".ot", INDEX_SUFFIX),
 )
 ADAPTER = "adapter_config.json"
-TRAINING_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")  # of torch.distributed.checkpoint
+# of torch.distributed.checkpoint
+TRAINING_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
 
 
 def first_file(names: Collection[str], named: str | None = None) -> str | None:
-    """The file that Transformers opens, one with weights or an index of shards; None if there is none.
+    """The file that Transformers opens, one with weights or an index of shards; None if there is
+    none.
 
     names: all files of the checkpoint. named: `transformers_weights` of its config.json.
     """
@@ -52,7 +61,8 @@ def named_in_config(file: Path | str | None) -> str | None:
 
 
 def in_folder(folder: Path) -> list[str]:
-    """The weight files of a folder by their names in it, an index before its shards; empty if there are none.
+    """The weight files of a folder by their names in it, an index before its shards; empty if there
+    are none.
 
     Raises UserError for an index that cannot be read.
     """
@@ -70,13 +80,14 @@ def shards_of(index: Path) -> list[str]:
         return sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"cannot read {index}: it must list the shard of each weight in weight_map; copy it again from where the "
-            "model came from, or remove it if the weights are in one file"
+            f"cannot read {index}: it must list the shard of each weight in weight_map; copy it"
+            " again from where the model came from, or remove it if the weights are in one file"
         ) from error
 
 
 def fetched(location: str, **options: Any) -> Sequence[str]:
-    """Paths of the safetensors files with a checkpoint's weights, from the hub if need be; empty if it has none.
+    """Paths of the safetensors files with a checkpoint's weights, from the hub if need be; empty if
+    it has none.
 
     location: a folder or a hub id. options: `revision` and others of `from_pretrained`.
     """
@@ -91,37 +102,50 @@ def fetched(location: str, **options: Any) -> Sequence[str]:
 
 
 def holds_weights(name: str) -> bool:
-    """Whether a file of this name holds weights, or a training's state, of any library; or is an index of such."""
+    """Whether a file of this name holds weights, or a training's state, of any library; or is an
+    index of such.
+    """
     return name.endswith(SUFFIXES)
 
 
 def require_weights(path: str, names: Collection[str], named: str | None) -> str:
-    """The file that Transformers opens. Raises UserError where there is none, or where it adds others to it.
+    """The file that Transformers opens. Raises UserError where there is none, or where it adds
+    others to it.
 
     path: of the checkpoint, for messages. names, named: as in `first_file`.
     """
     require_no_adapter(path, names)
     if shards := sorted(name for name in names if TRAINING_SHARD.match(name)):
         raise UserError(
-            f"{path} has {shards[0]}, a shard of a distributed training, which Transformers reads in place of "
-            "model.safetensors; move such shards elsewhere, or save the model anew with save_pretrained"
+            f"{path} has {shards[0]}, a shard of a distributed training, which Transformers reads"
+            " in place of model.safetensors; move such shards elsewhere, or save the model anew"
+            " with save_pretrained"
         )
     if (first := first_file(names, named)) is not None:
         return first
-    wanted = " or ".join(SAFE) if named is None else f"{named}, as transformers_weights in its config.json says"
+    wanted = (
+        " or ".join(SAFE)
+        if named is None
+        else f"{named}, as transformers_weights in its config.json says"
+    )
     beside = sorted(name for name in names if holds_weights(name))
     got = f"got {', '.join(beside[:3])}" if beside else "got no file with weights"
     raise UserError(
-        f"{path} has no weights that Transformers reads: wanted {wanted}, {got}; rename the file, or save the model "
-        "anew with save_pretrained"
+        f"{path} has no weights that Transformers reads: wanted {wanted}, {got}; rename the file,"
+        " or save the model anew with save_pretrained"
     )
 
 
 def require_no_adapter(path: str, names: Collection[str]) -> None:
-    """Raise UserError for a checkpoint with an adapter, which Transformers reads with peft, and without leaves out."""
+    """Raise UserError for a checkpoint with an adapter, which Transformers reads with peft, and
+    without leaves out.
+    """
     if ADAPTER not in names:
         return
     remedy = "merge it into its base with peft's merge_and_unload first"
     if "config.json" in names:
-        raise UserError(f"{path} has an adapter beside its weights; {remedy}, or remove {ADAPTER} to decode without it")
+        raise UserError(
+            f"{path} has an adapter beside its weights; {remedy}, or remove {ADAPTER} to decode"
+            " without it"
+        )
     raise UserError(f"{path} is an adapter; {remedy}")

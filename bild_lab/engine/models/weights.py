@@ -1,4 +1,6 @@
-"""Weights that are read one at a time, so that no model is whole in memory beside its packed copy."""
+"""Weights that are read one at a time, so that no model is whole in memory beside its packed
+copy.
+"""
 
 from __future__ import annotations
 
@@ -32,20 +34,27 @@ class OnDemand(Sequence[Item], Generic[Item]):
 
 
 class Weights(Mapping[str, Tensor]):
-    """A model's weights by the names of its module in Transformers, in one precision and on one device.
+    """A model's weights by the names of its module in Transformers, in one precision and on one
+    device.
 
-    Each is read when it is asked for, and again if nobody holds it any more. keys: what to read for each name; tied
-    weights share one. packed: matrices that are not read as numbers, by key, as their file has them.
+    Each is read when it is asked for, and again if nobody holds it any more. keys: what to read for
+    each name; tied weights share one. packed: matrices that are not read as numbers, by key, as
+    their file has them.
     """
 
     packed: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
-        self, keys: Mapping[str, str], read: Callable[[str], Tensor], dtype: torch.dtype, device: torch.device
+        self,
+        keys: Mapping[str, str],
+        read: Callable[[str], Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self._keys, self._read, self.dtype, self._device = keys, read, dtype, device
         self._held: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
-        self._joined: WeakValueDictionary[str, Tensor] = WeakValueDictionary()  # what a weight is a part of
+        # what a weight is a part of
+        self._joined: WeakValueDictionary[str, Tensor] = WeakValueDictionary()
         self._rows: dict[str, slice] = {}  # of that
 
     def __getitem__(self, name: str) -> Tensor:
@@ -57,7 +66,10 @@ class Weights(Mapping[str, Tensor]):
         return weight
 
     def joined(self, *names: str) -> Tensor:
-        """Weights one after the other. While somebody holds them, each is a part of these, and not read again."""
+        """Weights one after the other.
+
+        While somebody holds them, each is a part of these, and not read again.
+        """
         parts, end = [self[name] for name in names], 0
         if len(parts) == 1:
             return parts[0]
@@ -72,7 +84,9 @@ class Weights(Mapping[str, Tensor]):
         keys = {self._keys[name]: name for name in names}
         if self.packed.keys().isdisjoint(keys):
             return self.joined(*names)
-        return tuple(self.packed[key] if key in self.packed else self[name] for key, name in keys.items())
+        return tuple(
+            self.packed[key] if key in self.packed else self[name] for key, name in keys.items()
+        )
 
     def table(self, name: str) -> Tensor | Any:
         """A matrix of which rows are asked for; where it is `packed`, they are read then."""
@@ -97,7 +111,8 @@ def module_weights(module: PreTrainedModel, dtype: torch.dtype, device: torch.de
 class StoredWeights:
     """Weights in files, by the names of a module of Transformers.
 
-    read: one of them, on the CPU, given its name and the precision that is asked for; it may be in the file's.
+    read: one of them, on the CPU, given its name and the precision that is asked for; it may be in
+    the file's.
     """
 
     shapes: Mapping[str, Sequence[int]]
@@ -105,7 +120,10 @@ class StoredWeights:
 
     @staticmethod
     def from_pretrained(location: str, **options: Any) -> StoredWeights | None:
-        """A checkpoint's safetensors files, from the hub if need be; None if it has none. Reads no weights."""
+        """A checkpoint's safetensors files, from the hub if need be; None if it has none.
+
+        Reads no weights.
+        """
         if not (paths := fetched(location, **options)):
             return None
         files: dict[str, str] = {}
@@ -116,7 +134,8 @@ class StoredWeights:
                 files |= dict.fromkeys(opened.keys(), path)
 
         def read(name: str, _: torch.dtype) -> Tensor:
-            with safe_open(files[name], framework="pt") as file:  # the file is let go with the last tensor of it
+            # the file is let go with the last tensor of it
+            with safe_open(files[name], framework="pt") as file:
                 return file.get_tensor(name)
 
         return StoredWeights(shapes, read)
@@ -127,8 +146,9 @@ def file_weights(
 ) -> Weights | None:
     """What files store for this module, which may be on the meta device.
 
-    On the CPU and in the precision of safetensors they are views of the file: what is not touched takes no memory. None
-    if names or shapes in the files are not those of the module, as in checkpoints that Transformers renames.
+    On the CPU and in the precision of safetensors they are views of the file: what is not touched
+    takes no memory. None if names or shapes in the files are not those of the module, as in
+    checkpoints that Transformers renames.
     """
     shapes, wanted = files.shapes, module.state_dict()
     keys = {name: name for name in wanted if name in shapes}

@@ -1,4 +1,6 @@
-"""Another engine in the environment of `make peers`: its versions, converted checkpoints, and its process."""
+"""Another engine in the environment of `make peers`: its versions, converted checkpoints, and its
+process.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def why_no_peers() -> str | None:
     """Why the peers cannot run here, or None if they can."""
     if python().is_file():
         return None
-    return f"other engines run in an environment of their own, and there is none in {FOLDER}; run make peers"
+    return (
+        f"other engines run in an environment of their own, and there is none in {FOLDER}; run make"
+        " peers"
+    )
 
 
 def python() -> Path:
@@ -42,7 +47,10 @@ def python() -> Path:
 
 
 def package_versions(names: Sequence[str]) -> dict[str, str]:
-    """The versions of these packages in the environment. Raises UserError if it or one of them is missing."""
+    """The versions of these packages in the environment.
+
+    Raises UserError if it or one of them is missing.
+    """
     if (reason := why_no_peers()) is not None:
         raise UserError(reason)
     places = [str(place) for place in FOLDER.glob("lib/python*/site-packages")]
@@ -53,13 +61,19 @@ def package_versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def converted(
-    checkpoint: Checkpoint, engine: str, versions: Mapping[str, str], cache: Path | None = None, bits: int | None = None
+    checkpoint: Checkpoint,
+    engine: str,
+    versions: Mapping[str, str],
+    cache: Path | None = None,
+    bits: int | None = None,
 ) -> Path:
-    """The folder of the converted checkpoint. The first call for these weights and versions converts, in seconds.
+    """The folder of the converted checkpoint. The first call for these weights and versions
+    converts, in seconds.
 
-    bits: to how many the weights are quantized; None: the engine rounds them, if at all, as it loads. cache: where to
-    keep it, by default the cache of bild_lab. The weights of a checkpoint on the hub must have been read once, so that
-    they are in the hub's cache. Raises UserError if the engine cannot convert the checkpoint.
+    bits: to how many the weights are quantized; None: the engine rounds them, if at all, as it
+    loads. cache: where to keep it, by default the cache of bild_lab. The weights of a checkpoint on
+    the hub must have been read once, so that they are in the hub's cache. Raises UserError if the
+    engine cannot convert the checkpoint.
     """
     decisive = (
         checkpoint.fingerprint,
@@ -81,7 +95,9 @@ def _convert(checkpoint: Checkpoint, engine: str, folder: Path, bits: int | None
         made = Path(temporary) / "made"
         job = {"engine": engine, "source": str(checkpoint.files), "folder": str(made), "bits": bits}
         command = _command("convert", job | {"encoder_decoder": checkpoint.encoder_decoder})
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace", env=_surroundings())
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", env=_surroundings()
+        )
         if done.returncode:
             raise UserError(
                 f"{engine} cannot convert {checkpoint.path}: {last_line(done.stderr)}; "
@@ -93,9 +109,10 @@ def _convert(checkpoint: Checkpoint, engine: str, folder: Path, bits: int | None
 class Worker:
     """A process that has loaded a model and decodes with it.
 
-    Between turns it is stopped (SIGSTOP), because an engine's idle threads spin for a while and would take the cores
-    from what is timed next. It ends with this object, and is killed if our process dies, stopped or not. variables: of
-    its environment, beside ours. Raises UserError if the engine cannot load the model.
+    Between turns it is stopped (SIGSTOP), because an engine's idle threads spin for a while and
+    would take the cores from what is timed next. It ends with this object, and is killed if our
+    process dies, stopped or not. variables: of its environment, beside ours. Raises UserError if
+    the engine cannot load the model.
     """
 
     def __init__(self, job: dict[str, Any], variables: Mapping[str, str] | None = None) -> None:
@@ -143,7 +160,10 @@ class Worker:
             self._ask({})
 
     def decode(self, request: dict[str, Any]) -> list[int]:
-        """The new tokens of one text, after which the process is stopped. Raises RuntimeError if it fails or dies."""
+        """The new tokens of one text, after which the process is stopped.
+
+        Raises RuntimeError if it fails or dies.
+        """
         self.wake()
         answer = self._ask(request)
         self.stop()
@@ -161,14 +181,19 @@ class Worker:
         try:
             line = self._process.stdout.readline()
             return json.loads(line) if line else self._died()
-        except BaseException:  # an interrupt too: the answer that is still to come would be taken for a later one
+        except (
+            BaseException
+        ):  # an interrupt too: the answer that is still to come would be taken for a later one
             self.close()
             raise
 
     def _died(self) -> dict[str, Any]:
         code = self._process.wait()
         self._errors.seek(0)
-        raise RuntimeError(f"the process of {self._name} ended with status {code}: {last_line(self._errors.read())}")
+        raise RuntimeError(
+            f"the process of {self._name} ended with status {code}:"
+            f" {last_line(self._errors.read())}"
+        )
 
 
 def last_line(text: str) -> str:

@@ -90,11 +90,17 @@ def load_ctranslate2_translator(job: dict[str, Any]) -> Decode:
     model = ctranslate2.Translator(job["model"], **ctranslate2_options(job))
     names = json.loads(Path(job["model"], "shared_vocabulary.json").read_text(encoding="utf-8"))
     ids = {name: index for index, name in enumerate(names)}
-    start = ids[json.loads(Path(job["model"], "config.json").read_text(encoding="utf-8"))["decoder_start_token"]]
+    start = ids[
+        json.loads(Path(job["model"], "config.json").read_text(encoding="utf-8"))[
+            "decoder_start_token"
+        ]
+    ]
 
     def decode(request: dict[str, Any]) -> list[int]:
         if request["prompt"] != [start]:
-            raise ValueError(f"CTranslate2 starts its decoder with token {start}, not with {request['prompt']}")
+            raise ValueError(
+                f"CTranslate2 starts its decoder with token {start}, not with {request['prompt']}"
+            )
         (result,) = model.translate_batch(
             [[names[token] for token in request["encoder"]]],
             beam_size=1,
@@ -131,15 +137,26 @@ def load_ctranslate2_generator(job: dict[str, Any]) -> Decode:
 
 def ctranslate2_options(job: dict[str, Any]) -> dict[str, Any]:
     precision = job["dtype"] if job["bits"] is None else f"int{job['bits']}"
-    return {"device": "cpu", "compute_type": precision, "inter_threads": 1, "intra_threads": job["threads"]}
+    return {
+        "device": "cpu",
+        "compute_type": precision,
+        "inter_threads": 1,
+        "intra_threads": job["threads"],
+    }
 
 
 def convert_for_openvino(job: dict[str, Any]) -> None:
     from optimum.exporters.openvino import main_export
     from optimum.intel.openvino import OVConfig
 
-    task = "text2text-generation-with-past" if job["encoder_decoder"] else "text-generation-with-past"
-    options = {"library_name": "transformers", "convert_tokenizer": False, "ov_config": OVConfig(dtype="fp32")}
+    task = (
+        "text2text-generation-with-past" if job["encoder_decoder"] else "text-generation-with-past"
+    )
+    options = {
+        "library_name": "transformers",
+        "convert_tokenizer": False,
+        "ov_config": OVConfig(dtype="fp32"),
+    }
     main_export(job["source"], output=job["folder"], task=task, **options)
     if not job["encoder_decoder"]:
         save_stand_in_tokenizer(Path(job["folder"]))
@@ -163,7 +180,10 @@ def compress(folder: Path, bits: int) -> None:
 
 
 def save_stand_in_tokenizer(folder: Path) -> None:
-    """A tokenizer of single bytes. Pipelines with a draft model want one, though ids alone go in and come out."""
+    """A tokenizer of single bytes.
+
+    Pipelines with a draft model want one, though ids alone go in and come out.
+    """
     import openvino
     from openvino_tokenizers import convert_tokenizer
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -171,9 +191,16 @@ def save_stand_in_tokenizer(folder: Path) -> None:
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=letters[0], pad_token=letters[0])
-    for model, name in zip(convert_tokenizer(fast, with_detokenizer=True), ("tokenizer", "detokenizer"), strict=True):
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=letters[0], pad_token=letters[0]
+    )
+    for model, name in zip(
+        convert_tokenizer(fast, with_detokenizer=True), ("tokenizer", "detokenizer"), strict=True
+    ):
         openvino.save_model(model, folder / f"openvino_{name}.xml")
 
 
@@ -184,14 +211,17 @@ def load_openvino_pipeline(job: dict[str, Any]) -> Decode:
     import openvino_genai as genai
 
     properties = openvino_properties(job)
-    if job["draft"] is None:  # one text at a time: the pipeline without a scheduler, whose cache begins anew each time
+    # one text at a time: the pipeline without a scheduler, whose cache begins anew each time
+    if job["draft"] is None:
         model = genai.LLMPipeline(job["model"], "CPU", ATTENTION_BACKEND="SDPA", **properties)
     else:
         scheduler = genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False  # each text is read anew
         scheduler.max_num_batched_tokens = 2**31  # a prompt runs in one forward
         draft = genai.draft_model(job["draft"], "CPU", **properties)
-        model = genai.LLMPipeline(job["model"], "CPU", draft_model=draft, scheduler_config=scheduler, **properties)
+        model = genai.LLMPipeline(
+            job["model"], "CPU", draft_model=draft, scheduler_config=scheduler, **properties
+        )
 
     def decode(request: dict[str, Any]) -> list[int]:
         config = genai.GenerationConfig()
@@ -229,14 +259,18 @@ def load_openvino_encoder_decoder(job: dict[str, Any]) -> Decode:
         )
         ids = torch.tensor([request["encoder"]])
         prompt = torch.tensor([request["prompt"]])
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), decoder_input_ids=prompt)
+        out = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), decoder_input_ids=prompt
+        )
         return out[0, prompt.shape[1] :].tolist()
 
     return decode
 
 
 def openvino_properties(job: dict[str, Any]) -> dict[str, Any]:
-    """Unless weights are quantized the precision everywhere: by default the cache and activations would be int8."""
+    """Unless weights are quantized the precision everywhere: by default the cache and activations
+    would be int8.
+    """
     precision = {"float32": "f32", "bfloat16": "bf16"}[job["dtype"]]
     exact = {"KV_CACHE_PRECISION": precision, "DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
     return {
@@ -248,7 +282,11 @@ def openvino_properties(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_gguf(file: str, **options: Any) -> Any:
-    """A `Llama`. Raises ValueError with the first error that llama.cpp logs: the library only says that it failed."""
+    """A `Llama`.
+
+    Raises ValueError with the first error that llama.cpp logs: the library only says that it
+    failed.
+    """
     import llama_cpp
 
     logged: list[tuple[int, bytes]] = []
@@ -257,7 +295,9 @@ def open_gguf(file: str, **options: Any) -> Any:
     try:
         return llama_cpp.Llama(file, verbose=False, **options)
     except ValueError as error:
-        errors = [text.decode(errors="replace") for level, text in logged if level == LLAMA_CPP_ERROR]
+        errors = [
+            text.decode(errors="replace") for level, text in logged if level == LLAMA_CPP_ERROR
+        ]
         raise ValueError(errors[0] if errors else str(error)) from error
     finally:
         llama_cpp.llama_log_set(llama_cpp._logger.llama_log_callback, None)  # the library's own
@@ -266,7 +306,8 @@ def open_gguf(file: str, **options: Any) -> Any:
 def load_llama_cpp(job: dict[str, Any]) -> Decode:
     """A GGUF file, alone, with llama-cpp-python's prompt lookup, or with another file that drafts.
 
-    With drafts the library scores every row of a prompt, and keeps the scores of all rows: 4 bytes a word.
+    With drafts the library scores every row of a prompt, and keeps the scores of all rows: 4 bytes
+    a word.
     """
     import numpy
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding

@@ -1,1 +1,3 @@
-"""Predictive pipelined decoding (Yang et al., 2023): its theory, and the pipeline on a real machine."""
+"""Predictive pipelined decoding (Yang et al., 2023): its theory, and the pipeline on a real
+machine.
+"""

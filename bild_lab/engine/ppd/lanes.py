@@ -30,8 +30,9 @@ def two_lanes(device: torch.device) -> Iterator[Together]:
         yield partial(in_two_streams, torch.cuda.Stream(device))
         return
     threads = torch.get_num_threads()
-    # The number is per thread; a new thread starts with the last one set. More than one thread per lane would not
-    # help: idle PyTorch threads of one lane spin on the core that the other lane needs.
+    # The number is per thread; a new thread starts with the last one set. More than one thread per
+    # lane would not help: idle PyTorch threads of one lane spin on the core that the other lane
+    # needs.
     torch.set_num_threads(1)
     try:
         with ThreadPoolExecutor(1) as worker:
@@ -55,7 +56,10 @@ def in_two_threads(
 def in_two_streams(
     aside: torch.cuda.Stream, here: Callable[[], First], beside: Callable[[], Second]
 ) -> tuple[First, Second]:
-    """Run `beside` in its own stream. Both start after the current stream's queued work, which then waits for both."""
+    """Run `beside` in its own stream.
+
+    Both start after the current stream's queued work, which then waits for both.
+    """
     current = torch.cuda.current_stream(aside.device)
     begun = current.record_event()
     first = here()  # launched first, as the text waits for it

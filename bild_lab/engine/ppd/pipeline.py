@@ -1,4 +1,6 @@
-"""Predictive pipelined decoding on a real machine (Yang et al., 2023, Algorithm 1), future work in the paper."""
+"""Predictive pipelined decoding on a real machine (Yang et al., 2023, Algorithm 1), future work in
+the paper.
+"""
 
 from __future__ import annotations
 
@@ -27,27 +29,31 @@ from bild_lab.files import NamesFile
 
 SHARED = "shared"
 
-Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]  # from a layer, counted from 1, and its output
+# from a layer, counted from 1, and its output
+Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
 
 
 @dataclass(frozen=True)
 class PredictivePipeline(TokenLoop):
     """The target without a drafter: each token starts while the one before it finishes. Lossless.
 
-    After the exit layer d̄ of d a head predicts the next token. The k most likely candidates run through the first d −
-    d̄ layers, as one batch, while the current token runs through the last d − d̄ layers: on the CPU in two threads with
-    one intra-op thread each, on a GPU in two streams. The next token is always the one that the last layer chooses,
-    greedily or sampled. If it was a candidate, its first layers are not run again.
+    After the exit layer d̄ of d a head predicts the next token. The k most likely candidates run
+    through the first d − d̄ layers, as one batch, while the current token runs through the last d −
+    d̄ layers: on the CPU in two threads with one intra-op thread each, on a GPU in two streams. The
+    next token is always the one that the last layer chooses, greedily or sampled. If it was a
+    candidate, its first layers are not run again.
 
-    A candidate attends to the current token and everything before it, but to no other candidate. Both use different
-    layers of the cache, so they may run at once. A round's statistics hold, in layer-time units, `latency_units`
-    (layers that the current token ran one after another), `compute_units` (those, plus the layers of every candidate)
-    and `concurrent_units` (the part of the latency during which candidates could run), and `matched`, whether the next
-    token was a candidate, None for the last token. The text's statistics hold `layers`, `exit_layer` and `top_k`.
+    A candidate attends to the current token and everything before it, but to no other candidate.
+    Both use different layers of the cache, so they may run at once. A round's statistics hold, in
+    layer-time units, `latency_units` (layers that the current token ran one after another),
+    `compute_units` (those, plus the layers of every candidate) and `concurrent_units` (the part of
+    the latency during which candidates could run), and `matched`, whether the next token was a
+    candidate, None for the last token. The text's statistics hold `layers`, `exit_layer` and
+    `top_k`.
 
-    exit_layer: d̄, from d/2 to d − 1; None for half the layers, rounded up. top_k: k. heads: "shared" for the target's
-    own head, or a folder of heads trained for each layer. Raises UserError for values out of range, and for a target or
-    heads that do not fit.
+    exit_layer: d̄, from d/2 to d − 1; None for half the layers, rounded up. top_k: k. heads:
+    "shared" for the target's own head, or a folder of heads trained for each layer. Raises
+    UserError for values out of range, and for a target or heads that do not fit.
     """
 
     feeds: ClassVar[Feed] = Feed.TREES
@@ -61,14 +67,23 @@ class PredictivePipeline(TokenLoop):
     def __post_init__(self) -> None:
         self.target.require_layers("ppd")
         if self.target.compiled:
-            raise UserError("ppd runs parts of the target's layers, which are not compiled; set runtime.compile=false")
+            raise UserError(
+                "ppd runs parts of the target's layers, which are not compiled; set"
+                " runtime.compile=false"
+            )
         self._require_exit()
         require_whole("top_k", self.top_k, 1)
         vocabulary = self.target.checkpoint.config.vocab_size
         if self.top_k > vocabulary:
-            raise UserError(f"top_k must be at most the target's vocabulary of {vocabulary} tokens, got {self.top_k}")
+            raise UserError(
+                f"top_k must be at most the target's vocabulary of {vocabulary} tokens, got"
+                f" {self.top_k}"
+            )
         if not isinstance(self.heads, str) or not self.heads:
-            raise UserError(f"heads must be {SHARED} or a folder of heads trained for each layer, got {self.heads!r}")
+            raise UserError(
+                f"heads must be {SHARED} or a folder of heads trained for each layer, got"
+                f" {self.heads!r}"
+            )
         if self.heads != SHARED:
             require_heads_of(self.target, LayerHeadsConfig.read(self.heads), self.heads, self._exit)
 
@@ -81,17 +96,28 @@ class PredictivePipeline(TokenLoop):
 
     def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         trace.stats |= {"layers": self.target.depth, "exit_layer": self._exit, "top_k": self.top_k}
-        limits, tokens, ahead = request.limits, list(request.source.prompt), self.target.depth - self._exit
+        limits, tokens, ahead = (
+            request.limits,
+            list(request.source.prompt),
+            self.target.depth - self._exit,
+        )
         with trace.span("prefill"):
-            session = self.target.start(request.source, limits.max_new_tokens + self.top_k, Opening(trace.forwards))
-        begun: Float[Tensor, "1 dim"] | None = None  # the current token after d − d̄ layers, if it was a candidate
+            session = self.target.start(
+                request.source, limits.max_new_tokens + self.top_k, Opening(trace.forwards)
+            )
+        # the current token after d − d̄ layers, if it was a candidate
+        begun: Float[Tensor, "1 dim"] | None = None
         with two_lanes(self.target.device) as together:
             while not limits.reached(tokens):
-                step = PipelineStep(self, session, request, trace, together, first=0 if begun is None else ahead)
+                step = PipelineStep(
+                    self, session, request, trace, together, first=0 if begun is None else ahead
+                )
                 token, begun = step.next(tokens, begun)
                 tokens = limits.append(tokens, [token])
                 matched = None if limits.reached(tokens) else begun is not None
-                trace.rounds.append(Round(next_token=token, stats={**step.units, "matched": matched}))
+                trace.rounds.append(
+                    Round(next_token=token, stats={**step.units, "matched": matched})
+                )
                 yield [token]
 
     @cached_property
@@ -115,14 +141,15 @@ class PredictivePipeline(TokenLoop):
         require_exit(depth, self._exit)
         if self._exit == depth:
             raise UserError(
-                f"exit_layer must leave a layer to run beside the candidates, got {self._exit} of {depth}; "
-                f"use at most {depth - 1}"
+                f"exit_layer must leave a layer to run beside the candidates, got {self._exit} of"
+                f" {depth}; use at most {depth - 1}"
             )
 
 
 @dataclass
 class PipelineStep:
-    """One token: it runs to the exit layer, then to the last layer in parallel with the next token's candidates.
+    """One token: it runs to the exit layer, then to the last layer in parallel with the next
+    token's candidates.
 
     first: how many layers it ran as a candidate.
     """
@@ -146,7 +173,9 @@ class PipelineStep:
         compute = latency + self.ahead * self.candidates
         return {"latency_units": latency, "compute_units": compute, "concurrent_units": self.ahead}
 
-    def next(self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None) -> tuple[int, Tensor | None]:
+    def next(
+        self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None
+    ) -> tuple[int, Tensor | None]:
         """The next token, and its hidden state after d − d̄ layers if it was a candidate."""
         last = self.request.limits.room(tokens) == 1  # no token comes after the next one
         with self.trace.span("draft"):
@@ -156,7 +185,9 @@ class PipelineStep:
                 return int(self._choose(self._finish(rows))), None
             self.candidates = candidates.shape[0]
             at = self.session.length + len(rows.states)
-            logits, states = self.together(lambda: self._finish(rows), lambda: self._begin(candidates, at))
+            logits, states = self.together(
+                lambda: self._finish(rows), lambda: self._begin(candidates, at)
+            )
             token, *predicted = torch.cat([self._choose(logits), candidates]).tolist()
         if token not in predicted:
             return token, None
@@ -167,9 +198,20 @@ class PipelineStep:
     def _to_exit(
         self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None, last: bool
     ) -> tuple[Rows, Int[Tensor, " k"] | None]:
-        """Run the new rows to the exit layer. Returns them and the candidates for the next token."""
-        trained, shared = self.pipeline._trained_head, not last and self.pipeline._trained_head is None
-        want = Want(logits=int(shared), layers=range(self.first, self.exit), hidden=(self.exit,), prompt=True)
+        """Run the new rows to the exit layer.
+
+        Returns them and the candidates for the next token.
+        """
+        trained, shared = (
+            self.pipeline._trained_head,
+            not last and self.pipeline._trained_head is None,
+        )
+        want = Want(
+            logits=int(shared),
+            layers=range(self.first, self.exit),
+            hidden=(self.exit,),
+            prompt=True,
+        )
         fed = tokens[self.session.length :]
         scores = self.session.extend(Rows(fed, states=begun), want)
         (x,) = scores.hidden
@@ -184,7 +226,10 @@ class PipelineStep:
         return self.session.extend(rows, Want(logits=1, layers=range(self.exit, self.depth))).logits
 
     def _begin(self, candidates: Int[Tensor, " k"], at: int) -> Float[Tensor, "k dim"]:
-        """Run the candidates for position `at` through their first layers. They do not attend to each other."""
+        """Run the candidates for position `at` through their first layers.
+
+        They do not attend to each other.
+        """
         siblings = Tree(torch.full_like(candidates, ROOT))
         want = Want(logits=0, layers=range(self.ahead), hidden=(self.ahead,))
         return self.session.extend(Rows(candidates, siblings, position=at), want).hidden[0]

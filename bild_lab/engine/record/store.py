@@ -1,8 +1,10 @@
-"""The files of one model's record: rows as the model returned them, and an index with a line for each saved text.
+"""The files of one model's record: rows as the model returned them, and an index with a line for
+each saved text.
 
-`rows.bin` holds tensors one after the other, in their own precision. A line of `index.jsonl` says which rows of
-which text a stretch of it holds, with a checksum. Rows reach the disk before their line does, so a process that is
-killed loses only the text that it was decoding. `record.json` says whose rows they are.
+`rows.bin` holds tensors one after the other, in their own precision. A line of `index.jsonl` says
+which rows of which text a stretch of it holds, with a checksum. Rows reach the disk before their
+line does, so a process that is killed loses only the text that it was decoding. `record.json` says
+whose rows they are.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ Row = Shaped[Tensor, "1 width"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of a text. parent: the number of the node before it, 0 for the prompt. kind: what the row is."""
+    """A row of a text. parent: the number of the node before it, 0 for the prompt. kind: what the
+    row is.
+    """
 
     parent: int
     token: int
@@ -43,7 +47,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Block:
-    """The rows that were saved of a text at once. forwards: how many forwards of the model they took, by kind.
+    """The rows that were saved of a text at once. forwards: how many forwards of the model they
+    took, by kind.
 
     kinds: each with dtype and width. order: parent, token and kind of each row.
     """
@@ -69,7 +74,8 @@ class Block:
 class Store:
     """The record of one model in a folder, which is made at the first text that is saved.
 
-    key: what the rows depend on: weights, precision, engine, code. Raises UserError for a folder with another key.
+    key: what the rows depend on: weights, precision, engine, code. Raises UserError for a folder
+    with another key.
     """
 
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
@@ -91,24 +97,41 @@ class Store:
         return sum((Counter(block.forwards) for block in blocks), Counter())
 
     def read(self, text: str) -> list[list[Entry]]:
-        """The saved rows of a text, block by block. They are read from the disk when they are used."""
+        """The saved rows of a text, block by block.
+
+        They are read from the disk when they are used.
+        """
         blocks = self._blocks.get(text, [])
         content = self._content() if blocks else None
         for place, block in enumerate(blocks):
             stretch = content[block.start : block.start + block.size].numpy()
             if checksum(block.order, stretch) != block.checksum:
-                log.warning("%s is damaged: the rows of one text are recorded anew", self.folder / ROWS)
+                log.warning(
+                    "%s is damaged: the rows of one text are recorded anew", self.folder / ROWS
+                )
                 del blocks[place:]
                 break
         return [block.tensors(content) for block in blocks]
 
     def append(self, text: str, entries: Sequence[Entry], forwards: Mapping[str, int]) -> None:
         """Save new rows of a text, and have them survive a kill and a power cut."""
-        kinds = {one.kind: (one.kind, str(one.row.dtype).removeprefix("torch."), one.row.shape[1]) for one in entries}
+        kinds = {
+            one.kind: (one.kind, str(one.row.dtype).removeprefix("torch."), one.row.shape[1])
+            for one in entries
+        }
         names = list(kinds)
         order = [(one.parent, one.token, names.index(one.kind)) for one in entries]
-        content = b"".join(one.row.contiguous().view(torch.uint8).numpy().tobytes() for one in entries)
-        block = Block(self._end, len(content), list(kinds.values()), order, dict(forwards), checksum(order, content))
+        content = b"".join(
+            one.row.contiguous().view(torch.uint8).numpy().tobytes() for one in entries
+        )
+        block = Block(
+            self._end,
+            len(content),
+            list(kinds.values()),
+            order,
+            dict(forwards),
+            checksum(order, content),
+        )
         if not self.folder.is_dir():
             write_atomically(self.folder / KEY, (json.dumps(self._key, indent=2) + "\n").encode())
         self._end = write_at(self.folder / ROWS, self._end, content)
@@ -135,16 +158,22 @@ class Store:
         if changed := [name for name in self._key if found.get(name) != self._key[name]]:
             name = changed[0]
             raise UserError(
-                f"the record in {self.folder} has the {name} {found.get(name)}, and this run {self._key[name]}; "
-                "choose another name=NAME, or remove the folder"
+                f"the record in {self.folder} has the {name} {found.get(name)}, and this run"
+                f" {self._key[name]}; choose another name=NAME, or remove the folder"
             )
 
     def _read_index(self) -> None:
-        """Take every whole line whose rows are there. What a kill or a copy cut short is logged and recorded anew."""
+        """Take every whole line whose rows are there.
+
+        What a kill or a copy cut short is logged and recorded anew.
+        """
         index, rows = self.folder / INDEX, self.folder / ROWS
         if not index.is_file():
             return
-        lines, size = index.read_bytes().splitlines(keepends=True), rows.stat().st_size if rows.is_file() else 0
+        lines, size = (
+            index.read_bytes().splitlines(keepends=True),
+            rows.stat().st_size if rows.is_file() else 0,
+        )
         lost = 0
         for line in lines:
             text, block = parsed(line)
@@ -155,7 +184,12 @@ class Store:
             self._end, self._index_end = block.start + block.size, self._index_end + len(line)
         if lost:
             kept = sum(map(len, self._blocks.values()))
-            log.warning("%s was cut short or damaged: %d texts are kept, %d recorded anew", self.folder, kept, lost)
+            log.warning(
+                "%s was cut short or damaged: %d texts are kept, %d recorded anew",
+                self.folder,
+                kept,
+                lost,
+            )
 
 
 def parsed(line: bytes) -> tuple[str, Block | None]:
@@ -177,7 +211,10 @@ def checksum(order: Sequence[Sequence[int]], content: Any) -> int:
 
 
 def write_at(file: Path, start: int, content: bytes) -> int:
-    """Write from this position on, drop what else was there, and wait for the disk. Returns the new end."""
+    """Write from this position on, drop what else was there, and wait for the disk.
+
+    Returns the new end.
+    """
     with file.open("r+b" if file.is_file() else "wb") as stream:
         stream.seek(start)
         stream.truncate()

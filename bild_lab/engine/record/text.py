@@ -21,7 +21,9 @@ WHOLE, PART = "whole", "part"  # forwards through all layers, and through some
 
 
 class Node:
-    """A token after its parent. rows: by kind, what the model returned at this token, or the state that gives it."""
+    """A token after its parent. rows: by kind, what the model returned at this token, or the state
+    that gives it.
+    """
 
     __slots__ = ("_choice", "children", "number", "parent", "rows", "token")
 
@@ -56,11 +58,12 @@ class Node:
 class RecordedText:
     """The tree of one prompt, and a session of the model for what the tree lacks.
 
-    The root is the prompt without its last token. start: how many tokens that is. open_session: starts the session, at
-    the first row that lacks. blocks: rows saved before.
-    depth: of a model whose head gives a row the same bits whatever rows run beside it. Then a row of scores is saved as
-    the state that the head makes it of, a hundredth of its size where a vocabulary is large, if the head gives all its
-    bits again; else as it is. None: every row is saved as it is.
+    The root is the prompt without its last token. start: how many tokens that is. open_session:
+    starts the session, at the first row that lacks. blocks: rows saved before.
+    depth: of a model whose head gives a row the same bits whatever rows run beside it. Then a row
+    of scores is saved as the state that the head makes it of, a hundredth of its size where a
+    vocabulary is large, if the head gives all its bits again; else as it is. None: every row is
+    saved as it is.
     """
 
     def __init__(
@@ -90,26 +93,39 @@ class RecordedText:
         """The new rows as they are saved."""
         saved = {(node, kind): kind for node, kind in self.new}
         states = [(node, kind, node.rows.get(STATE + kind)) for node, kind in self.new]
-        short = [(node, kind) for node, kind, s in states if s is not None and s.nbytes < node.rows[kind].nbytes]
+        short = [
+            (node, kind)
+            for node, kind, s in states
+            if s is not None and s.nbytes < node.rows[kind].nbytes
+        ]
         for first in range(0, len(short), TOGETHER):
             some = short[first : first + TOGETHER]
             again = self._scored([node.rows[STATE + kind] for node, kind in some])
             for (node, kind), row in zip(some, again, strict=True):
                 if torch.equal(row, node.rows[kind]):
                     saved[node, kind] = STATE + kind
-        return [Entry(node.parent.number, node.token, kind, node.rows[kind]) for (node, _), kind in saved.items()]
+        return [
+            Entry(node.parent.number, node.token, kind, node.rows[kind])
+            for (node, _), kind in saved.items()
+        ]
 
     def forget_new(self) -> int:
-        """Count all rows as saved. Returns by how many bytes the rows in memory grew since the last time."""
+        """Count all rows as saved.
+
+        Returns by how many bytes the rows in memory grew since the last time.
+        """
         size, self._held, self.new = self._held, 0, []
         self.forwards.clear()
         return size
 
-    def rows(self, trunk: Node, tokens: Sequence[int], above: Sequence[int | Node] | None, head: bool) -> list[Node]:
-        """The nodes of these rows, with their logits. What was not scored before runs, in one forward.
+    def rows(
+        self, trunk: Node, tokens: Sequence[int], above: Sequence[int | Node] | None, head: bool
+    ) -> list[Node]:
+        """The nodes of these rows, with their logits. What was not scored before runs, in one
+        forward.
 
-        trunk: what the rows follow. above: of each row the row before it, as an index or as the node of a row that
-        ran earlier; None: a chain. head: also the head's input.
+        trunk: what the rows follow. above: of each row the row before it, as an index or as the
+        node of a row that ran earlier; None: a chain. head: also the head's input.
         """
         nodes: list[Node | None] = []
         missing: list[int] = []
@@ -134,8 +150,11 @@ class RecordedText:
             self._run_branches(trunk, tokens, above, nodes, missing, head)
         return self.rows(trunk, tokens, above, head)
 
-    def drafted(self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]) -> list[Node]:
-        """The nodes of a chain of drafted rows, which run through a part of the model after the text.
+    def drafted(
+        self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]
+    ) -> list[Node]:
+        """The nodes of a chain of drafted rows, which run through a part of the model after the
+        text.
 
         part: with its layers, and the blocks skipped. kinds: under which each row is kept.
         """
@@ -181,8 +200,12 @@ class RecordedText:
             row_of[place] = len(fed) - 1
         self._run(trunk, fed, parents, head)
 
-    def _run(self, trunk: Node, tokens: Sequence[int], parents: Sequence[int] | None, head: bool) -> None:
-        """Run rows after a node and keep what came out. parents: indices, -1 for the trunk; None: a chain."""
+    def _run(
+        self, trunk: Node, tokens: Sequence[int], parents: Sequence[int] | None, head: bool
+    ) -> None:
+        """Run rows after a node and keep what came out. parents: indices, -1 for the trunk; None: a
+        chain.
+        """
         context = trunk.context
         behind = self._reach(context)
         rows = Rows([*behind, *tokens])
@@ -208,7 +231,9 @@ class RecordedText:
             self._session.rollback(self._start + len(context))
             self._fed = context
 
-    def _run_drafted(self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]) -> None:
+    def _run_drafted(
+        self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]
+    ) -> None:
         context = trunk.context
         if behind := self._reach(context):
             self._session.extend(behind, Want(logits=1))
@@ -225,7 +250,10 @@ class RecordedText:
             self._keep(node, kind, logits, states, place)
 
     def _reach(self, context: list[int]) -> list[int]:
-        """Roll the session back to what it shares with this text. Returns the tokens that it still lacks."""
+        """Roll the session back to what it shares with this text.
+
+        Returns the tokens that it still lacks.
+        """
         session = self._opened()
         same = common_prefix(self._fed, context)
         session.rollback(self._start + same)
@@ -251,13 +279,19 @@ class RecordedText:
         return scores.hidden[0][-count:].to("cpu", copy=True) if scores.hidden else None
 
     def _score(self, nodes: Sequence[Node], kind: str) -> None:
-        """Have the head score these nodes where a state alone was saved, and the nodes recorded after them."""
+        """Have the head score these nodes where a state alone was saved, and the nodes recorded
+        after them.
+        """
         lacking = [node for node in dict.fromkeys(nodes) if kind not in node.rows]
         while lacking:
             some, lacking = lacking[:TOGETHER], lacking[TOGETHER:]
             later = self.nodes[some[-1].number + 1 :][: TOGETHER - len(some)]
-            some += [one for one in later if one not in some and kind not in one.rows and one.has(kind)]
-            for node, row in zip(some, self._scored([one.rows[STATE + kind] for one in some]), strict=True):
+            some += [
+                one for one in later if one not in some and kind not in one.rows and one.has(kind)
+            ]
+            for node, row in zip(
+                some, self._scored([one.rows[STATE + kind] for one in some]), strict=True
+            ):
                 node.rows[kind] = row
                 self._held += row.nbytes
 

@@ -34,10 +34,12 @@ from bild_lab.engine.session import (
 
 
 class AlikeModel:
-    """A loaded model that drafts only the tokens that have one id in both vocabularies (see `alike`).
+    """A loaded model that drafts only the tokens that have one id in both vocabularies (see
+    `alike`).
 
-    It reads any token of the target: one that it lacks, or has no embedding for, is read as its own token of that name,
-    or else as its token for unknown text. All else, such as the checkpoint, is the model's own.
+    It reads any token of the target: one that it lacks, or has no embedding for, is read as its own
+    token of that name, or else as its token for unknown text. All else, such as the checkpoint, is
+    the model's own.
     """
 
     def __init__(self, model: LoadedModel, target: Checkpoint) -> None:
@@ -60,8 +62,13 @@ class AlikeModel:
         """The tokens that it may draft."""
         ours, draft = self._target, self.model.checkpoint
         width = min(ours.rows, ours.columns, draft.rows, draft.columns)
-        same = [token for piece, token in ours.vocabulary.items() if draft.vocabulary.get(piece) == token < width]
-        ends = [token for token in ours.end_tokens & draft.end_tokens if token < width]  # which may have no piece
+        same = [
+            token
+            for piece, token in ours.vocabulary.items()
+            if draft.vocabulary.get(piece) == token < width
+        ]
+        # which may have no piece
+        ends = [token for token in ours.end_tokens & draft.end_tokens if token < width]
         return DraftVocabulary([*same, *ends], self.model.device)
 
     @cached_property
@@ -72,7 +79,9 @@ class AlikeModel:
         for piece, token in self._target.vocabulary.items():
             if token not in shared:
                 possible = (draft.vocabulary.get(piece), draft.tokenizer.unk_token_id)
-                found[token] = next((each for each in possible if each is not None and each < draft.rows), 0)
+                found[token] = next(
+                    (each for each in possible if each is not None and each < draft.rows), 0
+                )
         return found
 
     @cached_property
@@ -81,9 +90,9 @@ class AlikeModel:
         size = max(self._target.rows, self._target.source_rows, *self.stand_ins) + 1
         table = torch.arange(size)
         table[list(self.stand_ins)] = torch.tensor(list(self.stand_ins.values()))
-        return table.clamp_(max=max(self.model.checkpoint.rows, self.model.checkpoint.source_rows) - 1).to(
-            self.model.device
-        )
+        return table.clamp_(
+            max=max(self.model.checkpoint.rows, self.model.checkpoint.source_rows) - 1
+        ).to(self.model.device)
 
     def read(self, tokens: Sequence[int] | Int[Tensor, "*n"]) -> Sequence[int] | Int[Tensor, "*n"]:
         """The model's own tokens for these of the target."""
@@ -106,11 +115,14 @@ class AlikeModel:
         """The scores after every token of the text, −inf for what it may not draft."""
         return self.scored(self.model.text_logits(self.source(text)), self.shared)
 
-    def scored(self, logits: Float[Tensor, "n own"], vocabulary: DraftVocabulary) -> Float[Tensor, "n vocab"]:
+    def scored(
+        self, logits: Float[Tensor, "n own"], vocabulary: DraftVocabulary
+    ) -> Float[Tensor, "n vocab"]:
         """Scores as wide as the target's, −inf for all but these tokens."""
         missing = self._target.columns - logits.shape[1]
         masked = vocabulary.masked(logits)
-        return pad(masked, (0, missing), value=float("-inf")) if missing else masked  # a negative number cuts
+        # a negative number cuts
+        return pad(masked, (0, missing), value=float("-inf")) if missing else masked
 
 
 class AlikeSession(SessionOver):
@@ -124,12 +136,16 @@ class AlikeSession(SessionOver):
         return self._model.shared.among(wanted)
 
     @torch.inference_mode()
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         rows, vocabulary = as_rows(rows), self._vocabulary(want.vocabulary)
         own = replace(rows, tokens=self._model.read(rows.tokens))
         scores = self._session.extend(own, replace(want, vocabulary=vocabulary))
         return (
-            scores if scores.logits is None else replace(scores, logits=self._model.scored(scores.logits, vocabulary))
+            scores
+            if scores.logits is None
+            else replace(scores, logits=self._model.scored(scores.logits, vocabulary))
         )
 
     def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:

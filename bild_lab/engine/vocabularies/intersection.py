@@ -1,4 +1,6 @@
-"""Token-level intersection: the drafter proposes only tokens that both vocabularies have (arXiv 2502.05202, §4)."""
+"""Token-level intersection: the drafter proposes only tokens that both vocabularies have (arXiv
+2502.05202, §4).
+"""
 
 from __future__ import annotations
 
@@ -32,40 +34,51 @@ from bild_lab.errors import UserError
 class IntersectionSession(SessionOver):
     """A session that takes the target's tokens and scores them, over a session of the draft model.
 
-    A token that both vocabularies have is one row of the draft model. Any other is committed by the target, and takes
-    as many rows as the draft model needs to write it. The scores of all tokens that are not shared are -inf, so the
-    distribution is the draft model's own, renormalized over the shared ones.
+    A token that both vocabularies have is one row of the draft model. Any other is committed by the
+    target, and takes as many rows as the draft model needs to write it. The scores of all tokens
+    that are not shared are -inf, so the distribution is the draft model's own, renormalized over
+    the shared ones.
 
     source, own: the prompt in both vocabularies. positions: how many tokens the draft model reads.
     """
 
-    def __init__(self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None) -> None:
+    def __init__(
+        self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None
+    ) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
         self._first, self._own_first = len(source.prompt) - 1, len(own.prompt) - 1
         self._last_of_prompt = own.prompt[-1]
-        self._ends: list[int] = []  # after the prompt, where each token's rows end in the draft model's text
+        # after the prompt, where each token's rows end in the draft model's text
+        self._ends: list[int] = []
         self._base = 0  # of the last extend, or the tree, the first token
         self._spans: list[list[int]] = []  # its tokens' rows
         pairs = sorted(overlap.shared.items())
-        self._shared = tuple(torch.tensor(side, device=own.device) for side in zip(*pairs, strict=True))
+        self._shared = tuple(
+            torch.tensor(side, device=own.device) for side in zip(*pairs, strict=True)
+        )
 
     @property
     def length(self) -> int:
         return self._first + len(self._ends)
 
     @torch.inference_mode()
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         rows = as_rows(rows)
         if rows.position is not None or rows.states is not None or want != Want(logits=want.logits):
             raise UserError(
-                f"{self._overlap.draft.path} has another vocabulary than the target and drafts by its scores alone; "
-                "choose a draft model with the target's tokenizer"
+                f"{self._overlap.draft.path} has another vocabulary than the target and drafts by"
+                " its scores alone; choose a draft model with the target's tokenizer"
             )
         tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
         earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
         self._base = len(self._ends) - earlier
-        written = [self._own_tokens(token, self._base + earlier + place) for place, token in enumerate(tokens)]
+        written = [
+            self._own_tokens(token, self._base + earlier + place)
+            for place, token in enumerate(tokens)
+        ]
         place = sum(map(len, self._spans[:earlier]))
         self._spans = self._spans[:earlier]
         for own in written:
@@ -73,9 +86,12 @@ class IntersectionSession(SessionOver):
         fed = list(itertools.chain.from_iterable(written))
         self._require_positions(len(fed))
         wanted = len(tokens) if want.logits is None else want.logits
-        scored = [span[-1] - place for span in self._spans[len(self._spans) - wanted :]]  # from the end
+        # from the end
+        scored = [span[-1] - place for span in self._spans[len(self._spans) - wanted :]]
         tree = None if rows.tree is None else self._own_tree(rows.tree)
-        logits = self._session.extend(Rows(fed, tree), Want(logits=-scored[0] if scored else 0)).logits
+        logits = self._session.extend(
+            Rows(fed, tree), Want(logits=-scored[0] if scored else 0)
+        ).logits
         before = self._ends[-1] if self._ends else self._own_first
         self._ends += itertools.accumulate(map(len, written[1:]), initial=before + len(written[0]))
         if logits.shape[0] != wanted:
@@ -126,6 +142,7 @@ class IntersectionSession(SessionOver):
     def _require_positions(self, more: int) -> None:
         if self._positions is not None and self._session.length + more > self._positions:
             raise UserError(
-                f"{self._overlap.draft.path} reads at most {self._positions} tokens, and in its vocabulary the text "
-                "has more; lower decoding.max_new_tokens or dataset.max_source_tokens"
+                f"{self._overlap.draft.path} reads at most {self._positions} tokens, and in its"
+                " vocabulary the text has more; lower decoding.max_new_tokens or"
+                " dataset.max_source_tokens"
             )

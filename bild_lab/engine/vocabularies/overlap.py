@@ -1,4 +1,6 @@
-"""Two vocabularies side by side: which tokens they share, and one's text in the tokens of the other."""
+"""Two vocabularies side by side: which tokens they share, and one's text in the tokens of the
+other.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from bild_lab.engine.models.checkpoint import Checkpoint
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 
-LEAST = 0.01  # of the target's pieces: with fewer, the draft model's tokenizer is hardly its own, or of another script
+# of the target's pieces: with fewer, the draft model's tokenizer is hardly its own, or of another
+# script
+LEAST = 0.01
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Overlap:
 
     @cached_property
     def shared(self) -> dict[int, int]:
-        """The draft model's token for each target token that it can propose: both write the same bytes.
+        """The draft model's token for each target token that it can propose: both write the same
+        bytes.
 
         Special tokens of one name or role are shared too. No token has two partners.
         """
@@ -38,7 +43,9 @@ class Overlap:
         ordinary = {token: theirs[text] for text, token in ours.items() if text in theirs}
         widths = (self.width, self.draft.config.get_text_config(decoder=True).vocab_size)
         partners = {**ordinary, **self._special}
-        return {one: other for one, other in partners.items() if one < widths[0] and other < widths[1]}
+        return {
+            one: other for one, other in partners.items() if one < widths[0] and other < widths[1]
+        }
 
     @property
     def count(self) -> int:
@@ -50,21 +57,36 @@ class Overlap:
         ours, theirs = self.target, self.draft
         unknown = {ours.tokenizer.unk_token_id}
         pairs = [(ours.tokenizer.eos_token_id, theirs.tokenizer.eos_token_id)]
-        pairs += [(token, self.draft.pieces.special.get(name)) for name, token in self.target.pieces.special.items()]
+        pairs += [
+            (token, self.draft.pieces.special.get(name))
+            for name, token in self.target.pieces.special.items()
+        ]
         roles = ("bos_token_id", "pad_token_id")
-        pairs += [(getattr(ours.tokenizer, role), getattr(theirs.tokenizer, role)) for role in roles]
-        pairs += [(token, min(theirs.end_tokens, default=None)) for token in sorted(ours.end_tokens)]
+        pairs += [
+            (getattr(ours.tokenizer, role), getattr(theirs.tokenizer, role)) for role in roles
+        ]
+        pairs += [
+            (token, min(theirs.end_tokens, default=None)) for token in sorted(ours.end_tokens)
+        ]
         found: dict[int, int] = {}
         for one, other in pairs:
-            if None not in (one, other) and one not in {*found, *unknown} and other not in found.values():
+            if (
+                None not in (one, other)
+                and one not in {*found, *unknown}
+                and other not in found.values()
+            ):
                 found[one] = other
         return found
 
     def draft_tokens(self, token: int) -> list[int]:
-        """Tokens of the draft model that write what this target token writes: one or more, whatever it is."""
+        """Tokens of the draft model that write what this target token writes: one or more, whatever
+        it is.
+        """
         if token in self.shared:
             return [self.shared[token]]
-        return self.draft.pieces.tokens(self.target.pieces.written.get(token, b""), behind=True) or [self._placeholder]
+        return self.draft.pieces.tokens(
+            self.target.pieces.written.get(token, b""), behind=True
+        ) or [self._placeholder]
 
     @cached_property
     def _placeholder(self) -> int:
@@ -79,13 +101,17 @@ class Overlap:
         """
         start, end = self.draft.pieces.template
         if source.encoder_ids is None:
-            return Source((*start, *self._body(source.prompt)) or (self._placeholder,), device=source.device)
+            return Source(
+                (*start, *self._body(source.prompt)) or (self._placeholder,), device=source.device
+            )
         encoded = [*start, *self._body(source.encoder_ids[0].tolist()), *end][:most_encoded]
         prompt = (self.draft.decoder_start, *self._body(source.prompt[1:]))
         return Source(prompt, torch.tensor([encoded], device=source.device), source.device)
 
     def _body(self, tokens: Sequence[int]) -> list[int]:
-        """A text's tokens without those that the target's tokenizer adds, run by run between special ones."""
+        """A text's tokens without those that the target's tokenizer adds, run by run between
+        special ones.
+        """
         start, end = self.target.pieces.template
         tokens = list(tokens)
         if start and tokens[: len(start)] == start:
@@ -93,7 +119,9 @@ class Overlap:
         if end and tokens[-len(end) :] == end:
             tokens = tokens[: -len(end)]
         found: list[int] = []
-        for ordinary, run in itertools.groupby(tokens, lambda token: token in self.target.pieces.written):
+        for ordinary, run in itertools.groupby(
+            tokens, lambda token: token in self.target.pieces.written
+        ):
             if ordinary:
                 text = self.target.pieces.text(run)
                 if not found and self.target.pieces.adds_space:  # to the first word
@@ -115,7 +143,7 @@ def require_shared(overlap: Overlap) -> None:
     ours, theirs = len(overlap.target.pieces.written), len(overlap.draft.pieces.written)
     if overlap.count < max(1, LEAST * ours):
         raise UserError(
-            f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have different "
-            f"vocabularies that share {overlap.count} pieces; check that the draft model's folder holds its own "
-            "tokenizer files, or choose another draft model"
+            f"{overlap.target.path} ({ours} pieces) and {overlap.draft.path} ({theirs} pieces) have"
+            f" different vocabularies that share {overlap.count} pieces; check that the draft"
+            " model's folder holds its own tokenizer files, or choose another draft model"
         )

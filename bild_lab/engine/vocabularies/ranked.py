@@ -1,4 +1,6 @@
-"""Which tokens a drafter's head has: those of a file, or the most frequent ones of an n-gram table."""
+"""Which tokens a drafter's head has: those of a file, or the most frequent ones of an n-gram
+table.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +19,33 @@ NUMBERS = re.compile(r"[\s\d,\[\]]*\d[\s\d,\[\]]*", re.ASCII)  # one a line, or 
 def draft_vocabulary(
     target: LoadedModel, tokens: int | FilePath | None, ranking: FilePath | None
 ) -> DraftVocabulary | None:
-    """The tokens of `policy.draft_vocabulary`, and the target's end tokens; None for the whole vocabulary.
+    """The tokens of `policy.draft_vocabulary`, and the target's end tokens; None for the whole
+    vocabulary.
 
-    tokens: how many, the first of `ranking`; or the path of a ranking, of which all are taken. ranking: see `ranked`.
-    Raises UserError for a number without a ranking or larger than it, and for tokens that the target does not have.
+    tokens: how many, the first of `ranking`; or the path of a ranking, of which all are taken.
+    ranking: see `ranked`. Raises UserError for a number without a ranking or larger than it, and
+    for tokens that the target does not have.
     """
     if tokens is None and ranking is None:
         return None
     if isinstance(tokens, str) == (ranking is not None):
         raise UserError(
-            "give policy.draft_vocabulary a file of token ids, or a number, and then policy.draft_vocabulary_from an "
-            f"n-gram table or a file of token ids; got {tokens!r} and {ranking!r}"
+            "give policy.draft_vocabulary a file of token ids, or a number, and then"
+            f" policy.draft_vocabulary_from an n-gram table or a file of token ids; got {tokens!r}"
+            f" and {ranking!r}"
         )
     path, checkpoint = str(tokens if ranking is None else ranking), target.checkpoint
     found = ranked(path, target)
     if not isinstance(tokens, str):
-        require_whole("policy.draft_vocabulary", tokens, 1, len(found), f"{path} ranks {len(found)}")
+        require_whole(
+            "policy.draft_vocabulary", tokens, 1, len(found), f"{path} ranks {len(found)}"
+        )
         found = found[:tokens]
     if unknown := set(found) - set(checkpoint.vocabulary.values()):
-        raise UserError(f"{path} names the token {min(unknown)}, which {checkpoint.path} does not have; count anew")
+        raise UserError(
+            f"{path} names the token {min(unknown)}, which {checkpoint.path} does not have; count"
+            " anew"
+        )
     checkpoint.require_row(max(found), f"the tokens of {path}")
     return DraftVocabulary([*found, *checkpoint.end_tokens], target.device)
 
@@ -43,8 +53,8 @@ def draft_vocabulary(
 def ranked(path: str, target: LoadedModel) -> list[int]:
     """Token ids without repetition, the most frequent first.
 
-    path: of an n-gram table; or of a text file of ids in an order of its own, one a line or as a JSON list. Raises
-    UserError for others.
+    path: of an n-gram table; or of a text file of ids in an order of its own, one a line or as a
+    JSON list. Raises UserError for others.
     """
     named = Path(path).expanduser()
     if named.suffix == ".safetensors":
@@ -52,7 +62,7 @@ def ranked(path: str, target: LoadedModel) -> list[int]:
     text = named.read_text("utf-8", errors="replace") if named.is_file() else ""
     if not NUMBERS.fullmatch(text):
         raise UserError(
-            f"a draft vocabulary is a text file of token ids, or the table that scripts/train_module.py module=ngram "
-            f"counts, got {path!r}"
+            "a draft vocabulary is a text file of token ids, or the table that"
+            f" scripts/train_module.py module=ngram counts, got {path!r}"
         )
     return list(dict.fromkeys(map(int, re.findall(r"\d+", text))))

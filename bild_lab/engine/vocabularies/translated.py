@@ -21,9 +21,9 @@ from bild_lab.errors import UserError
 class TranslatedModel:
     """A loaded model whose sessions take, and draft, tokens of the target (arXiv 2502.05202).
 
-    All else, such as the checkpoint, is the model's own. The drafter's distribution is known for every token that it
-    proposes, so what is lossless stays lossless, however well the two vocabularies fit. Its own positions do not limit
-    a text: where they end, it drafts nothing.
+    All else, such as the checkpoint, is the model's own. The drafter's distribution is known for
+    every token that it proposes, so what is lossless stays lossless, however well the two
+    vocabularies fit. Its own positions do not limit a text: where they end, it drafts nothing.
     """
 
     positions = session_positions = source_positions = None
@@ -38,7 +38,10 @@ class TranslatedModel:
     def facts(self) -> dict[str, Any]:
         """For a result: the draft model, and what the vocabularies share."""
         own = self.overlap
-        pieces = {"target_pieces": len(own.target.pieces.written), "draft_pieces": len(own.draft.pieces.written)}
+        pieces = {
+            "target_pieces": len(own.target.pieces.written),
+            "draft_pieces": len(own.draft.pieces.written),
+        }
         return {"draft": own.draft.path, "shared": own.count, **pieces}
 
     @property
@@ -53,17 +56,22 @@ class TranslatedModel:
     def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
         own = self.overlap.source(source, self.model.source_positions)
         session = self.model.start(own, 2 * room, replace(opening, target=None))
-        translated = IntersectionSession(session, self.overlap, source, own, self.model.session_positions)
+        translated = IntersectionSession(
+            session, self.overlap, source, own, self.model.session_positions
+        )
         return processed(translated, source)
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        """The scores after every token of the text in its own vocabulary, as far as its positions reach."""
+        """The scores after every token of the text in its own vocabulary, as far as its positions
+        reach.
+        """
         own = self.overlap.source(text, self.model.source_positions)
         return self.model.text_logits(replace(own, prompt=own.prompt[: self.model.positions]))
 
 
 def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:
-    """The draft model itself if it has the target's vocabulary, or all but a few tokens of it; else translated.
+    """The draft model itself if it has the target's vocabulary, or all but a few tokens of it; else
+    translated.
 
     Raises UserError for models of two kinds, and for vocabularies that share too little.
     """
@@ -71,8 +79,9 @@ def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:
     if target.encoder_decoder != draft.encoder_decoder:
         kinds = {True: "an encoder–decoder", False: "decoder-only"}
         raise UserError(
-            f"target and draft must be of one kind, got {target.path} ({kinds[target.encoder_decoder]}) and "
-            f"{draft.path} ({kinds[draft.encoder_decoder]}); choose both of one family"
+            f"target and draft must be of one kind, got {target.path}"
+            f" ({kinds[target.encoder_decoder]}) and {draft.path} ({kinds[draft.encoder_decoder]});"
+            " choose both of one family"
         )
     if alike(target, draft):
         same = same_vocabulary(target, draft) and not without_row(target, draft)

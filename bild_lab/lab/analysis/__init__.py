@@ -1,1 +1,3 @@
-"""Analysis of results: statistics, costs, theory against measurement, Pareto fronts, comparisons."""
+"""Analysis of results: statistics, costs, theory against measurement, Pareto fronts,
+comparisons.
+"""

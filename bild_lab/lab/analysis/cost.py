@@ -1,17 +1,19 @@
 """Operations and memory traffic from recorded forwards (BiLD §7.3.1, Figure 8).
 
-FLOPs: 2·m·k·n for every product of [m, k] and [k, n]: with weights, the head for scored rows; in attention Q·Kᵀ and A·V
-over the whole rectangle of rows and keys, as kernels compute it; in the encoder's forward also the cross-attention keys
-and values of all decoder layers. Each forward counts the layers that it runs, and of these the parts.
+FLOPs: 2·m·k·n for every product of [m, k] and [k, n]: with weights, the head for scored rows; in
+attention Q·Kᵀ and A·V over the whole rectangle of rows and keys, as kernels compute it; in the
+encoder's forward also the cross-attention keys and values of all decoder layers. Each forward
+counts the layers that it runs, and of these the parts.
 
-Bytes moved (the paper's memory operations), if all values have one width: every weight matrix once per forward, the
-head only if rows were scored, one row of the embedding per token; the input and output of every product with weights
-(query, key and value are one, gate and up too), with which keys and values enter the cache; attention as one fused
-kernel.
+Bytes moved (the paper's memory operations), if all values have one width: every weight matrix once
+per forward, the head only if rows were scored, one row of the embedding per token; the input and
+output of every product with weights (query, key and value are one, gate and up too), with which
+keys and values enter the cache; attention as one fused kernel.
 
-Not counted: biases, norms, activation functions, residual sums, softmax, positions, masks, copies within the cache, and
-the choice of tokens. With a sliding window a row counts at most as many keys as the window has, each read once; kernels
-that mask keys outside, and compiled steps of padded shapes, compute and read more.
+Not counted: biases, norms, activation functions, residual sums, softmax, positions, masks, copies
+within the cache, and the choice of tokens. With a sliding window a row counts at most as many keys
+as the window has, each read once; kernels that mask keys outside, and compiled steps of padded
+shapes, compute and read more.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Matrices:
-    """A group of weight matrices. values: the number of weights. ends: input and output activations per row."""
+    """A group of weight matrices. values: the number of weights. ends: input and output activations
+    per row.
+    """
 
     values: int
     ends: int
@@ -61,10 +65,13 @@ class Dimensions:
     """Everything that a model's cost depends on.
 
     query_width: of all heads together. cache_width: keys and values of one token in one layer.
-    layers: the matrices of all decoder layers. feed_forward: those of their feed-forward blocks alone.
+    layers: the matrices of all decoder layers. feed_forward: those of their feed-forward blocks
+    alone.
     filling: the key and value matrices of one layer.
-    windows: the most keys that a row attends to, each with the number of decoder layers for which this holds.
-    cross_layers: decoder layers that attend to the source. encoder: the matrices of all encoder layers.
+    windows: the most keys that a row attends to, each with the number of decoder layers for which
+    this holds.
+    cross_layers: decoder layers that attend to the source. encoder: the matrices of all encoder
+    layers.
     memory: the cross-attention key and value matrices of all decoder layers.
     """
 
@@ -88,17 +95,23 @@ class Dimensions:
 
     def share_with(self, vocabulary: int) -> float:
         """The part of a forward's weights that it reads where its head has so many tokens."""
-        return 1 - (self.head.values - self.dim * vocabulary) / (self.layers.values + self.head.values)
+        return 1 - (self.head.values - self.dim * vocabulary) / (
+            self.layers.values + self.head.values
+        )
 
     def work(self, forward: Forward) -> tuple[int, int]:
         """FLOPs of a forward, and values moved."""
         if forward.encoder:
-            attention = self._attention_work(self.encoder_layers, forward.rows, forward.rows, forward.rows)
+            attention = self._attention_work(
+                self.encoder_layers, forward.rows, forward.rows, forward.rows
+            )
             parts = [self.encoder.work(forward.rows), attention, self.memory.work(forward.rows)]
         else:
             parts = self._decoder_work(forward)
         embedded = 0 if forward.first_layer else forward.rows
-        return sum(flops for flops, _ in parts), sum(values for _, values in parts) + embedded * self.dim
+        return sum(flops for flops, _ in parts), sum(
+            values for _, values in parts
+        ) + embedded * self.dim
 
     def _decoder_work(self, forward: Forward) -> list[tuple[int, int]]:
         rows, source, keys = forward.rows, forward.source, forward.cached + forward.rows
@@ -110,7 +123,9 @@ class Dimensions:
         parts.append(self._attention_work(self.cross_layers, rows, source, source))
         ran = depth if forward.layers is None else forward.layers
         # layers with different windows count as their average
-        shares = [ran - forward.skipped_attention] * len(parts) + [ran - forward.skipped_feed_forward]
+        shares = [ran - forward.skipped_attention] * len(parts) + [
+            ran - forward.skipped_feed_forward
+        ]
         parts = [
             (flops * share // depth, values * share // depth)
             for (flops, values), share in zip([*parts, fed.work(rows)], shares, strict=True)
@@ -123,7 +138,9 @@ class Dimensions:
         return parts
 
     def _attention_work(self, layers: int, rows: int, seen: int, read: int) -> tuple[int, int]:
-        """Attention of these rows. seen: keys that each row attends to. read: keys that all rows together read."""
+        """Attention of these rows. seen: keys that each row attends to. read: keys that all rows
+        together read.
+        """
         flops = 4 * rows * seen * self.query_width
         return layers * flops, layers * (2 * rows * self.query_width + read * self.cache_width)
 
@@ -185,12 +202,17 @@ def _t5_dimensions(config: PreTrainedConfig) -> Dimensions:
 def _llama_dimensions(config: PreTrainedConfig) -> Dimensions:
     dim, hidden, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or dim // config.num_attention_heads
-    queries, cached = config.num_attention_heads * head_dim, 2 * config.num_key_value_heads * head_dim
+    queries, cached = (
+        config.num_attention_heads * head_dim,
+        2 * config.num_key_value_heads * head_dim,
+    )
     return Dimensions(
         dim=dim,
         query_width=queries,
         cache_width=cached,
-        layers=_matrices(layers, (dim, queries + cached), (queries, dim), (dim, 2 * hidden), (hidden, dim)),
+        layers=_matrices(
+            layers, (dim, queries + cached), (queries, dim), (dim, 2 * hidden), (hidden, dim)
+        ),
         feed_forward=_matrices(layers, (dim, 2 * hidden), (hidden, dim)),
         filling=_matrices(1, (dim, cached)),
         windows=_windows(config),
@@ -203,4 +225,6 @@ def _windows(config: PreTrainedConfig) -> tuple[tuple[float, int], ...]:
     return tuple(Counter(seen[kind] for kind in llama.layer_kinds(config)).items())
 
 
-_FAMILIES = dict.fromkeys(t5.MODEL_TYPES, _t5_dimensions) | dict.fromkeys(llama.MODEL_TYPES, _llama_dimensions)
+_FAMILIES = dict.fromkeys(t5.MODEL_TYPES, _t5_dimensions) | dict.fromkeys(
+    llama.MODEL_TYPES, _llama_dimensions
+)

@@ -1,4 +1,6 @@
-"""Estimates with intervals from paired, repeated timings, acceptance, and which points of a sweep are worth using."""
+"""Estimates with intervals from paired, repeated timings, acceptance, and which points of a sweep
+are worth using.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +16,35 @@ from bild_lab.lab.schema.numbers import Latency, Speedup
 from bild_lab.lab.schema.result import Result
 
 RESAMPLES = 2000
-# with fewer, intervals that are called 95 % hold clearly less often than nine times in ten (docs/design.md)
+# with fewer, intervals that are called 95 % hold clearly less often than nine times in ten
+# (docs/design.md)
 ENOUGH_EXAMPLES = 20  # for the speedup's interval
-ENOUGH_DIFFERENT = 8  # texts that are not the baseline's, for the interval of the quality difference
+# texts that are not the baseline's, for the interval of the quality difference
+ENOUGH_DIFFERENT = 8
 
 
 def paired_speedup(
-    baseline_s: Float[np.ndarray, "examples repeats"], method_s: Float[np.ndarray, "examples repeats"], seed: int = 0
+    baseline_s: Float[np.ndarray, "examples repeats"],
+    method_s: Float[np.ndarray, "examples repeats"],
+    seed: int = 0,
 ) -> Speedup:
-    """The speedup of the method over the baseline. Both are timed in seconds on the same examples in the same run.
+    """The speedup of the method over the baseline. Both are timed in seconds on the same examples
+    in the same run.
 
     The median of an example's repeats counts. Bootstrap resampling keeps the pairs together.
     """
     return paired_ratio([baseline_s], [method_s], seed)
 
 
-def paired_ratio(above: Sequence[np.ndarray], below: Sequence[np.ndarray], seed: int = 0) -> Speedup:
-    """The product of some totals over that of others, of seconds by example and repeat, as in `paired_speedup`."""
-    over, under = ([np.median(seconds, axis=1) for seconds in several] for several in (above, below))
+def paired_ratio(
+    above: Sequence[np.ndarray], below: Sequence[np.ndarray], seed: int = 0
+) -> Speedup:
+    """The product of some totals over that of others, of seconds by example and repeat, as in
+    `paired_speedup`.
+    """
+    over, under = (
+        [np.median(seconds, axis=1) for seconds in several] for several in (above, below)
+    )
 
     def ratio(total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         return math.prod(map(total, over)) / math.prod(map(total, under))
@@ -44,10 +57,12 @@ def paired_ratio(above: Sequence[np.ndarray], below: Sequence[np.ndarray], seed:
 
 
 def for_choice(value: float, low: float, high: float, count: int) -> tuple[float, float]:
-    """The ends of a 95 % interval, moved away from its value until it holds for the best of so many points.
+    """The ends of a 95 % interval, moved away from its value until it holds for the best of so many
+    points.
 
-    Bonferroni's correction: each point's interval has the level 1 − 0.05 / count, and so all hold together in 95 % of
-    cases, whichever is chosen. Each end moves as that of a normal distribution does.
+    Bonferroni's correction: each point's interval has the level 1 − 0.05 / count, and so all hold
+    together in 95 % of cases, whichever is chosen. Each end moves as that of a normal distribution
+    does.
     """
     wider = ndtri(1 - 0.025 / count) / ndtri(0.975)
     return value - wider * (value - low), value + wider * (high - value)
@@ -71,12 +86,14 @@ def latency_summary(latency_s: Float[np.ndarray, "examples repeats"]) -> Latency
 
 
 def clock_noise(
-    baseline_s: Float[np.ndarray, "examples repeats"], method_s: Float[np.ndarray, "examples repeats"]
+    baseline_s: Float[np.ndarray, "examples repeats"],
+    method_s: Float[np.ndarray, "examples repeats"],
 ) -> float | None:
-    """How far the speedup on these texts may be off, as a share: half its 95 % interval over the repeats.
+    """How far the speedup on these texts may be off, as a share: half its 95 % interval over the
+    repeats.
 
-    Each repeat of all texts gives a ratio of total times; Student's t over their logarithms, as for any few repeated
-    timings (Georges et al., 2007, §3.2). None for a single repeat.
+    Each repeat of all texts gives a ratio of total times; Student's t over their logarithms, as for
+    any few repeated timings (Georges et al., 2007, §3.2). None for a single repeat.
     """
     ratios = np.log(baseline_s.sum(axis=0) / method_s.sum(axis=0))  # [repeats]
     count = len(ratios)
@@ -86,10 +103,12 @@ def clock_noise(
 
 
 def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
-    """For each position of a draft: how many rounds accepted its token, rejected it, and never observed it.
+    """For each position of a draft: how many rounds accepted its token, rejected it, and never
+    observed it.
 
-    rounds: (drafted, accepted) tokens of each; of a tree, its depth and the accepted path. The first token after the
-    accepted ones is rejected. Those after it were dropped unjudged: they say nothing of the drafter.
+    rounds: (drafted, accepted) tokens of each; of a tree, its depth and the accepted path. The
+    first token after the accepted ones is rejected. Those after it were dropped unjudged: they say
+    nothing of the drafter.
     """
     longest = max((drafted for drafted, _ in rounds), default=0)
     judged = [[0, 0, 0] for _ in range(longest)]
@@ -100,7 +119,9 @@ def judged_by_position(rounds: list[tuple[int, int]]) -> list[list[int]]:
 
 
 def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
-    """For each position: accepted / (accepted + rejected), over the rounds that accepted all tokens before it."""
+    """For each position: accepted / (accepted + rejected), over the rounds that accepted all tokens
+    before it.
+    """
     rates = []
     for accepted, rejected, _ in judged_by_position(rounds):
         if not accepted + rejected:
@@ -110,7 +131,8 @@ def acceptance_by_position(rounds: list[tuple[int, int]]) -> list[float]:
 
 
 def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
-    """The probability that a drafted token is accepted if those before it were: accepted / (accepted + rejections).
+    """The probability that a drafted token is accepted if those before it were: accepted /
+    (accepted + rejections).
 
     It estimates α of the speculative decoding paper. Tokens after a rejection were never judged.
     """
@@ -131,18 +153,26 @@ TOLERANCE = 1e-9  # two scores of identical outputs may differ in the last bits
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
     """The indices of the undominated (cost, quality) points, cheapest first.
 
-    A point is dominated when another costs no more, is no worse, and is better in one of the two. Points with equal
-    cost and equal quality are all kept, in their order. Raises UserError for a cost or quality that is not finite.
+    A point is dominated when another costs no more, is no worse, and is better in one of the two.
+    Points with equal cost and equal quality are all kept, in their order. Raises UserError for a
+    cost or quality that is not finite.
     """
     for index, point in enumerate(points):
         if not all(map(math.isfinite, point)):
             raise UserError(
-                f"a Pareto front needs finite costs and qualities, got {point} at point {index}; leave it out"
+                f"a Pareto front needs finite costs and qualities, got {point} at point {index};"
+                " leave it out"
             )
-    order = sorted(range(len(points)), key=lambda index: (points[index][0], -points[index][1], index))
+    order = sorted(
+        range(len(points)), key=lambda index: (points[index][0], -points[index][1], index)
+    )
     front: list[int] = []
     for index in order:
-        if not front or points[index][1] > points[front[-1]][1] or points[index] == points[front[-1]]:
+        if (
+            not front
+            or points[index][1] > points[front[-1]][1]
+            or points[index] == points[front[-1]]
+        ):
             front.append(index)
     return front
 
@@ -150,14 +180,19 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
     """The fastest result whose quality is at least its baseline's minus `loss` points.
 
-    Every result is compared with the baseline's quality in its own setting. The baseline itself, and results
-    measured without a baseline or with an impossible speedup, do not count. Among equally fast results the one with
-    better quality wins.
+    Every result is compared with the baseline's quality in its own setting. The baseline itself,
+    and results measured without a baseline or with an impossible speedup, do not count. Among
+    equally fast results the one with better quality wins.
     """
-    known = (one for one in results if None not in (one.speedup.value, one.quality.value, one.quality.baseline))
+    known = (
+        one
+        for one in results
+        if None not in (one.speedup.value, one.quality.value, one.quality.baseline)
+    )
     kept = [
         one
         for one in known
-        if not (one.is_baseline or one.impossible) and one.quality.value >= one.quality.baseline - loss - TOLERANCE
+        if not (one.is_baseline or one.impossible)
+        and one.quality.value >= one.quality.baseline - loss - TOLERANCE
     ]
     return max(kept, key=lambda one: (one.speedup.value, one.quality.value), default=None)

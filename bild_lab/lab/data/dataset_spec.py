@@ -1,4 +1,6 @@
-"""Where a dataset is, which of its columns are used, and how outputs are scored: the group `dataset`."""
+"""Where a dataset is, which of its columns are used, and how outputs are scored: the group
+`dataset`.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ _COLUMNS = ("source_column", "input_column", "reference_column", "id_column", "c
 class Template:
     """The prompt format of a chat model (BiTA Table 6).
 
-    first: contains {question}. next_turn: contains {answer}, to the previous turn, and then {question}. The tokenizer
-    adds the start token. Raises UserError if a placeholder is missing, or if `first` begins with the start token.
+    first: contains {question}. next_turn: contains {answer}, to the previous turn, and then
+    {question}. The tokenizer adds the start token. Raises UserError if a placeholder is missing, or
+    if `first` begins with the start token.
     """
 
     first: str = "{question}"
@@ -39,12 +42,13 @@ class Template:
     def __post_init__(self) -> None:
         if "{question}" not in self.first or self.first.startswith("<s>"):
             raise UserError(
-                f"dataset.chat_template must contain {{question}}, and not begin with <s>, which the tokenizer adds, "
-                f"got {self.first!r}"
+                "dataset.chat_template must contain {question}, and not begin with <s>, which"
+                f" the tokenizer adds, got {self.first!r}"
             )
         if not re.search(r"\{answer\}.*\{question\}", self.next_turn, flags=re.DOTALL):
             raise UserError(
-                f"dataset.next_turn_template must contain {{answer}} and then {{question}}, got {self.next_turn!r}"
+                "dataset.next_turn_template must contain {answer} and then {question}, got"
+                f" {self.next_turn!r}"
             )
 
 
@@ -52,82 +56,103 @@ class Template:
 class DatasetSpec:
     """Where a dataset is and which of its columns are used: the fields of `conf/dataset/*.yaml`.
 
-    A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None becomes agreement,
-    if there are no references. `path` overrides `hub_id`. A column is a dotted path ("translation.de"), or a list of
-    paths: the first one that a row has is used, but of `reference_column` all are. `chat_template` and
-    `next_turn_template` belong to a chat model, as in `conf/template/*.yaml`. Raises UserError for values that no
-    dataset can satisfy.
+    A `name` that is None becomes that of the data's file, folder or hub id. A `metric` that is None
+    becomes agreement, if there are no references. `path` overrides `hub_id`. A column is a dotted
+    path ("translation.de"), or a list of
+    paths: the first one that a row has is used, but of `reference_column` all are. `chat_template`
+    and `next_turn_template` belong to a chat model, as in `conf/template/*.yaml`. Raises UserError
+    for values that no dataset can satisfy.
     """
 
-    name: str | None  # what tables and logs call the dataset; null: the name of the file, folder or hub id
+    # what tables and logs call the dataset; null: the name of the file, folder or hub id
+    name: str | None
     hub_id: str | None = None  # of the Hugging Face hub
     hub_config: str | None = None  # the configuration of a dataset of the hub, such as de-en
     hub_data_dir: str | None = None  # a folder, or one file, inside a dataset of the hub
     hub_revision: str | None = None  # branch, tag or commit of the hub
-    # a folder or a file (.jsonl .json .csv .tsv .parquet .arrow, also compressed), in place of the hub; toy:corpus is
-    # shipped
+    # a folder or a file (.jsonl .json .csv .tsv .parquet .arrow, also compressed), in place of the
+    # hub; toy:corpus is shipped
     path: str | None = None
-    # train, validation, test, or another split of the dataset; null: of a file that its name says, else test
+    # train, validation, test, or another split of the dataset; null: of a file that its name says,
+    # else test
     split: str | None = "test"
     limit: int | None = None  # the first rows only, at least 1; null: all
-    # the text to decode from; of a list the turns of a conversation, of messages {"role", "content"} or {"from",
-    # "value"} the questions. Columns: a name, a.b for a field inside one, or a list of which the first one that a row
-    # has is taken
+    # the text to decode from; of a list the turns of a conversation, of messages {"role",
+    # "content"} or {"from", "value"} the questions. Columns: a name, a.b for a field inside one, or
+    # a list of which the first one that a row has is taken
     source_column: Any
     input_column: Any = None  # for {input} of the prompt, else below the source
-    # a text, a number, or a list of them; of several columns all are references; null: dataset.metric=agreement
+    # a text, a number, or a list of them; of several columns all are references; null:
+    # dataset.metric=agreement
     reference_column: Any = None
     id_column: Any = None  # null: examples are numbered
     category_column: Any = None  # the dataset's own division; reports have a table by it
-    # states the task, with {source} in it; empty: the begin-of-text token alone, for unconditional generation
+    # states the task, with {source} in it; empty: the begin-of-text token alone, for unconditional
+    # generation
     prompt_template: str = "{source}"
-    # holds {question}; with several, each question is asked in all; checkpoint: as the model's tokenizer writes turns
+    # holds {question}; with several, each question is asked in all; checkpoint: as the model's
+    # tokenizer writes turns
     chat_template: Any = "{question}"
-    # of chat_template=checkpoint: the day for templates that write the date, such as 2026-01-01, which null means
+    # of chat_template=checkpoint: the day for templates that write the date, such as 2026-01-01,
+    # which null means
     chat_template_date: str | None = None
     # of chat_template=checkpoint: what its template is told, such as {enable_thinking: false}
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict, hash=False)
-    next_turn_template: str = Template.next_turn  # holds {answer}, to the turn before, and then {question}
+    # holds {answer}, to the turn before, and then {question}
+    next_turn_template: str = Template.next_turn
     turns: int | None = 1  # how many turns of a conversation, at least 1; null: all
-    # a file or folder with columns `id` and `answer`, which later turns continue; references: the dataset's own answers
+    # a file or folder with columns `id` and `answer`, which later turns continue; references: the
+    # dataset's own answers
     history: str | None = None
-    # bleu, chrf, ter (as 100 minus TER), rouge1, rouge2, rougeL (or rouge), rougeLsum (by sentences), exact_match,
-    # numeric (the last number), pass_at_1 (of programs), evaluate:NAME_OR_PATH, or without references: agreement (the
-    # share of texts that are the baseline's own), log_probability (of each token, by the target, in nats), length
-    # (tokens of a text); null: agreement
+    # bleu, chrf, ter (as 100 minus TER), rouge1, rouge2, rougeL (or rouge), rougeLsum (by
+    # sentences), exact_match, numeric (the last number), pass_at_1 (of programs),
+    # evaluate:NAME_OR_PATH, or without references: agreement (the share of texts that are the
+    # baseline's own), log_probability (of each token, by the target, in nats), length (tokens of a
+    # text); null: agreement
     metric: str | None
     metrics: Any = None  # several at once, of which the first leads; null: metric alone
-    # the words of bleu and rouge. bleu: 13a, intl, zh, ja-mecab, ko-mecab, char, none, flores200, of sacrebleu; rouge:
-    # ascii, unicode, zh, ja-mecab, ko-mecab, char; null: by the language
+    # the words of bleu and rouge. bleu: 13a, intl, zh, ja-mecab, ko-mecab, char, none, flores200,
+    # of sacrebleu; rouge: ascii, unicode, zh, ja-mecab, ko-mecab, char; null: by the language
     tokenize: str | None = None
-    # of the references: en, de, zh-CN and so on; it chooses the words and a decimal comma; null: pair.target_language,
-    # else by the script of the references
+    # of the references: en, de, zh-CN and so on; it chooses the words and a decimal comma; null:
+    # pair.target_language, else by the script of the references
     language: str | None = None
-    cut: Any = None  # stop strings of the task, which decoding.stop takes: a text ends before the first of them
-    # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and {answer} for the output
+    # stop strings of the task, which decoding.stop takes: a text ends before the first of them
+    cut: Any = None
+    # a reference made of columns, {NAME} each; pass_at_1 wants a program with its tests, and
+    # {answer} for the output
     reference_template: str | None = None
     shots: int = 0  # how many solved examples come before every question
     shot_split: str = "train"  # the first examples of this split; it must be another one than split
     shot_template: str = SHOT  # of a solved example; must hold both
-    max_source_tokens: int | None = None  # a longer prompt loses the end of its source, at least 1; null: never
+    # a longer prompt loses the end of its source, at least 1; null: never
+    max_source_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for key in (*_COLUMNS, "metrics", "cut"):
             object.__setattr__(self, key, _names(key, getattr(self, key)))
         for key in ("limit", "max_source_tokens", "turns"):
             if getattr(self, key) is not None:
-                require_whole(f"dataset.{key}", getattr(self, key), 1, remedy="use null for no limit")
+                require_whole(
+                    f"dataset.{key}", getattr(self, key), 1, remedy="use null for no limit"
+                )
         require_whole("dataset.shots", self.shots, 0)
-        chat = (self.chat_template,) if isinstance(self.chat_template, str) else tuple(self.chat_template or ())
+        chat = (
+            (self.chat_template,)
+            if isinstance(self.chat_template, str)
+            else tuple(self.chat_template or ())
+        )
         if not chat or not all(isinstance(one, str) for one in chat):
-            raise UserError(f"dataset.chat_template must be text or several texts, got {self.chat_template!r}")
+            raise UserError(
+                f"dataset.chat_template must be text or several texts, got {self.chat_template!r}"
+            )
         object.__setattr__(self, "chat_template", chat)
         if chat != (CHECKPOINT,):
             _ = self.templates
             _require(
                 self.chat_template_date is None and not self.chat_template_kwargs,
-                "chat_template_date and chat_template_kwargs have an effect on a model's own chat template alone; "
-                "set template=chat, or leave them out",
+                "chat_template_date and chat_template_kwargs have an effect on a model's own chat"
+                " template alone; set template=chat, or leave them out",
             )
         _ = self.chat
         if self.name is None:
@@ -144,33 +169,47 @@ class DatasetSpec:
     def _require_task(self) -> None:
         _require(self.split, "split must name a split (train, validation, test), got an empty one")
         # of a path, the columns that there are can be named when it is read
-        _require(self.source_column or self.path, "source_column must name the column to decode from, got none")
+        _require(
+            self.source_column or self.path,
+            "source_column must name the column to decode from, got none",
+        )
         held = self.prompt_template or ""
         _require(
             "{source}" in held or not held,
-            f"prompt_template must contain {{source}}, or be empty for unconditional generation, got {held!r}",
+            "prompt_template must contain {source}, or be empty for unconditional generation,"
+            f" got {held!r}",
         )
         _require(self.metric, f"metric must be one of {METRIC_NAMES}, got none")
-        _require(len(set(self.scored)) == len(self.scored), f"metrics must be different ones, got {self.scored}")
+        _require(
+            len(set(self.scored)) == len(self.scored),
+            f"metrics must be different ones, got {self.scored}",
+        )
         for metric in self.scored:
             metric_named(metric)
         require_tokenizer(self.tokenize, self.scored)
         require_language(self.language)
         judged = [metric for metric in self.scored if needs_references(metric)]
         remedy = "set dataset.reference_column, or use dataset.metric=agreement"
-        _require(self.has_references or not judged, f"metric={self.metric} needs references: {remedy}")
-        _require(self.turns == 1 or not judged, "turns beyond the first need dataset.metric=agreement: no references")
+        _require(
+            self.has_references or not judged, f"metric={self.metric} needs references: {remedy}"
+        )
+        _require(
+            self.turns == 1 or not judged,
+            "turns beyond the first need dataset.metric=agreement: no references",
+        )
         _require(
             "pass_at_1" not in judged or (self.reference_template or "").count(ANSWER) == 1,
-            f"metric=pass_at_1 needs dataset.reference_template, a program that holds {ANSWER} once, "
-            f"got {self.reference_template!r}; conf/dataset/humaneval.yaml has one",
+            f"metric=pass_at_1 needs dataset.reference_template, a program that holds {ANSWER}"
+            f" once, got {self.reference_template!r}; conf/dataset/humaneval.yaml has one",
         )
         _require(
             self.max_source_tokens is None or self.turns == 1,
             "max_source_tokens cuts the source of a first turn, and later turns need whole ones, "
             f"got {self.max_source_tokens}; set dataset.max_source_tokens=null or dataset.turns=1",
         )
-        _require(self.path or self.hub_id, f"path=DIR or dataset.hub_id must be set for {self.name!r}")
+        _require(
+            self.path or self.hub_id, f"path=DIR or dataset.hub_id must be set for {self.name!r}"
+        )
 
     def _require_shots(self) -> None:
         if not self.shots:
@@ -182,10 +221,13 @@ class DatasetSpec:
         )
         _require(
             canonical_split(self.shot_split or "") != canonical_split(self.split),
-            f"shot_split must be another split than dataset.split, got {self.split!r} twice: the prompt would show the "
-            "answers",
+            f"shot_split must be another split than dataset.split, got {self.split!r} twice: the"
+            " prompt would show the answers",
         )
-        _require(self.reference_column, f"shots={self.shots} needs answers to show: set dataset.reference_column")
+        _require(
+            self.reference_column,
+            f"shots={self.shots} needs answers to show: set dataset.reference_column",
+        )
 
     @property
     def scored(self) -> tuple[str, ...]:
@@ -207,37 +249,47 @@ class DatasetSpec:
 
     @property
     def templates(self) -> tuple[Template, ...]:
-        """The templates; every question is asked once with each. Those of a checkpoint are known after `for_model`."""
+        """The templates; every question is asked once with each.
+
+        Those of a checkpoint are known after `for_model`.
+        """
         return tuple(Template(first, self.next_turn_template) for first in self.chat_template)
 
 
 def for_model(spec: DatasetSpec, checkpoint: Checkpoint) -> DatasetSpec:
-    """The dataset with the model's own chat template as text, where `chat_template` is `checkpoint`.
+    """The dataset with the model's own chat template as text, where `chat_template` is
+    `checkpoint`.
 
-    Raises UserError for a tokenizer without one, and, for later turns, one whose turns do not continue each other.
+    Raises UserError for a tokenizer without one, and, for later turns, one whose turns do not
+    continue each other.
     """
     if spec.chat_template != (CHECKPOINT,):
         return spec
     first, later = own_template(checkpoint, spec.chat)
     if later is None and spec.turns != 1:
         raise UserError(
-            f"the chat template of {checkpoint.path} writes a first turn otherwise once it is answered, so later turns "
-            "cannot continue it; set dataset.turns=1, or give dataset.chat_template and next_turn_template as text"
+            f"the chat template of {checkpoint.path} writes a first turn otherwise once it is"
+            " answered, so later turns cannot continue it; set dataset.turns=1, or give"
+            " dataset.chat_template and next_turn_template as text"
         )
     texts = {"chat_template": first, "next_turn_template": later or Template.next_turn}
-    return replace(spec, **texts, chat_template_date=None, chat_template_kwargs={})  # they are in these texts
+    # they are in these texts
+    return replace(spec, **texts, chat_template_date=None, chat_template_kwargs={})
 
 
 def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str | None]:
-    """A tokenizer's chat template as the texts of `Template`; None for later turns that do not continue the first.
+    """A tokenizer's chat template as the texts of `Template`; None for later turns that do not
+    continue the first.
 
-    The system prompt is the template's own. What it does to single texts, such as trimming them, is left out.
+    The system prompt is the template's own. What it does to single texts, such as trimming them, is
+    left out.
     """
     tokenizer = checkpoint.tokenizer
     if tokenizer.chat_template is None:
         raise UserError(
-            f"dataset.chat_template={CHECKPOINT}: the tokenizer of {checkpoint.path} has no chat template; give "
-            "another, such as template=vicuna_short, or leave it out for a model that was not trained to chat"
+            f"dataset.chat_template={CHECKPOINT}: the tokenizer of {checkpoint.path} has no chat"
+            " template; give another, such as template=vicuna_short, or leave it out for a model"
+            " that was not trained to chat"
         )
     question, answer = ({"role": role, "content": f"{{{text}}}"} for role, text in ROLES.items())
     once, again = (
@@ -246,7 +298,8 @@ def own_template(checkpoint: Checkpoint, chat: ChatSettings) -> tuple[str, str |
     )
     later = again.removeprefix(once) if again.startswith(once) else None
     start = tokenizer.bos_token
-    if start is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:  # it adds the token itself
+    # it adds the token itself
+    if start is not None and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
         once = once.removeprefix(start)
     return once, later
 
@@ -257,7 +310,9 @@ def _require(ok: object, message: str) -> None:
 
 
 def _name_of(path: str | None, hub_id: str | None) -> str:
-    """The name of data without one: that of the file or folder, or of the folder of a file named after its split."""
+    """The name of data without one: that of the file or folder, or of the folder of a file named
+    after its split.
+    """
     if not path:
         return (hub_id or "local").rpartition("/")[2]
     place = Path(path).expanduser().resolve()
@@ -269,7 +324,13 @@ def _names(field: str, given: object) -> tuple[str, ...] | None:
     """One or several names as a tuple. Raises UserError for anything else."""
     if given is None:
         return None
-    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Sequence) else (None,)
+    names = (
+        (given,)
+        if isinstance(given, str)
+        else tuple(given)
+        if isinstance(given, Sequence)
+        else (None,)
+    )
     if not names or not all(isinstance(name, str) and name for name in names):
         raise UserError(f"dataset.{field} must be a name or a list of names, got {given!r}")
     return names

@@ -1,4 +1,6 @@
-"""Examples: a dataset's rows, and the turns of conversations, with a source, a prompt and references."""
+"""Examples: a dataset's rows, and the turns of conversations, with a source, a prompt and
+references.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ from bild_lab.lab.metrics.programs import ANSWER
 from bild_lab.lab.metrics.text_metrics import needs_references
 
 log = logging.getLogger(__name__)
-WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # SPEED-Bench has this instead of texts it may not distribute
-# the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role", "content"}
+# SPEED-Bench has this instead of texts it may not distribute
+WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+# the speakers in ShareGPT's files, {"from", "value"}, and in those of chat models, {"role",
+# "content"}
 ASKING, ANSWERING = ("human", "user"), ("gpt", "chatgpt", "assistant", "bing", "bard")
 SYSTEM = ("system", "developer")
 NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
@@ -36,38 +40,52 @@ NAME = r"[A-Za-z_][\w.]*"  # of a column in a template's braces
 def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example, ...]:
     """The examples of the split's first `spec.limit` rows, in the dataset's order; never empty.
 
-    unanswered: allow later turns without their history, which the caller adds. Raises UserError for a missing path,
-    split or column, malformed files, an unreachable hub, rows without a source, and, unless `unanswered` is set, for
-    later turns without `spec.history`.
+    unanswered: allow later turns without their history, which the caller adds. Raises UserError for
+    a missing path, split or column, malformed files, an unreachable hub, rows without a source,
+    and, unless `unanswered` is set, for later turns without `spec.history`.
     """
     shots = _shots(spec)
-    examples = tuple(_examples(spec, islice(_rows(spec), spec.limit), "".join(text for _, text in shots)))
+    examples = tuple(
+        _examples(spec, islice(_rows(spec), spec.limit), "".join(text for _, text in shots))
+    )
     if not examples:
-        raise UserError(f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.split")
+        raise UserError(
+            f"dataset {spec.name!r} has no examples in split {spec.split!r}; check dataset.split"
+        )
     ids = [example.id for example in examples]
     if len(set(ids)) < len(ids):
         twice = next(one for place, one in enumerate(ids) if one in ids[:place])
-        raise UserError(f"dataset {spec.name!r} has two examples with id {twice!r}; set dataset.id_column=null")
-    if {source for source, _ in shots} & {example.source for example in examples}:  # one file may serve as two splits
         raise UserError(
-            f"split {spec.shot_split!r} of dataset {spec.name!r} has an example of split {spec.split!r}, so the prompt "
-            "would show its answer; give dataset.path a folder with a file for each split"
+            f"dataset {spec.name!r} has two examples with id {twice!r}; set dataset.id_column=null"
+        )
+    # one file may serve as two splits
+    if {source for source, _ in shots} & {example.source for example in examples}:
+        raise UserError(
+            f"split {spec.shot_split!r} of dataset {spec.name!r} has an example of split"
+            f" {spec.split!r}, so the prompt would show its answer; give dataset.path a folder with"
+            " a file for each split"
         )
     if spec.history == REFERENCES:
-        return with_answers(examples, {one.id: one.references[0] for one in examples if one.references})
+        return with_answers(
+            examples, {one.id: one.references[0] for one in examples if one.references}
+        )
     if spec.history is not None:
         return with_answers(examples, _history(spec.history, spec.split))
     if not unanswered and any(example.continues for example in examples):
         raise UserError(
-            f"the later turns of dataset {spec.name!r} need the answers to the turns before them; set dataset.turns=1 "
-            "for first turns only, or dataset.history=DIR, such as calibration data made with dataset.turns=1"
+            f"the later turns of dataset {spec.name!r} need the answers to the turns before them;"
+            " set dataset.turns=1 for first turns only, or dataset.history=DIR, such as"
+            " calibration data made with dataset.turns=1"
         )
     return examples
 
 
 @lru_cache(maxsize=4)
 def cached_examples(spec: DatasetSpec) -> tuple[Example, ...]:
-    """The dataset's examples, read once per process. Later turns may still lack the earlier answers."""
+    """The dataset's examples, read once per process.
+
+    Later turns may still lack the earlier answers.
+    """
     return load_examples(spec, unanswered=True)
 
 
@@ -76,7 +94,10 @@ def _history(path: str, split: str) -> dict[str, str]:
     answers = {}
     for where, row in local_rows(Path(path).expanduser(), canonical_split(split)):
         if not isinstance(row.get("answer"), str) or "id" not in row:
-            raise UserError(f"{where}: dataset.history needs columns id and answer (text), got {columns_of(row)}")
+            raise UserError(
+                f"{where}: dataset.history needs columns id and answer (text), got"
+                f" {columns_of(row)}"
+            )
         require_unicode(where, row["answer"])
         answers[str(row["id"])] = row["answer"]
     return answers
@@ -87,7 +108,13 @@ def _rows(spec: DatasetSpec) -> Iterator[tuple[str, Row]]:
     if spec.path:
         folders = [name for name in (spec.hub_data_dir, spec.hub_config) if name]
         return local_rows(Path(shipped(spec.path)).expanduser(), split, folders)
-    return hub_rows(spec.hub_id, split, config=spec.hub_config, data_dir=spec.hub_data_dir, revision=spec.hub_revision)
+    return hub_rows(
+        spec.hub_id,
+        split,
+        config=spec.hub_config,
+        data_dir=spec.hub_data_dir,
+        revision=spec.hub_revision,
+    )
 
 
 def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) -> Iterator[Example]:
@@ -117,28 +144,52 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
             references=tuple(answers[:1]) if answers else _references(spec, where, row),
             category=None if category is None else str(category),
         )
-        texts = (question, *turns, *answers, *example.references, example.id, example.category or "")
+        texts = (
+            question,
+            *turns,
+            *answers,
+            *example.references,
+            example.id,
+            example.category or "",
+        )
         require_unicode(where, *texts)
         for number, template in enumerate(spec.templates, start=1):
-            asked = example if len(spec.templates) == 1 else replace(example, id=f"{example.id}@{number}")
+            asked = (
+                example
+                if len(spec.templates) == 1
+                else replace(example, id=f"{example.id}@{number}")
+            )
             first, *later = conversation(asked, [question, *turns[1:]], template)
             whole = SourcePrompt(turns[0], inserted(template.first.split("{question}"), around))
             asked_turns = [replace(first, prompt=whole), *later]
             for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
-                yield turn if answer is None or not spec.reference_column else replace(turn, references=(answer,))
+                yield (
+                    turn
+                    if answer is None or not spec.reference_column
+                    else replace(turn, references=(answer,))
+                )
     if instructed:
         log.warning(
-            "%s: %d conversations begin with a system message; it stands before their first question",
+            "%s: %d conversations begin with a system message; it stands before their first"
+            " question",
             *(spec.name, instructed),
         )
     if unanswered:
-        log.warning("%s: %d conversations without an answered question are left out", spec.name, unanswered)
+        log.warning(
+            "%s: %d conversations without an answered question are left out", spec.name, unanswered
+        )
     if lacking:
-        log.warning("%s: rows without a source are left out, %d of them, first %s", spec.name, len(lacking), lacking[0])
+        log.warning(
+            "%s: rows without a source are left out, %d of them, first %s",
+            spec.name,
+            len(lacking),
+            lacking[0],
+        )
 
 
 def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
-    """The source and the text of each solved example before every question, of rows that have a source.
+    """The source and the text of each solved example before every question, of rows that have a
+    source.
 
     Raises UserError if there are too few.
     """
@@ -148,9 +199,13 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
     for where, row in islice(whole, spec.shots):
         source, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
         require_unicode(where, source, reference)
-        found.append((source, fill_template(spec.shot_template, source=source, reference=reference)))
+        found.append(
+            (source, fill_template(spec.shot_template, source=source, reference=reference))
+        )
     if len(found) < spec.shots:
-        raise UserError(f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(found)} examples")
+        raise UserError(
+            f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(found)} examples"
+        )
     return found
 
 
@@ -161,9 +216,14 @@ def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
     for turn in turns:
         if not isinstance(turn, str) or not turn.strip():
             columns = " or ".join(spec.source_column)
-            raise UserError(f"{where}: {columns} must be a non-empty string, got {turn!r}; correct the row")
+            raise UserError(
+                f"{where}: {columns} must be a non-empty string, got {turn!r}; correct the row"
+            )
         if turn.startswith(WITHHELD):
-            raise UserError(f"{where} withholds its text; run NVIDIA's preparation script, and set dataset.path=DIR")
+            raise UserError(
+                f"{where} withholds its text; run NVIDIA's preparation script, and set"
+                " dataset.path=DIR"
+            )
     return turns
 
 
@@ -191,13 +251,17 @@ def _messages(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None:
 
 
 def _message_text(where: str, content: object) -> str:
-    """The text of a message, which may be parts such as {"type": "text", "text"}; empty for null."""
+    """The text of a message, which may be parts such as {"type": "text", "text"}; empty for
+    null.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list | tuple) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{where}: the content of a message must be text, got {content!r:.200}; correct the row")
+        raise UserError(
+            f"{where}: the content of a message must be text, got {content!r:.200}; correct the row"
+        )
     return "".join(texts)
 
 
@@ -207,12 +271,13 @@ def _answered(spec: DatasetSpec) -> bool:
 
 
 def _dialogue(spec: DatasetSpec, messages: Sequence[Message]) -> tuple[list[str], list[str]]:
-    """The questions of a conversation, and the answer to each where these are used, else no answers.
+    """The questions of a conversation, and the answer to each where these are used, else no
+    answers.
 
-    A system message first stands before the first question, with an empty line between. Another message before that is
-    skipped, as FastChat does (`train.py`, `preprocess`). The conversation ends at the first message that is empty, of
-    another speaker or out of turn, which FastChat does not take. Where its answers are used, a question without one is
-    left out.
+    A system message first stands before the first question, with an empty line between. Another
+    message before that is skipped, as FastChat does (`train.py`, `preprocess`). The conversation
+    ends at the first message that is empty, of another speaker or out of turn, which FastChat does
+    not take. Where its answers are used, a question without one is left out.
     """
     system = [text for _, text in takewhile(lambda message: message[0] in SYSTEM, messages)]
     spoken = messages[len(system) :]
@@ -227,12 +292,16 @@ def _dialogue(spec: DatasetSpec, messages: Sequence[Message]) -> tuple[list[str]
     answers = texts[1::2][: spec.turns] if _answered(spec) else []
     questions = texts[::2][: len(answers) if _answered(spec) else spec.turns]
     if questions:
-        questions[0] = "\n\n".join([*(text.strip() for text in system if text.strip()), questions[0]])
+        questions[0] = "\n\n".join(
+            [*(text.strip() for text in system if text.strip()), questions[0]]
+        )
     return questions, answers
 
 
 def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str, tuple[str, ...]]:
-    """The source with its input, and the texts around the source in the question that the task asks about it."""
+    """The source with its input, and the texts around the source in the question that the task asks
+    about it.
+    """
     text = _optional(row, spec.input_column)
     if text is not None and not isinstance(text, str):
         raise UserError(f"{where}: {' or '.join(spec.input_column)} must be a string, got {text!r}")
@@ -255,20 +324,26 @@ def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
     values = {name: _text_of(first_value(row, [name])[1]) for name in names}
     if missing := sorted(name for name, value in values.items() if value is None):
         raise UserError(
-            f"{where}: dataset.reference_template wants a text in column {missing[0]}, got columns {columns_of(row)}"
+            f"{where}: dataset.reference_template wants a text in column {missing[0]}, got columns"
+            f" {columns_of(row)}"
         )
-    return (fill_template(spec.reference_template, **values) if values else spec.reference_template,)
+    return (
+        fill_template(spec.reference_template, **values) if values else spec.reference_template,
+    )
 
 
 def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
-    """The references of all columns, in their order. A column may be null in a row if another one is not."""
+    """The references of all columns, in their order.
+
+    A column may be null in a row if another one is not.
+    """
     found = []
     for column in spec.reference_column:
         present, value = first_value(row, [column])
         if not present:
             raise UserError(
-                f"{where}: dataset.reference_column wants column {column}, got columns {columns_of(row)}; set it to "
-                "columns that every row has, if only as null"
+                f"{where}: dataset.reference_column wants column {column}, got columns"
+                f" {columns_of(row)}; set it to columns that every row has, if only as null"
             )
         if value is not None:
             found += value if isinstance(value, list | tuple) else [value]
@@ -276,37 +351,52 @@ def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ..
     columns = " or ".join(spec.reference_column)
     if not texts:
         raise UserError(
-            f"{where}: {columns} holds no reference, got {value!r}; leave the row out of the data, or set "
-            "dataset.reference_column=null"
+            f"{where}: {columns} holds no reference, got {value!r}; leave the row out of the data,"
+            " or set dataset.reference_column=null"
         )
     for text, one in zip(texts, found, strict=True):
         if text is None:
             remedy = "write the answers as words" if isinstance(one, bool) else "correct the row"
             raise UserError(
-                f"{where}: {columns} must be texts or numbers, or lists of them, got {one!r:.200}; {remedy}"
+                f"{where}: {columns} must be texts or numbers, or lists of them, got {one!r:.200};"
+                f" {remedy}"
             )
     return tuple(texts)
 
 
 def _text_of(value: object) -> str | None:
-    """A text, or a number as it is written; None for other values, such as true, which has several words."""
+    """A text, or a number as it is written; None for other values, such as true, which has several
+    words.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, bool) or (isinstance(value, float | Decimal) and not math.isfinite(value)):
         return None
     if isinstance(value, float):
         return np.format_float_positional(value, trim="0")
-    return format(value, "f") if isinstance(value, Decimal) else str(value) if isinstance(value, int) else None
+    return (
+        format(value, "f")
+        if isinstance(value, Decimal)
+        else str(value)
+        if isinstance(value, int)
+        else None
+    )
 
 
 def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:
     columns = getattr(spec, field)
     if not columns:
-        raise UserError(f"{where} has columns {columns_of(row)}; choose one to decode from: dataset.{field}=COLUMN")
+        raise UserError(
+            f"{where} has columns {columns_of(row)}; choose one to decode from:"
+            f" dataset.{field}=COLUMN"
+        )
     present, value = first_value(row, columns)
     if not present:
         wanted = " or ".join(columns)
-        raise UserError(f"{where}: dataset.{field} wants column {wanted}, got columns {columns_of(row)}; set it to one")
+        raise UserError(
+            f"{where}: dataset.{field} wants column {wanted}, got columns {columns_of(row)}; set it"
+            " to one"
+        )
     return value
 
 
@@ -315,7 +405,10 @@ def _optional(row: Row, columns: Sequence[str] | None) -> object:
 
 
 def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:
-    """Whether the row has any of the columns, and the first value that is not null. `a.b` is a field inside a."""
+    """Whether the row has any of the columns, and the first value that is not null.
+
+    `a.b` is a field inside a.
+    """
     present = False
     for column in columns:
         value: object = {column: row[column]} if column in row else row
@@ -333,19 +426,28 @@ def first_value(row: Row, columns: Sequence[str]) -> tuple[bool, object]:
 def columns_of(row: Row, prefix: str = "") -> str:
     """The names of all columns, and of the fields inside them."""
     return ", ".join(
-        columns_of(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else f"{prefix}{key}"
+        (
+            columns_of(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping) and value
+            else f"{prefix}{key}"
+        )
         for key, value in row.items()
     )
 
 
 def fill_template(template: str, **values: str) -> str:
-    """The template with its placeholders replaced. Other braces, and braces in the values, are unchanged."""
+    """The template with its placeholders replaced.
+
+    Other braces, and braces in the values, are unchanged.
+    """
     names = "|".join(map(re.escape, values))
     return re.sub("{(" + names + ")}", lambda match: values[match[1]], template)
 
 
 def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
-    """The texts around a source, where `inner` are those in a question, and `outer` those around the question."""
+    """The texts around a source, where `inner` are those in a question, and `outer` those around
+    the question.
+    """
     around = [outer[0]]
     for text in outer[1:]:
         around[-1] += inner[0]
@@ -355,7 +457,9 @@ def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
 
 
 def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:
-    """An example for each question: the first with a complete prompt, later ones without the previous turns."""
+    """An example for each question: the first with a complete prompt, later ones without the
+    previous turns.
+    """
     between, _, after = template.next_turn.partition("{answer}")
     turns = [replace(first, prompt=fill_template(template.first, question=questions[0]))]
     for number, question in enumerate(questions[1:], start=2):

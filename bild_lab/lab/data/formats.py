@@ -1,8 +1,8 @@
 """Rows of one data file, in each format.
 
-Files are read with `json`, `csv` and `pyarrow`, which also decompresses. `datasets` would make dates of texts and
-numbers of ids, locks files in the home folder, reads a file to its end whatever the limit, and names no line in its
-errors.
+Files are read with `json`, `csv` and `pyarrow`, which also decompresses. `datasets` would make
+dates of texts and numbers of ids, locks files in the home folder, reads a file to its end whatever
+the limit, and names no line in its errors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow")
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # after any other suffix of text; as pyarrow calls them
+# after any other suffix of text; as pyarrow calls them
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 
 Row = dict[str, Any]
 
@@ -46,21 +47,28 @@ def plain_name(file: PurePath) -> str:
 
 
 def read_rows(file: Path) -> Iterator[tuple[str, Row]]:
-    """Rows of one file, each with its location. They are read lazily, so a limit reads no more than needed.
+    """Rows of one file, each with its location. They are read lazily, so a limit reads no more than
+    needed.
 
     Raises UserError naming the file, and the line if the format has lines.
     """
     try:
         for where, row in _READERS[suffix_of(file)](file):
             if not isinstance(row, dict):
-                raise UserError(f"{file} {where}: wanted an object with named columns, got {type(row).__name__}")
+                raise UserError(
+                    f"{file} {where}: wanted an object with named columns, got {type(row).__name__}"
+                )
             yield f"{file} {where}", row
     except UserError:
         raise
     except UnicodeDecodeError as error:
         byte = f"byte 0x{error.object[error.start]:02x}: {error.reason}"
         raise UserError(f"{file} is not UTF-8 ({byte}); {_converted(file)}") from error
-    except (OSError, ValueError, csv.Error) as error:  # those of JSON, UTF-8 and Arrow are ValueErrors
+    except (
+        OSError,
+        ValueError,
+        csv.Error,
+    ) as error:  # those of JSON, UTF-8 and Arrow are ValueErrors
         raise UserError(f"cannot read {file}: {error}; correct it, or copy it again") from error
 
 
@@ -78,12 +86,17 @@ def _bytes_of(file: Path) -> io.BufferedIOBase:
 
 
 def _converted(file: Path) -> str:
-    """How to make a file UTF-8: from UTF-16, which begins with a mark or has zero bytes, or else from Latin-1."""
+    """How to make a file UTF-8: from UTF-16, which begins with a mark or has zero bytes, or else
+    from Latin-1.
+    """
     with _bytes_of(file) as handle:
         start = handle.read(64)
     utf16 = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start
     encoding = "UTF-16" if utf16 else "LATIN1"
-    return f"convert it, if it is {encoding}: iconv -f {encoding} -t UTF-8 {shlex.quote(str(file))} > NEW"
+    return (
+        f"convert it, if it is {encoding}: iconv -f {encoding} -t UTF-8 {shlex.quote(str(file))}"
+        " > NEW"
+    )
 
 
 def _distinct(names: Sequence[str], where: str) -> None:
@@ -107,7 +120,9 @@ def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
                 try:
                     yield f"line {number}", json.loads(line, object_pairs_hook=_object)
                 except json.JSONDecodeError as error:
-                    raise UserError(f"{file} line {number}: wanted one JSON object a line, got {error}") from error
+                    raise UserError(
+                        f"{file} line {number}: wanted one JSON object a line, got {error}"
+                    ) from error
                 except UserError as error:
                     raise UserError(f"{file} line {number}: {error}") from error
 
@@ -127,9 +142,11 @@ def _json(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _csv(file: Path) -> Iterator[tuple[str, Any]]:
-    csv.field_size_limit(sys.maxsize)  # texts may be longer than csv's own limit of 131,072 characters
+    # texts may be longer than csv's own limit of 131,072 characters
+    csv.field_size_limit(sys.maxsize)
     with _opened(file, newline="") as handle:
-        # tab-separated corpora use no quotes: a line that starts with a quotation mark is plain text
+        # tab-separated corpora use no quotes: a line that starts with a quotation mark is plain
+        # text
         if suffix_of(file) == ".tsv":
             reader = csv.reader(handle, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
@@ -141,12 +158,16 @@ def _csv(file: Path) -> Iterator[tuple[str, Any]]:
         _distinct(names, str(file))
         for values in filter(None, reader):
             if len(values) != len(names):
-                raise UserError(f"{file} line {reader.line_num}: wanted {len(names)} columns, got {len(values)}")
+                raise UserError(
+                    f"{file} line {reader.line_num}: wanted {len(names)} columns, got {len(values)}"
+                )
             yield f"line {reader.line_num}", dict(zip(names, values, strict=True))
 
 
 def _delimiter(header: str) -> str:
-    """What parts most columns of a header; commas, semicolons as of spreadsheets in many languages, or tabs."""
+    """What parts most columns of a header; commas, semicolons as of spreadsheets in many languages,
+    or tabs.
+    """
     outside_quotes = re.sub(r'"[^"]*"', "", header)
     return max(",;\t", key=outside_quotes.count)
 
@@ -167,7 +188,9 @@ def _arrow(file: Path) -> Iterator[tuple[str, Any]]:
             batches = pyarrow.ipc.open_stream(source)
         except pyarrow.ArrowInvalid:
             whole = pyarrow.ipc.open_file(source)
-            yield from _arrow_rows(file, whole.schema, (whole.get_batch(at) for at in range(whole.num_record_batches)))
+            yield from _arrow_rows(
+                file, whole.schema, (whole.get_batch(at) for at in range(whole.num_record_batches))
+            )
             return
         yield from _arrow_rows(file, batches.schema, batches)
 
@@ -175,9 +198,13 @@ def _arrow(file: Path) -> Iterator[tuple[str, Any]]:
 def _arrow_rows(
     file: Path, schema: pyarrow.Schema, batches: Iterable[pyarrow.RecordBatch]
 ) -> Iterator[tuple[str, Any]]:
-    """Rows, with the names of classes in place of their numbers, where `datasets` wrote the file."""
+    """Rows, with the names of classes in place of their numbers, where `datasets` wrote the
+    file.
+    """
     _distinct(schema.names, str(file))
-    label = labels({}) if b"huggingface" not in (schema.metadata or {}) else labels(_features(schema))
+    label = (
+        labels({}) if b"huggingface" not in (schema.metadata or {}) else labels(_features(schema))
+    )
     for index, row in enumerate(row for batch in batches for row in batch.to_pylist()):
         yield f"row {index}", label(row)
 
@@ -193,7 +220,9 @@ def _features(schema: pyarrow.Schema) -> Mapping[str, Any]:
 
 def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:
     """A function that gives a row the names of its classes, in place of their numbers."""
-    names = {column: one.names for column, one in features.items() if type(one).__name__ == "ClassLabel"}
+    names = {
+        column: one.names for column, one in features.items() if type(one).__name__ == "ClassLabel"
+    }
 
     def labelled(row: Row) -> Row:
         for column, own in names.items():

@@ -33,12 +33,15 @@ class SourcePrompt(str):
         """
         if count(self) <= most:
             return self
-        fitting = longest_fitting(len(self.source), lambda length: count(self._shorter(length)) <= most)
+        fitting = longest_fitting(
+            len(self.source), lambda length: count(self._shorter(length)) <= most
+        )
         if not fitting:
             raise UserError(
-                f"dataset.max_source_tokens={most} cuts the source alone, and what is around it has "
-                f"{count(self._shorter(0))} tokens, so no room is left for {self.source!r:.40}; raise it, or shorten "
-                "the template, the solved examples (dataset.shots) or the input"
+                f"dataset.max_source_tokens={most} cuts the source alone, and what is around it has"
+                f" {count(self._shorter(0))} tokens, so no room is left for {self.source!r:.40};"
+                " raise it, or shorten the template, the solved examples (dataset.shots) or the"
+                " input"
             )
         return self._shorter(fitting)
 
@@ -46,14 +49,19 @@ class SourcePrompt(str):
         return SourcePrompt(self.source[:characters], self.around)
 
 
-def cut_sources(examples: Sequence[Example], most: int | None, count: Callable[[str], int]) -> tuple[Example, ...]:
-    """The examples with prompts of at most so many tokens, as `SourcePrompt.within` cuts them; None: any number.
+def cut_sources(
+    examples: Sequence[Example], most: int | None, count: Callable[[str], int]
+) -> tuple[Example, ...]:
+    """The examples with prompts of at most so many tokens, as `SourcePrompt.within` cuts them;
+    None: any number.
 
     A prompt that is plain text is all source.
     """
     if most is None:
         return tuple(examples)
-    return tuple(replace(one, prompt=_with_source(one.prompt).within(most, count)) for one in examples)
+    return tuple(
+        replace(one, prompt=_with_source(one.prompt).within(most, count)) for one in examples
+    )
 
 
 def _with_source(prompt: str) -> SourcePrompt:
@@ -61,7 +69,9 @@ def _with_source(prompt: str) -> SourcePrompt:
 
 
 def longest_fitting(length: int, fits: Callable[[int], bool]) -> int:
-    """The greatest number below `length` that fits, where smaller numbers fit too; 0 if none does."""
+    """The greatest number below `length` that fits, where smaller numbers fit too; 0 if none
+    does.
+    """
     fitting, too_long = 0, length
     while too_long - fitting > 1:
         middle = (fitting + too_long) // 2

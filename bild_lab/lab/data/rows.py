@@ -26,7 +26,10 @@ _SHARD = re.compile(r"-of-(\d+)")
 
 
 def canonical_split(split: str) -> str:
-    """The standard name of a split: "val", "valid" and "dev" are "validation". Other names are unchanged."""
+    """The standard name of a split: "val", "valid" and "dev" are "validation".
+
+    Other names are unchanged.
+    """
     return SPLIT_WORDS.get(split.lower(), split)
 
 
@@ -34,8 +37,9 @@ def local_rows(path: Path, split: str, subfolders: Sequence[str] = ()) -> Iterat
     """Rows of one split of a local dataset, each with its location ("FILE line 3").
 
     path: a file, or a folder in the hub's layout (`test.jsonl`, `data/test-00000-of-00001.parquet`,
-    `CONFIG/test/0000.parquet`). subfolders: possible names of a config's folder; the first that exists is used.
-    Raises UserError for a missing path or split, for files that cannot be read, and for a shard without rows.
+    `CONFIG/test/0000.parquet`). subfolders: possible names of a config's folder; the first that
+    exists is used. Raises UserError for a missing path or split, for files that cannot be read, and
+    for a shard without rows.
     """
     files = find_split_files(path, split, subfolders)
     for file in files:
@@ -44,30 +48,41 @@ def local_rows(path: Path, split: str, subfolders: Sequence[str] = ()) -> Iterat
             empty = False
             yield row
         if empty and len(files) > 1:
-            raise UserError(f"{file} has no rows, but is one of {len(files)} shards; copy it again, or remove it")
+            raise UserError(
+                f"{file} has no rows, but is one of {len(files)} shards; copy it again, or"
+                " remove it"
+            )
 
 
 def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> list[Path]:
     """The data files of `split`, in the order of their shards.
 
-    A single file whose name contains no split (`question.jsonl`) is used for any split. Raises UserError if the
-    path, the split or one of its shards is missing, or if two datasets are mixed.
+    A single file whose name contains no split (`question.jsonl`) is used for any split. Raises
+    UserError if the path, the split or one of its shards is missing, or if two datasets are mixed.
     """
     if re.search(r"[\[+%:]", split):
         raise UserError(
-            f"dataset.split={split!r} is a slice or a sum, which local files do not have; name one split, and take its "
-            "first rows by dataset.limit"
+            f"dataset.split={split!r} is a slice or a sum, which local files do not have; name one"
+            " split, and take its first rows by dataset.limit"
         )
     if not path.exists():
-        raise UserError(f"dataset.path {path} does not exist; give a folder or a file ({' '.join(SUFFIXES)})")
+        raise UserError(
+            f"dataset.path {path} does not exist; give a folder or a file ({' '.join(SUFFIXES)})"
+        )
     root, files = path.parent, [path]
     if path.is_dir():
         root = next((path / name for name in subfolders if (path / name).is_dir()), path)
         named = (one for one in root.rglob("*") if suffix_of(one) and not _beside_data(one.name))
-        visible = (one for one in named if not any(part.startswith(".") for part in one.relative_to(root).parts))
+        visible = (
+            one
+            for one in named
+            if not any(part.startswith(".") for part in one.relative_to(root).parts)
+        )
         files = sorted(one for one in visible if one.is_file())
     if not files or suffix_of(files[0]) is None:
-        raise UserError(f"no data files at {path}: wanted {' '.join(SUFFIXES)}; point dataset.path at them")
+        raise UserError(
+            f"no data files at {path}: wanted {' '.join(SUFFIXES)}; point dataset.path at them"
+        )
     split = canonical_split(split)
     by_split: dict[str | None, list[Path]] = {}
     for file in files:
@@ -76,12 +91,17 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
         if path.is_dir():
             _require_one_dataset(root, split, by_split[split])
         return by_split[split]
-    if by_split.keys() == {None} and (len(files) == 1 or all(_SHARD.search(file.name) for file in files)):
+    if by_split.keys() == {None} and (
+        len(files) == 1 or all(_SHARD.search(file.name) for file in files)
+    ):
         if path.is_dir():
             _require_one_dataset(root, split, files)
         return files
     if there := sorted(name for name in by_split if name is not None):
-        raise UserError(f"{path} has no split {split!r}, only {', '.join(there)}; set dataset.split to one of them")
+        raise UserError(
+            f"{path} has no split {split!r}, only {', '.join(there)}; set dataset.split to one of"
+            " them"
+        )
     names = ", ".join(file.name for file in files[:5])
     raise UserError(
         f"cannot tell which file under {path} is split {split!r}, got {names}; "
@@ -90,7 +110,9 @@ def find_split_files(path: Path, split: str, subfolders: Sequence[str] = ()) -> 
 
 
 def split_of(relative: PurePath, wanted: str) -> str | None:
-    """The split in a file's name, else the split in the nearest folder's name; None if there is none."""
+    """The split in a file's name, else the split in the nearest folder's name; None if there is
+    none.
+    """
     for part in (relative.stem, *reversed(relative.parent.parts)):
         for word in re.split(r"[^a-z0-9]+", part.lower()):
             if word in SPLIT_WORDS:
@@ -106,25 +128,40 @@ def _beside_data(name: str) -> bool:
 
 
 def _require_one_dataset(root: Path, split: str, files: Sequence[Path]) -> None:
-    """Raise UserError unless the files are the shards of one dataset: two configs or formats must not be mixed."""
+    """Raise UserError unless the files are the shards of one dataset: two configs or formats must
+    not be mixed.
+    """
     families = {re.sub(r"\d+", "#", str(file.relative_to(root))) for file in files}
     if len(families) > 1:
         found = ", ".join(sorted(families))
-        raise UserError(f"{root} holds split {split!r} more than once ({found}); point dataset.path at one of them")
+        raise UserError(
+            f"{root} holds split {split!r} more than once ({found}); point dataset.path at one of"
+            " them"
+        )
     shards = _SHARD.search(files[0].name)
     if shards and int(shards[1]) != len(files):
-        raise UserError(f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others next to it")
+        raise UserError(
+            f"{files[0]} is one of {int(shards[1])} shards, got {len(files)}; copy the others next"
+            " to it"
+        )
 
 
 def hub_rows(
-    hub_id: str, split: str, *, config: str | None = None, data_dir: str | None = None, revision: str | None = None
+    hub_id: str,
+    split: str,
+    *,
+    config: str | None = None,
+    data_dir: str | None = None,
+    revision: str | None = None,
 ) -> Iterator[tuple[str, Row]]:
-    """Rows of one split of a dataset on the hub, or in its local cache, each with its location ("wmt/wmt14 row 3").
+    """Rows of one split of a dataset on the hub, or in its local cache, each with its location
+    ("wmt/wmt14 row 3").
 
-    With `data_dir` only the files of the split are downloaded; without it `datasets` prepares every split. A revision
-    that `pins.yaml` pins is read at its commit. Raises UserError if the hub is unreachable and the cache does not have
-    the complete dataset (within about 5 s), if the dataset is missing, gated, a script, or has no such config, revision
-    or split, and if a download stops early or a file is damaged.
+    With `data_dir` only the files of the split are downloaded; without it `datasets` prepares every
+    split. A revision that `pins.yaml` pins is read at its commit. Raises UserError if the hub is
+    unreachable and the cache does not have the complete dataset (within about 5 s), if the dataset
+    is missing, gated, a script, or has no such config, revision or split, and if a download stops
+    early or a file is damaged.
     """
     if (pin := pin_of("datasets", hub_id, revision)) is not None:
         revision = pin["revision"]
@@ -139,11 +176,12 @@ def hub_rows(
 
 
 def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Path:
-    """One folder of a dataset's repository, with the split's files, or one file, in the hub's cache.
+    """One folder of a dataset's repository, with the split's files, or one file, in the hub's
+    cache.
 
-    With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not show whether the
-    download was complete. `snapshot_download` keeps a list of the files. A cache that was filled in another way has no
-    list, and counts as complete.
+    With a `data_dir`, `datasets` 5.2 does not find its own cache again, and the files alone do not
+    show whether the download was complete. `snapshot_download` keeps a list of the files. A cache
+    that was filled in another way has no list, and counts as complete.
     """
     from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, HTTPError
@@ -159,32 +197,51 @@ def _folder(hub_id: str, data_dir: str, split: str, revision: str | None) -> Pat
     except CachedRepoTreeNotFoundError:
         wanted = [data_dir, f"{data_dir}/*"]
     except (HTTPError, OSError) as error:
-        raise UserError(_complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)) from error
+        raise UserError(
+            _complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)
+        ) from error
     try:
-        snapshot = snapshot_download(hub_id, local_files_only=cached_only, allow_patterns=wanted, **where)
+        snapshot = snapshot_download(
+            hub_id, local_files_only=cached_only, allow_patterns=wanted, **where
+        )
     except (HTTPError, OSError, ValueError) as error:
         if cached_only:
-            require_hub(f"dataset {hub_id!r}, whose local cache lacks a part of {data_dir},", REMEDY)
-        raise UserError(_complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)) from error
+            require_hub(
+                f"dataset {hub_id!r}, whose local cache lacks a part of {data_dir},", REMEDY
+            )
+        raise UserError(
+            _complaint(hub_id, {"data_dir": data_dir, "revision": revision}, error)
+        ) from error
     return Path(snapshot, data_dir)
 
 
 def _files_of_split(hub_id: str, listed: Sequence[str], data_dir: str, split: str) -> list[str]:
-    """The paths of a split in a folder of a repository; the only file, where its name has no split, or is given.
+    """The paths of a split in a folder of a repository; the only file, where its name has no split,
+    or is given.
 
     Raises UserError if the folder or the split is not there.
     """
     if data_dir in listed:
         return [data_dir]
     paths = [PurePosixPath(path) for path in listed if path.startswith(f"{data_dir}/")]
-    splits = {path: split_of(path.relative_to(data_dir), split) for path in paths if suffix_of(path)}
+    splits = {
+        path: split_of(path.relative_to(data_dir), split) for path in paths if suffix_of(path)
+    }
     if not splits:
-        raise UserError(f"dataset {hub_id!r} has no folder {data_dir!r}; correct dataset.hub_data_dir, or {REMEDY}")
-    wanted = splits if set(splits.values()) == {None} else [path for path in splits if splits[path] == split]
+        raise UserError(
+            f"dataset {hub_id!r} has no folder {data_dir!r}; correct dataset.hub_data_dir, or"
+            f" {REMEDY}"
+        )
+    wanted = (
+        splits
+        if set(splits.values()) == {None}
+        else [path for path in splits if splits[path] == split]
+    )
     if not wanted:
         there = ", ".join(sorted({name for name in splits.values() if name is not None}))
         raise UserError(
-            f"dataset {hub_id!r} has no split {split!r} in {data_dir}, only {there}; set dataset.split to one of them"
+            f"dataset {hub_id!r} has no split {split!r} in {data_dir}, only {there}; set"
+            " dataset.split to one of them"
         )
     return [str(path) for path in wanted]
 
@@ -198,9 +255,17 @@ def _load(hub_id: str, options: dict[str, Any]) -> Any:
     try:
         with offline_hub() if offline else nullcontext():
             return datasets.load_dataset(hub_id, **options)
-    except (datasets.exceptions.DatasetsError, HTTPError, OSError, ValueError, RuntimeError) as error:
+    except (
+        datasets.exceptions.DatasetsError,
+        HTTPError,
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:
         if offline:
-            require_hub(f"dataset {hub_id!r}, whose local cache could not be used ({error}),", REMEDY)
+            require_hub(
+                f"dataset {hub_id!r}, whose local cache could not be used ({error}),", REMEDY
+            )
         raise UserError(_complaint(hub_id, options, error)) from error
 
 
@@ -213,7 +278,10 @@ def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:
 
     reason, remedy = error, ""
     if isinstance(error, DatasetNotFoundError | RepositoryNotFoundError | RevisionNotFoundError):
-        remedy = "check its name, its revision and your access (ask on the dataset's page, then `hf auth login`), or "
+        remedy = (
+            "check its name, its revision and your access (ask on the dataset's page, then `hf auth"
+            " login`), or "
+        )
     elif isinstance(error, DatasetGenerationError | ArrowException):
         reason = error.__cause__ or error  # the message of `datasets` does not name the file
         cache = Path(constants.HF_HUB_CACHE, f"datasets--{hub_id.replace('/', '--')}")
@@ -226,4 +294,7 @@ def _complaint(hub_id: str, options: dict[str, Any], error: Exception) -> str:
     elif isinstance(error, HTTPError) or "Consistency check failed" in str(error):
         remedy = "the download stopped early; repeat the command, or "
     asked = ", ".join(f"{key}={value}" for key, value in options.items() if value is not None)
-    return f"cannot load dataset {hub_id!r} ({asked}) from the hub: {' '.join(str(reason).split())}; {remedy}{REMEDY}"
+    return (
+        f"cannot load dataset {hub_id!r} ({asked}) from the hub: {' '.join(str(reason).split())};"
+        f" {remedy}{REMEDY}"
+    )

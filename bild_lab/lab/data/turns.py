@@ -10,7 +10,8 @@ from bild_lab.lab.data.example import Example
 
 
 def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tuple[Example, ...]:
-    """The examples with complete prompts. answers: the answer to each earlier turn, by the turn's id.
+    """The examples with complete prompts. answers: the answer to each earlier turn, by the turn's
+    id.
 
     Raises UserError if an answer is missing. A turn must come before the turns that continue it.
     """
@@ -20,15 +21,18 @@ def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tup
     return tuple(whole.values())
 
 
-def with_earlier_turns(example: Example, before: Mapping[str, Example], answers: Mapping[str, str]) -> Example:
+def with_earlier_turns(
+    example: Example, before: Mapping[str, Example], answers: Mapping[str, str]
+) -> Example:
     """One example with its complete prompt. before: the previous turns, with complete prompts."""
     if example.continues is None:
         return example
     earlier = example.continues.id
     if earlier not in answers:
         raise UserError(
-            f"turn {example.turn} of example {example.id!r} needs the answer to {earlier!r}, which is not in "
-            "dataset.history; add it, set dataset.turns=1 for first turns only, or set dataset.history=null"
+            f"turn {example.turn} of example {example.id!r} needs the answer to {earlier!r}, which"
+            " is not in dataset.history; add it, set dataset.turns=1 for first turns only, or set"
+            " dataset.history=null"
         )
     prompt = before[earlier].prompt + example.continues.between + answers[earlier] + example.prompt
     return replace(example, prompt=prompt, continues=None)

@@ -1,1 +1,4 @@
-"""From a configuration to objects that decode, and from a prompt to text. All of it can change a number."""
+"""From a configuration to objects that decode, and from a prompt to text.
+
+All of it can change a number.
+"""

@@ -1,4 +1,6 @@
-"""A target and the method that decodes with it: from a prompt to text, and the answers that later turns follow."""
+"""A target and the method that decodes with it: from a prompt to text, and the answers that later
+turns follow.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,11 @@ from bild_lab.lab.hashing import code_hash, content_hash, modules_of
 # what decoders of WordPiece, and `clean_up_tokenization` of Transformers, write without spaces
 CLEANED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're", " do not")
 KNOWS_NO_STOP = (
-    "{} knows no stop strings here, so its seconds would count what comes after them; set decoding.stop=null, or use "
-    "policy=hf_generate"
+    "{} knows no stop strings here, so its seconds would count what comes after them; set"
+    " decoding.stop=null, or use policy=hf_generate"
 )
-METHOD, BASELINE = "method", "baseline"  # the measured policy, and the policy that it is compared with
+# the measured policy, and the policy that it is compared with
+METHOD, BASELINE = "method", "baseline"
 
 
 A_PROMPT = "text, token ids or the messages of a chat, or a list of such prompts"
@@ -52,7 +55,9 @@ RAW = (bytes, bytearray, memoryview)  # sequences of numbers that are no token i
 
 @dataclass(frozen=True)
 class Generation:
-    """One continuation. token_ids: as emitted, including the end token. text: without special tokens."""
+    """One continuation. token_ids: as emitted, including the end token. text: without special
+    tokens.
+    """
 
     text: str
     token_ids: list[int]
@@ -62,10 +67,12 @@ class Generation:
 
 @dataclass(frozen=True)
 class Timed:
-    """One method's output on one example: the emitted tokens, the seconds of every repeat, and the trace.
+    """One method's output on one example: the emitted tokens, the seconds of every repeat, and the
+    trace.
 
-    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to its end. joules: as
-    latency_s; empty where no counter can be read. All three are empty if nothing was timed.
+    latency_s: in a batch, its share of the batch's seconds. waited_s: in a batch, from its place to
+    its end. joules: as latency_s; empty where no counter can be read. All three are empty if
+    nothing was timed.
     """
 
     token_ids: list[int]
@@ -83,7 +90,8 @@ class Timed:
 class Decoder:
     """A target model and a method that decodes with it.
 
-    stop: stop strings of all its texts, for which a call may give others. chat: how the messages of a chat are written.
+    stop: stop strings of all its texts, for which a call may give others. chat: how the messages of
+    a chat are written.
     policy: its name.
     """
 
@@ -97,7 +105,9 @@ class Decoder:
     policy: str = ""
 
     def __repr__(self) -> str:
-        drafters = "".join(f", draft={model.checkpoint.path}" for model in self.models if model is not self.target)
+        drafters = "".join(
+            f", draft={model.checkpoint.path}" for model in self.models if model is not self.target
+        )
         policy = self.policy or type(self.method).__name__
         precision = str(self.target.dtype).removeprefix("torch.")
         if self.target.bits is not None:
@@ -107,11 +117,15 @@ class Decoder:
 
     @property
     def running(self) -> tuple[LoadedModel, ...]:
-        """The models that run: Transformers' own generate runs its own modules, whatever engine our loop uses.
+        """The models that run: Transformers' own generate runs its own modules, whatever engine our
+        loop uses.
 
-        Of a peer in a process of its own these are the same checkpoints, as our loop would run them.
+        Of a peer in a process of its own these are the same checkpoints, as our loop would run
+        them.
         """
-        return tuple(each.transformers if self.method.engine == "hf" else each for each in self.models)
+        return tuple(
+            each.transformers if self.method.engine == "hf" else each for each in self.models
+        )
 
     @property
     def vocabularies(self) -> list[dict[str, Any]]:
@@ -119,12 +133,16 @@ class Decoder:
         return [model.facts for model in self.models if isinstance(model, TranslatedModel)]
 
     def load_weights(self, stage: Callable[[str], None] = lambda name: None) -> None:
-        """Read the weights now instead of at the first decoding. stage: called with each model's name and size.
+        """Read the weights now instead of at the first decoding. stage: called with each model's
+        name and size.
 
         Raises UserError for a model whose sessions would not give its own scores.
         """
         for model in self.running:
-            stage(f"loading {short_name(model.checkpoint.path)}{loading_size(Path(model.checkpoint.location))}")
+            stage(
+                "loading"
+                f" {short_name(model.checkpoint.path)}{loading_size(Path(model.checkpoint.location))}"
+            )
             model.load()
             if self.method.feeds is not None:
                 model.admit(self.method.feeds)
@@ -140,7 +158,8 @@ class Decoder:
     ) -> Request:
         """Tokenize a prompt (text, token ids or messages) and set its limits and sampling.
 
-        stop: stop strings; None for those of the decoder. Raises UserError for a prompt that cannot be decoded.
+        stop: stop strings; None for those of the decoder. Raises UserError for a prompt that cannot
+        be decoded.
         """
         require_whole("max_new_tokens", max_new_tokens, 1)
         sampling = sampling or Sampling()
@@ -151,7 +170,8 @@ class Decoder:
             prompt = self._chat_tokens(prompt, max_source_tokens)
         source = self.languages.text(self.target, prompt, max_source_tokens)
         for model in self.models:
-            if not isinstance(model, TranslatedModel | AlikeModel):  # which read tokens of their own
+            # which read tokens of their own
+            if not isinstance(model, TranslatedModel | AlikeModel):
                 model.checkpoint.require_rows(source)
         positions = self._require_positions(source, max_new_tokens)
         checkpoint, strings = self.target.checkpoint, self.stop if stop is None else tuple(stop)
@@ -162,33 +182,45 @@ class Decoder:
         if self.processors:
             processors = self.processors.for_text(source, limits, self.target.checkpoint.config)
             source = replace(source, processors=processors)
-        generator = None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
+        generator = (
+            None if sampling.greedy else torch.Generator(self.target.device).manual_seed(seed)
+        )
         request = Request(source, limits, sampling, generator)
         if isinstance(self.method, Replays):
             self.method.require_answer(request)
         return request
 
-    def requests(self, prompts: Iterable[Prompt], max_new_tokens: int, *options: Any) -> list[Request]:
-        """Several prompts, each as `request` makes it. Warns of texts longer than a model was trained for."""
+    def requests(
+        self, prompts: Iterable[Prompt], max_new_tokens: int, *options: Any
+    ) -> list[Request]:
+        """Several prompts, each as `request` makes it.
+
+        Warns of texts longer than a model was trained for.
+        """
         found = [self.request(one, max_new_tokens, *options) for one in prompts]
-        lengths = [len(one.source.prompt) + max_new_tokens - 1 for one in found]  # the last token is never read
+        # the last token is never read
+        lengths = [len(one.source.prompt) + max_new_tokens - 1 for one in found]
         for model in self.running:
             trained = trained_positions(model.checkpoint.config)
             if beyond := sum(trained is not None and length > trained for length in lengths):
                 warn(
-                    f"{model.checkpoint.path} was trained for texts of {trained:,} tokens, and {beyond} of "
-                    f"{len(lengths)} here may be longer; lower dataset.max_source_tokens or decoding.max_new_tokens"
+                    f"{model.checkpoint.path} was trained for texts of {trained:,} tokens, and"
+                    f" {beyond} of {len(lengths)} here may be longer; lower"
+                    " dataset.max_source_tokens or decoding.max_new_tokens"
                 )
         return found
 
     def require_sampling(self, sampling: Sampling) -> None:
         """Raise UserError for sampled texts of a method that decodes greedily alone."""
         parts = [getattr(self.method, name, None) for name in ("drafter", "acceptance")]
-        greedy_only = isinstance(self.method, External) or any(getattr(one, "greedy_only", False) for one in parts)
+        greedy_only = isinstance(self.method, External) or any(
+            getattr(one, "greedy_only", False) for one in parts
+        )
         if greedy_only and not sampling.greedy:
             raise UserError(
-                f"policy {self.policy or type(self.method).__name__} decodes greedily, got decoding.temperature="
-                f"{sampling.temperature}; use decoding=greedy, or another policy"
+                f"policy {self.policy or type(self.method).__name__} decodes greedily, got"
+                f" decoding.temperature={sampling.temperature}; use decoding=greedy, or another"
+                " policy"
             )
 
     def require_batches(self, sampling: Sampling) -> None:
@@ -212,41 +244,52 @@ class Decoder:
         whole = tokens_of(None)
         if most is None or len(whole) <= most:
             return whole
-        fitting = longest_fitting(len(last["content"]), lambda length: len(tokens_of(length)) <= most)
+        fitting = longest_fitting(
+            len(last["content"]), lambda length: len(tokens_of(length)) <= most
+        )
         if not fitting:
             raise UserError(
-                f"max_source_tokens={most} leaves no room for the last message: the chat without it has "
-                f"{len(tokens_of(0))} tokens; raise it, or leave earlier messages out"
+                f"max_source_tokens={most} leaves no room for the last message: the chat without it"
+                f" has {len(tokens_of(0))} tokens; raise it, or leave earlier messages out"
             )
         return tokens_of(fitting)
 
     def _require_positions(self, source: Source, max_new_tokens: int) -> int | None:
-        """How many tokens all models can read; None for any number. Raises UserError for a longer request."""
-        prompt, read = len(source.prompt), len(source.prompt) + max_new_tokens - 1  # the last token is never read
+        """How many tokens all models can read; None for any number.
+
+        Raises UserError for a longer request.
+        """
+        # the last token is never read
+        prompt, read = len(source.prompt), len(source.prompt) + max_new_tokens - 1
         limits = []
         for model in self.running:
             name = f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"
             most = model.positions if self.method.feeds is None else model.session_positions
             if most is not None and read > most:
-                unchanged = "" if most == model.positions else ", as its rotation changes with longer texts"
+                unchanged = (
+                    "" if most == model.positions else ", as its rotation changes with longer texts"
+                )
                 remedy = "" if most == model.positions else ", or use policy=hf_generate"
                 raise UserError(
-                    f"{name} reads at most {most} tokens{unchanged}, got a prompt of {prompt} and {max_new_tokens} new "
-                    f"tokens; lower decoding.max_new_tokens or dataset.max_source_tokens{remedy}"
+                    f"{name} reads at most {most} tokens{unchanged}, got a prompt of {prompt} and"
+                    f" {max_new_tokens} new tokens; lower decoding.max_new_tokens or"
+                    f" dataset.max_source_tokens{remedy}"
                 )
             limits.append(most)
             longest = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
             if (most := model.source_positions) is not None and longest > most:
                 raise UserError(
-                    f"the encoder of {name} reads at most {most} tokens, got a source of {longest}; "
-                    "lower dataset.max_source_tokens"
+                    f"the encoder of {name} reads at most {most} tokens, got a source of {longest};"
+                    " lower dataset.max_source_tokens"
                 )
         return min((most for most in limits if most is not None), default=None)
 
     @overload
     def generate(self, prompt: Prompt, max_new_tokens: int = ..., **options: Any) -> Generation: ...
     @overload
-    def generate(self, prompt: Sequence[Prompt], max_new_tokens: int = ..., **options: Any) -> list[Generation]: ...
+    def generate(
+        self, prompt: Sequence[Prompt], max_new_tokens: int = ..., **options: Any
+    ) -> list[Generation]: ...
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
@@ -259,20 +302,39 @@ class Decoder:
         batch: int | None = 1,
         stop: str | Sequence[str] | None = None,
     ) -> Generation | list[Generation]:
-        """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round and its stages.
+        """Continue one prompt, or translate it with an encoder–decoder. The trace holds every round
+        and its stages.
 
-        prompt: text, token ids, or the messages of a chat; or a list of such prompts, which gives a list.
-        max_source_tokens: a longer prompt is cut to so many tokens, of a chat the last message; None: never.
-        stop: one or several stop strings; the text ends before the first of them. None: those of `load`.
-        batch: how many of several prompts to decode at once, to the same texts; their traces then have no stages. None:
-        as many as pay where nobody times, one for what decodes no batches.
+        prompt: text, token ids, or the messages of a chat; or a list of such prompts, which gives a
+        list.
+        max_source_tokens: a longer prompt is cut to so many tokens, of a chat the last message;
+        None: never.
+        stop: one or several stop strings; the text ends before the first of them. None: those of
+        `load`.
+        batch: how many of several prompts to decode at once, to the same texts; their traces then
+        have no stages. None: as many as pay where nobody times, one for what decodes no batches.
         """
         prompt = plain_prompt(prompt)
         strings = self.stop if stop is None else stop_strings(stop)
-        options = (max_new_tokens, sampling_of(temperature, top_k, top_p), seed, max_source_tokens, strings)
+        options = (
+            max_new_tokens,
+            sampling_of(temperature, top_k, top_p),
+            seed,
+            max_source_tokens,
+            strings,
+        )
         if several(prompt):
             if batch == 1:
-                own = (max_new_tokens, temperature, top_k, top_p, seed, max_source_tokens, 1, strings)
+                own = (
+                    max_new_tokens,
+                    temperature,
+                    top_k,
+                    top_p,
+                    seed,
+                    max_source_tokens,
+                    1,
+                    strings,
+                )
                 return [self.generate(one, *own) for one in prompt]
             return self._generate_together(self.requests(prompt, *options), batch, strings)
         (request,) = self.requests([prompt], *options)
@@ -284,10 +346,16 @@ class Decoder:
         tokens = self.method.decode(request, trace)
         self.synchronize()
         emitted = tokens[request.limits.prompt_length :]
-        return Generation(self.text(emitted, strings), emitted, trace, time.perf_counter() - started)
+        return Generation(
+            self.text(emitted, strings), emitted, trace, time.perf_counter() - started
+        )
 
-    def _generate_together(self, requests: list[Request], batch: int | None, stop: Sequence[str]) -> list[Generation]:
-        """Raises UserError for a method that decodes no batches, and for a batch that does not fit into memory."""
+    def _generate_together(
+        self, requests: list[Request], batch: int | None, stop: Sequence[str]
+    ) -> list[Generation]:
+        """Raises UserError for a method that decodes no batches, and for a batch that does not fit
+        into memory.
+        """
         self.load_weights()
         if batch is None:
             batch = quiet_batch(self.method, self.models, requests)
@@ -295,7 +363,10 @@ class Decoder:
             self.require_batches(requests[0].sampling)
             require_room(self.models, requests, batch)
         texts = decode_batch(self.method, requests, Batch(batch))
-        return [Generation(self.text(one.token_ids, stop), one.token_ids, one.trace, one.latency_s) for one in texts]
+        return [
+            Generation(self.text(one.token_ids, stop), one.token_ids, one.trace, one.latency_s)
+            for one in texts
+        ]
 
     def stream(
         self,
@@ -313,7 +384,10 @@ class Decoder:
         """
         prompt = plain_prompt(prompt)
         if several(prompt):
-            raise UserError(f"a stream has one prompt, got a list of {len(prompt)}; use generate, or stream each")
+            raise UserError(
+                f"a stream has one prompt, got a list of {len(prompt)}; use generate, or stream"
+                " each"
+            )
         strings = self.stop if stop is None else stop_strings(stop)
         sampling = sampling_of(temperature, top_k, top_p)
         (request,) = self.requests([prompt], max_new_tokens, sampling, seed, None, strings)
@@ -344,7 +418,9 @@ class Decoder:
         return text.strip() if checkpoint.encoder_decoder else text
 
     def _whole_characters(self, token_ids: list[int]) -> list[int]:
-        """The tokens without those at the end that write single bytes: the next byte may make them invalid."""
+        """The tokens without those at the end that write single bytes: the next byte may make them
+        invalid.
+        """
         names = self.target.checkpoint.tokenizer.convert_ids_to_tokens(token_ids)
         length = len(names)
         while length and BYTE.fullmatch(names[length - 1] or ""):
@@ -352,15 +428,21 @@ class Decoder:
         return token_ids[:length]
 
     def pieces(self, token_ids: Iterable[int]) -> dict[int, str]:
-        """The text that each token adds, with its leading space, by token id. Special tokens are given by name."""
+        """The text that each token adds, with its leading space, by token id.
+
+        Special tokens are given by name.
+        """
         tokenizer = self.target.checkpoint.tokenizer
         special = set(tokenizer.all_special_ids)
-        anchor = tokenizer.encode("a", add_special_tokens=False)[-1]  # a token decoded alone loses its leading space
+        # a token decoded alone loses its leading space
+        anchor = tokenizer.encode("a", add_special_tokens=False)[-1]
         before = tokenizer.decode([anchor])
         return {
-            token: tokenizer.convert_ids_to_tokens(token)
-            if token in special
-            else tokenizer.decode([anchor, token])[len(before) :]
+            token: (
+                tokenizer.convert_ids_to_tokens(token)
+                if token in special
+                else tokenizer.decode([anchor, token])[len(before) :]
+            )
             for token in token_ids
         }
 
@@ -370,7 +452,9 @@ class Decoder:
 
 
 def loading_size(place: Path) -> str:
-    """Of the weights in this folder or GGUF file, as `, 3.1 GB`; empty below a tenth, and for a model of the hub."""
+    """Of the weights in this folder or GGUF file, as `, 3.1 GB`; empty below a tenth, and for a
+    model of the hub.
+    """
     files = [place / name for name in in_folder(place)] if place.is_dir() else [place]
     size = sum(file.stat().st_size for file in files if file.is_file())
     return f", {number(size / 1e9, 1)} GB" if size >= 1e8 else ""
@@ -379,12 +463,14 @@ def loading_size(place: Path) -> str:
 def sampling_of(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:
     """How tokens are chosen. Raises UserError for top_k or top_p where nothing is sampled."""
     sampling = Sampling(temperature, top_k, top_p)
-    unused = {name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None}
+    unused = {
+        name: value for name, value in (("top_k", top_k), ("top_p", top_p)) if value is not None
+    }
     if sampling.greedy and unused:
         name, value = next(iter(unused.items()))
         raise UserError(
-            f"decoding.{name}={value} has no effect without sampling, as decoding.temperature is 0; set "
-            f"decoding=sample, or decoding.{name}=null"
+            f"decoding.{name}={value} has no effect without sampling, as decoding.temperature is 0;"
+            f" set decoding=sample, or decoding.{name}=null"
         )
     return sampling
 
@@ -414,24 +500,28 @@ def several_messages(prompt: Prompt) -> bool:
 
 
 def plain_prompt(prompt: Any) -> Any:
-    """The prompt with tensors and arrays as lists of token ids. Raises UserError for those of other shapes or types."""
+    """The prompt with tensors and arrays as lists of token ids.
+
+    Raises UserError for those of other shapes or types.
+    """
     if isinstance(prompt, list | tuple):
         return [plain_prompt(one) if hasattr(one, "ndim") and one.ndim else one for one in prompt]
     if not hasattr(prompt, "ndim") or isinstance(prompt, RAW):
         return prompt
-    if prompt.ndim == 1 or (prompt.ndim == 2 and len(prompt) == 1):  # a list of one prompt needs no padding
+    # a list of one prompt needs no padding
+    if prompt.ndim == 1 or (prompt.ndim == 2 and len(prompt) == 1):
         return prompt.tolist()
     raise UserError(
-        f"the token ids of a prompt are one row, got an array of shape {tuple(prompt.shape)}; give a list of prompts, "
-        "each without padding"
+        f"the token ids of a prompt are one row, got an array of shape {tuple(prompt.shape)}; give"
+        " a list of prompts, each without padding"
     )
 
 
 def settled(text: str, stop: Sequence[str] = ()) -> str:
     """The text without what later tokens may still change.
 
-    This is a part of a character, a space that some tokenizers remove before punctuation, and the beginning of a stop
-    string.
+    This is a part of a character, a space that some tokenizers remove before punctuation, and the
+    beginning of a stop string.
     """
     text = text.rstrip(UNFINISHED)
     changing = [part for part in (*CLEANED, *stop) if begun(part, text)]
@@ -440,23 +530,40 @@ def settled(text: str, stop: Sequence[str] = ()) -> str:
 
 def begun(part: str, text: str) -> int:
     """How many characters at the end of the text may be the beginning of this part."""
-    return next((length for length in range(len(part) - 1, 0, -1) if text.endswith(part[:length])), 0)
+    return next(
+        (length for length in range(len(part) - 1, 0, -1) if text.endswith(part[:length])), 0
+    )
 
 
 # the keys of a point's setting that determine the target's own greedy answers, if it has them
 DECIDING = (
-    *("weights", "data", "engine", "dtype", "compile", "device", "hardware", "code", "max_source_tokens"),
+    *(
+        "weights",
+        "data",
+        "engine",
+        "dtype",
+        "compile",
+        "device",
+        "hardware",
+        "code",
+        "max_source_tokens",
+    ),
     *("processors", "stop", "source_language", "target_language", "weight_bits", "device_map"),
 )
 
 
 def with_history(
-    examples: tuple[Example, ...], vanilla: Decoder, setting: dict[str, Any], max_new_tokens: int, folder: Path
+    examples: tuple[Example, ...],
+    vanilla: Decoder,
+    setting: dict[str, Any],
+    max_new_tokens: int,
+    folder: Path,
 ) -> tuple[Example, ...]:
     """The examples with complete prompts: later turns continue the greedy answers of `vanilla`.
 
-    The answers are made once, before timing starts, and stored in `folder` under a hash of everything that determines
-    them. All points of a sweep share them: if two policies decode a token differently, no prompt changes.
+    The answers are made once, before timing starts, and stored in `folder` under a hash of
+    everything that determines them. All points of a sweep share them: if two policies decode a
+    token differently, no prompt changes.
     """
     if not any(example.continues for example in examples):
         return examples
@@ -466,17 +573,24 @@ def with_history(
     file = folder / f"{key}.json"
     if not file.is_file():
         answers = greedy_history(examples, vanilla, max_new_tokens, setting["max_source_tokens"])
-        content = json.dumps({"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False)
+        content = json.dumps(
+            {"target": setting["target"], "answers": answers}, indent=2, ensure_ascii=False
+        )
         write_atomically(file, content.encode() + b"\n")
     try:
         answers = json.loads(file.read_text(encoding="utf-8"))["answers"]
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read the conversations' history in {file}: {error}; remove this file") from error
+        raise UserError(
+            f"cannot read the conversations' history in {file}: {error}; remove this file"
+        ) from error
     return with_answers(examples, answers)
 
 
 def greedy_history(
-    examples: Sequence[Example], vanilla: Decoder, max_new_tokens: int, max_source_tokens: int | None = None
+    examples: Sequence[Example],
+    vanilla: Decoder,
+    max_new_tokens: int,
+    max_source_tokens: int | None = None,
 ) -> dict[str, str]:
     """The decoder's greedy answer to every turn that a later turn continues, by the turn's id.
 
@@ -493,6 +607,8 @@ def greedy_history(
         if not asked:
             continue
         prompts = [whole[each].prompt for each in asked]
-        found = vanilla.generate(prompts, max_new_tokens, max_source_tokens=max_source_tokens, batch=None)
+        found = vanilla.generate(
+            prompts, max_new_tokens, max_source_tokens=max_source_tokens, batch=None
+        )
         answers |= {each: answer.text.strip() for each, answer in zip(asked, found, strict=True)}
     return answers

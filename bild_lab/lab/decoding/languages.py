@@ -9,7 +9,13 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
-from transformers import M2M100Tokenizer, MBart50Tokenizer, MBartTokenizer, NllbTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    M2M100Tokenizer,
+    MBart50Tokenizer,
+    MBartTokenizer,
+    NllbTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.processors import STOP_STRINGS, asked_for, never_followed
@@ -23,10 +29,11 @@ NEAREST = 5  # language codes named in a message
 
 @dataclass(frozen=True)
 class Languages:
-    """Codes of the tokenizer's own table, such as de_DE (mBART), de (M2M-100) or deu_Latn (NLLB); None: as it comes.
+    """Codes of the tokenizer's own table, such as de_DE (mBART), de (M2M-100) or deu_Latn (NLLB);
+    None: as it comes.
 
-    source: is marked in the encoder's text. target: its token starts the decoder's text, in mBART instead of the start
-    token. This token is part of the prompt, so it does not count as a new one.
+    source: is marked in the encoder's text. target: its token starts the decoder's text, in mBART
+    instead of the start token. This token is part of the prompt, so it does not count as a new one.
     """
 
     source: str | None = None
@@ -39,8 +46,9 @@ class Languages:
                 continue
             if not (known := languages_of(checkpoint.tokenizer)):
                 raise UserError(
-                    f"pair.{key}_language names a language of mBART, mBART-50, M2M-100 or NLLB, got {code!r} for "
-                    f"{checkpoint.path} ({type(checkpoint.tokenizer).__name__}); leave it null"
+                    f"pair.{key}_language names a language of mBART, mBART-50, M2M-100 or NLLB, got"
+                    f" {code!r} for {checkpoint.path} ({type(checkpoint.tokenizer).__name__});"
+                    " leave it null"
                 )
             if code not in known:
                 nearest = get_close_matches(str(code), known, NEAREST, cutoff=0.0)
@@ -72,8 +80,11 @@ def languages_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
     """Each language that a tokenizer can mark, with its token; none for other tokenizers."""
     if isinstance(tokenizer, MBartTokenizer | MBart50Tokenizer | M2M100Tokenizer):
         return tokenizer.lang_code_to_id
-    if isinstance(tokenizer, NllbTokenizer):  # its languages are its further special tokens, and it has no table
-        return {code: tokenizer.convert_tokens_to_ids(code) for code in tokenizer.extra_special_tokens}
+    # its languages are its further special tokens, and it has no table
+    if isinstance(tokenizer, NllbTokenizer):
+        return {
+            code: tokenizer.convert_tokens_to_ids(code) for code in tokenizer.extra_special_tokens
+        }
     return {}
 
 
@@ -81,15 +92,21 @@ def warn_of_what_is_left_out(wanted: Any, languages: Languages, checkpoint: Chec
     """Log, once for each checkpoint, what it says about generation that will not be followed."""
     if languages.target is None and wanted != CHECKPOINT and languages_of(checkpoint.tokenizer):
         warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
-    settings, others = list(asked_for(checkpoint.generation)), list(never_followed(checkpoint.generation))
+    settings, others = (
+        list(asked_for(checkpoint.generation)),
+        list(never_followed(checkpoint.generation)),
+    )
     if checkpoint.generation.stop_strings and wanted != CHECKPOINT:
         (settings if wanted == NONE else others).append(STOP_STRINGS)
     if wanted == NONE and settings:
-        warn(f"{checkpoint.path} asks for {', '.join(settings)}; decoding.processors={CHECKPOINT} follows it")
+        warn(
+            f"{checkpoint.path} asks for {', '.join(settings)}; decoding.processors={CHECKPOINT}"
+            " follows it"
+        )
     if others:
         warn(
-            f"{checkpoint.path} sets {', '.join(others)} for `generate`, which is left out: one text is decoded, up to "
-            "decoding.max_new_tokens and decoding.stop"
+            f"{checkpoint.path} sets {', '.join(others)} for `generate`, which is left out: one"
+            " text is decoded, up to decoding.max_new_tokens and decoding.stop"
         )
 
 

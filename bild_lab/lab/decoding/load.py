@@ -40,7 +40,13 @@ from bild_lab.lab.config import (
     typed,
 )
 from bild_lab.lab.decoding.decoder import KNOWS_NO_STOP, Decoder
-from bild_lab.lab.decoding.languages import CHECKPOINT, NONE, Languages, warn, warn_of_what_is_left_out
+from bild_lab.lab.decoding.languages import (
+    CHECKPOINT,
+    NONE,
+    Languages,
+    warn,
+    warn_of_what_is_left_out,
+)
 from bild_lab.lab.hashing import parts_of
 
 ENGINES = ("auto", "kernels", "native", "hf")
@@ -61,23 +67,37 @@ def load(
 ) -> Decoder:
     """A decoder for a pair of checkpoints.
 
-    target, draft, second_draft: a folder, a hub id, a GGUF file, toy:large or toy:small; or a model in memory with its
-    tokenizer, which runs on hf.
+    target, draft, second_draft: a folder, a hub id, a GGUF file, toy:large or toy:small; or a model
+    in memory with its tokenizer, which runs on hf.
     policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
-    options: knobs; and by the names and with the values of the configuration the keys of `RuntimeSpec` (`dtype`,
-    `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`, `source_language` …), and `processors`, which
-    may also be objects, `stop` (stop strings), `chat_template_date` and `chat_template_kwargs` of `dataset`, for the
-    messages of a chat. `threads` is of the whole process. Weights load at the first decoding, and later decoders share
+    options: knobs; and by the names and with the values of the configuration the keys of
+    `RuntimeSpec` (`dtype`, `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`,
+    `source_language` …), and `processors`, which may also be objects, `stop` (stop strings),
+    `chat_template_date` and `chat_template_kwargs` of `dataset`, for the messages of a chat.
+    `threads` is of the whole process. Weights load at the first decoding, and later decoders share
     them. Raises UserError if the parts do not fit together.
     """
     given = {"target": target, "draft": draft, "second_draft": second_draft}
     in_memory = {key: one for key, one in given.items() if not isinstance(one, str | Path | None)}
-    paths = {key: None if one is None else key if key in in_memory else str(one) for key, one in given.items()}
-    chosen = {group: {key: options.pop(key) for key in keys & options.keys()} for group, keys in OPTIONS.items()}
-    decoding = DecodingSpec(1, stop=options.pop("stop", None), processors=options.pop("processors", NONE))
-    chat = ChatSettings(options.pop("chat_template_date", None), options.pop("chat_template_kwargs", {}))
+    paths = {
+        key: None if one is None else key if key in in_memory else str(one)
+        for key, one in given.items()
+    }
+    chosen = {
+        group: {key: options.pop(key) for key in keys & options.keys()}
+        for group, keys in OPTIONS.items()
+    }
+    decoding = DecodingSpec(
+        1, stop=options.pop("stop", None), processors=options.pop("processors", NONE)
+    )
+    chat = ChatSettings(
+        options.pop("chat_template_date", None), options.pop("chat_template_kwargs", {})
+    )
     if options and not isinstance(policy, str):
-        raise UserError(f"knobs need a policy's name, got a composed policy; set {', '.join(options)} in it instead")
+        raise UserError(
+            f"knobs need a policy's name, got a composed policy; set {', '.join(options)} in it"
+            " instead"
+        )
     node = compose_policy(policy, options) if isinstance(policy, str) else policy
     pair = typed(PairSpec, {"name": "user", **paths, **chosen["pair"]}, "pair")
     runtime = typed(RuntimeSpec, chosen["runtime"], "runtime")
@@ -97,8 +117,9 @@ def decoder_of(
 ) -> Decoder:
     """A policy's decoder, as the configuration says.
 
-    wrap: takes every model's place, such as a record of it (`engine.record`). in_memory: models that need no loading,
-    by their keys in `pair`. Raises UserError if the parts do not fit together.
+    wrap: takes every model's place, such as a record of it (`engine.record`). in_memory: models
+    that need no loading, by their keys in `pair`. Raises UserError if the parts do not fit
+    together.
     """
     require_choice("runtime.engine", runtime.engine, ENGINES)
     runtime = decided(runtime, policy, pair, in_memory)
@@ -108,7 +129,9 @@ def decoder_of(
 
     def draft_model(key: str) -> LoadedModel:
         if getattr(pair, key) is None:
-            raise UserError(f"policy {policy.name} drafts with a small model; give one with pair.{key} ({key}=)")
+            raise UserError(
+                f"policy {policy.name} drafts with a small model; give one with pair.{key} ({key}=)"
+            )
         model = models.drafting(models.load(key))
         drafts.append(in_vocabulary_of(target.checkpoint, wrap(model)))
         warn_of_translation(drafts[-1])
@@ -119,41 +142,53 @@ def decoder_of(
     for model in (target, *drafts):
         model.checkpoint.check()
     own = method.engine == "llama_cpp" and runtime.weights == "gguf"  # the blocks of a file, too
-    if (isinstance(method, External) or method.engine == "hf") and (runtime.weights or pair.draft_weights) and not own:
+    if (
+        (isinstance(method, External) or method.engine == "hf")
+        and (runtime.weights or pair.draft_weights)
+        and not own
+    ):
         raise UserError(
-            f"policy {policy.name} runs the original weights; set runtime.weights=null pair.draft_weights=null"
+            f"policy {policy.name} runs the original weights; set runtime.weights=null"
+            " pair.draft_weights=null"
         )
     languages = Languages(pair.source_language, pair.target_language)
     languages.check(target.checkpoint)
     processors = processors_of(decoding.processors, target.checkpoint)
     if isinstance(method, External) and (processors or pair.target_language is not None):
         raise UserError(
-            f"{method.engine} knows neither processors nor target languages here; set decoding.processors={NONE} and "
-            "pair.target_language=null, or use policy=hf_generate"
+            f"{method.engine} knows neither processors nor target languages here; set"
+            f" decoding.processors={NONE} and pair.target_language=null, or use policy=hf_generate"
         )
     stop = stop_of(decoding, target.checkpoint)
     if isinstance(method, External) and stop:
         raise UserError(KNOWS_NO_STOP.format(method.engine))
     warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
-    return Decoder(target, method, (target, *drafts), processors, languages, stop, policy=str(policy.name))
+    return Decoder(
+        target, method, (target, *drafts), processors, languages, stop, policy=str(policy.name)
+    )
 
 
 def warn_of_translation(draft: LoadedModel) -> None:
-    """Log, once for each pair, that a drafter has another vocabulary than the target, and what that costs."""
+    """Log, once for each pair, that a drafter has another vocabulary than the target, and what that
+    costs.
+    """
     if not isinstance(draft, TranslatedModel):
         return
     facts = draft.facts
     warn(
-        f"{facts['draft']} has another vocabulary than the target, which shares {facts['shared']} of its "
-        f"{facts['target_pieces']} pieces with it: texts are translated, and tokens drafted one forward at a time, "
-        "which is slower; a drafter with the target's tokenizer needs no translation"
+        f"{facts['draft']} has another vocabulary than the target, which shares {facts['shared']}"
+        f" of its {facts['target_pieces']} pieces with it: texts are translated, and tokens drafted"
+        " one forward at a time, which is slower; a drafter with the target's tokenizer needs no"
+        " translation"
     )
 
 
 class _Models:
     """Loads the models of a pair, all on one engine."""
 
-    def __init__(self, pair: PairSpec, runtime: RuntimeSpec, in_memory: Mapping[str, Loaded]) -> None:
+    def __init__(
+        self, pair: PairSpec, runtime: RuntimeSpec, in_memory: Mapping[str, Loaded]
+    ) -> None:
         device = resolve_device(runtime.device)
         require_device_map(runtime.device_map, device)
         self.device = str(device)
@@ -166,15 +201,26 @@ class _Models:
         """The model of this key of the pair, on one device or spread over several."""
         if key not in self._in_memory:
             path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
-            options = (self.engine, self._runtime.compile, self._runtime.trust_remote_code, device_map)
+            options = (
+                self.engine,
+                self._runtime.compile,
+                self._runtime.trust_remote_code,
+                device_map,
+            )
             pickles, bits = self._runtime.allow_pickles, self._runtime.weights
             if key != "target":
                 bits = self._pair.draft_weights or bits
             return load_model(path, revision, self.device, self.dtype, *options, pickles, bits)
         own_weights = self._runtime.weights or self._pair.draft_weights
-        if self.engine != "hf" or self._runtime.compile == "true" or device_map is not None or own_weights:
+        if (
+            self.engine != "hf"
+            or self._runtime.compile == "true"
+            or device_map is not None
+            or own_weights
+        ):
             raise UserError(
-                "a model in memory runs on hf, on one device, got other settings; save it to a folder and give that"
+                "a model in memory runs on hf, on one device, got other settings; save it to a"
+                " folder and give that"
             )
         checkpoint = _loaded_checkpoint(self._in_memory[key])
         return HuggingFaceModel(checkpoint, torch.device(self.device), self.dtype)
@@ -194,33 +240,49 @@ class _Models:
 def _loaded_checkpoint(loaded: Loaded) -> LoadedCheckpoint:
     """Of a model in memory. Raises UserError for one without its tokenizer."""
     if not isinstance(loaded, tuple):
-        raise UserError(f"a model in memory comes with its tokenizer: ({type(loaded).__name__}, tokenizer)")
+        raise UserError(
+            f"a model in memory comes with its tokenizer: ({type(loaded).__name__}, tokenizer)"
+        )
     module, tokenizer = loaded
     return LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
 
 
 def decided(
-    runtime: RuntimeSpec, policy: DictConfig, pair: PairSpec, in_memory: Mapping[str, Loaded] = MappingProxyType({})
+    runtime: RuntimeSpec,
+    policy: DictConfig,
+    pair: PairSpec,
+    in_memory: Mapping[str, Loaded] = MappingProxyType({}),
 ) -> RuntimeSpec:
-    """With `dtype: auto` decided by the target, and `compile: auto` by the policy. Reads no weights."""
+    """With `dtype: auto` decided by the target, and `compile: auto` by the policy.
+
+    Reads no weights.
+    """
     device = resolve_device(runtime.device)
     if "target" in in_memory and runtime.dtype == AUTO:
         dtype = _loaded_checkpoint(in_memory["target"]).module.dtype
     else:
         target = Checkpoint(pair.target, pair.target_revision, runtime.trust_remote_code)
         dtype = resolve_dtype(runtime.dtype, recognized(target), device)
-    return replace(runtime, dtype=str(dtype).removeprefix("torch."), compile=_decided_compile(runtime, policy, device))
+    return replace(
+        runtime,
+        dtype=str(dtype).removeprefix("torch."),
+        compile=_decided_compile(runtime, policy, device),
+    )
 
 
 def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.device) -> str:
-    """What `compile: auto` is: CUDA graphs on a GPU, for one text at a time and a policy whose passes they hold.
+    """What `compile: auto` is: CUDA graphs on a GPU, for one text at a time and a policy whose
+    passes they hold.
 
-    The others, such as layers one by one, would pay for launches that the baseline is spared; all of it runs without.
-    Their parts say `in_graphs = False`. Raises UserError for graphs without a GPU.
+    The others, such as layers one by one, would pay for launches that the baseline is spared; all
+    of it runs without. Their parts say `in_graphs = False`. Raises UserError for graphs without a
+    GPU.
     """
     on_gpu = device.type == "cuda"
     if runtime.compile == "graphs" and not on_gpu:
-        raise UserError(f"CUDA graphs need a GPU, got runtime.device={runtime.device}; set runtime.compile=auto")
+        raise UserError(
+            f"CUDA graphs need a GPU, got runtime.device={runtime.device}; set runtime.compile=auto"
+        )
     if runtime.compile != "auto":
         return runtime.compile
     ours = runtime.engine in ("auto", "native") and runtime.device_map is None
@@ -230,13 +292,16 @@ def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.dev
 
 def runs_in_graphs(policy: DictConfig) -> bool:
     """Whether CUDA graphs hold all passes of a policy."""
-    return all(getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"]))
+    return all(
+        getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"])
+    )
 
 
 def replays(policy: DictConfig) -> bool:
     """Whether a policy's texts come from a file of answers."""
     return any(
-        isinstance(part, type) and issubclass(part, Replays) for part, _ in parts_of(resolved(policy)["decoder"])
+        isinstance(part, type) and issubclass(part, Replays)
+        for part, _ in parts_of(resolved(policy)["decoder"])
     )
 
 
@@ -253,19 +318,28 @@ def load_model(
     allow_pickles: bool = False,
     bits: int | str | None = None,
 ) -> LoadedModel:
-    """A checkpoint's model, shared by all decoders of the process. bits: of its weights, as `runtime.weights`.
+    """A checkpoint's model, shared by all decoders of the process. bits: of its weights, as
+    `runtime.weights`.
 
-    Raises UserError for an unknown engine, for a model that the native engine cannot run, and for one that is
-    to be spread over devices elsewhere than on hf, or quantized elsewhere than on the kernels.
+    Raises UserError for an unknown engine, for a model that the native engine cannot run, and for
+    one that is to be spread over devices elsewhere than on hf, or quantized elsewhere than on the
+    kernels.
     """
     require_choice("runtime.engine", engine, ENGINES)
-    checkpoint = recognized(Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles))
+    checkpoint = recognized(
+        Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles)
+    )
     if bits == "gguf":
         if not isinstance(checkpoint, GgufCheckpoint):
-            raise UserError(f"weights=gguf keeps the blocks of a GGUF file, got {path}; give one, or set 8, 4 or null")
+            raise UserError(
+                f"weights=gguf keeps the blocks of a GGUF file, got {path}; give one, or set 8, 4"
+                " or null"
+            )
         _ = checkpoint.kept
     if engine in ("kernels", "native") and device_map is not None:
-        raise UserError("a target that is spread over devices runs on hf; set runtime.engine=hf or auto")
+        raise UserError(
+            "a target that is spread over devices runs on hf; set runtime.engine=hf or auto"
+        )
     reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
     if engine in ("kernels", "native") and reason is not None:
         raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
@@ -279,15 +353,20 @@ def load_model(
             raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
         if bits != "gguf" or lacking is None:
             module = HuggingFaceModel(checkpoint, where, dtype)
-            return NativeModel(module, compile == "true", lacking is None, bits, compile == "graphs")
+            return NativeModel(
+                module, compile == "true", lacking is None, bits, compile == "graphs"
+            )
         reason = lacking
     if bits is not None:
         raise UserError(
-            f"only our own decoders run weights={bits}, gguf the CPU kernels alone, and they cannot run {path}"
-            f"{f', as {reason}' if reason else ''}; set runtime.weights=null pair.draft_weights=null"
+            f"only our own decoders run weights={bits}, gguf the CPU kernels alone, and they cannot"
+            f" run {path}{f', as {reason}' if reason else ''}; set runtime.weights=null"
+            " pair.draft_weights=null"
         )
     if compile == "true":
-        raise UserError(f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false")
+        raise UserError(
+            f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false"
+        )
     if device_map is not None:
         return SpreadModel(checkpoint, where, dtype, device_map)
     return HuggingFaceModel(checkpoint, where, dtype)
@@ -315,7 +394,9 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
     parameters = inspect.signature(part).parameters
     if unknown := sorted(set(values) - set(parameters)):
         known = ", ".join(sorted(set(parameters) - set(models)))
-        raise UserError(f"{part.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}")
+        raise UserError(
+            f"{part.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}"
+        )
     for name in set(parameters) & set(models) - set(values):
         values[name] = models[name]()
     _require_parts(part, values)
@@ -330,14 +411,20 @@ def _require_parts(part: Callable[..., Any], values: dict[str, Any]) -> None:
     module = sys.modules[part.__module__]
     for name, parameter in inspect.signature(part).parameters.items():
         wanted = getattr(module, str(parameter.annotation), None)
-        data = values.get(name) is None or isinstance(values[name], bool | int | float | str | list | dict)
+        data = values.get(name) is None or isinstance(
+            values[name], bool | int | float | str | list | dict
+        )
         if getattr(wanted, "_is_protocol", False) and data:
             got = values.get(name)
-            raise UserError(f"{part.__name__} needs a {wanted.__name__} as its {name}, got {got!r}; give its _target_")
+            raise UserError(
+                f"{part.__name__} needs a {wanted.__name__} as its {name}, got {got!r}; give its"
+                " _target_"
+            )
 
 
 def processors_of(wanted: Any, checkpoint: Checkpoint) -> Processors:
-    """The processors of `decoding.processors`: none, those of the target's generation settings, or a list.
+    """The processors of `decoding.processors`: none, those of the target's generation settings, or
+    a list.
 
     Raises UserError for anything else.
     """
@@ -347,14 +434,16 @@ def processors_of(wanted: Any, checkpoint: Checkpoint) -> Processors:
         return Processors(asked_for(checkpoint.generation))
     if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not wanted:
         raise UserError(
-            f"decoding.processors must be {CHECKPOINT}, {NONE}, or a list of Transformers' logits processors such as "
-            f"[{{_target_: transformers.NoRepeatNGramLogitsProcessor, ngram_size: 3}}], got {wanted!r}"
+            f"decoding.processors must be {CHECKPOINT}, {NONE}, or a list of Transformers' logits"
+            " processors such as [{_target_: transformers.NoRepeatNGramLogitsProcessor,"
+            f" ngram_size: 3}}], got {wanted!r}"
         )
     return Processors(own=tuple(_processor(each) for each in wanted))
 
 
 def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The stop strings of `decoding.stop`, and with `processors: checkpoint` those of the generation settings.
+    """The stop strings of `decoding.stop`, and with `processors: checkpoint` those of the
+    generation settings.
 
     Raises UserError as `StopStrings` does.
     """
@@ -371,5 +460,7 @@ def _processor(node: Any) -> LogitsProcessor:
     except ValueError as error:  # the processors check their values themselves
         raise UserError(f"decoding.processors: {error}") from error
     if not isinstance(built, LogitsProcessor):
-        raise UserError(f"decoding.processors must list logits processors, each with its _target_, got {node!r}")
+        raise UserError(
+            f"decoding.processors must list logits processors, each with its _target_, got {node!r}"
+        )
     return built

@@ -47,7 +47,9 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak memory in MB, a million bytes, since the last `DeviceUse`: of a GPU, or on Linux of the process."""
+    """Peak memory in MB, a million bytes, since the last `DeviceUse`: of a GPU, or on Linux of the
+    process.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, kibibytes on Linux
@@ -58,7 +60,8 @@ POWERCAP = Path("/sys/class/powercap")  # where Linux counts the energy of the C
 
 
 class Energy:
-    """The energy that a device uses, by its own counters: a GPU's (NVML), or those of the CPU's packages (RAPL).
+    """The energy that a device uses, by its own counters: a GPU's (NVML), or those of the CPU's
+    packages (RAPL).
 
     It is that of all programs on the device. Many systems let only administrators read RAPL.
     """
@@ -77,15 +80,26 @@ class Energy:
         if not before or not self._before:
             return None
         # a package's counter begins anew behind its last value
-        return sum((now - then) % most for (now, most), (then, _) in zip(self._before, before, strict=True)) / 1e6
+        return (
+            sum(
+                (now - then) % most
+                for (now, most), (then, _) in zip(self._before, before, strict=True)
+            )
+            / 1e6
+        )
 
     def _counters(self) -> list[tuple[int, int]]:
-        """Microjoules so far, and the value behind each counter's last; empty unless all can be read."""
+        """Microjoules so far, and the value behind each counter's last; empty unless all can be
+        read.
+        """
         if self._gpu is not None:
             return [(1000 * self._gpu(), 1 << 64)]
         names = ("energy_uj", "max_energy_range_uj")
         with suppress(OSError, ValueError):
-            values = [[int((zone / name).read_text(encoding="utf-8")) for name in names] for zone in self._zones]
+            values = [
+                [int((zone / name).read_text(encoding="utf-8")) for name in names]
+                for zone in self._zones
+            ]
             return [(now, most + 1) for now, most in values]
         return []
 
@@ -97,7 +111,9 @@ def _gpu_millijoules(device: torch.device) -> Callable[[], int] | None:
 
         pynvml.nvmlInit()
         uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        read = partial(pynvml.nvmlDeviceGetTotalEnergyConsumption, pynvml.nvmlDeviceGetHandleByUUID(uuid))
+        read = partial(
+            pynvml.nvmlDeviceGetTotalEnergyConsumption, pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        )
         read()
     except Exception:  # NVML's errors come with its package
         return None
@@ -105,7 +121,8 @@ def _gpu_millijoules(device: torch.device) -> Callable[[], int] | None:
 
 
 class OtherLoad:
-    """How much CPU time others have used since this object was created: processes that do not belong to this run.
+    """How much CPU time others have used since this object was created: processes that do not
+    belong to this run.
 
     helpers_s: the seconds that processes which work for this one have used so far.
     """
@@ -116,7 +133,9 @@ class OtherLoad:
 
     def percent(self) -> float:
         """Percent of all cores' time. Other load can make short timings several times too long."""
-        wall, busy, own = (now - before for now, before in zip(self._seconds(), self._before, strict=True))
+        wall, busy, own = (
+            now - before for now, before in zip(self._seconds(), self._before, strict=True)
+        )
         return 100 * max(0.0, busy - own) / max(wall * (os.cpu_count() or 1), 1e-9)
 
     def _seconds(self) -> tuple[float, float, float]:
@@ -129,7 +148,10 @@ LOOK_S = 2.0  # of the load on a machine
 
 
 def wait_for_quiet(most_s: float, helpers_s: Callable[[], float] = lambda: 0.0) -> float:
-    """Wait while others use more than `BUSY_PERCENT` of the machine, for so many seconds at most. Returns the wait."""
+    """Wait while others use more than `BUSY_PERCENT` of the machine, for so many seconds at most.
+
+    Returns the wait.
+    """
     waited_s = 0.0
     while waited_s < most_s:
         others = OtherLoad(helpers_s)
@@ -141,7 +163,8 @@ def wait_for_quiet(most_s: float, helpers_s: Callable[[], float] = lambda: 0.0) 
 
 
 def hardware(device_map: str | None, device: torch.device) -> str:
-    """The processors that a timing depends on. With a GPU the CPU counts too: at batch 1 the GPU waits for it.
+    """The processors that a timing depends on. With a GPU the CPU counts too: at batch 1 the GPU
+    waits for it.
 
     device_map: how a target is spread over all GPUs of the process, None: on one device.
     """
@@ -149,7 +172,12 @@ def hardware(device_map: str | None, device: torch.device) -> str:
         return cpu_name()
     devices = [device] if device_map is None else range(torch.cuda.device_count())
     counts = Counter(torch.cuda.get_device_name(each) for each in devices)
-    return ", ".join([*(name if count == 1 else f"{count} x {name}" for name, count in counts.items()), cpu_name()])
+    return ", ".join(
+        [
+            *(name if count == 1 else f"{count} x {name}" for name, count in counts.items()),
+            cpu_name(),
+        ]
+    )
 
 
 @lru_cache(maxsize=1)
@@ -158,9 +186,13 @@ def cpu_name() -> str:
 
 
 def name_in(facts: str) -> str:
-    """A processor's name in these lines of /proc/cpuinfo. Virtual machines give one name to several kinds: whether it
-    has matrix tiles, which make rows nearly free, is said too."""
-    names = [line.partition(":")[2].strip() for line in facts.splitlines() if line.startswith("model name")]
+    """A processor's name in these lines of /proc/cpuinfo. Virtual machines give one name to several
+    kinds: whether it has matrix tiles, which make rows nearly free, is said too."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in facts.splitlines()
+        if line.startswith("model name")
+    ]
     return "" if not names else names[0] + (" with AMX" if "amx_bf16" in facts else "")
 
 
@@ -180,7 +212,9 @@ def git_commit() -> str | None:
         ).stdout.strip()
 
     try:
-        return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "--short", "HEAD") + (
+            "+" if git("status", "--porcelain", "-uno") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -193,11 +227,13 @@ def _version(package: str) -> str | None:
 
 
 class DeviceUse:
-    """Marks a device as used by this process, from creation to `close`, and detects other users on the same machine.
+    """Marks a device as used by this process, from creation to `close`, and detects other users on
+    the same machine.
 
-    All users of a device hold one shared lock, and each adds a byte to the locked file when it starts. The system
-    releases the lock if a process dies. Only processes of the same user with the same temporary folder see each
-    other, as in one container. `OtherLoad` measures all other load on the CPU. Peak memory counts from here on.
+    All users of a device hold one shared lock, and each adds a byte to the locked file when it
+    starts. The system releases the lock if a process dies. Only processes of the same user with the
+    same temporary folder see each other, as in one container. `OtherLoad` measures all other load
+    on the CPU. Peak memory counts from here on.
     """
 
     def __init__(self, device: torch.device, folder: Path | None = None) -> None:

@@ -1,4 +1,6 @@
-"""Decoding again with a recorder around the acceptance rule, and a model's own scores, one row after another."""
+"""Decoding again with a recorder around the acceptance rule, and a model's own scores, one row
+after another.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from bild_lab.engine.trace import Trace
 
 @dataclass(frozen=True)
 class Round:
-    """What a round showed: the text before it, prompt included, its rule, the draft, the rule's logits, its verdict."""
+    """What a round showed: the text before it, prompt included, its rule, the draft, the rule's
+    logits, its verdict.
+    """
 
     text: tuple[int, ...]
     rule: Acceptance
@@ -36,7 +40,8 @@ class Round:
 
     @property
     def contexts(self) -> list[tuple[int, int]]:
-        """The contexts in which the round emitted a token: each one's length, prompt included, and row of logits.
+        """The contexts in which the round emitted a token: each one's length, prompt included, and
+        row of logits.
 
         Tokens after the text's end are not emitted; the caller knows where that is.
         """
@@ -59,14 +64,18 @@ class Recorder:
 
         def recorded(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
             verdict = rule(draft, logits, request)
-            self.round = Round(tuple(tokens), rule, draft, logits.clone(), verdict)  # a compiled step reuses its memory
+            # a compiled step reuses its memory
+            self.round = Round(tuple(tokens), rule, draft, logits.clone(), verdict)
             return verdict
 
         return recorded
 
 
-def recorded_rounds(method: DraftThenVerify, request: Request) -> Iterator[tuple[Round | None, list[int]]]:
-    """Decode again: each round, None for tokens that no round verified, and the tokens that it emitted.
+def recorded_rounds(
+    method: DraftThenVerify, request: Request
+) -> Iterator[tuple[Round | None, list[int]]]:
+    """Decode again: each round, None for tokens that no round verified, and the tokens that it
+    emitted.
 
     request: with a generator of its own, as the text was decoded.
     """
@@ -77,7 +86,10 @@ def recorded_rounds(method: DraftThenVerify, request: Request) -> Iterator[tuple
 
 
 class OneRow:
-    """A model's logits after texts of one request, one row after another. What a text shares with the last stays."""
+    """A model's logits after texts of one request, one row after another.
+
+    What a text shares with the last stays.
+    """
 
     def __init__(self, model: Model, request: Request) -> None:
         self._session = model.start(request.source, request.limits.max_new_tokens)
@@ -103,17 +115,23 @@ class OneRow:
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """The first place at which two texts differ, or one of them has ended; None if they are equal."""
+    """The first place at which two texts differ, or one of them has ended; None if they are
+    equal.
+    """
     return None if list(one) == list(other) else common_prefix(one, other)
 
 
 def largest(logits: Sequence[Float[Tensor, " vocab"]]) -> float:
-    """The largest of these logits that is finite, by its size: a processor forbids a token by −inf."""
+    """The largest of these logits that is finite, by its size: a processor forbids a token by
+    −inf.
+    """
     return max(float(each[each.isfinite()].abs().max()) for each in logits)
 
 
 def difference(used: Float[Tensor, " vocab"], own: Float[Tensor, " vocab"]) -> float:
-    """The largest difference between two rows of logits, relative to their largest logit; inf if they forbid others."""
+    """The largest difference between two rows of logits, relative to their largest logit; inf if
+    they forbid others.
+    """
     finite = used.isfinite()
     if not torch.equal(finite, own.isfinite()):
         return float("inf")

@@ -1,4 +1,6 @@
-"""The numbers of a result from timed examples, what a method changed in the texts, and the rows of `examples.jsonl`."""
+"""The numbers of a result from timed examples, what a method changed in the texts, and the rows of
+`examples.jsonl`.
+"""
 
 from __future__ import annotations
 
@@ -36,14 +38,20 @@ from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
 from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup
 
 
-def summarize(examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
-    """Fields of a Result: latency, speed and counts of the method, against the baseline if it was timed.
+def summarize(
+    examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int
+) -> dict[str, Any]:
+    """Fields of a Result: latency, speed and counts of the method, against the baseline if it was
+    timed.
 
     Of texts that were not timed, their tokens are counted alone.
     """
     baseline = timed.get(BASELINE)
     if not all(text.latency_s for text in timed[METHOD]):
-        return {"tokens": sum(len(text.token_ids) for text in timed[METHOD]), "counts": counts(timed[METHOD])}
+        return {
+            "tokens": sum(len(text.token_ids) for text in timed[METHOD]),
+            "counts": counts(timed[METHOD]),
+        }
     return {
         "latency_s": latency_summary(waits(timed[METHOD])),
         "baseline_latency_s": None if baseline is None else latency_summary(waits(baseline)),
@@ -59,15 +67,18 @@ def latencies(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]
 
 
 def waits(several: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
-    """Seconds from the first to the last token of each text, in a batch with its waits for others."""
+    """Seconds from the first to the last token of each text, in a batch with its waits for
+    others.
+    """
     return np.array([one.waited_s or one.latency_s for one in several])
 
 
 def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
     """Tokens per second and speedup: the fields that Result and Category share.
 
-    tokens_per_s_ratio: the method's rate divided by the baseline's, BiTA's "greedy speedup" (§4.1.3) under greedy
-    decoding. It equals the speedup if both emit the same number of tokens, as lossless methods do.
+    tokens_per_s_ratio: the method's rate divided by the baseline's, BiTA's "greedy speedup"
+    (§4.1.3) under greedy decoding. It equals the speedup if both emit the same number of tokens, as
+    lossless methods do.
     """
     tokens, rates = {}, {}
     for name, several in timed.items():
@@ -76,17 +87,26 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
     pair = [latencies(timed[name]) for name in (BASELINE, METHOD) if name in timed]
     own = {"tokens": tokens[METHOD], "tokens_per_s": rates[METHOD]}
     if BASELINE not in timed:
-        return {**own, "baseline_tokens_per_s": None, "tokens_per_s_ratio": None, "speedup": Speedup()}
+        return {
+            **own,
+            "baseline_tokens_per_s": None,
+            "tokens_per_s_ratio": None,
+            "speedup": Speedup(),
+        }
     return {
         **own,
         "baseline_tokens_per_s": rates[BASELINE],
         "tokens_per_s_ratio": rates[METHOD] / rates[BASELINE] if rates[BASELINE] else None,
-        "speedup": replace(paired_speedup(*pair, seed), noise=clock_noise(*pair), repeats=pair[0].shape[1]),
+        "speedup": replace(
+            paired_speedup(*pair, seed), noise=clock_noise(*pair), repeats=pair[0].shape[1]
+        ),
     }
 
 
 def joules_per_token(several: Sequence[Timed]) -> float | None:
-    """Energy of all texts over their tokens, of each text's repeats the median; None where it was not read."""
+    """Energy of all texts over their tokens, of each text's repeats the median; None where it was
+    not read.
+    """
     tokens, spent = sum(len(one.token_ids) for one in several), [one.joules for one in several]
     return sum(map(median, spent)) / tokens if tokens and all(spent) else None
 
@@ -94,7 +114,9 @@ def joules_per_token(several: Sequence[Timed]) -> float | None:
 def by_category(
     examples: Sequence[Example], timed: Mapping[str, Sequence[Timed]], seed: int
 ) -> dict[str, Category] | None:
-    """Speed and acceptance per category of the dataset, in its order (BiTA Table 7); None without categories."""
+    """Speed and acceptance per category of the dataset, in its order (BiTA Table 7); None without
+    categories.
+    """
     members: dict[str, list[int]] = {}
     for index, example in enumerate(examples):
         if example.category is not None:
@@ -132,13 +154,19 @@ def qualities(
     """
     references = [one.references for one in examples]
     judged = scoring.judge(texts[METHOD], texts.get(BASELINE), references, seed, tokens)
-    known = {name: each.per_example for name, each in judged.items() if each.per_example is not None}
-    values = [{name: several[index] for name, several in known.items()} for index in range(len(examples))]
+    known = {
+        name: each.per_example for name, each in judged.items() if each.per_example is not None
+    }
+    values = [
+        {name: several[index] for name, several in known.items()} for index in range(len(examples))
+    ]
     return {name: each.score for name, each in judged.items()}, values
 
 
 def counts(method: Sequence[Timed]) -> Counts:
-    """Totals over all rounds; all None for a method without rounds, such as Transformers' own loop."""
+    """Totals over all rounds; all None for a method without rounds, such as Transformers' own
+    loop.
+    """
     traces = [one.trace for one in method]
     rounds = [(each.depth, each.accepted) for trace in traces for each in trace.rounds]
     if not rounds:
@@ -165,22 +193,34 @@ def counts(method: Sequence[Timed]) -> Counts:
 def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
     """The mean of one of a method's statistics over the rounds that recorded it; None if none did.
 
-    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2). Of one with a number for each drafted
-    token, those that were judged count.
+    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2). Of one with a
+    number for each drafted token, those that were judged count.
     """
-    recorded = [(each.stats.get(name), each.accepted + 1) for trace in traces for each in trace.rounds]
-    each_token = [value[:judged] if isinstance(value, tuple) else (value,) for value, judged in recorded]
+    recorded = [
+        (each.stats.get(name), each.accepted + 1) for trace in traces for each in trace.rounds
+    ]
+    each_token = [
+        value[:judged] if isinstance(value, tuple) else (value,) for value, judged in recorded
+    ]
     known = [value for several in each_token for value in several if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def decoding_costs(timed: Mapping[str, Sequence[Timed]], bytes_per_value: int) -> DecodingCosts | None:
-    """Operations and memory traffic of the method's tokens, and their ratios to the baseline's (BiLD Figure 8).
+def decoding_costs(
+    timed: Mapping[str, Sequence[Timed]], bytes_per_value: int
+) -> DecodingCosts | None:
+    """Operations and memory traffic of the method's tokens, and their ratios to the baseline's
+    (BiLD Figure 8).
 
     None if forwards were not recorded, or if the cost of a model is unknown.
     """
-    forwards = {name: [each for one in several for each in one.trace.forwards] for name, several in timed.items()}
-    if not forwards[METHOD] or not all(knows(each.config) for several in forwards.values() for each in several):
+    forwards = {
+        name: [each for one in several for each in one.trace.forwards]
+        for name, several in timed.items()
+    }
+    if not forwards[METHOD] or not all(
+        knows(each.config) for several in forwards.values() for each in several
+    ):
         return None
     spent, base = (total(forwards.get(name, ()), bytes_per_value) for name in (METHOD, BASELINE))
     ratios = {}
@@ -213,14 +253,24 @@ def change_of(
         if greedy:
             shared = [first_difference(own, base) for own, base in pairs]
             changed = [length for length in shared if length is not None]
-            found |= {"changed": len(changed) / len(shared), "first_difference": median(changed) if changed else None}
+            found |= {
+                "changed": len(changed) / len(shared),
+                "first_difference": median(changed) if changed else None,
+            }
         lengths = np.array([[len(own), len(base)] for own, base in pairs], dtype=float)
-        ratio, *ratios = (sums[..., 0] / sums[..., 1] for sums in (lengths.sum(axis=0), resampled_sums(lengths, seed)))
+        ratio, *ratios = (
+            sums[..., 0] / sums[..., 1]
+            for sums in (lengths.sum(axis=0), resampled_sums(lengths, seed))
+        )
         low, high = interval(*ratios)
         found |= {"length_ratio": float(ratio), "length_ratio_low": low, "length_ratio_high": high}
     if log_probabilities is not None:
         ours, theirs = (
-            [*zip(log_probabilities[name], map(len, tokens[name]), strict=True)] if name in tokens else None
+            (
+                [*zip(log_probabilities[name], map(len, tokens[name]), strict=True)]
+                if name in tokens
+                else None
+            )
             for name in (METHOD, BASELINE)
         )
         score = judge(LOG_PROBABILITY, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed).score
@@ -237,7 +287,8 @@ _without_nan: set[tuple[str, ...]] = set()  # models of this process that have s
 
 
 def require_no_nan(models: Iterable[LoadedModel], request: Request) -> None:
-    """Run every model, such as it decodes, over a prompt, unless it has run over one in this process.
+    """Run every model, such as it decodes, over a prompt, unless it has run over one in this
+    process.
 
     Raises UserError, naming the checkpoint, for scores of NaN: broken weights or overflows.
     """
@@ -252,25 +303,30 @@ def _refuse(model: LoadedModel, nan: bool) -> None:
     if nan:
         dtype = str(model.dtype).removeprefix("torch.")
         raise UserError(
-            f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights are broken "
-            "or its numbers overflow; set runtime.dtype=float32 or give another checkpoint"
+            f"the checkpoint {model.checkpoint.path} scores a text with NaN in {dtype}: its weights"
+            " are broken or its numbers overflow; set runtime.dtype=float32 or give another"
+            " checkpoint"
         )
 
 
 @torch.inference_mode()
-def text_logits(model: LoadedModel, request: Request, emitted: Sequence[int]) -> Float[Tensor, "m vocab"]:
+def text_logits(
+    model: LoadedModel, request: Request, emitted: Sequence[int]
+) -> Float[Tensor, "m vocab"]:
     """The scores after the prompt and after every emitted token except the last, in one forward."""
     source = request.source
-    text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)  # a prompt is never compiled
+    # a prompt is never compiled
+    text = Source((*source.prompt, *emitted[:-1]), source.encoder_ids, source.device)
     # a model of another vocabulary has another number of rows
     return model.text_logits(text)[-max(1, len(emitted)) :]
 
 
 def log_probability(logits: Float[Tensor, "m vocab"], emitted: Sequence[int]) -> float:
-    """How likely a model finds a text: the sum, in nats, of its tokens' log-probabilities at temperature 1.
+    """How likely a model finds a text: the sum, in nats, of its tokens' log-probabilities at
+    temperature 1.
 
-    logits: after the prompt and after every emitted token except the last, as the model gives them: logits processors
-    are left out.
+    logits: after the prompt and after every emitted token except the last, as the model gives them:
+    logits processors are left out.
     """
     chosen = torch.tensor(list(emitted), dtype=torch.long, device=logits.device)
     total = 0.0
@@ -284,8 +340,8 @@ def log_probabilities(
 ) -> dict[str, list[float]]:
     """What the target gives to the texts of each method, in nats.
 
-    A text whose every token was scored by timed rounds has its value from there, and equal texts have one. Any other
-    takes a forward. Raises UserError for NaN: such a text is garbage.
+    A text whose every token was scored by timed rounds has its value from there, and equal texts
+    have one. Any other takes a forward. Raises UserError for NaN: such a text is garbage.
     """
     found: dict[str, list[float]] = {name: [] for name in timed}
     for index, request in enumerate(requests):
@@ -295,7 +351,9 @@ def log_probabilities(
             if text not in known:
                 scored = isinstance(trace, StageTrace) and trace.scored == len(text)
                 known[text] = (
-                    trace.log_probability if scored else log_probability(text_logits(target, request, text), text)
+                    trace.log_probability
+                    if scored
+                    else log_probability(text_logits(target, request, text), text)
                 )
             _refuse(target, nan=math.isnan(known[text]))
             found[name].append(known[text])

@@ -15,10 +15,12 @@ CORPUS_RESAMPLES = 100  # of a metric that must be computed anew for each of the
 
 @dataclass(frozen=True)
 class Measure:
-    """A metric of outputs: statistics of each example that add up, and the function from their sums to the value.
+    """A metric of outputs: statistics of each example that add up, and the function from their sums
+    to the value.
 
-    metric: its name as shown. statistics: None if there are none that add up; then the "sums" are how often each of
-    the `count` examples is there. value_of: for one row of sums, or for several. signature: how it is computed.
+    metric: its name as shown. statistics: None if there are none that add up; then the "sums" are
+    how often each of the `count` examples is there. value_of: for one row of sums, or for several.
+    signature: how it is computed.
     per_example: each example's value; None if the metric is not the mean of such values.
     """
 
@@ -38,16 +40,25 @@ class Measure:
         every = np.ones((1, self.count if picks is None else len(picks)))
         return float(self.value_of(self._sums(every, picks)[0]))
 
-    def resampled(self, seed: int, picks: Sequence[int] | None = None) -> Float[np.ndarray, " resamples"]:
-        """Of resamples of these examples. The same seed and number of examples give the same draws."""
+    def resampled(
+        self, seed: int, picks: Sequence[int] | None = None
+    ) -> Float[np.ndarray, " resamples"]:
+        """Of resamples of these examples.
+
+        The same seed and number of examples give the same draws.
+        """
         drawn = times_drawn(self.count if picks is None else len(picks), seed)
         return self.weighted(drawn[: self.resamples], picks)
 
-    def weighted(self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None = None) -> Float[np.ndarray, " m"]:
+    def weighted(
+        self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None = None
+    ) -> Float[np.ndarray, " m"]:
         """Of these examples, each as often as a row of `times` says."""
         return self.value_of(self._sums(times, picks))
 
-    def _sums(self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None) -> Float[np.ndarray, "m k"]:
+    def _sums(
+        self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None
+    ) -> Float[np.ndarray, "m k"]:
         """times: how often each of the picked examples counts."""
         chosen = np.arange(self.count) if picks is None else np.array(picks)
         if self.statistics is not None:
@@ -60,18 +71,31 @@ def mean_of(metric: str, values: Sequence[float], signature: str | None = None) 
     return ratio_of(metric, [(value, 1.0) for value in values], signature)
 
 
-def ratio_of(metric: str, sums: Sequence[tuple[float, float]], signature: str | None = None) -> Measure:
-    """A sum over all examples, divided by a count over all of them: nats per token, or tokens per text."""
+def ratio_of(
+    metric: str, sums: Sequence[tuple[float, float]], signature: str | None = None
+) -> Measure:
+    """A sum over all examples, divided by a count over all of them: nats per token, or tokens per
+    text.
+    """
     counted = np.array(sums, dtype=float).reshape(-1, 2)
     each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
-    return Measure(metric, len(counted), lambda totals: totals[..., 0] / totals[..., 1], counted, signature, each)
+    return Measure(
+        metric,
+        len(counted),
+        lambda totals: totals[..., 0] / totals[..., 1],
+        counted,
+        signature,
+        each,
+    )
 
 
-def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.ndarray, "resamples k"]:
+def resampled_sums(
+    statistics: Float[np.ndarray, "n k"], seed: int
+) -> Float[np.ndarray, "resamples k"]:
     """Sums of the statistics over resamples of the n examples, drawn with replacement.
 
-    The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu` draws the same
-    resamples; its default seed is 12345.
+    The same seed and n give the same resamples, so two systems are compared in pairs. `sacrebleu`
+    draws the same resamples; its default seed is 12345.
     """
     return times_drawn(len(statistics), seed) @ statistics
 
@@ -80,7 +104,10 @@ def resampled_sums(statistics: Float[np.ndarray, "n k"], seed: int) -> Float[np.
 def times_drawn(count: int, seed: int) -> Float[np.ndarray, "resamples n"]:
     """How often each resample holds each of n examples. Every system of a sweep shares them."""
     generator = np.random.default_rng(seed)
-    drawn = [np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(RESAMPLES)]
+    drawn = [
+        np.bincount(generator.integers(count, size=count), minlength=count)
+        for _ in range(RESAMPLES)
+    ]
     return np.array(drawn, dtype=float)
 
 

@@ -19,9 +19,11 @@ log = logging.getLogger(__name__)
 
 
 def own_function(path: str) -> Callable[[str, Sequence[str]], float]:
-    """The user's function `MODULE.FUNCTION`: of a text and its references, a number, or true or false.
+    """The user's function `MODULE.FUNCTION`: of a text and its references, a number, or true or
+    false.
 
-    Raises UserError if it cannot be imported, and for Python's own: a configuration must not run commands.
+    Raises UserError if it cannot be imported, and for Python's own: a configuration must not run
+    commands.
     """
     try:
         if path.partition(".")[0] in sys.stdlib_module_names:
@@ -52,21 +54,25 @@ def mean_of_function(
             value = function(text, several)
         except Exception as error:  # the user's code may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise UserError(f"the metric {shown} fails for {text!r:.60}: {reason}; correct the function") from error
+            raise UserError(
+                f"the metric {shown} fails for {text!r:.60}: {reason}; correct the function"
+            ) from error
         if isinstance(value, bool | np.bool_):
             values.append(100.0 * value)
             continue
         if not isinstance(value, Real | np.number) or not 0 <= value <= (scale or 100):
             said = "" if scale else f"; {shown}.scale = 1 says that its numbers are from 0 to 1"
             raise UserError(
-                f"the metric {shown} must give a number from 0 to {scale or 100}, got {value!r} for {text!r:.60}{said}"
+                f"the metric {shown} must give a number from 0 to {scale or 100}, got {value!r} for"
+                f" {text!r:.60}{said}"
             )
         numbers.append(float(value))
         values.append(100.0 * float(value) / (scale or 100))
     if scale is None and any(numbers) and max(numbers) <= 1:
         warn(
-            f"the metric {shown} gives numbers from 0 to 1, which are taken as shares of 100 points; if 1 is a perfect "
-            f"text, write {shown}.scale = 1 below the function, else {shown}.scale = 100"
+            f"the metric {shown} gives numbers from 0 to 1, which are taken as shares of 100"
+            f" points; if 1 is a perfect text, write {shown}.scale = 1 below the function, else"
+            f" {shown}.scale = 100"
         )
     return mean_of(shown, values)
 

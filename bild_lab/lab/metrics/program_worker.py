@@ -13,7 +13,17 @@ import sys
 from typing import Any
 
 READING = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.putenv", "os.unsetenv"}
-REFUSED = ("os.", "socket.", "subprocess.", "shutil.", "fcntl.", "signal.", "ctypes.", "mmap.", "pty.")
+REFUSED = (
+    "os.",
+    "socket.",
+    "subprocess.",
+    "shutil.",
+    "fcntl.",
+    "signal.",
+    "ctypes.",
+    "mmap.",
+    "pty.",
+)
 BEYOND = {"ctypes", "_ctypes", "_posixsubprocess"}  # modules that could do more than the hooks see
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 

@@ -1,10 +1,12 @@
-"""pass@1: the share of answers whose program passes its tests. The programs run in processes of their own.
+"""pass@1: the share of answers whose program passes its tests. The programs run in processes of
+their own.
 
-Isolation: one process for each program, with limits on memory and processor time, a clock, an empty environment, and
-Python's audit hooks, which refuse network, processes, signals and every change of a file (`program_worker`). That keeps
-a program from harm by accident. It does not keep it from reading what the user can read, from using the processor until
-its time is over, from deceiving its own tests, or from breaking out on purpose: run code that somebody may have meant
-to do harm in a virtual machine.
+Isolation: one process for each program, with limits on memory and processor time, a clock, an empty
+environment, and Python's audit hooks, which refuse network, processes, signals and every change of
+a file (`program_worker`). That keeps a program from harm by accident. It does not keep it from
+reading what the user can read, from using the processor until its time is over, from deceiving its
+own tests, or from breaking out on purpose: run code that somebody may have meant to do harm in a
+virtual machine.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ CPU_S = 10
 CLOCK_S = 30.0
 MEMORY_BYTES = 2**31
 
-_TRIED_ANSWERS = ("", "pass", "    pass", "\n    pass\n", "0")  # one of which fits where a right answer would
+# one of which fits where a right answer would
+_TRIED_ANSWERS = ("", "pass", "    pass", "\n    pass\n", "0")
 
 _WORKER = Path(__file__).with_name("program_worker.py")
 _FENCED = re.compile(r"```[ \t]*[\w+-]*[ \t]*\r?\n(.*?)(?:\n[ \t]*```|\Z)", re.DOTALL)
@@ -38,13 +41,17 @@ _HEAD = re.compile(r"^(?:async +)?def +(\w+)", re.MULTILINE)
 
 
 def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[float]:
-    """100 for each answer whose program ran to its end, 0 for others. Call `require_permission` first.
+    """100 for each answer whose program ran to its end, 0 for others. Call `require_permission`
+    first.
 
-    references: of each answer one program, in which `{answer}` stands for it. Of an answer with a fenced block of
-    code the first such block counts. Raises UserError for another reference, and where no program runs.
+    references: of each answer one program, in which `{answer}` stands for it. Of an answer with a
+    fenced block of code the first such block counts. Raises UserError for another reference, and
+    where no program runs.
     """
     programs = []
-    for answer, (before, after) in zip(answers, map(_parts, range(len(references)), references), strict=True):
+    for answer, (before, after) in zip(
+        answers, map(_parts, range(len(references)), references), strict=True
+    ):
         programs.append(before + code_of(answer, before) + after)
     _require_running()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -52,11 +59,14 @@ def passes(answers: Sequence[str], references: Sequence[Sequence[str]]) -> list[
 
 
 def _parts(index: int, references: Sequence[str]) -> tuple[str, str]:
-    """What comes before and after the answer to example `index`. Raises UserError for another reference."""
+    """What comes before and after the answer to example `index`.
+
+    Raises UserError for another reference.
+    """
     if len(references) != 1 or references[0].count(ANSWER) != 1:
         raise UserError(
-            f"pass_at_1: the reference of example {index} must be one program that holds {ANSWER} once; set "
-            "dataset.reference_template, as conf/dataset/humaneval.yaml does"
+            f"pass_at_1: the reference of example {index} must be one program that holds {ANSWER}"
+            " once; set dataset.reference_template, as conf/dataset/humaneval.yaml does"
         )
     before, _, after = references[0].partition(ANSWER)
     return before, after
@@ -65,11 +75,15 @@ def _parts(index: int, references: Sequence[str]) -> tuple[str, str]:
 def _require_running() -> None:
     """Raise UserError where no program runs."""
     if not ends_well("assert 1 + 1 == 2"):
-        raise UserError(f"a program that does nothing wrong fails under {sys.executable}; pass_at_1 cannot be measured")
+        raise UserError(
+            f"a program that does nothing wrong fails under {sys.executable}; pass_at_1 cannot be"
+            " measured"
+        )
 
 
 def require_programs(references: Sequence[Sequence[str]]) -> None:
-    """Raise UserError, before anything is decoded, for references that no answer could make a program.
+    """Raise UserError, before anything is decoded, for references that no answer could make a
+    program.
 
     Call `require_permission` first.
     """
@@ -78,8 +92,8 @@ def require_programs(references: Sequence[Sequence[str]]) -> None:
         problems = [_syntax_problem(before + answer + after) for answer in _TRIED_ANSWERS]
         if all(problems):
             raise UserError(
-                f"pass_at_1: the program of example {index} is no Python around any answer ({problems[0]}); correct "
-                "its columns or dataset.reference_template"
+                f"pass_at_1: the program of example {index} is no Python around any answer"
+                f" ({problems[0]}); correct its columns or dataset.reference_template"
             )
     _require_running()
 
@@ -103,14 +117,19 @@ def require_permission(run_code: bool) -> None:
             "allow it with measure.run_code=true"
         )
     if sys.platform != "linux":
-        raise UserError(f"pass_at_1 limits programs on Linux only, got {sys.platform}; choose another dataset.metric")
+        raise UserError(
+            f"pass_at_1 limits programs on Linux only, got {sys.platform}; choose another"
+            " dataset.metric"
+        )
 
 
 def code_of(answer: str, before: str = "") -> str:
-    """The answer's first fenced block of code, on lines of its own; without one the answer as it is.
+    """The answer's first fenced block of code, on lines of its own; without one the answer as it
+    is.
 
-    before: what the program begins with, such as imports and a function's head. It stays: a block that defines the
-    function anew comes after it, and any other block is the function's body and gets its indentation.
+    before: what the program begins with, such as imports and a function's head. It stays: a block
+    that defines the function anew comes after it, and any other block is the function's body and
+    gets its indentation.
     """
     found = _FENCED.search(answer)
     if found is None:

@@ -1,4 +1,6 @@
-"""The quality of outputs with a confidence interval over examples, and the quality difference of two systems."""
+"""The quality of outputs with a confidence interval over examples, and the quality difference of
+two systems.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ Tokens = tuple[Sequence[tuple[int, float | None]] | None, Sequence[tuple[int, fl
 
 @dataclass(frozen=True)
 class Difference:
-    """Predictions minus baseline in points of the metric, with its paired 95 % bootstrap interval."""
+    """Predictions minus baseline in points of the metric, with its paired 95 % bootstrap
+    interval.
+    """
 
     metric: str
     value: float
@@ -44,7 +48,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Judged:
-    """Outputs scored and compared. difference: None without a baseline. per_example: None if the metric has no such."""
+    """Outputs scored and compared. difference:
+
+    None without a baseline. per_example: None if the metric has no such.
+    """
 
     score: Quality
     difference: Difference | None
@@ -55,7 +62,8 @@ class Judged:
 class Scoring:
     """How a sweep's outputs are scored.
 
-    metrics: by their names in the configuration; the first leads. run_code: whether pass_at_1 may run programs.
+    metrics: by their names in the configuration; the first leads. run_code: whether pass_at_1 may
+    run programs.
     writing: how the references are written.
     """
 
@@ -64,9 +72,11 @@ class Scoring:
     writing: Writing = BY_SCRIPT
 
     def fitted(self, references: References) -> Scoring:
-        """To these references, of all examples. Raises UserError, before a text is decoded, where a metric cannot fit.
+        """To these references, of all examples. Raises UserError, before a text is decoded, where a
+        metric cannot fit.
 
-        Every example must have references that the metric can use, and each metric is called once, on a reference.
+        Every example must have references that the metric can use, and each metric is called once,
+        on a reference.
         """
         judging = [metric for metric in self.metrics if needs_references(metric)]
         if not judging:
@@ -78,7 +88,9 @@ class Scoring:
                 require_permission(self.run_code)
                 require_programs(references)
             else:
-                first_call(metric, tuple(tuple(several) for several in references[:TRIED]), fitting.writing)
+                first_call(
+                    metric, tuple(tuple(several) for several in references[:TRIED]), fitting.writing
+                )
         return fitting
 
     @property
@@ -100,16 +112,23 @@ class Scoring:
         found = {}
         for metric in self.metrics:
             if (counted := metric_named(metric).of_tokens) is not None:
-                ours, theirs = (None if several is None else [counted(*one) for one in several] for several in tokens)
+                ours, theirs = (
+                    None if several is None else [counted(*one) for one in several]
+                    for several in tokens
+                )
                 found[metric] = judge(metric, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed)
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
-            found[metric] = judge(metric, predictions, baseline, expected, seed, self.run_code, self.writing)
+            found[metric] = judge(
+                metric, predictions, baseline, expected, seed, self.run_code, self.writing
+            )
         return found
 
 
 def require_references(metric: str, references: References, writing: Writing) -> None:
-    """Raise UserError for an example without references, and one whose references no text could equal."""
+    """Raise UserError for an example without references, and one whose references no text could
+    equal.
+    """
     for index, several in enumerate(references):
         if not several:
             raise UserError(
@@ -118,19 +137,24 @@ def require_references(metric: str, references: References, writing: Writing) ->
             )
         if metric in NEEDS_WORDS and not any(text.strip() for text in several):
             raise UserError(
-                f"{metric}: the reference of example {index} is empty; leave it out of the data, or choose "
-                "dataset.metric=exact_match, by which an empty text can be right"
+                f"{metric}: the reference of example {index} is empty; leave it out of the data, or"
+                " choose dataset.metric=exact_match, by which an empty text can be right"
             )
-        if metric == NUMERIC and all(last_number(text, writing.decimal_comma) is None for text in several):
+        if metric == NUMERIC and all(
+            last_number(text, writing.decimal_comma) is None for text in several
+        ):
             raise UserError(
-                f"{metric}: the reference of example {index} holds no number, got {several[0]!r:.60}; leave it out of "
-                "the data, or choose dataset.metric=exact_match"
+                f"{metric}: the reference of example {index} holds no number, got"
+                f" {several[0]!r:.60}; leave it out of the data, or choose"
+                " dataset.metric=exact_match"
             )
 
 
 @lru_cache(maxsize=8)
 def first_call(metric: str, references: tuple[tuple[str, ...], ...], writing: Writing) -> None:
-    """Score the first reference of each example: what a metric cannot do shows before anything is decoded."""
+    """Score the first reference of each example: what a metric cannot do shows before anything is
+    decoded.
+    """
     measure_of(metric, [several[0] for several in references], references, False, writing)
 
 
@@ -142,10 +166,11 @@ def score(
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
 ) -> Quality:
-    """Score outputs against one or more references each, by a metric of `METRICS` or `evaluate:NAME_OR_PATH`.
+    """Score outputs against one or more references each, by a metric of `METRICS` or
+    `evaluate:NAME_OR_PATH`.
 
-    Raises UserError for an unknown metric, no predictions, an example without references, programs that may not run,
-    and a metric that does not fit the references' language.
+    Raises UserError for an unknown metric, no predictions, an example without references, programs
+    that may not run, and a metric that does not fit the references' language.
     """
     return judge(metric, predictions, None, references, seed, run_code, writing).score
 
@@ -159,7 +184,8 @@ def judge(
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
 ) -> Judged:
-    """`score`, and how much better (positive) or worse the predictions are than the baseline's, paired by example.
+    """`score`, and how much better (positive) or worse the predictions are than the baseline's,
+    paired by example.
 
     Raises UserError as `score` does.
     """
@@ -167,14 +193,18 @@ def judge(
     if baseline is None:
         return _judged(ours, None, seed)
     same = list(baseline) == list(predictions)  # as those of a lossless policy
-    return _judged(ours, ours if same else measure_of(metric, baseline, references, run_code, writing), seed)
+    return _judged(
+        ours, ours if same else measure_of(metric, baseline, references, run_code, writing), seed
+    )
 
 
 def judge_values(
     metric: str, values: Sequence[float], baseline: Sequence[float] | None = None, *, seed: int = 0
 ) -> Judged:
     """The same from the values of single examples, as they were stored. metric: as shown."""
-    return _judged(mean_of(metric, values), None if baseline is None else mean_of(metric, baseline), seed)
+    return _judged(
+        mean_of(metric, values), None if baseline is None else mean_of(metric, baseline), seed
+    )
 
 
 def score_pool(
@@ -187,10 +217,11 @@ def score_pool(
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
 ) -> list[tuple[Quality, Difference]]:
-    """Scores and differences of many systems whose texts repeat: each text of the pool is scored once.
+    """Scores and differences of many systems whose texts repeat: each text of the pool is scored
+    once.
 
-    pool: texts, each with its own references. systems, baseline: for each example, which text of the pool it gets.
-    Systems with the same texts share their intervals.
+    pool: texts, each with its own references. systems, baseline: for each example, which text of
+    the pool it gets. Systems with the same texts share their intervals.
     """
     whole = measure_of(metric, pool, references, run_code, writing)
     base = whole.value(baseline), whole.resampled(seed, baseline)
@@ -214,10 +245,14 @@ def _judged(ours: Measure, theirs: Measure | None, seed: int) -> Judged:
     base = theirs.value()
     found = _difference(ours.metric, (value, values), (base, theirs.resampled(seed)))
     ends = {"difference_low": found.low, "difference_high": found.high, "p_value": found.p_value}
-    return Judged(replace(scored, baseline=base, difference=found.value, **ends), found, ours.per_example)
+    return Judged(
+        replace(scored, baseline=base, difference=found.value, **ends), found, ours.per_example
+    )
 
 
-def _difference(metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float, np.ndarray]) -> Difference:
+def _difference(
+    metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float, np.ndarray]
+) -> Difference:
     """ours, theirs: a value, and those of resamples."""
     # one may be a mean where the other is not; their first draws are the same
     count = min(len(ours[1]), len(theirs[1]))
@@ -226,26 +261,36 @@ def _difference(metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float
 
 
 def measure_of(
-    metric: str, predictions: Sequence[str], references: References, run_code: bool, writing: Writing = BY_SCRIPT
+    metric: str,
+    predictions: Sequence[str],
+    references: References,
+    run_code: bool,
+    writing: Writing = BY_SCRIPT,
 ) -> Measure:
     """The metric of these outputs. Raises UserError as `score` does."""
     chosen = metric_named(metric)
     if not predictions:
         raise UserError(f"{metric} needs at least one prediction, got none; check dataset.limit")
     if len(predictions) != len(references):
-        raise UserError(f"{metric} needs references for {len(predictions)} predictions, got {len(references)}")
+        raise UserError(
+            f"{metric} needs references for {len(predictions)} predictions, got {len(references)}"
+        )
     for index, several in enumerate(references):
         if not several or isinstance(several, str):
-            raise UserError(f"{metric}: example {index} has no list of references; set dataset.metric=agreement")
+            raise UserError(
+                f"{metric}: example {index} has no list of references; set dataset.metric=agreement"
+            )
     if chosen.runs_code:
         require_permission(run_code)
     return chosen.of(predictions, references, writing)
 
 
 def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:
-    """Two-sided p-value: how often a difference centred on zero is at least as large as the observed difference.
+    """Two-sided p-value: how often a difference centred on zero is at least as large as the
+    observed difference.
 
-    `sacrebleu` counts only larger differences, which gives 0.001 for two identical systems. Here they get 1.
+    `sacrebleu` counts only larger differences, which gives 0.001 for two identical systems. Here
+    they get 1.
     """
     # equal differences must stay equal after rounding
     at_least = np.abs(differences - observed) >= abs(observed) - 1e-9

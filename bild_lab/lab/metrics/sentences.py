@@ -1,4 +1,6 @@
-"""Sentences, as summary-level ROUGE compares them: of English texts by Punkt, of others by their marks."""
+"""Sentences, as summary-level ROUGE compares them: of English texts by Punkt, of others by their
+marks.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ if TYPE_CHECKING:
 
 # whose full stop ends no sentence, where NLTK's own list of 156 is not installed
 ABBREVIATIONS = frozenset(
-    "mr mrs ms dr prof st jr sr gen col lt sgt capt rev hon gov sen rep vs inc ltd co corp jan feb mar apr jun jul "
-    "aug sept oct nov dec u.s u.k u.n d.c p.m a.m e.g i.e ph.d".split()
+    "mr mrs ms dr prof st jr sr gen col lt sgt capt rev hon gov sen rep vs inc ltd co corp jan feb"
+    " mar apr jun jul aug sept oct nov dec u.s u.k u.n d.c p.m a.m e.g i.e ph.d".split()
 )
 
 
@@ -23,8 +25,8 @@ _ENDS = re.compile(r"(?<=[.!?…।॥؟۔።։])\s+|(?<=[。！？｡])\s*(?=\S
 def sentence_lines(text: str, english: bool = True) -> str:
     """The text with a line for each sentence.
 
-    Of English as `postprocess_text` of Transformers' run_summarization.py makes it, of other languages by the marks
-    that end sentences: abbreviations are not known there.
+    Of English as `postprocess_text` of Transformers' run_summarization.py makes it, of other
+    languages by the marks that end sentences: abbreviations are not known there.
     """
     if not english:
         return "\n".join(_ENDS.split(text.strip()))
@@ -38,7 +40,9 @@ def splitter_name(english: bool = True) -> str:
 
 @lru_cache(maxsize=1)
 def _splitter() -> tuple[PunktSentenceTokenizer, str]:
-    """NLTK's Punkt with its English data, which is what `nltk.sent_tokenize` is; without data, with `ABBREVIATIONS`."""
+    """NLTK's Punkt with its English data, which is what `nltk.sent_tokenize` is; without data, with
+    `ABBREVIATIONS`.
+    """
     from nltk.tokenize.punkt import PunktParameters, PunktSentenceTokenizer, PunktTokenizer
 
     try:

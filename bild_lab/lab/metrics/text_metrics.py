@@ -34,14 +34,23 @@ from bild_lab.lab.metrics.writing import (
     sacrebleus_tokenizer,
 )
 
-AGREEMENT, PASS_AT_1, LOG_PROBABILITY, LENGTH = "agreement", "pass_at_1", "log_probability", "length"
+AGREEMENT, PASS_AT_1, LOG_PROBABILITY, LENGTH = (
+    "agreement",
+    "pass_at_1",
+    "log_probability",
+    "length",
+)
 EVALUATE = "evaluate:"  # before the name or path of a metric of `evaluate`
 ROUGE = ("rougeL", "rouge1", "rouge2", "rougeLsum")
 TRIED = 8  # examples that show the scale of a metric of `evaluate`, and whether it is a mean
 NONSENSE = "x"
 LISTS = ("list", "List", "LargeList", "Sequence")  # features that hold several references
-# metrics of `evaluate` with a tokenizer of their own: for English letters, and for words between spaces
-ENGLISH_ONLY, SPACED_ONLY = ("rouge", "meteor"), ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer")
+# metrics of `evaluate` with a tokenizer of their own: for English letters, and for words between
+# spaces
+ENGLISH_ONLY, SPACED_ONLY = (
+    ("rouge", "meteor"),
+    ("bleu", "google_bleu", "sacrebleu", "nist_mt", "ter", "wer"),
+)
 
 Options = tuple[tuple[str, Any], ...]  # of a class of sacrebleu, by name
 
@@ -50,11 +59,13 @@ Options = tuple[tuple[str, Any], ...]  # of a class of sacrebleu, by name
 class Metric:
     """A metric of texts, where more is better, on a scale of 0 to 100 unless it is one of tokens.
 
-    shown: what tables call it. measure: its measure of predictions and references, aggregated over examples as a mean
-    (`mean_of`) or from sums of counts. higher_is_better: if not, the value is 100 minus the measure's. bounded: whether
-    every text has a value from 0 to 100, of which the metric is the mean, or may be taken as one. runs_code: whether it
-    runs programs that a model wrote. of_tokens: what it takes in place of a text, a sum and a count, given the number
-    of its tokens and the log-probability, in nats, that the target gives them; such a metric has no references.
+    shown: what tables call it. measure: its measure of predictions and references, aggregated over
+    examples as a mean (`mean_of`) or from sums of counts. higher_is_better: if not, the value is
+    100 minus the measure's. bounded: whether every text has a value from 0 to 100, of which the
+    metric is the mean, or may be taken as one. runs_code: whether it runs programs that a model
+    wrote. of_tokens: what it takes in place of a text, a sum and a count, given the number of its
+    tokens and the log-probability, in nats, that the target gives them; such a metric has no
+    references.
     """
 
     shown: str
@@ -64,40 +75,52 @@ class Metric:
     runs_code: bool = False
     of_tokens: Callable[[int, float | None], tuple[float, float]] | None = None
 
-    def of(self, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT) -> Measure:
+    def of(
+        self, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT
+    ) -> Measure:
         """Of these outputs."""
         fitting = writing if self.of_tokens is not None else writing.of(references)
         found = self.measure(self.shown, predictions, references, fitting)
         if self.higher_is_better:
             return found
         each = found.per_example and tuple(100.0 - value for value in found.per_example)
-        turned = {"metric": f"100-{found.metric}", "value_of": lambda sums: 100.0 - found.value_of(sums)}
+        turned = {
+            "metric": f"100-{found.metric}",
+            "value_of": lambda sums: 100.0 - found.value_of(sums),
+        }
         return replace(found, per_example=each, **turned)
 
 
 def metric_named(name: str) -> Metric:
-    """Raises UserError unless there is such a metric. Whether `evaluate` has one is found out when it is loaded."""
+    """Raises UserError unless there is such a metric.
+
+    Whether `evaluate` has one is found out when it is loaded.
+    """
     if name.startswith(EVALUATE) and name != EVALUATE:
         return Metric(name, evaluated)
     if "." in name:
         return own_metric(name)
     if name not in METRICS:
-        raise UserError(f"metric must be one of {METRIC_NAMES}, got {name!r}{suggestion(name, METRICS)}")
+        raise UserError(
+            f"metric must be one of {METRIC_NAMES}, got {name!r}{suggestion(name, METRICS)}"
+        )
     return METRICS[name]
 
 
 def own_metric(path: str) -> Metric:
     """The user's function `MODULE.FUNCTION`, with what its attributes say.
 
-    scale: 1 or 100, the value of a perfect text; 100 if it has none. higher_is_better: True if it has none.
-    Raises UserError as `own_function` does, and for other attributes.
+    scale: 1 or 100, the value of a perfect text; 100 if it has none. higher_is_better: True if it
+    has none. Raises UserError as `own_function` does, and for other attributes.
     """
     function = own_function(path)
     scale, higher = getattr(function, "scale", None), getattr(function, "higher_is_better", True)
     if scale not in (None, 1, 100) or isinstance(scale, bool):
         raise UserError(f"the metric {path} must have scale = 1 or scale = 100, got {scale!r}")
     if not isinstance(higher, bool):
-        raise UserError(f"the metric {path} must have higher_is_better = True or False, got {higher!r}")
+        raise UserError(
+            f"the metric {path} must have higher_is_better = True or False, got {higher!r}"
+        )
     measure = partial(mean_of_function, function, scale)
     return Metric(path.rpartition(".")[2], measure, higher_is_better=higher, bounded=True)
 
@@ -107,39 +130,56 @@ def needs_references(name: str) -> bool:
     return name != AGREEMENT and metric_named(name).of_tokens is None
 
 
-def bleu(shown: str, predictions: Sequence[str], references: References, writing: Writing) -> Measure:
+def bleu(
+    shown: str, predictions: Sequence[str], references: References, writing: Writing
+) -> Measure:
     """Corpus BLEU. Raises UserError for a tokenizer that is not installed."""
     name = writing.bleu
     sacrebleus_tokenizer(name)  # refuses
-    return counted_by_sacrebleu("BLEU", _with(shown, name, "13a"), predictions, references, (("tokenize", name),))
+    return counted_by_sacrebleu(
+        "BLEU", _with(shown, name, "13a"), predictions, references, (("tokenize", name),)
+    )
 
 
-def chrf(shown: str, predictions: Sequence[str], references: References, writing: Writing) -> Measure:
+def chrf(
+    shown: str, predictions: Sequence[str], references: References, writing: Writing
+) -> Measure:
     """chrF, of the characters of any language."""
     return counted_by_sacrebleu("CHRF", shown, predictions, references)
 
 
-def ter(shown: str, predictions: Sequence[str], references: References, writing: Writing) -> Measure:
-    """TER, whose words are characters in Chinese and Japanese. Raises UserError for other languages without spaces."""
+def ter(
+    shown: str, predictions: Sequence[str], references: References, writing: Writing
+) -> Measure:
+    """TER, whose words are characters in Chinese and Japanese.
+
+    Raises UserError for other languages without spaces.
+    """
     if writing.kind == CHAR:
         raise UserError(
-            "the metric ter counts words, and sacrebleu finds none in this language, which writes no spaces; "
-            "choose dataset.metric=chrf, or bleu, which takes characters"
+            "the metric ter counts words, and sacrebleu finds none in this language, which writes"
+            " no spaces; choose dataset.metric=chrf, or bleu, which takes characters"
         )
     asian = writing.kind in (ZH, JA)
     options = (("normalized", True), ("asian_support", True)) if asian else ()
-    return counted_by_sacrebleu("TER", f"{shown} (asian)" if asian else shown, predictions, references, options)
+    return counted_by_sacrebleu(
+        "TER", f"{shown} (asian)" if asian else shown, predictions, references, options
+    )
 
 
 def counted_by_sacrebleu(
     kind: str, shown: str, predictions: Sequence[str], references: References, options: Options = ()
 ) -> Measure:
-    """A corpus metric from the counts of its sentences, as sacrebleu adds them up. kind: its class in sacrebleu."""
+    """A corpus metric from the counts of its sentences, as sacrebleu adds them up. kind: its class
+    in sacrebleu.
+    """
     scorer = _sacrebleu(kind, tuple(tuple(several) for several in references), options)
     counts = np.array(scorer._extract_corpus_statistics(predictions, None), dtype=float)
 
     def value_of(sums: np.ndarray) -> np.ndarray:
-        return np.apply_along_axis(lambda one: scorer._compute_score_from_stats(one.tolist()).score, -1, sums)
+        return np.apply_along_axis(
+            lambda one: scorer._compute_score_from_stats(one.tolist()).score, -1, sums
+        )
 
     return Measure(shown, len(counts), value_of, counts, str(scorer.get_signature()))
 
@@ -158,11 +198,14 @@ def _with(shown: str, tokenizer: str, usual: str) -> str:
     return shown if tokenizer == usual else f"{shown} ({tokenizer})"
 
 
-def rouge(lead: str, shown: str, predictions: Sequence[str], references: References, writing: Writing) -> Measure:
-    """The mean f-measure of `rouge_score`, of English with its stemmer; of several references the best one counts.
+def rouge(
+    lead: str, shown: str, predictions: Sequence[str], references: References, writing: Writing
+) -> Measure:
+    """The mean f-measure of `rouge_score`, of English with its stemmer; of several references the
+    best one counts.
 
-    ROUGE-Lsum compares sentence by sentence, split as Transformers' run_summarization.py splits them; the others take
-    the whole text.
+    ROUGE-Lsum compares sentence by sentence, split as Transformers' run_summarization.py splits
+    them; the others take the whole text.
     """
     name, english = writing.rouge, writing.kind == ENGLISH
     pairs = zip(predictions, references, strict=True)
@@ -174,7 +217,9 @@ def rouge(lead: str, shown: str, predictions: Sequence[str], references: Referen
 
 
 @lru_cache(maxsize=100_000)  # baselines repeat from point to point
-def _rouge(prediction: str, references: tuple[str, ...], tokenizer: str, english: bool) -> dict[str, float]:
+def _rouge(
+    prediction: str, references: tuple[str, ...], tokenizer: str, english: bool
+) -> dict[str, float]:
     split = partial(sentence_lines, english=english)
     scores = _rouge_scorer(tokenizer).score_multi([*map(split, references)], split(prediction))
     return {name: 100.0 * scores[name].fmeasure for name in ROUGE}
@@ -195,11 +240,17 @@ def share_of(
     writing: Writing,
 ) -> Measure:
     """The share of texts that are right, in percent."""
-    return mean_of(shown, [100.0 * right(text, several) for text, several in zip(texts, references, strict=True)])
+    return mean_of(
+        shown,
+        [100.0 * right(text, several) for text, several in zip(texts, references, strict=True)],
+    )
 
 
 def equals(text: str, references: Sequence[str]) -> bool:
-    """Whether a text equals a reference, white space aside. A letter with its marks may be one character or two."""
+    """Whether a text equals a reference, white space aside.
+
+    A letter with its marks may be one character or two.
+    """
     return _words(text) in map(_words, references)
 
 
@@ -208,7 +259,10 @@ def _words(text: str) -> list[str]:
 
 
 def numeric(shown: str, texts: Sequence[str], references: References, writing: Writing) -> Measure:
-    """The share of texts whose last number is right. A decimal comma is one where the language has it."""
+    """The share of texts whose last number is right.
+
+    A decimal comma is one where the language has it.
+    """
     comma = writing.decimal_comma
     found = share_of(partial(same_number, decimal_comma=comma), shown, texts, references, writing)
     return replace(found, signature="decimals:comma") if comma else found
@@ -218,10 +272,14 @@ METRICS = {
     "bleu": Metric("BLEU", bleu),
     # character n-grams of up to six (Popović, 2015)
     "chrf": Metric("chrF", chrf, bounded=True),
-    # edits per 100 words of the reference (Snover et al., 2006); 100 minus it is below 0 with more edits than words
+    # edits per 100 words of the reference (Snover et al., 2006); 100 minus it is below 0 with more
+    # edits than words
     "ter": Metric("TER", ter, higher_is_better=False),
     "rouge": Metric("ROUGE-L", partial(rouge, "rougeL"), bounded=True),
-    **{name: Metric(f"ROUGE-{name.removeprefix('rouge')}", partial(rouge, name), bounded=True) for name in ROUGE},
+    **{
+        name: Metric(f"ROUGE-{name.removeprefix('rouge')}", partial(rouge, name), bounded=True)
+        for name in ROUGE
+    },
     "exact_match": Metric("exact match", partial(share_of, equals), bounded=True),
     "numeric": Metric("numeric match", numeric, bounded=True),
     PASS_AT_1: Metric(
@@ -230,24 +288,38 @@ METRICS = {
         bounded=True,
         runs_code=True,
     ),
-    # per token, over all texts; higher is not better where greedy texts repeat themselves, so read it beside the length
+    # per token, over all texts; higher is not better where greedy texts repeat themselves, so read
+    # it beside the length
     LOG_PROBABILITY: Metric(
-        "log-probability", lambda shown, sums, *_: ratio_of(shown, sums), of_tokens=lambda tokens, nats: (nats, tokens)
+        "log-probability",
+        lambda shown, sums, *_: ratio_of(shown, sums),
+        of_tokens=lambda tokens, nats: (nats, tokens),
     ),
-    # tokens of a text; "more" is no quality, and the difference from the baseline's is what to look at
-    LENGTH: Metric("length", lambda shown, sums, *_: ratio_of(shown, sums), of_tokens=lambda tokens, _: (tokens, 1.0)),
-    AGREEMENT: Metric("agreement", partial(share_of, lambda text, several: text in several), bounded=True),
+    # tokens of a text; "more" is no quality, and the difference from the baseline's is what to look
+    # at
+    LENGTH: Metric(
+        "length",
+        lambda shown, sums, *_: ratio_of(shown, sums),
+        of_tokens=lambda tokens, _: (tokens, 1.0),
+    ),
+    AGREEMENT: Metric(
+        "agreement", partial(share_of, lambda text, several: text in several), bounded=True
+    ),
 }
 METRIC_NAMES = ", ".join([*METRICS, f"{EVALUATE}NAME_OR_PATH", "MODULE.FUNCTION"])
 
 
-def evaluated(asked: str, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT) -> Measure:
-    """A metric `evaluate:NAME_OR_PATH` or `evaluate:NAME_OR_PATH@KEY`, where the key names one of several results.
+def evaluated(
+    asked: str, predictions: Sequence[str], references: References, writing: Writing = BY_SCRIPT
+) -> Measure:
+    """A metric `evaluate:NAME_OR_PATH` or `evaluate:NAME_OR_PATH@KEY`, where the key names one of
+    several results.
 
-    Its scale and direction are what it says of the references themselves and of nonsense: where both are at most 1,
-    values are multiplied by 100; where the references get less, as with error rates, the value is 100 minus it. A
-    metric whose value is the mean over single examples is resampled as such; any other is computed for every resample.
-    Raises UserError for a metric that cannot be loaded, that fails, or that does not tell references from nonsense.
+    Its scale and direction are what it says of the references themselves and of nonsense: where
+    both are at most 1, values are multiplied by 100; where the references get less, as with error
+    rates, the value is 100 minus it. A metric whose value is the mean over single examples is
+    resampled as such; any other is computed for every resample. Raises UserError for a metric that
+    cannot be loaded, that fails, or that does not tell references from nonsense.
     """
     place, _, key = asked.removeprefix(EVALUATE).partition("@")
     module = _module(place)
@@ -255,7 +327,10 @@ def evaluated(asked: str, predictions: Sequence[str], references: References, wr
     outputs, expected = [text.strip() for text in predictions], _expected(asked, module, references)
     raw = partial(_value, asked, module, key)
     few = expected[:TRIED]
-    best, worst = raw([several[0] for several in references[:TRIED]], few), raw([NONSENSE] * len(few), few)
+    best, worst = (
+        raw([several[0] for several in references[:TRIED]], few),
+        raw([NONSENSE] * len(few), few),
+    )
     name, scaled = scale_of(asked, key or module.name, best, worst)
 
     def compute(picks: Sequence[int]) -> float:
@@ -263,9 +338,15 @@ def evaluated(asked: str, predictions: Sequence[str], references: References, wr
 
     def value_of(times: np.ndarray) -> np.ndarray:
         every = np.arange(len(outputs))
-        return np.apply_along_axis(lambda one: compute(np.repeat(every, one.astype(int)).tolist()), -1, times)
+        return np.apply_along_axis(
+            lambda one: compute(np.repeat(every, one.astype(int)).tolist()), -1, times
+        )
 
-    signature = f"evaluate:{module.name}|script:{module._hash[:12]}" if getattr(module, "_hash", None) else None
+    signature = (
+        f"evaluate:{module.name}|script:{module._hash[:12]}"
+        if getattr(module, "_hash", None)
+        else None
+    )
     if (values := _means(compute, len(outputs))) is not None:
         return mean_of(name, values, signature)
     return Measure(name, len(outputs), value_of, None, signature)
@@ -275,8 +356,15 @@ def _warn_of_english(asked: str, name: str, writing: Writing) -> None:
     """Warn of a metric of `evaluate` whose tokenizer does not fit the references."""
     english = name in ENGLISH_ONLY and writing.kind != ENGLISH
     if english or (name in SPACED_ONLY and writing.kind not in (ENGLISH, SPACED)):
-        what = "drops or stems letters as if they were English" if english else "takes words between spaces"
-        warn(f"{asked} {what}, and the references are of another kind; choose bleu, rouge or chrf of our own")
+        what = (
+            "drops or stems letters as if they were English"
+            if english
+            else "takes words between spaces"
+        )
+        warn(
+            f"{asked} {what}, and the references are of another kind; choose bleu, rouge or chrf of"
+            " our own"
+        )
 
 
 def script_of(asked: str) -> Path | None:
@@ -294,8 +382,8 @@ def _module(place: str) -> Any:
         return evaluate.load(str(script_of(place) or place), keep_in_memory=True)
     except Exception as error:  # a script may raise anything
         raise UserError(
-            f"the metric {EVALUATE}{place} cannot be loaded: {' '.join(str(error).split())}; without the hub give a "
-            f"folder NAME with its script NAME.py: {EVALUATE}PATH/NAME"
+            f"the metric {EVALUATE}{place} cannot be loaded: {' '.join(str(error).split())};"
+            f" without the hub give a folder NAME with its script NAME.py: {EVALUATE}PATH/NAME"
         ) from error
 
 
@@ -307,20 +395,35 @@ def _expected(asked: str, module: Any, references: References) -> list[Any]:
     if any(type(one["references"]).__name__ in LISTS for one in features):
         return [list(one) for one in references]
     if any(len(one) != 1 for one in references):
-        raise UserError(f"{asked} takes one reference for each text, got several; choose another metric")
+        raise UserError(
+            f"{asked} takes one reference for each text, got several; choose another metric"
+        )
     return [one[0] for one in references]
 
 
-def _value(asked: str, module: Any, key: str, outputs: Sequence[str], expected: Sequence[Any]) -> float:
+def _value(
+    asked: str, module: Any, key: str, outputs: Sequence[str], expected: Sequence[Any]
+) -> float:
     """The metric's own value. Raises UserError if it fails or gives no number."""
     try:
         found = module.compute(predictions=list(outputs), references=list(expected))
     except Exception as error:  # a script may raise anything
-        raise UserError(f"{asked} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(
+            f"{asked} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
     numbers = {name: value for name, value in found.items() if _is_number(value)}
-    wanted = key or (module.name if module.name in numbers else next(iter(numbers), "") if len(numbers) == 1 else "")
+    wanted = key or (
+        module.name
+        if module.name in numbers
+        else next(iter(numbers), "")
+        if len(numbers) == 1
+        else ""
+    )
     if wanted not in numbers:
-        raise UserError(f"{asked} gives {', '.join(found)}; choose a number among them: {asked.partition('@')[0]}@KEY")
+        raise UserError(
+            f"{asked} gives {', '.join(found)}; choose a number among them:"
+            f" {asked.partition('@')[0]}@KEY"
+        )
     return float(np.mean(numbers[wanted]))
 
 
@@ -331,10 +434,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, Real | np.number) and not isinstance(value, bool)
 
 
-def scale_of(asked: str, name: str, best: float, worst: float) -> tuple[str, Callable[[float], float]]:
-    """The name as shown, and the function from a metric's own value to ours, by its values of right and wrong texts."""
+def scale_of(
+    asked: str, name: str, best: float, worst: float
+) -> tuple[str, Callable[[float], float]]:
+    """The name as shown, and the function from a metric's own value to ours, by its values of right
+    and wrong texts.
+    """
     if best == worst:
-        raise UserError(f"{asked} gives the references themselves {best:g}, and {NONSENSE!r} too: it judges no texts")
+        raise UserError(
+            f"{asked} gives the references themselves {best:g}, and {NONSENSE!r} too: it judges no"
+            " texts"
+        )
     factor = 100.0 if max(abs(best), abs(worst)) <= 1.0 + 1e-6 else 1.0
     if best > worst:
         return name, lambda value: factor * value
@@ -342,7 +452,9 @@ def scale_of(asked: str, name: str, best: float, worst: float) -> tuple[str, Cal
 
 
 def _means(compute: Callable[[Sequence[int]], float], count: int) -> list[float] | None:
-    """The value of each example, if their mean is the value of all, and of some resamples; else None."""
+    """The value of each example, if their mean is the value of all, and of some resamples; else
+    None.
+    """
     for size in (min(TRIED, count), count):
         try:
             values = np.array([compute([at]) for at in range(size)])

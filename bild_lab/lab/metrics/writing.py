@@ -1,8 +1,9 @@
 """How references are written: which tokenizer a metric of words takes, and how numbers are written.
 
-English is cut into words as published numbers were: BLEU by 13a, ROUGE by Google's tokenizer, which drops every letter
-but a to z. Other languages with spaces keep 13a for BLEU, and for ROUGE take words of Unicode letters. Languages
-without spaces take a tokenizer of sacrebleu: `zh`, `ja-mecab`, `ko-mecab` (Korean words carry their endings) or `char`.
+English is cut into words as published numbers were: BLEU by 13a, ROUGE by Google's tokenizer, which
+drops every letter but a to z. Other languages with spaces keep 13a for BLEU, and for ROUGE take
+words of Unicode letters. Languages without spaces take a tokenizer of sacrebleu: `zh`, `ja-mecab`,
+`ko-mecab` (Korean words carry their endings) or `char`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from bild_lab.errors import UserError
 
 References = Sequence[Sequence[str]]
 
-ENGLISH, SPACED = "English", "words with spaces"  # kinds of text; the others are named after their tokenizer
+# kinds of text; the others are named after their tokenizer
+ENGLISH, SPACED = "English", "words with spaces"
 ZH, JA, KO, CHAR = "zh", "ja-mecab", "ko-mecab", "char"
 ASCII, UNICODE = "ascii", "unicode"
 BLEU_TOKENIZERS = ("13a", "intl", ZH, JA, KO, CHAR, "none", "flores200")  # names of sacrebleu
@@ -31,15 +33,18 @@ _KIND_OF_LANGUAGE = {
     **dict.fromkeys(("zh", "zho", "yue"), ZH),
     **dict.fromkeys(("ja", "jpn"), JA),
     **dict.fromkeys(("ko", "kor"), KO),
-    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), CHAR),
+    **dict.fromkeys(
+        ("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), CHAR
+    ),
 }
 # "1,5" is one and a half, and "1.000" a thousand
 DECIMAL_COMMA = frozenset(
-    "az be bg bs ca cs da de el es et eu fi fr gl hr hu hy id is it ka kk lt lv mk nb nl nn no pl pt ro ru sk sl sq sr "
-    "sv tr uk uz vi".split()
+    "az be bg bs ca cs da de el es et eu fi fr gl hr hu hy id is it ka kk lt lv mk nb nl nn no pl"
+    " pt ro ru sk sl sq sr sv tr uk uz vi".split()
 )
 
-MANY_UNSPACED = 0.1  # of the letters: such texts are of that language, Latin names and numbers included
+# of the letters: such texts are of that language, Latin names and numbers included
+MANY_UNSPACED = 0.1
 MANY_ACCENTED = 0.005  # of the letters; English has fewer, German four times as many
 _COUNTED = {
     "letters": r"\p{L}",
@@ -62,24 +67,30 @@ def require_tokenizer(name: str | None, metrics: Sequence[str]) -> None:
     known = (*(BLEU_TOKENIZERS if "bleu" in metrics else ()), *(ROUGE_TOKENIZERS if rouge else ()))
     if not known:
         raise UserError(
-            f"dataset.tokenize={name} is for bleu and rouge, got metric {', '.join(metrics)}; set dataset.tokenize=null"
+            f"dataset.tokenize={name} is for bleu and rouge, got metric {', '.join(metrics)}; set"
+            " dataset.tokenize=null"
         )
     if name not in known:
         names = ", ".join(dict.fromkeys(known))
-        raise UserError(f"dataset.tokenize must be one of {names} for {', '.join(metrics)}, got {name!r}")
+        raise UserError(
+            f"dataset.tokenize must be one of {names} for {', '.join(metrics)}, got {name!r}"
+        )
 
 
 def require_language(code: str | None) -> None:
     """Raise UserError for what is no code of a language, such as its name."""
     if code is not None and not regex.fullmatch(r"[a-z]{2}([-_][A-Za-z]{2,4})?", code):
-        raise UserError(f"dataset.language must be a code of two letters such as en, de or zh-CN, got {code!r}")
+        raise UserError(
+            f"dataset.language must be a code of two letters such as en, de or zh-CN, got {code!r}"
+        )
 
 
 @dataclass(frozen=True)
 class Writing:
     """What decides how the texts of a metric are read.
 
-    tokenize: `dataset.tokenize`, for the metrics that know it. language: of the references; None: by their script.
+    tokenize: `dataset.tokenize`, for the metrics that know it. language: of the references; None:
+    by their script.
     kind: of their text, known after `of`.
     """
 
@@ -89,7 +100,11 @@ class Writing:
 
     def of(self, references: References) -> Writing:
         """With the kind of these references, unless it is known."""
-        return self if self.kind else replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
+        return (
+            self
+            if self.kind
+            else replace(self, kind=kind_of_language(self.language) or kind_of_texts(references))
+        )
 
     def usual(self, metric: str) -> bool:
         """Whether a metric reads these texts as it reads English."""
@@ -140,7 +155,8 @@ def _kind_of(texts: frozenset[str]) -> str:
     for text in texts:
         for name, letters in _COUNTED.items():
             counts[name] += len(regex.findall(letters, text))
-    if counts[JA] >= MANY_UNSPACED * (counts[JA] + counts[ZH]):  # a Chinese text may hold a Japanese name
+    # a Chinese text may hold a Japanese name
+    if counts[JA] >= MANY_UNSPACED * (counts[JA] + counts[ZH]):
         counts[JA] += counts[ZH]
     kind = max((JA, ZH, KO, CHAR), key=counts.get)
     if counts["letters"] and counts[kind] >= MANY_UNSPACED * counts["letters"]:
@@ -163,8 +179,8 @@ def sacrebleus_tokenizer(name: str) -> Callable[[str], str]:
         missing = name in _INSTALL and isinstance(error, RuntimeError)
         reason = "it is not installed" if missing else " ".join(str(error).split())
         raise UserError(
-            f"the tokenizer {name} cannot be used ({reason:.200}): {remedy}, or choose another, such as "
-            f"dataset.tokenize={CHAR}, or dataset.metric=chrf, which needs none"
+            f"the tokenizer {name} cannot be used ({reason:.200}): {remedy}, or choose another,"
+            f" such as dataset.tokenize={CHAR}, or dataset.metric=chrf, which needs none"
         ) from error
 
 
@@ -184,7 +200,11 @@ class WordTokenizer:
             return _WORD.findall(normal)
         if self.name == CHAR:  # a letter with its marks is one
             return [one for one in regex.findall(r"\X", normal) if _WORD.search(one)]
-        return [token for token in sacrebleus_tokenizer(self.name)(normal).split() if _WORD.search(token)]
+        return [
+            token
+            for token in sacrebleus_tokenizer(self.name)(normal).split()
+            if _WORD.search(token)
+        ]
 
 
 def rouge_tokenizer(name: str) -> Any:

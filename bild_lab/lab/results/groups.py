@@ -53,7 +53,9 @@ class Group:
     @property
     def relative(self) -> bool:
         """Whether latency can be given relative to a baseline."""
-        return not self.in_seconds and any(result.speedup.value is not None for result in self.results)
+        return not self.in_seconds and any(
+            result.speedup.value is not None for result in self.results
+        )
 
     @property
     def enough(self) -> bool:
@@ -65,7 +67,9 @@ class Group:
         """The quality of the baseline, from its own result or from those compared with it."""
         own = [result.quality.value for result in self.results if result.is_baseline]
         beside = [result.quality.baseline for result in self.results]
-        return next((value for value in [*own, *beside] if value is not None and isfinite(value)), None)
+        return next(
+            (value for value in [*own, *beside] if value is not None and isfinite(value)), None
+        )
 
     @property
     def policies(self) -> list[str]:
@@ -73,8 +77,12 @@ class Group:
         return sorted({result.policy for result in self.results if not result.is_baseline})
 
     def of_policy(self, policy: str) -> list[Result]:
-        """The policy's results, fastest first, without the baseline: that may be the same policy with other knobs."""
-        return [result for result in self.results if result.policy == policy and not result.is_baseline]
+        """The policy's results, fastest first, without the baseline: that may be the same policy
+        with other knobs.
+        """
+        return [
+            result for result in self.results if result.policy == policy and not result.is_baseline
+        ]
 
     def position(self, result: Result) -> Position | None:
         """Return where a result is drawn; None if it was not timed, or if its quality is not known.
@@ -90,9 +98,11 @@ class Group:
         return Position(*x, y, *_vertical_interval(result))
 
     def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return ranges of x and y that show every result, the baseline and the line one point below it.
+        """Return ranges of x and y that show every result, the baseline and the line one point
+        below it.
 
-        For intervals that leave a range, it is widened by at most half of its length on either side.
+        For intervals that leave a range, it is widened by at most half of its length on either
+        side.
         """
         placed = self.placed
         xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
@@ -115,9 +125,13 @@ class Group:
 
     @property
     def placed(self) -> list[tuple[Result, Position]]:
-        """The results that are drawn, with their positions: all that have one but those beyond the axis."""
+        """The results that are drawn, with their positions: all that have one but those beyond the
+        axis.
+        """
         beyond = set(map(id, self.beyond))
-        found = [(result, self.position(result)) for result in self.results if id(result) not in beyond]
+        found = [
+            (result, self.position(result)) for result in self.results if id(result) not in beyond
+        ]
         return [(result, at) for result, at in found if at is not None]
 
     @property
@@ -126,13 +140,21 @@ class Group:
 
         None where no other result would be left.
         """
-        others = [result for result in self.results if not result.is_baseline and self.position(result) is not None]
+        others = [
+            result
+            for result in self.results
+            if not result.is_baseline and self.position(result) is not None
+        ]
         outside = [result for result in others if self.slow(result) or self.low(result)]
         return outside if len(outside) < len(others) else []
 
     def slow(self, result: Result) -> bool:
-        """Whether it takes more than `SLOW` times the baseline's latency, and is not better beyond chance."""
-        slow = self.relative and result.speedup.value is not None and SLOW * result.speedup.value < 1
+        """Whether it takes more than `SLOW` times the baseline's latency, and is not better beyond
+        chance.
+        """
+        slow = (
+            self.relative and result.speedup.value is not None and SLOW * result.speedup.value < 1
+        )
         return slow and not (result.quality.difference_low or 0.0) > 0
 
     def low(self, result: Result) -> bool:
@@ -142,35 +164,54 @@ class Group:
 
     @property
     def wide(self) -> bool:
-        """Whether the latencies, also a baseline's of 1, differ so much that their axis must be logarithmic."""
+        """Whether the latencies, also a baseline's of 1, differ so much that their axis must be
+        logarithmic.
+        """
         xs = [at.x for _, at in self.placed] + ([1.0] if self.relative else [])
         return bool(xs) and max(xs) / min(xs) > WIDE
 
     def front(self) -> list[Result]:
-        """Return the undominated results, cheapest first; the baseline competes, an impossible speedup does not."""
+        """Return the undominated results, cheapest first; the baseline competes, an impossible
+        speedup does not.
+        """
         possible = [result for result in self.results if not result.impossible]
-        drawn = [(result, position) for result in possible if (position := self.position(result)) is not None]
+        drawn = [
+            (result, position)
+            for result in possible
+            if (position := self.position(result)) is not None
+        ]
         coordinates = [(position.x, position.y) for _, position in drawn]
         if self.relative and self.baseline_quality is not None:
-            coordinates.append((1.0, self.baseline_quality))  # even if its own result is not among these
+            # even if its own result is not among these
+            coordinates.append((1.0, self.baseline_quality))
         front = pareto_front(coordinates)
-        return [drawn[index][0] for index in front if index < len(drawn) and not drawn[index][0].is_baseline]
+        return [
+            drawn[index][0]
+            for index in front
+            if index < len(drawn) and not drawn[index][0].is_baseline
+        ]
 
     def notable(self) -> list[Result]:
-        """Return each policy's fastest result (also the baseline's), and the best at no and at one point of loss."""
+        """Return each policy's fastest result (also the baseline's), and the best at no and at one
+        point of loss.
+        """
         fastest: dict[tuple[str, bool], Result] = {}
         for result in self.results:
             fastest.setdefault((result.policy, result.is_baseline), result)
         return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
 
     def selected(self, few: int = FEW) -> list[Result]:
-        """Return the notable results and the whole front; all results if there are at most so few."""
+        """Return the notable results and the whole front; all results if there are at most so
+        few.
+        """
         if len(self.results) <= few:
             return self.results
         return self._in_order([*self.notable(), *self.front()])
 
     def knobs(self, result: Result) -> list[str]:
-        """Return the knobs that a label of the result names, as `telling_knobs` of the group's results."""
+        """Return the knobs that a label of the result names, as `telling_knobs` of the group's
+        results.
+        """
         return telling_knobs(result, self.results)
 
     def label(self, result: Result) -> str:
@@ -178,9 +219,14 @@ class Group:
         return point_label(result, self.knobs(result))
 
     def varying_knobs(self) -> list[str]:
-        """Return every knob that takes more than one value within some policy, in order of appearance."""
+        """Return every knob that takes more than one value within some policy, in order of
+        appearance.
+        """
         policies = dict.fromkeys(result.policy for result in self.results)
-        found = [varying_knobs([one for one in self.results if one.policy == policy]) for policy in policies]
+        found = [
+            varying_knobs([one for one in self.results if one.policy == policy])
+            for policy in policies
+        ]
         return list(dict.fromkeys(knob for knobs in found for knob in knobs))
 
     def best(self, loss: float) -> Result | None:
@@ -201,12 +247,16 @@ class Group:
             return (1.0, 1.0, 1.0)
         if speedup.value is None:
             return None
-        bounds = [speedup.value if value is None else value for value in (speedup.high, speedup.low)]
+        bounds = [
+            speedup.value if value is None else value for value in (speedup.high, speedup.low)
+        ]
         return (1 / speedup.value, 1 / bounds[0], 1 / bounds[1])
 
 
 def by_setting(results: Sequence[Result]) -> list[Group]:
-    """Group results by their setting and metric, in order of appearance, each group fastest first."""
+    """Group results by their setting and metric, in order of appearance, each group fastest
+    first.
+    """
     groups: dict[str, list[Result]] = {}
     for result in results:
         setting = plain_numbers(to_json(result.setting))  # a temperature of 0 equals one of 0.0
@@ -228,7 +278,9 @@ def setting_title(setting: Setting) -> str:
 
 def pair_title(setting: Setting | PairSpec) -> str:
     """Return the models of the setting, or of a pair: `t5-large drafted by t5-tiny`."""
-    return short_name(setting.target) + (f" drafted by {short_name(setting.draft)}" if setting.draft else "")
+    return short_name(setting.target) + (
+        f" drafted by {short_name(setting.draft)}" if setting.draft else ""
+    )
 
 
 def data_title(setting: Setting) -> str:
@@ -243,7 +295,8 @@ def varying_knobs(results: Sequence[Result]) -> list[str]:
 
 
 def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
-    """Return the knobs that tell a point from the others of its policy, or a single one from its policy's file.
+    """Return the knobs that tell a point from the others of its policy, or a single one from its
+    policy's file.
 
     point, points: anything with a policy and its knobs, such as results or failures.
     """
@@ -269,7 +322,10 @@ def _widened(low: float, high: float, ends: Sequence[float]) -> tuple[float, flo
 def _vertical_interval(result: Result) -> tuple[float, float]:
     quality = result.quality
     if quality.difference_low is not None and quality.baseline is not None:
-        return (quality.baseline + quality.difference_low, quality.baseline + quality.difference_high)
+        return (
+            quality.baseline + quality.difference_low,
+            quality.baseline + quality.difference_high,
+        )
     if quality.low is not None:
         return (quality.low, quality.high)
     return (quality.value, quality.value)
@@ -277,7 +333,9 @@ def _vertical_interval(result: Result) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class BatchCurve:
-    """One policy with one choice of knobs, a point for each batch. label: its name, with the knobs that tell it."""
+    """One policy with one choice of knobs, a point for each batch. label: its name, with the knobs
+    that tell it.
+    """
 
     policy: str
     label: str
@@ -285,11 +343,16 @@ class BatchCurve:
 
     @property
     def break_even(self) -> float | None:
-        """The batch from which on it is not faster than the baseline; None if it is at all measured ones.
+        """The batch from which on it is not faster than the baseline; None if it is at all measured
+        ones.
 
         Interpolated between the two batches around it, over log2(batch) as the curves are drawn.
         """
-        known = [(one.setting.batch, one.speedup.value) for one in self.points if one.speedup.value is not None]
+        known = [
+            (one.setting.batch, one.speedup.value)
+            for one in self.points
+            if one.speedup.value is not None
+        ]
         if not known or known[-1][1] > 1:
             return None
         above = [place for place, (_, speedup) in enumerate(known) if speedup > 1]
@@ -300,25 +363,42 @@ class BatchCurve:
 
 
 def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]:
-    """Points, without baselines, that differ in nothing but this key of their setting, each by its value."""
+    """Points, without baselines, that differ in nothing but this key of their setting, each by its
+    value.
+    """
     groups: dict[str, dict[Any, Result]] = {}
     for result in results:
         if result.is_baseline or not result.timed:
             continue
-        setting = {name: value for name, value in plain_numbers(to_json(result.setting)).items() if name != key}
+        setting = {
+            name: value
+            for name, value in plain_numbers(to_json(result.setting)).items()
+            if name != key
+        }
         rest = [result.policy, plain_numbers(dict(result.knobs)), setting, result.quality.metric]
-        groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[result.setting.get(key)] = result
+        groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[
+            result.setting.get(key)
+        ] = result
     return list(groups.values())
 
 
 def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
-    """The curves of all points that were measured at more than one batch, in order of appearance."""
+    """The curves of all points that were measured at more than one batch, in order of
+    appearance.
+    """
     groups, curves = differing_in("batch", results), []
     for group in groups:
         if len(group) < 2:
             continue
-        of_policy = [one for each in groups for one in each.values() if one.policy == group[min(group)].policy]
+        of_policy = [
+            one
+            for each in groups
+            for one in each.values()
+            if one.policy == group[min(group)].policy
+        ]
         points = tuple(one for _, one in sorted(group.items()))
         first = points[0]
-        curves.append(BatchCurve(first.policy, point_label(first, varying_knobs(of_policy)), points))
+        curves.append(
+            BatchCurve(first.policy, point_label(first, varying_knobs(of_policy)), points)
+        )
     return curves

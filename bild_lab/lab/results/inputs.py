@@ -1,4 +1,6 @@
-"""What points were measured with, read again: their configuration, the dataset's examples, and which two share."""
+"""What points were measured with, read again: their configuration, the dataset's examples, and
+which two share.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ Key = tuple[str, int]  # of an example: its id and turn
 
 @dataclass(frozen=True)
 class SharedTexts:
-    """What A and B may be compared by. references: by example; None if they cannot be read, and `why`.
+    """What A and B may be compared by. references: by example; None if they cannot be read, and
+    `why`.
 
     keys: the examples whose prompt and references are the same in both; None if all of them are.
     """
@@ -36,8 +39,8 @@ class SharedTexts:
 def shared_texts(a: Result, b: Result) -> SharedTexts:
     """The examples that both results decoded, with their references.
 
-    Of equal data one side's will do. Raises UserError if the data differ, for example in `dataset.limit`, and one
-    side's cannot be read: equal ids may then belong to different texts.
+    Of equal data one side's will do. Raises UserError if the data differ, for example in
+    `dataset.limit`, and one side's cannot be read: equal ids may then belong to different texts.
     """
     if a.setting.data == b.setting.data:
         known, why = examples_of([a, b])
@@ -49,7 +52,9 @@ def shared_texts(a: Result, b: Result) -> SharedTexts:
             "measure one of them again with the dataset keys of the other"
         )
     (ours, _), (theirs, _) = sides
-    same = {key: one for key, one in ours.items() if key in theirs and _text(theirs[key]) == _text(one)}
+    same = {
+        key: one for key, one in ours.items() if key in theirs and _text(theirs[key]) == _text(one)
+    }
     return SharedTexts(_references(same), frozenset(same))
 
 
@@ -68,14 +73,17 @@ def stored_config(result: Result) -> dict[str, Any]:
     try:
         return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"{file} cannot be read: {error}; measure the point again with resume=false") from error
+        raise UserError(
+            f"{file} cannot be read: {error}; measure the point again with resume=false"
+        ) from error
 
 
 def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Example] | None, str]:
-    """The dataset's examples by id and turn, from the first of these results whose dataset can be read as it was.
+    """The dataset's examples by id and turn, from the first of these results whose dataset can be
+    read as it was.
 
-    Results hold no references, and few prompts: they are read again from the dataset of the configuration. If that
-    fails, returns None and the reason.
+    Results hold no references, and few prompts: they are read again from the dataset of the
+    configuration. If that fails, returns None and the reason.
     """
     from bild_lab.engine.models.checkpoint import Checkpoint  # late: torch takes seconds to load
     from bild_lab.engine.models.gguf_file import recognized

@@ -1,4 +1,7 @@
-"""The folder of a sweep: `points/HASH/{config.yaml,result.json,examples.jsonl}`; a repeated point is in `HASH.2`."""
+"""The folder of a sweep:
+
+`points/HASH/{config.yaml,result.json,examples.jsonl}`; a repeated point is in `HASH.2`.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,10 @@ class Sweep:
         return self.folder / "points"
 
     def newest(self, point: str) -> Result | None:
-        """The point's last readable result; None if it has none. Earlier results are kept as well."""
+        """The point's last readable result; None if it has none.
+
+        Earlier results are kept as well.
+        """
         folders = [self.points / point, *self.points.glob(f"{point}.*")]
         return max(_readable(folders), key=_age, default=None)
 
@@ -58,23 +64,32 @@ class Sweep:
         beside: bool = False,
         **others: Any,
     ) -> Path:
-        """Store a finished point atomically. others: further files, as JSON, by their names. Returns its folder.
+        """Store a finished point atomically. others: further files, as JSON, by their names.
+        Returns its folder.
 
-        If another process has stored the point meanwhile, that one is kept and this one dropped; beside=True stores
-        both. A stored point is never changed or removed.
+        If another process has stored the point meanwhile, that one is kept and this one dropped;
+        beside=True stores both. A stored point is never changed or removed.
         """
         self.points.mkdir(parents=True, exist_ok=True)
         content = replace(result, stored_at=self._stamp()).to_json()
         files = {
             CONFIG: config_yaml,
-            EXAMPLES: "".join(json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in examples),
+            EXAMPLES: "".join(
+                json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in examples
+            ),
             RESULT: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
-            **{name: json.dumps(other, indent=2, ensure_ascii=False) + "\n" for name, other in others.items()},
+            **{
+                name: json.dumps(other, indent=2, ensure_ascii=False) + "\n"
+                for name, other in others.items()
+            },
         }
         return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
 
     def adopt(self, result: Result) -> bool:
-        """Copy another sweep's point here, whole or not at all. False where this sweep has it as new or newer."""
+        """Copy another sweep's point here, whole or not at all.
+
+        False where this sweep has it as new or newer.
+        """
         present = self.newest(result.point)
         if present is not None and present.stored_at >= result.stored_at:
             return False
@@ -102,7 +117,10 @@ class Sweep:
         return sorted(_readable(file.parent for file in self._files(RESULT)), key=_age)
 
     def results(self) -> list[Result]:
-        """Every finished point, oldest first. Of points with equal policy and setting, only the newest."""
+        """Every finished point, oldest first.
+
+        Of points with equal policy and setting, only the newest.
+        """
         newest = {}  # measured again, for example with new weights
         for one in self.all_results():
             identity = [one.policy, one.knobs, one.composition, one.setting]
@@ -112,7 +130,9 @@ class Sweep:
     def finished(self) -> list[Result]:
         """The same of a folder that must have some: raises UserError without."""
         if not (found := self.results()):
-            raise UserError(f"{self.folder} has no finished points; give the folder of a sweep, outputs/NAME")
+            raise UserError(
+                f"{self.folder} has no finished points; give the folder of a sweep, outputs/NAME"
+            )
         return found
 
     def older(self) -> int:
@@ -120,14 +140,19 @@ class Sweep:
         return len(self.all_results()) - len(self.results())
 
     def failures(self) -> list[Failure]:
-        """Every point whose last attempt failed, and every damaged result that has not been measured again."""
+        """Every point whose last attempt failed, and every damaged result that has not been
+        measured again.
+        """
         failed = []
         for file in self._files(FAILURE):
             with suppress(OSError, ValueError):
                 failed.append(from_json(Failure, json.loads(file.read_bytes())))
         damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
         lost = [file for file in damaged if self.newest(file.parent.name.partition(".")[0]) is None]
-        message = "{} cannot be read: it was damaged after it was written; run the same sweep to measure it again"
+        message = (
+            "{} cannot be read: it was damaged after it was written; run the same sweep to measure"
+            " it again"
+        )
         causes = {file.parent.name: FailureCause("Damaged", message.format(file)) for file in lost}
         return failed + [Failure(point, "unknown", {}, cause) for point, cause in causes.items()]
 
@@ -139,7 +164,10 @@ class Sweep:
         return self._locked(".report.lock", blocking=True)
 
     def search_lock(self) -> AbstractContextManager[None]:
-        """Let only one screening write its record here at a time. Raises UserError if another process does."""
+        """Let only one screening write its record here at a time.
+
+        Raises UserError if another process does.
+        """
         return self._locked(".search.lock", blocking=False)
 
     @contextmanager
@@ -150,7 +178,8 @@ class Sweep:
             lock.acquire(blocking=blocking)
         except Timeout as error:
             raise UserError(
-                f"another process screens in {self.folder}; wait until it ends, or choose another name=NAME"
+                f"another process screens in {self.folder}; wait until it ends, or choose another"
+                " name=NAME"
             ) from error
         except OSError:  # a network folder without locks: the next run reports the rest
             pass
@@ -160,15 +189,24 @@ class Sweep:
             lock.release()
 
     def _files(self, name: str) -> list[Path]:
-        """The file with this name of every stored point. A folder whose name begins with a dot is unfinished."""
+        """The file with this name of every stored point.
+
+        A folder whose name begins with a dot is unfinished.
+        """
         found = self.folder.glob(f"points/*/{name}")
         return sorted(file for file in found if not file.parent.name.startswith("."))
 
     def _stamp(self) -> str:
-        """The current time; just after the last stored point if the clock has been set back since."""
+        """The current time; just after the last stored point if the clock has been set back
+        since.
+        """
         file, now = self.folder / ".latest", datetime.now(UTC)
         with suppress(OSError, ValueError):  # the first point, or a damaged file
-            now = max(now, datetime.fromisoformat(file.read_text(encoding="utf-8")) + timedelta(milliseconds=1))
+            now = max(
+                now,
+                datetime.fromisoformat(file.read_text(encoding="utf-8"))
+                + timedelta(milliseconds=1),
+            )
         stamp = now.isoformat(timespec="milliseconds")
         write_atomically(file, stamp.encode())
         return stamp
@@ -191,7 +229,8 @@ class Sweep:
                 if not beside and _read(final / RESULT) is not None:
                     return final
         finally:
-            shutil.rmtree(draft, ignore_errors=True)  # it is gone already unless something went wrong
+            # it is gone already unless something went wrong
+            shutil.rmtree(draft, ignore_errors=True)
         raise AssertionError("unreachable: there is always a next number")
 
 
@@ -211,7 +250,10 @@ def _readable(folders: Iterable[Path]) -> list[Result]:
 
 
 def _read(file: Path) -> Result | None:
-    """A result; None if there is none, or if it was damaged after writing. Raises UserError for a newer version's."""
+    """A result; None if there is none, or if it was damaged after writing.
+
+    Raises UserError for a newer version's.
+    """
     try:
         result = Result.from_json(json.loads(file.read_bytes()), file.parent)
         return result if _is_whole(result) else None
@@ -240,7 +282,10 @@ def require_writable(folder: Path) -> None:
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        raise UserError(f"results go to {folder}, but {existing} is not a folder that can be written; choose name=NAME")
+        raise UserError(
+            f"results go to {folder}, but {existing} is not a folder that can be written; choose"
+            " name=NAME"
+        )
     if (free := shutil.disk_usage(existing).free) < LEAST_FREE_BYTES:
         raise UserError(
             f"results go to {folder}, whose disk is full ({free:,} bytes free); "
@@ -249,31 +294,44 @@ def require_writable(folder: Path) -> None:
 
 
 def load_results(*folders: str | Path) -> pd.DataFrame:
-    """The finished points of sweeps: a row per point, in the order of the folders, each sweep oldest first.
+    """The finished points of sweeps: a row per point, in the order of the folders, each sweep
+    oldest first.
 
-    folders: of sweeps, `"outputs/NAME"`. The first column, `sweep`, is the folder's name; the others are those of
-    `sweep.csv` (docs/outputs.md), knobs under their own names. What a point does not have is NaN or None. Points with
-    another setting, such as other data, are rows like the others: compare within equal `target`, `dataset` and so on.
+    folders: of sweeps, `"outputs/NAME"`. The first column, `sweep`, is the folder's name; the
+    others are those of `sweep.csv` (docs/outputs.md), knobs under their own names. What a point
+    does not have is NaN or None. Points with another setting, such as other data, are rows like the
+    others: compare within equal `target`, `dataset` and so on.
 
-    Raises UserError for a folder without finished points, and for results of a newer version of the package.
+    Raises UserError for a folder without finished points, and for results of a newer version of the
+    package.
     """
     frames = []
     for folder in folders:
         if not isinstance(folder, str | Path):
-            raise UserError(f'folders are given one by one, load_results("outputs/a", "outputs/b"), got {folder!r}')
+            raise UserError(
+                'folders are given one by one, load_results("outputs/a", "outputs/b"), got'
+                f" {folder!r}"
+            )
         path = Path(folder).expanduser()
         frames.append((path.resolve().name, Sweep(path).finished()))
     if not frames:
-        raise UserError('a folder is needed, got none; give the folder of a sweep: load_results("outputs/NAME")')
+        raise UserError(
+            'a folder is needed, got none; give the folder of a sweep: load_results("outputs/NAME")'
+        )
     found = to_frame([result for _, results in frames for result in results])
     found.insert(0, "sweep", [name for name, results in frames for _ in results])
     return found
 
 
 def to_row(result: Result) -> dict[str, Any]:
-    """One result as a flat row: identity, knobs under their own names, then the measured numbers."""
+    """One result as a flat row: identity, knobs under their own names, then the measured
+    numbers.
+    """
     row = {column.name: column.of(result) for column in TABLE} | _further(result)
-    knobs = {_knob_column(knob): math.inf if value == "inf" else value for knob, value in result.knobs.items()}
+    knobs = {
+        _knob_column(knob): math.inf if value == "inf" else value
+        for knob, value in result.knobs.items()
+    }
     return {**{column.name: row.pop(column.name) for column in IDENTITY}, **knobs, **row}
 
 
@@ -282,12 +340,19 @@ def to_frame(results: Sequence[Result]) -> pd.DataFrame:
     knobs = dict.fromkeys(_knob_column(knob) for result in results for knob in result.knobs)
     identity, others = TABLE[: len(IDENTITY)], TABLE[len(IDENTITY) :]
     further = dict.fromkeys(name for result in results for name in _further(result))
-    columns = [*(column.name for column in identity), *knobs, *(column.name for column in others), *further]
+    columns = [
+        *(column.name for column in identity),
+        *knobs,
+        *(column.name for column in others),
+        *further,
+    ]
     return pd.DataFrame([to_row(result) for result in results], columns=columns)
 
 
 def _further(result: Result) -> dict[str, float | None]:
-    """The metrics behind the leading one, each with its interval and its difference from the baseline's."""
+    """The metrics behind the leading one, each with its interval and its difference from the
+    baseline's.
+    """
     row: dict[str, float | None] = {}
     own = {column.name for column in TABLE}
     for name, quality in result.further_qualities.items():
@@ -295,7 +360,9 @@ def _further(result: Result) -> dict[str, float | None]:
             continue
         row |= {name: quality.value, f"{name}_low": quality.low, f"{name}_high": quality.high}
         bounds = (quality.difference, quality.difference_low, quality.difference_high)
-        row |= dict(zip((f"{name}_difference{end}" for end in ("", "_low", "_high")), bounds, strict=True))
+        row |= dict(
+            zip((f"{name}_difference{end}" for end in ("", "_low", "_high")), bounds, strict=True)
+        )
     return row
 
 
@@ -305,5 +372,7 @@ def write_table(results: Sequence[Result], path: Path) -> None:
 
 
 def _knob_column(knob: str) -> str:
-    """The knob's own name, or knob_NAME if a measured number has that name, such as `acceptance_rate`."""
+    """The knob's own name, or knob_NAME if a measured number has that name, such as
+    `acceptance_rate`.
+    """
     return f"knob_{knob}" if knob in {column.name for column in TABLE} else knob

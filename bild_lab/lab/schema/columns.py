@@ -1,7 +1,7 @@
 """Names, labels, units and meanings of the numbers of a result: each is written once, at its field.
 
-`sweep.csv`, the tables of report and terminal, the panels of Weights & Biases, the glossary and docs/outputs.md take
-them from here.
+`sweep.csv`, the tables of report and terminal, the panels of Weights & Biases, the glossary and
+docs/outputs.md take them from here.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ POINTS, NATS = "points", "nats/token"
 class Column:
     """One number, or word, of a result.
 
-    explanation: what it means. name: in `sweep.csv`. path: the dotted attribute path in a `Result`. label: its name in
-    words. heading: above a column of the report, if it differs from the label. short: above a column in the terminal,
-    if it differs from the heading. unit: empty for words and plain counts. digits: decimals shown. scale: the shown
-    number is the value divided by this. in_table: whether `sweep.csv` has it.
+    explanation: what it means. name: in `sweep.csv`. path: the dotted attribute path in a `Result`.
+    label: its name in words. heading: above a column of the report, if it differs from the label.
+    short: above a column in the terminal, if it differs from the heading. unit: empty for words and
+    plain counts. digits: decimals shown. scale: the shown number is the value divided by this.
+    in_table: whether `sweep.csv` has it.
     """
 
     explanation: str
@@ -71,7 +72,9 @@ class Column:
 
 
 def column(explanation: str, **shown: Any) -> Any:
-    """A field of a result that is a column; None where it was not measured. shown: the other fields of `Column`."""
+    """A field of a result that is a column; None where it was not measured. shown: the other fields
+    of `Column`.
+    """
     return dataclasses.field(default=None, metadata={"column": Column(explanation, **shown)})
 
 
@@ -118,7 +121,11 @@ def columns_of(kind: type, prefix: str = "", path: str = "") -> Iterator[Column]
             name, place = one.name or f"{prefix}{field.name}", one.path or field.name
             yield dataclasses.replace(one, name=name, path=f"{path}{place}")
         elif "prefix" in field.metadata:
-            (inner,) = (one for one in get_args(hints[field.name]) or [hints[field.name]] if one is not NoneType)
+            (inner,) = (
+                one
+                for one in get_args(hints[field.name]) or [hints[field.name]]
+                if one is not NoneType
+            )
             yield from columns_of(inner, field.metadata["prefix"], f"{path}{field.name}.")
 
 
@@ -128,11 +135,15 @@ _INFINITIES = {"inf": math.inf, "-inf": -math.inf}  # JSON has no infinities
 
 
 def to_json(value: Any) -> Any:
-    """The value for JSON: dataclasses become objects, NaN becomes null, and infinity becomes "inf"."""
+    """The value for JSON: dataclasses become objects, NaN becomes null, and infinity becomes
+    "inf".
+    """
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if is_dataclass(value):
-        return {each.name: to_json(getattr(value, each.name)) for each in stored_fields(type(value))}
+        return {
+            each.name: to_json(getattr(value, each.name)) for each in stored_fields(type(value))
+        }
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
@@ -143,21 +154,23 @@ def to_json(value: Any) -> Any:
 def from_json(kind: type[T], value: Any, where: str = "") -> T:
     """A JSON value as a dataclass, or as the type of one of its fields.
 
-    Keys without a field are ignored. where: the path of keys to the value, for messages. Raises ValueError for a
-    missing field or a value of another type.
+    Keys without a field are ignored. where: the path of keys to the value, for messages. Raises
+    ValueError for a missing field or a value of another type.
     """
     if kind is Any:
         return value
     origin = get_origin(kind) or kind
     if origin in (Union, UnionType):
-        (kind,) = (each for each in get_args(kind) if each is not NoneType)  # unions here are X | None
+        # unions here are X | None
+        (kind,) = (each for each in get_args(kind) if each is not NoneType)
         return None if value is None else from_json(kind, value, where)
     if origin in (Mapping, dict):
         items = _plain(dict, value, where).items()
         return {key: from_json(get_args(kind)[1], item, f"{where}.{key}") for key, item in items}
     if origin in (Sequence, list):
         return [
-            from_json(get_args(kind)[0], item, f"{where}[{at}]") for at, item in enumerate(_plain(list, value, where))
+            from_json(get_args(kind)[0], item, f"{where}[{at}]")
+            for at, item in enumerate(_plain(list, value, where))
         ]
     if issubclass(kind, Mapping):
         return kind(_plain(dict, value, where))
@@ -179,7 +192,9 @@ def _dataclass(kind: type[T], value: Mapping[str, Any], where: str) -> T:
     found = {}
     for each in stored_fields(kind):
         if each.name in value:
-            found[each.name] = from_json(_types(kind)[each.name], value[each.name], f"{where}.{each.name}".lstrip("."))
+            found[each.name] = from_json(
+                _types(kind)[each.name], value[each.name], f"{where}.{each.name}".lstrip(".")
+            )
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ValueError(f"{each.name} is missing in {where or 'the file'}")
     return kind(**found)

@@ -11,7 +11,8 @@ from typing import Any
 from bild_lab.errors import UserError
 
 EXAMPLES = "examples.jsonl"
-_ALWAYS = ("id", "prediction", "token_ids", "latency_s", "rounds")  # the keys of every line; others may be absent
+# the keys of every line; others may be absent
+_ALWAYS = ("id", "prediction", "token_ids", "latency_s", "rounds")
 
 Span = tuple[str, float, float]  # a stage, its start and its end, in seconds since decoding began
 
@@ -20,9 +21,10 @@ Span = tuple[str, float, float]  # a stage, its start and its end, in seconds si
 class MeasuredRound:
     """One draft and its verification.
 
-    drafted: token ids. accepted: how many of them were accepted. next_token: the target's own token after them; None
-    if the draft was not verified. statistics: numbers specific to the method, by name, such as the drafter's
-    "confidence" and the target's "distance" of each drafted token. In the file they are keys like the others.
+    drafted: token ids. accepted: how many of them were accepted. next_token: the target's own token
+    after them; None if the draft was not verified. statistics: numbers specific to the method, by
+    name, such as the drafter's "confidence" and the target's "distance" of each drafted token. In
+    the file they are keys like the others.
     """
 
     drafted: Sequence[int]
@@ -45,21 +47,26 @@ class MeasuredRound:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> MeasuredRound:
-        """The inverse of `to_json`: a key that is not a field is a statistic. Raises TypeError for a missing field."""
+        """The inverse of `to_json`: a key that is not a field is a statistic.
+
+        Raises TypeError for a missing field.
+        """
         names = ("drafted", "accepted", "next_token", "fallback", "draft_calls")
         own = {name: content[name] for name in names if name in content}
-        return cls(**own, statistics={name: value for name, value in content.items() if name not in own})
+        return cls(
+            **own, statistics={name: value for name, value in content.items() if name not in own}
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredExample:
     """The outputs and timings of method and baseline for one example.
 
-    turn: of its conversation, from 1. latency_s: seconds of each repeat. The baseline's fields are None if none was
-    timed. certificate: the comparison with the target's own text, with `measure.certify`. Only traced examples have
-    the last three fields. spans: every stage in order. pieces: the text of each token, by its id. scores: of the
-    metrics that are means over examples, by their names in the configuration. log_probability: the target's of the
-    whole text, in nats.
+    turn: of its conversation, from 1. latency_s: seconds of each repeat. The baseline's fields are
+    None if none was timed. certificate: the comparison with the target's own text, with
+    `measure.certify`. Only traced examples have the last three fields. spans: every stage in order.
+    pieces: the text of each token, by its id. scores: of the metrics that are means over examples,
+    by their names in the configuration. log_probability: the target's of the whole text, in nats.
     """
 
     id: str
@@ -88,14 +95,24 @@ class MeasuredExample:
     def to_json(self) -> dict[str, Any]:
         """Its line of the file, without absent fields."""
         line = {**vars(self), "rounds": [one.to_json() for one in self.rounds]}
-        left_out = {name for name, value in line.items() if name not in _ALWAYS and (value is None or value == ())}
-        return {name: value for name, value in line.items() if name not in left_out and (name, value) != ("turn", 1)}
+        left_out = {
+            name
+            for name, value in line.items()
+            if name not in _ALWAYS and (value is None or value == ())
+        }
+        return {
+            name: value
+            for name, value in line.items()
+            if name not in left_out and (name, value) != ("turn", 1)
+        }
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> MeasuredExample:
         """The inverse of `to_json`. Raises KeyError or TypeError if something is missing."""
         known = {name: value for name, value in content.items() if name in cls.__dataclass_fields__}
-        return cls(**{**known, "rounds": [MeasuredRound.from_json(one) for one in content["rounds"]]})
+        return cls(
+            **{**known, "rounds": [MeasuredRound.from_json(one) for one in content["rounds"]]}
+        )
 
 
 def read_examples(folder: Path | None) -> list[MeasuredExample]:
@@ -110,4 +127,6 @@ def read_examples(folder: Path | None) -> list[MeasuredExample]:
         lines = file.read_text(encoding="utf-8").split("\n")
         return [MeasuredExample.from_json(json.loads(line)) for line in lines if line]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{file} cannot be read: {error}; measure the point again with resume=false") from error
+        raise UserError(
+            f"{file} cannot be read: {error}; measure the point again with resume=false"
+        ) from error

@@ -1,16 +1,30 @@
-"""The groups of a result's numbers: quality, speed, counts, change, certificate, cost and predictions."""
+"""The groups of a result's numbers: quality, speed, counts, change, certificate, cost and
+predictions.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from bild_lab.lab.schema.columns import NATS, POINTS, SHARE, TIMES, column, count, end, ratio, required, share
+from bild_lab.lab.schema.columns import (
+    NATS,
+    POINTS,
+    SHARE,
+    TIMES,
+    column,
+    count,
+    end,
+    ratio,
+    required,
+    share,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over examples.
+    """The quality of the outputs, on the metric's scale of 0 to 100, with its 95 % interval over
+    examples.
 
     signature: how it was computed. What compares with the baseline is None without one.
     """
@@ -24,7 +38,8 @@ class Quality:
     signature: str | None = None
     baseline: float | None = column("The baseline’s quality on the same examples.", unit=POINTS)
     difference: float | None = column(
-        "The point’s quality minus the baseline’s on the same examples, with its paired 95 % interval.",
+        "The point’s quality minus the baseline’s on the same examples, with its paired 95 %"
+        " interval.",
         label="difference from the baseline",
         heading="difference",
         short="diff.",
@@ -33,7 +48,8 @@ class Quality:
     difference_low: float | None = end("lower", "the difference", POINTS)
     difference_high: float | None = end("upper", "the difference", POINTS)
     p_value: float | None = column(
-        "How often a quality difference at least this large would come by chance if the two systems were equally good.",
+        "How often a quality difference at least this large would come by chance if the two systems"
+        " were equally good.",
         name="p_value",
         label="p-value",
         digits=3,
@@ -45,12 +61,13 @@ class Quality:
 class Latency:
     """Seconds per example; the median of an example's repeats counts. total: of all examples.
 
-    In a batch an example's seconds are those from its place to its end, so they overlap with those of others.
+    In a batch an example's seconds are those from its place to its end, so they overlap with those
+    of others.
     """
 
     median: float = required(
-        "Seconds from an example’s token ids to those of its output, in a batch with its waits for others. Half of the "
-        "examples took less than the median, 95 % less than p95.",
+        "Seconds from an example’s token ids to those of its output, in a batch with its waits for"
+        " others. Half of the examples took less than the median, 95 % less than p95.",
         label="median latency per example",
         heading="latency",
         short="ms",
@@ -63,11 +80,15 @@ class Latency:
 
 @dataclass(frozen=True)
 class Speedup:
-    """Baseline time over method time, with a 95 % bootstrap interval over examples. All None without a baseline."""
+    """Baseline time over method time, with a 95 % bootstrap interval over examples.
+
+    All None without a baseline.
+    """
 
     value: float | None = column(
-        "The baseline’s total time divided by the point’s, over the same examples, at the same batch, with its 95 % "
-        "interval. 1.5× means two thirds of the time. “Relative latency” is one over it.",
+        "The baseline’s total time divided by the point’s, over the same examples, at the same"
+        " batch, with its 95 % interval. 1.5× means two thirds of the time. “Relative latency” is"
+        " one over it.",
         name="speedup",
         unit=TIMES,
     )
@@ -75,8 +96,9 @@ class Speedup:
     high: float | None = end("upper", "the speedup", TIMES)
     median: float | None = ratio("The median of the speedups of single examples.")
     noise: float | None = share(
-        "How far the speedup may be off, on these texts, by the clock alone: half its 95 % interval over the repeats. "
-        "More repeats lower it; only more texts narrow the speedup’s own interval.",
+        "How far the speedup may be off, on these texts, by the clock alone: half its 95 % interval"
+        " over the repeats. More repeats lower it; only more texts narrow the speedup’s own"
+        " interval.",
         label="speedup, error of the clock",
     )
     repeats: int | None = count("How often each text was timed.", name="repeats")
@@ -84,28 +106,32 @@ class Speedup:
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Totals over the rounds of all examples. All None for a method without rounds, such as Transformers' own.
+    """Totals over the rounds of all examples. All None for a method without rounds, such as
+    Transformers' own.
 
-    acceptance_by_position: the share of drafts accepted at a position, among those accepted at all positions before.
-    judged_by_position: how many drafts had a token accepted at each position, rejected, and dropped unobserved after a
-    rejection.
+    acceptance_by_position: the share of drafts accepted at a position, among those accepted at all
+    positions before.
+    judged_by_position: how many drafts had a token accepted at each position, rejected, and dropped
+    unobserved after a rejection.
     """
 
     tokens_per_target_call: float | None = column(
-        "Emitted tokens per forward pass of the target: 1 for plain decoding; more is better. Spec-Bench calls it mean "
-        "accepted tokens, SPEED-Bench acceptance length.",
+        "Emitted tokens per forward pass of the target: 1 for plain decoding; more is better."
+        " Spec-Bench calls it mean accepted tokens, SPEED-Bench acceptance length.",
         heading="tokens/call",
         short="tok/call",
     )
     acceptance_rate: float | None = share(
-        "The probability that a drafted token is accepted, given that those before it are: accepted tokens, divided by "
-        "accepted tokens plus rejections. Tokens after a rejected token are dropped and count as neither.",
+        "The probability that a drafted token is accepted, given that those before it are: accepted"
+        " tokens, divided by accepted tokens plus rejections. Tokens after a rejected token are"
+        " dropped and count as neither.",
         heading="acceptance",
         short="acc.",
     )
     expected_acceptance: float | None = share(
-        "The mean of Σ min(p, q), how likely a drafted token is accepted, where a rule records it; with policy=alpha "
-        "over all of the target’s own tokens, which is the α of speculative decoding’s Table 3."
+        "The mean of Σ min(p, q), how likely a drafted token is accepted, where a rule records it;"
+        " with policy=alpha over all of the target’s own tokens, which is the α of speculative"
+        " decoding’s Table 3."
     )
     nothing_accepted: float | None = share(
         "The share of rounds with a draft in which the target accepted none of its tokens.",
@@ -116,10 +142,13 @@ class Counts:
     accepted: int | None = count("Drafted tokens that the target accepted.")
     draft_calls: int | None = count("Forward passes of the drafter.")
     target_calls: int | None = count("Forward passes of the target.")
-    fallbacks: int | None = count("How often the drafter handed over to the target early, its confidence too low.")
+    fallbacks: int | None = count(
+        "How often the drafter handed over to the target early, its confidence too low."
+    )
     rollbacks: int | None = count("How often the target replaced a drafted token.")
     exit_layer_mean: float | None = column(
-        "After how many layers a token was predicted, on average; for methods that exit early.", unit="layers"
+        "After how many layers a token was predicted, on average; for methods that exit early.",
+        unit="layers",
     )
     acceptance_by_position: list[float | None] | None = None
     judged_by_position: list[list[int]] | None = None
@@ -127,7 +156,9 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Category:
-    """The numbers of one category of the dataset; the fields have the same meaning as in `Result`."""
+    """The numbers of one category of the dataset; the fields have the same meaning as in
+    `Result`.
+    """
 
     n_examples: int
     tokens: int
@@ -143,15 +174,19 @@ class Category:
 class Change:
     """What differs from the baseline's texts, and how likely the target itself finds the texts.
 
-    The first two are None when sampling, where texts differ anyway. Every low and high is a 95 % bootstrap interval
-    over examples. What needs a baseline is None without one, and the log-probabilities where they were not asked for.
+    The first two are None when sampling, where texts differ anyway. Every low and high is a 95 %
+    bootstrap interval over examples. What needs a baseline is None without one, and the
+    log-probabilities where they were not asked for.
     """
 
     changed: float | None = share(
-        "The share of texts whose tokens are not all the baseline’s.", label="texts changed", heading="changed"
+        "The share of texts whose tokens are not all the baseline’s.",
+        label="texts changed",
+        heading="changed",
     )
     first_difference: float | None = column(
-        "How many tokens a changed text shares with the baseline’s before the first that differs; the median.",
+        "How many tokens a changed text shares with the baseline’s before the first that differs;"
+        " the median.",
         label="tokens before the first difference",
         heading="first difference",
         unit="tokens",
@@ -165,8 +200,9 @@ class Change:
     length_ratio_low: float | None = end("lower", "the relative length", TIMES)
     length_ratio_high: float | None = end("upper", "the relative length", TIMES)
     log_probability: float | None = column(
-        "The log-probability that the target itself gives to the emitted tokens at temperature 1, in nats per token, "
-        "with its 95 % interval: a quality that needs no reference. Greedy texts are not the most likely.",
+        "The log-probability that the target itself gives to the emitted tokens at temperature 1,"
+        " in nats per token, with its 95 % interval: a quality that needs no reference. Greedy"
+        " texts are not the most likely.",
         label="log-probability by the target",
         heading="log-probability",
         unit=NATS,
@@ -174,9 +210,12 @@ class Change:
     )
     log_probability_low: float | None = end("lower", "the log-probability", NATS)
     log_probability_high: float | None = end("upper", "the log-probability", NATS)
-    log_probability_baseline: float | None = column("The same of the baseline’s texts.", unit=NATS, digits=3)
+    log_probability_baseline: float | None = column(
+        "The same of the baseline’s texts.", unit=NATS, digits=3
+    )
     log_probability_difference: float | None = column(
-        "The point’s log-probability minus the baseline’s on the same examples, with its paired 95 % interval.",
+        "The point’s log-probability minus the baseline’s on the same examples, with its paired 95"
+        " % interval.",
         label="log-probability, difference from the baseline’s",
         heading="difference",
         unit=NATS,
@@ -190,28 +229,35 @@ class Change:
 class CertificateCounts:
     """How many examples are the target's own, differ by rounding, or differ by more.
 
-    output: the largest total variation between what the rule emits and the target's distribution. rounding: by the
-    number of rows in a forward, the largest total variation between the target's distribution in it and one row after
-    another. The last three are None for greedy texts.
+    output: the largest total variation between what the rule emits and the target's distribution.
+    rounding: by the number of rows in a forward, the largest total variation between the target's
+    distribution in it and one row after another. The last three are None for greedy texts.
     """
 
     equal: int = required(
-        "Examples whose text is the target’s own; when sampling, whose tokens have its distribution to 1e-6 of total "
-        "variation.",
+        "Examples whose text is the target’s own; when sampling, whose tokens have its distribution"
+        " to 1e-6 of total variation.",
         digits=0,
     )
-    ties: int = required("Examples that differ from it by a numerical tie; when sampling, by rounding.", digits=0)
+    ties: int = required(
+        "Examples that differ from it by a numerical tie; when sampling, by rounding.", digits=0
+    )
     defects: int = required("Examples that differ from it by more.", digits=0)
-    unjudged: int | None = count("Sampled examples of a rule whose output distribution has no closed form.")
+    unjudged: int | None = count(
+        "Sampled examples of a rule whose output distribution has no closed form."
+    )
     output: float | None = column(
-        "The largest total variation between what the rule emits and the target’s distribution, in any context."
+        "The largest total variation between what the rule emits and the target’s distribution, in"
+        " any context."
     )
     rounding: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingCosts:
-    """Operations and memory traffic of all forwards, and their ratios to the baseline's (None without a baseline)."""
+    """Operations and memory traffic of all forwards, and their ratios to the baseline's (None
+    without a baseline).
+    """
 
     flops_per_token: float = required(
         "Arithmetic operations per emitted token (GFLOP: billions of them).",
@@ -236,10 +282,14 @@ class DecodingCosts:
         unit="FLOP/byte",
     )
     flops_ratio: float | None = ratio(
-        "Operations per token over the baseline’s.", label="operations, relative", heading="operations"
+        "Operations per token over the baseline’s.",
+        label="operations, relative",
+        heading="operations",
     )
     bytes_ratio: float | None = ratio(
-        "Memory traffic per token over the baseline’s.", label="memory traffic, relative", heading="traffic"
+        "Memory traffic per token over the baseline’s.",
+        label="memory traffic, relative",
+        heading="traffic",
     )
     intensity_ratio: float | None = ratio(
         "Intensity over the baseline’s.", label="intensity, relative", heading="intensity"
@@ -248,7 +298,9 @@ class DecodingCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """Speedups over the target alone, from theory to measured time; each step adds one cost that theory leaves out."""
+    """Speedups over the target alone, from theory to measured time; each step adds one cost that
+    theory leaves out.
+    """
 
     cost_ratio: float = required(
         "The cost ratio: seconds of a drafter step over seconds of a token by the target alone.",
@@ -264,8 +316,9 @@ class Prediction:
         digits=0,
     )
     theorem: float | None = required(
-        "The speedup over the target alone that Theorem 3.8 of speculative decoding gives for the acceptance rate α, "
-        "the window and the cost ratio c. Each of the next columns adds one thing that it leaves out.",
+        "The speedup over the target alone that Theorem 3.8 of speculative decoding gives for the"
+        " acceptance rate α, the window and the cost ratio c. Each of the next columns adds one"
+        " thing that it leaves out.",
         label="Theorem 3.8",
         heading="Thm 3.8",
         unit=TIMES,
@@ -277,15 +330,15 @@ class Prediction:
         unit=TIMES,
     )
     host: float = required(
-        "The one before, with the measured time of verification, including the acceptance rule and the host code "
-        "between the stages, which a token of the target has too.",
+        "The one before, with the measured time of verification, including the acceptance rule and"
+        " the host code between the stages, which a token of the target has too.",
         label="with real verification and host code",
         heading="+ verify, host",
         unit=TIMES,
     )
     prefill: float = required(
-        "The one before, with the encoder and prompt, and the actual lengths of the texts: the timed speedup of the "
-        "traced examples.",
+        "The one before, with the encoder and prompt, and the actual lengths of the texts: the"
+        " timed speedup of the traced examples.",
         label="with prefill",
         heading="+ prefill",
         unit=TIMES,
@@ -296,10 +349,11 @@ class Prediction:
 class Pipeline:
     """Measurements of predictive pipelined decoding, and Theorem 4.1 with the measured match rate.
 
-    layers: of the target. exit_layer: after how many layers the next token is started. match_rate: over the tokens that
-    have a successor; None if no text has two tokens. The theorem assumes candidates for every token. The executor has
-    none for the last token before the length limit, so its compute may be smaller. The speedups over the target alone
-    go from theory to measured time. They are None if nothing was traced, or if the baseline is not the target alone.
+    layers: of the target. exit_layer: after how many layers the next token is started. match_rate:
+    over the tokens that have a successor; None if no text has two tokens. The theorem assumes
+    candidates for every token. The executor has none for the last token before the length limit, so
+    its compute may be smaller. The speedups over the target alone go from theory to measured time.
+    They are None if nothing was traced, or if the baseline is not the target alone.
     """
 
     layers: int
@@ -310,13 +364,17 @@ class Pipeline:
     predicted_latency_units: float = required(
         "Layer times per token by Theorem 4.1 of predictive pipelined decoding.", unit="layers"
     )
-    predicted_compute_units: float = required("Layers that run per token by Theorem 4.1.", unit="layers")
+    predicted_compute_units: float = required(
+        "Layers that run per token by Theorem 4.1.", unit="layers"
+    )
     theorem: float | None = ratio("The speedup by Theorem 4.1.")
     exit: float | None = ratio(
-        "The one before, with the measured time up to the exit, the head and the choice of candidates included."
+        "The one before, with the measured time up to the exit, the head and the choice of"
+        " candidates included."
     )
     concurrent: float | None = ratio(
-        "The one before, with the measured time of running token and candidates in parallel, which compete for memory."
+        "The one before, with the measured time of running token and candidates in parallel, which"
+        " compete for memory."
     )
     host: float | None = ratio("The one before, with the time of host code.")
     prefill: float | None = ratio("The one before, with the encoder.")

@@ -1,4 +1,7 @@
-"""The measurements of one point: the content of `result.json`. Every field says what it is called and means."""
+"""The measurements of one point: the content of `result.json`.
+
+Every field says what it is called and means.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bild_lab.errors import UserError
-from bild_lab.lab.schema.columns import Column, column, columns_of, from_json, group, ratio, required, share, to_json
+from bild_lab.lab.schema.columns import (
+    Column,
+    column,
+    columns_of,
+    from_json,
+    group,
+    ratio,
+    required,
+    share,
+    to_json,
+)
 from bild_lab.lab.schema.numbers import (
     Category,
     CertificateCounts,
@@ -25,12 +38,16 @@ from bild_lab.lab.schema.numbers import (
 SCHEMA = 3
 AS_GOOD_CUT = ("agreement", "log_probability", "length")  # metrics that a text needs no end for
 BUSY_PERCENT = 10  # of all cores' time; more than this used by others changes the timings
-BUSY_REMEDY = "timings suffer; runtime.threads=1 suffers least, measure.quiet=120 waits for it to end"
+BUSY_REMEDY = (
+    "timings suffer; runtime.threads=1 suffers least, measure.quiet=120 waits for it to end"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Record(Mapping[str, Any]):
-    """A mapping with arbitrary keys, which are also attributes; None for a key that is not there."""
+    """A mapping with arbitrary keys, which are also attributes; None for a key that is not
+    there.
+    """
 
     entries: Mapping[str, Any]
 
@@ -50,7 +67,9 @@ class Record(Mapping[str, Any]):
 
 
 class Setting(Record):
-    """Everything that two points must share to be compared, such as models, data and hardware (`lab/point.py`)."""
+    """Everything that two points must share to be compared, such as models, data and hardware
+    (`lab/point.py`).
+    """
 
     KEYS: ClassVar = (
         Column("The large model, whose output is wanted.", "target"),
@@ -79,27 +98,34 @@ class Setting(Record):
 
 
 class Environment(Record):
-    """The environment of a point's measurement: versions, hardware, other load (`lab/measure/environment.py`)."""
+    """The environment of a point's measurement: versions, hardware, other load
+    (`lab/measure/environment.py`).
+    """
 
     KEYS: ClassVar = (
         Column(
-            "Whether another process of bild_lab used the device meanwhile. Do not rely on the timings then.",
+            "Whether another process of bild_lab used the device meanwhile. Do not rely on the"
+            " timings then.",
             "shared_device",
         ),
         Column(
-            "How much of all cores’ time other processes used while the point was timed. Above 10 % do not rely on "
-            "the timings.",
+            "How much of all cores’ time other processes used while the point was timed. Above 10 %"
+            " do not rely on the timings.",
             "busy_elsewhere_percent",
             label="machine busy elsewhere",
             unit="%",
             digits=0,
         ),
-        Column("Seconds that timing waited for other programs to end.", "waited_s", unit="s", digits=0),
+        Column(
+            "Seconds that timing waited for other programs to end.", "waited_s", unit="s", digits=0
+        ),
     )
 
     @property
     def busy(self) -> bool:
-        """Whether other processes used more than `BUSY_PERCENT` of the machine while the point was timed."""
+        """Whether other processes used more than `BUSY_PERCENT` of the machine while the point was
+        timed.
+        """
         return (self.busy_elsewhere_percent or 0.0) > BUSY_PERCENT
 
 
@@ -107,11 +133,12 @@ class Environment(Record):
 class Result:
     """The result of one point.
 
-    name: of the sweep. composition: the decoder's parts in one line. facts: what does not affect the numbers
-    (`lab/point.py`). same_as_baseline: whether the policy is the baseline's with the same knobs. quality: of the metric
-    that leads. further_qualities: of the others, by their names in the configuration. categories: by name; None if the
-    dataset has none. stages_s: seconds in prefill, draft, verify and host over the traced examples. seconds: of each
-    part of measuring the point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in
+    name: of the sweep. composition: the decoder's parts in one line. facts: what does not affect
+    the numbers (`lab/point.py`). same_as_baseline: whether the policy is the baseline's with the
+    same knobs. quality: of the metric that leads. further_qualities: of the others, by their names
+    in the configuration. categories: by name; None if the dataset has none. stages_s: seconds in
+    prefill, draft, verify and host over the traced examples. seconds: of each part of measuring the
+    point, with "total". stored_at: ISO date and time. folder: of the files; it is not stored in
     them.
     """
 
@@ -122,11 +149,13 @@ class Result:
     composition: str
     setting: Setting = group("")
     engine: str | None = column(
-        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers), or a peer’s own."
+        "What ran the target: kernels (our C++), native (our modules), hf (those of Transformers),"
+        " or a peer’s own."
     )
     precision: str | None = column(
-        "The precision of the policy’s weights: the setting’s, or that of a peer’s own file, such as q4_k_m. That "
-        "file is another model than the baseline’s: read its quality beside its speed."
+        "The precision of the policy’s weights: the setting’s, or that of a peer’s own file, such"
+        " as q4_k_m. That file is another model than the baseline’s: read its quality beside its"
+        " speed."
     )
     environment: Environment = group("")
     facts: Mapping[str, Any] | None = None
@@ -136,16 +165,25 @@ class Result:
     latency_s: Latency | None = group("latency_s_", None)
     baseline_latency_s: Latency | None = None
     speedup: Speedup = group("speedup_", Speedup())
-    tokens: int = required("Tokens emitted, after every cut at an end token or the length limit.", digits=0)
-    tokens_per_s: float | None = column(
-        "Emitted tokens per second.", label="tokens per second", heading="tokens/s", unit="1/s", digits=1
+    tokens: int = required(
+        "Tokens emitted, after every cut at an end token or the length limit.", digits=0
     )
-    baseline_tokens_per_s: float | None = column("The baseline’s tokens per second.", unit="1/s", digits=1)
+    tokens_per_s: float | None = column(
+        "Emitted tokens per second.",
+        label="tokens per second",
+        heading="tokens/s",
+        unit="1/s",
+        digits=1,
+    )
+    baseline_tokens_per_s: float | None = column(
+        "The baseline’s tokens per second.", unit="1/s", digits=1
+    )
     tokens_per_s_ratio: float | None = ratio(
         "Tokens per second over the baseline’s: under greedy decoding BiTA’s “greedy speedup”."
     )
     first_token_s: float | None = column(
-        "Seconds from an example’s token ids to its first tokens, the median of the traced examples.",
+        "Seconds from an example’s token ids to its first tokens, the median of the traced"
+        " examples.",
         label="time to first token",
         heading="first token, ms",
         unit="s",
@@ -154,28 +192,30 @@ class Result:
     )
     counts: Counts = group("", Counts())
     agreement_with_target: float | None = share(
-        "The share of examples whose token ids all equal the target’s own greedy output. It does not say how good the "
-        "other outputs are. In bfloat16 even a lossless method may differ at positions where two tokens are nearly "
-        "tied.",
+        "The share of examples whose token ids all equal the target’s own greedy output. It does"
+        " not say how good the other outputs are. In bfloat16 even a lossless method may differ at"
+        " positions where two tokens are nearly tied.",
         label="same output as the target alone",
         heading="same output",
         short="same",
     )
-    baseline_empty: float | None = share("The share of the baseline’s texts without a word.", label="baseline empty")
+    baseline_empty: float | None = share(
+        "The share of the baseline’s texts without a word.", label="baseline empty"
+    )
     baseline_cut: float | None = share(
         "The share of the baseline’s texts that the length limit cut.", label="baseline cut"
     )
     peak_memory_mb: float | None = column(
-        "Peak memory of the process, on a GPU of the device, from loading the models to the last score, method and "
-        "baseline together.",
+        "Peak memory of the process, on a GPU of the device, from loading the models to the last"
+        " score, method and baseline together.",
         label="peak memory",
         heading="memory, MB",
         unit="MB",
         digits=0,
     )
     joules_per_token: float | None = column(
-        "Joules of the GPU, or of the CPU’s packages, while the policy decoded, over its tokens; empty where no "
-        "counter can be read.",
+        "Joules of the GPU, or of the CPU’s packages, while the policy decoded, over its tokens;"
+        " empty where no counter can be read.",
         label="energy a token",
         heading="energy, J/token",
         unit="J",
@@ -194,7 +234,9 @@ class Result:
 
     @property
     def own_weights(self) -> str | None:
-        """The precision of a peer's own weights where it is not that of the setting, as the baseline has it."""
+        """The precision of a peer's own weights where it is not that of the setting, as the
+        baseline has it.
+        """
         return None if self.precision in (None, self.setting.dtype) else self.precision
 
     @property
@@ -214,7 +256,9 @@ class Result:
 
     @property
     def doubt(self) -> str:
-        """Why its quality says little: what is wrong with every text of the baseline; empty if nothing is."""
+        """Why its quality says little: what is wrong with every text of the baseline; empty if
+        nothing is.
+        """
         limit = self.setting["decoding"]["max_new_tokens"]
         if self.baseline_empty == 1:
             return "every text of the baseline is empty"
@@ -231,10 +275,11 @@ class Result:
 
     @property
     def impossible(self) -> bool:
-        """Whether the timing cannot be right: drafts gave more speed than tokens per call of the target.
+        """Whether the timing cannot be right: drafts gave more speed than tokens per call of the
+        target.
 
-        A call takes at least as long as a token of `vanilla`. A share of 5 % is left to noise, and a method that ends
-        its texts earlier is judged by its tokens per second.
+        A call takes at least as long as a token of `vanilla`. A share of 5 % is left to noise, and
+        a method that ends its texts earlier is judged by its tokens per second.
         """
         bound = self.counts.tokens_per_target_call
         if self.setting.baseline != "vanilla" or not self.counts.drafted or bound is None:
@@ -250,15 +295,17 @@ class Result:
     def from_json(cls, content: Any, folder: Path | None = None) -> Result:
         """Read the content of `result.json`.
 
-        Raises UserError for another version than this code knows, ValueError for anything that is not a result.
+        Raises UserError for another version than this code knows, ValueError for anything that is
+        not a result.
         """
         schema = content.get("schema") if isinstance(content, dict) else None
         if not isinstance(schema, int):
             raise ValueError("the file must hold a result with its schema")
         if schema != SCHEMA:
             raise UserError(
-                f"{folder or 'the result'} was written by another version of bild_lab: this one reads results of "
-                f"schema {SCHEMA}, got schema {schema}; use that version, or choose another name=NAME"
+                f"{folder or 'the result'} was written by another version of bild_lab: this one"
+                f" reads results of schema {SCHEMA}, got schema {schema}; use that version, or"
+                " choose another name=NAME"
             )
         return replace(from_json(cls, content), folder=folder)
 
@@ -274,7 +321,10 @@ class FailureCause:
 
 @dataclass(frozen=True)
 class Failure:
-    """A point that has no result: the content of `failed.json`. stored_at: ISO date and time; empty for damage."""
+    """A point that has no result: the content of `failed.json`. stored_at:
+
+    ISO date and time; empty for damage.
+    """
 
     point: str
     policy: str

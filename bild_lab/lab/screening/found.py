@@ -1,4 +1,6 @@
-"""What a screening found: all points with their front, and the points of the front that were measured live."""
+"""What a screening found: all points with their front, and the points of the front that were
+measured live.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,21 @@ from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.screening.guarantee import guarantee, sequence
 from bild_lab.lab.screening.replay import CostModel, Judged, Screened, TimedText, fit
-from bild_lab.lab.screening.rows import Row, require_same_setting, with_front, write_rows, write_summary
+from bild_lab.lab.screening.rows import (
+    Row,
+    require_same_setting,
+    with_front,
+    write_rows,
+    write_summary,
+)
 from bild_lab.lab.screening.screen import Screening, ScreenSpec
 
 
 @dataclass
 class Found:
-    """Screened points. chosen: the places of the rows to measure on the other split. summary: for `screen.json`."""
+    """Screened points. chosen: the places of the rows to measure on the other split. summary: for
+    `screen.json`.
+    """
 
     screening: Screening
     screened: list[Screened]
@@ -36,7 +46,8 @@ class Found:
     chosen: list[int]
 
     def confirm(self, split: str, measure: Callable[[DictConfig], Any]) -> None:
-        """Measure the chosen points live, and write everything. measure: measures a point and stores its result.
+        """Measure the chosen points live, and write everything. measure: measures a point and
+        stores its result.
 
         They are decoded over the record too, as other texts have other counts.
         """
@@ -53,12 +64,17 @@ class Found:
             result = sweep.newest(prepare(cfg).id)
             if result is not None:
                 self.rows[place] = replace(self.rows[place], confirmed=result.point)
-                self.summary["confirmed"].append(confirmation(self.rows[place], result, predicted_s[0], seconds))
+                self.summary["confirmed"].append(
+                    confirmation(self.rows[place], result, predicted_s[0], seconds)
+                )
         self.summary["seconds"]["confirm"] = time.perf_counter() - started
         self.write()
 
     def guarantee(self, spec: ScreenSpec) -> str:
-        """Certify points of the front, mark them, and have the fastest of them measured too. Returns it in words."""
+        """Certify points of the front, mark them, and have the fastest of them measured too.
+
+        Returns it in words.
+        """
         asked, split = spec.guarantee, spec.confirm
         speeds = np.array([row.predicted_speedup for row in self.rows])
         select = self.screening.losses(self.screened)
@@ -67,7 +83,10 @@ class Found:
         with Sweep(self.screening.folder).search_lock():
             decoded = held_out.decode([self.screened[at + 1].candidate for at in order])
         with self.screening.stage("guarantee", "certifying"):
-            others, losses = None if select.each is None else select.each[order], held_out.losses(decoded)
+            others, losses = (
+                None if select.each is None else select.each[order],
+                held_out.losses(decoded),
+            )
             found = guarantee(asked, speeds[order], others, losses, self.screening.point.seed)
         certified = found.chosen is not None and found.p_values is not None
         if certified:
@@ -112,9 +131,10 @@ class Found:
 def confirmation(row: Row, result: Result, alone_s: float, seconds: float) -> dict[str, Any]:
     """A row and the result of its point on the other split.
 
-    alone_s, seconds: predicted for the target alone and for the point, on the texts that were measured. selected_: of
-    the texts that the point was chosen on. baseline_drift: how much longer than predicted the target alone took beside
-    this point, relative; below 0 the machine was faster than when the cost model was timed.
+    alone_s, seconds: predicted for the target alone and for the point, on the texts that were
+    measured. selected_: of the texts that the point was chosen on. baseline_drift: how much longer
+    than predicted the target alone took beside this point, relative; below 0 the machine was faster
+    than when the cost model was timed.
     """
     return {
         "point": result.point,
@@ -133,19 +153,39 @@ def confirmation(row: Row, result: Result, alone_s: float, seconds: float) -> di
 
 
 def in_words(found: Mapping[str, Any], row: Row, mean: float) -> str:
-    """A guarantee in a line. row, mean: of the point that was chosen, or else that was tested first, and its loss."""
+    """A guarantee in a line. row, mean: of the point that was chosen, or else that was tested
+    first, and its loss.
+    """
     point = point_label(row, list(row.knobs))
-    bound = f"mean loss of {found['metric']} at most {found['loss']:g} with probability {found['probability']:g}"
+    bound = (
+        f"mean loss of {found['metric']} at most {found['loss']:g} with probability"
+        f" {found['probability']:g}"
+    )
     texts = f"{found['n']:,} texts of {found['split']}"
     if found["certified"]:
-        words = f"certified on {texts}: {point}, predicted {row.predicted_speedup:.2f}x: {bound} ({mean:.4f} there)"
+        words = (
+            f"certified on {texts}: {point}, predicted {row.predicted_speedup:.2f}x: {bound}"
+            f" ({mean:.4f} there)"
+        )
     elif found["method"] == "bootstrap":
-        words = f"no certificate, as {found['metric']} is no mean over texts; a bootstrap over the choice on {texts}: "
-        words += "nothing" if found["policy"] is None else f"{point}, predicted {row.predicted_speedup:.2f}x"
+        words = (
+            f"no certificate, as {found['metric']} is no mean over texts; a bootstrap over the"
+            f" choice on {texts}: "
+        )
+        words += (
+            "nothing"
+            if found["policy"] is None
+            else f"{point}, predicted {row.predicted_speedup:.2f}x"
+        )
     else:
-        words = f"nothing certified on {texts} ({bound}): the surest setting, {point}, lost {mean:.4f} there; "
+        words = (
+            f"nothing certified on {texts} ({bound}): the surest setting, {point}, lost {mean:.4f}"
+            " there; "
+        )
         more = "no number of texts would be enough, so add stricter knobs"
-        words += more if found["enough"] is None else f"about {found['enough']:,} texts would be enough"
+        words += (
+            more if found["enough"] is None else f"about {found['enough']:,} texts would be enough"
+        )
     return words
 
 
@@ -154,28 +194,42 @@ def to_confirm(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
     groups = dict.fromkeys(row.policy if spec.each_policy else "" for row in rows)
     found = []
     for policy in groups:
-        places = [place for place, row in enumerate(rows) if not spec.each_policy or row.policy == policy]
+        places = [
+            place for place, row in enumerate(rows) if not spec.each_policy or row.policy == policy
+        ]
         found += [places[at] for at in along_front(with_front([rows[at] for at in places]), spec)]
     return found
 
 
 def along_front(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
-    """Up to so many points of the front, evenly from its fastest to its best, with the fastest at no loss.
+    """Up to so many points of the front, evenly from its fastest to its best, with the fastest at
+    no loss.
 
     One point is the fastest within the loss that is allowed, or without one the fastest at no loss.
     """
     count, most = spec.confirmations, inf if spec.max_loss is None else spec.max_loss
     front = sorted(
-        (place for place, row in enumerate(rows) if row.on_front and row.quality_difference >= -most),
+        (
+            place
+            for place, row in enumerate(rows)
+            if row.on_front and row.quality_difference >= -most
+        ),
         key=lambda at: -rows[at].predicted_speedup,
     )
-    distinct = list({(rows[at].predicted_speedup, rows[at].quality): at for at in reversed(front)}.values())[::-1]
+    distinct = list(
+        {(rows[at].predicted_speedup, rows[at].quality): at for at in reversed(front)}.values()
+    )[::-1]
     if len(distinct) <= count:
         return distinct
     evenly = [distinct[int(at)] for at in np.linspace(0, len(distinct) - 1, count)]
-    lossless = next((at for at in distinct if rows[at].quality_difference >= 0), distinct[-1] if distinct else None)
+    lossless = next(
+        (at for at in distinct if rows[at].quality_difference >= 0),
+        distinct[-1] if distinct else None,
+    )
     if evenly and lossless not in evenly and (count > 1 or spec.max_loss is None):
-        nearest = min(range(count), key=lambda at: abs(distinct.index(evenly[at]) - distinct.index(lossless)))
+        nearest = min(
+            range(count), key=lambda at: abs(distinct.index(evenly[at]) - distinct.index(lossless))
+        )
         evenly[nearest] = lossless
     return evenly
 
@@ -183,16 +237,18 @@ def along_front(rows: Sequence[Row], spec: ScreenSpec) -> list[int]:
 def screen(screening: Screening, spec: ScreenSpec) -> Found:
     """Decode the points over the record, predict their speeds, and write what was found.
 
-    Raises UserError if another process screens under the same name, if it holds rows of other data, and for a guarantee
-    without speeds.
+    Raises UserError if another process screens under the same name, if it holds rows of other data,
+    and for a guarantee without speeds.
     """
     if spec.guarantee.loss is not None and not spec.timed_s:
-        raise UserError("a guarantee needs speeds, and screen.timed_s=0 predicts none; give seconds")
+        raise UserError(
+            "a guarantee needs speeds, and screen.timed_s=0 predicts none; give seconds"
+        )
     with Sweep(screening.folder).search_lock():
         require_same_setting(screening.folder, screening.point.setting)
         timed: list[TimedText] = []
-        # verdicts on texts that were decoded live too, with another outcome; largest: of the differences between rows
-        # in these texts, relative to the largest score
+        # verdicts on texts that were decoded live too, with another outcome; largest: of the
+        # differences between rows in these texts, relative to the largest score
         differing: list[Judged] = []
         screened, model = screening.decode(screening.grid.candidates), None
         if spec.timed_s:
@@ -215,12 +271,14 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
     return found
 
 
-def summary_of(screening: Screening, screened: Sequence[Screened], model: CostModel | None) -> dict[str, Any]:
+def summary_of(
+    screening: Screening, screened: Sequence[Screened], model: CostModel | None
+) -> dict[str, Any]:
     """What the screening cost, and how well it predicted.
 
-    live_: the calls that live runs of all points would have made. recorded_: the forwards that were run for the record
-    of these examples, by this command and earlier ones. cost_model: seconds of each thing; its errors are relative ones
-    of speedups of points that it was not fitted to.
+    live_: the calls that live runs of all points would have made. recorded_: the forwards that were
+    run for the record of these examples, by this command and earlier ones. cost_model: seconds of
+    each thing; its errors are relative ones of speedups of points that it was not fitted to.
     """
     counts = sum((one.counts for one in screened[1:]), Counter())
     forwards = screening.recorded_forwards()

@@ -1,10 +1,13 @@
-"""Decoding over a record, whether a text so decoded differs from the live one by rounding alone, and what it costs.
+"""Decoding over a record, whether a text so decoded differs from the live one by rounding alone,
+and what it costs.
 
-What a text costs is fitted to timed texts. Seconds are those of a text's start, of its source tokens, of the target's
-forwards, their rows and their rows times context, of the drafter's forwards, and of the policy's rounds. Forwards of
-one row have a price of their own, as their kernels read weights and do little else. No price is negative. Forwards
-through some layers count as the share of the layers that ran, those of a drafter with a draft vocabulary as the share
-of its weights. A round's price holds host, acceptance rule and the drafter's start, so each policy has its own.
+What a text costs is fitted to timed texts. Seconds are those of a text's start, of its source
+tokens, of the target's forwards, their rows and their rows times context, of the drafter's
+forwards, and of the policy's rounds. Forwards of one row have a price of their own, as their
+kernels read weights and do little else. No price is negative. Forwards through some layers count as
+the share of the layers that ran, those of a drafter with a draft vocabulary as the share of its
+weights. A round's price holds host, acceptance rule and the drafter's start, so each policy has its
+own.
 """
 
 from __future__ import annotations
@@ -25,7 +28,16 @@ from torch import Tensor
 from bild_lab.engine.record import RecordedModel, Store
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import ALONE, EVERYTHING, LoadedModel, Opening, Rows, Scores, Session, Want
+from bild_lab.engine.session import (
+    ALONE,
+    EVERYTHING,
+    LoadedModel,
+    Opening,
+    Rows,
+    Scores,
+    Session,
+    Want,
+)
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.analysis.cost import dimensions
@@ -51,7 +63,8 @@ def versions() -> dict[str, str]:
 class Records:
     """The records of all models of a pair, by what their rows depend on.
 
-    folder: outputs/NAME/record. memory_bytes: of each model's rows that stay in memory once they are on disk.
+    folder: outputs/NAME/record. memory_bytes: of each model's rows that stay in memory once they
+    are on disk.
     """
 
     folder: Path
@@ -120,7 +133,10 @@ def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
         tokens = decoder.method.decode(request, trace)[request.limits.prompt_length :]
     except UserError as error:
         raise UserError(f"policy {policy}: {error}") from error
-    names = {id(model.checkpoint.config): f"drafter {place}" for place, model in enumerate(decoder.models)}
+    names = {
+        id(model.checkpoint.config): f"drafter {place}"
+        for place, model in enumerate(decoder.models)
+    }
     names[id(decoder.target.checkpoint.config)] = "target"
     features = features_of(policy, trace, names, decoder.target.depth)
     counts = Counter(
@@ -143,30 +159,37 @@ Wrap = Callable[[LoadedModel], LoadedModel]
 class Judged:
     """The verdict on a replayed text that differs from the live one.
 
-    largest: of the differences between rows that the replay was given and the model's own for the same calls, relative
-    to the largest score; inf if decoding once more gave yet another text.
+    largest: of the differences between rows that the replay was given and the model's own for the
+    same calls, relative to the largest score; inf if decoding once more gave yet another text.
     """
 
     verdict: str
     largest: float
 
 
-def judge(decoder_over: Callable[[Wrap], Decoder], records: Wrap, request: Request, tokens: Sequence[int]) -> Judged:
+def judge(
+    decoder_over: Callable[[Wrap], Decoder], records: Wrap, request: Request, tokens: Sequence[int]
+) -> Judged:
     """Decode a replayed text again with the models themselves beside the record.
 
-    A policy is the same program over both, so a difference is a tie if no row that it was given is further from the
-    model's own than rounding explains: then a choice or a threshold lay within the rounding. Otherwise the record or
-    its sessions have a defect.
+    A policy is the same program over both, so a difference is a tie if no row that it was given is
+    further from the model's own than rounding explains: then a choice or a threshold lay within the
+    rounding. Otherwise the record or its sessions have a defect.
 
-    decoder_over: gives the policy's decoder over wrapped models. records: gives a model with its record.
+    decoder_over: gives the policy's decoder over wrapped models. records: gives a model with its
+    record.
     """
     compared: dict[int, ComparedModel] = {}
-    decoder = decoder_over(lambda model: compared.setdefault(id(model), ComparedModel(records(model))))
+    decoder = decoder_over(
+        lambda model: compared.setdefault(id(model), ComparedModel(records(model)))
+    )
     again = decoder.method.decode(request, Trace())[request.limits.prompt_length :]
     largest = max(model.largest for model in compared.values())
     if list(again) != list(tokens):
         return Judged(DEFECT, float("inf"))
-    rounding = all(model.largest <= most_noise(model.dtype, model.depth) for model in compared.values())
+    rounding = all(
+        model.largest <= most_noise(model.dtype, model.depth) for model in compared.values()
+    )
     return Judged(TIE if rounding else DEFECT, largest)
 
 
@@ -181,7 +204,9 @@ class ComparedModel:
 
     def start(self, source: Any, room: int, opening: Opening = ALONE) -> ComparedSession:
         target = opening.target
-        served, own = (target.served, target.own) if isinstance(target, ComparedSession) else (target, target)
+        served, own = (
+            (target.served, target.own) if isinstance(target, ComparedSession) else (target, target)
+        )
         return ComparedSession(
             self,
             self.recorded.start(source, room, replace(opening, target=served)),
@@ -190,7 +215,9 @@ class ComparedModel:
 
 
 class ComparedSession:
-    """Passes every call to a recorded session and to the model's own, and answers as the recorded one does."""
+    """Passes every call to a recorded session and to the model's own, and answers as the recorded
+    one does.
+    """
 
     def __init__(self, model: ComparedModel, served: Session, own: Session) -> None:
         self._model, self.served, self.own, self.forwards = model, served, own, served.forwards
@@ -199,12 +226,16 @@ class ComparedSession:
     def length(self) -> int:
         return self.served.length
 
-    def extend(self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
         want = replace(want, vocabulary=None)  # whole rows are compared
         served, own = self.served.extend(rows, want), self.own.extend(rows, want)
         for one, other in ((served.logits, own.logits), (served.head_input, own.head_input)):
             if one is not None:
-                self._model.largest = max(self._model.largest, difference(precise(one), precise(other)))
+                self._model.largest = max(
+                    self._model.largest, difference(precise(one), precise(other))
+                )
         return served
 
     def draft(self, rows: Sequence[int], chain: Any) -> None:
@@ -232,7 +263,9 @@ OUTLIER = 4  # times the median deviation
 
 @dataclass(frozen=True)
 class TimedText:
-    """A text that was decoded live. system: which point decoded it, the same for all of its texts."""
+    """A text that was decoded live. system: which point decoded it, the same for all of its
+    texts.
+    """
 
     system: str
     features: Features
@@ -243,8 +276,8 @@ class TimedText:
 class CostModel:
     """Seconds of each thing that a text has.
 
-    error, worst: of speedups that the model predicts for points it was not fitted to, relative; None if it was fitted
-    to fewer than three.
+    error, worst: of speedups that the model predicts for points it was not fitted to, relative;
+    None if it was fitted to fewer than three.
     """
 
     prices_s: Mapping[str, float]
@@ -252,15 +285,20 @@ class CostModel:
     worst: float | None = None
 
     def seconds(self, features: Features) -> float:
-        """Of one text, or of several whose features were added up. A thing without a price costs nothing."""
+        """Of one text, or of several whose features were added up.
+
+        A thing without a price costs nothing.
+        """
         return sum(self.prices_s.get(name, 0.0) * count for name, count in features.items())
 
 
-def features_of(policy: str, trace: Trace, models: Mapping[int, str], depth: int) -> dict[str, float]:
+def features_of(
+    policy: str, trace: Trace, models: Mapping[int, str], depth: int
+) -> dict[str, float]:
     """What a text's seconds depend on. policy: whose rounds they are.
 
-    models: a name of each model, by the id of its configuration. depth: layers of the target's decoder, of which a part
-    may have run.
+    models: a name of each model, by the id of its configuration. depth: layers of the target's
+    decoder, of which a part may have run.
     """
     counted: Counter[str] = Counter({"texts": 1, f"rounds of {policy}": len(trace.rounds)})
     for forward in trace.forwards:
@@ -269,14 +307,17 @@ def features_of(policy: str, trace: Trace, models: Mapping[int, str], depth: int
             counted["source tokens"] += forward.rows
             continue
         share = 1.0 if forward.layers is None else forward.layers / depth
-        share -= (forward.skipped_attention + forward.skipped_feed_forward) / (2 * depth)  # a block is half a layer
+        # a block is half a layer
+        share -= (forward.skipped_attention + forward.skipped_feed_forward) / (2 * depth)
         if model == "target":  # one of a drafter has one row, or two
             if forward.rows == 1:
                 counted["target forwards of one row"] += share
             else:
                 counted["target forwards"] += share
                 counted["target rows"] += share * forward.rows
-            counted["target rows x context"] += share * forward.rows * (forward.cached + forward.source)
+            counted["target rows x context"] += (
+                share * forward.rows * (forward.cached + forward.source)
+            )
         else:
             if (part := forward.vocabulary) is not None:
                 share *= dimensions(forward.config).share_with(part)
@@ -287,10 +328,12 @@ def features_of(policy: str, trace: Trace, models: Mapping[int, str], depth: int
 
 
 def fit(texts: Sequence[TimedText], baseline: str) -> CostModel:
-    """Prices by non-negative least squares, and their error by leaving out one point after the other.
+    """Prices by non-negative least squares, and their error by leaving out one point after the
+    other.
 
-    baseline: the system that speedups are relative to; it is never left out. Seconds are weighted by their own size,
-    and texts far from the first fit, which something else disturbed, are left out.
+    baseline: the system that speedups are relative to; it is never left out. Seconds are weighted
+    by their own size, and texts far from the first fit, which something else disturbed, are left
+    out.
     """
     systems = [one for one in dict.fromkeys(text.system for text in texts) if one != baseline]
     errors = []
@@ -301,8 +344,13 @@ def fit(texts: Sequence[TimedText], baseline: str) -> CostModel:
         seen = {name for one in known for name in one.features}
         if any(name not in seen for one in held[left_out] for name in one.features):
             continue  # the only point of its policy: its rounds would have no price
-        measured = {name: np.mean([one.seconds for one in several]) for name, several in held.items()}
-        predicted = {name: np.mean([model.seconds(one.features) for one in several]) for name, several in held.items()}
+        measured = {
+            name: np.mean([one.seconds for one in several]) for name, several in held.items()
+        }
+        predicted = {
+            name: np.mean([model.seconds(one.features) for one in several])
+            for name, several in held.items()
+        }
         speedups = [seconds[baseline] / seconds[left_out] for seconds in (predicted, measured)]
         errors.append(abs(float(speedups[0] / speedups[1]) - 1))
     if not errors:
@@ -322,7 +370,9 @@ def _prices(texts: Sequence[TimedText]) -> dict[str, float]:
     return dict(zip(names, _solved(table[kept], seconds[kept]).tolist(), strict=True))
 
 
-def _solved(table: Float[np.ndarray, "texts features"], seconds: Float[np.ndarray, " texts"]) -> np.ndarray:
+def _solved(
+    table: Float[np.ndarray, "texts features"], seconds: Float[np.ndarray, " texts"]
+) -> np.ndarray:
     """Least squares of relative deviations, with columns of one size."""
     weighted = table / seconds[:, None]
     sizes = np.maximum(np.abs(weighted).max(axis=0), 1e-12)

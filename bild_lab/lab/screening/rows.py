@@ -22,7 +22,8 @@ TABLE, SUMMARY = "screen.csv", "screen.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A screened point. confirmed: the hash of the point that was measured live, empty without one. certified: what is.
+    """A screened point. confirmed: the hash of the point that was measured live, empty without one.
+    certified: what is.
 
     predicted_speedup: None where nothing was timed; such points have no front.
     """
@@ -54,8 +55,12 @@ class Row:
 
     def to_columns(self) -> dict[str, Any]:
         """A flat row. A knob that has the name of a number is called knob_NAME."""
-        others = {name: value for name, value in vars(self).items() if name not in ("policy", "knobs")}
-        knobs = {f"knob_{knob}" if knob in others else knob: value for knob, value in self.knobs.items()}
+        others = {
+            name: value for name, value in vars(self).items() if name not in ("policy", "knobs")
+        }
+        knobs = {
+            f"knob_{knob}" if knob in others else knob: value for knob, value in self.knobs.items()
+        }
         return {"policy": self.policy, **knobs, **others}
 
 
@@ -66,9 +71,15 @@ def with_front(rows: Sequence[Row]) -> list[Row]:
 
 
 def on_front(points: Sequence[tuple[float | None, float]]) -> set[int]:
-    """The places of the front's points, given as speedup and quality. Those without a speedup are on none."""
+    """The places of the front's points, given as speedup and quality.
+
+    Those without a speedup are on none.
+    """
     known = [place for place, (speedup, _) in enumerate(points) if speedup is not None]
-    return {known[at] for at in pareto_front([(1 / points[place][0], points[place][1]) for place in known])}
+    return {
+        known[at]
+        for at in pareto_front([(1 / points[place][0], points[place][1]) for place in known])
+    }
 
 
 def write_rows(folder: Path, rows: Sequence[Row]) -> None:
@@ -101,7 +112,8 @@ def plain(value: Any) -> str:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write `screen.json`, with the relative errors of the speedups that were predicted of confirmed points.
+    """Write `screen.json`, with the relative errors of the speedups that were predicted of
+    confirmed points.
 
     These are predicted for the texts that the points were measured on.
     """
@@ -114,13 +126,15 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
-    """Raise UserError if the folder's table is of other data, another target or precision: its rows would be mixed."""
+    """Raise UserError if the folder's table is of other data, another target or precision: its rows
+    would be mixed.
+    """
     file = folder / SUMMARY
     before = json.loads(file.read_text(encoding="utf-8"))["setting"] if file.is_file() else setting
     deciding = ("dataset", "weights", "dtype", "weight_bits")
     if changed := [key for key in deciding if before.get(key) != setting.get(key)]:
         key = changed[0]
         raise UserError(
-            f"{folder / TABLE} was screened with {key} {before.get(key)}, this command has {setting.get(key)}; "
-            "choose another name=NAME"
+            f"{folder / TABLE} was screened with {key} {before.get(key)}, this command has"
+            f" {setting.get(key)}; choose another name=NAME"
         )

@@ -1,4 +1,6 @@
-"""A screening: points decoded over a record, a few of them timed, and the quality and predicted speed of all."""
+"""A screening: points decoded over a record, a few of them timed, and the quality and predicted
+speed of all.
+"""
 
 from __future__ import annotations
 
@@ -35,25 +37,38 @@ from bild_lab.lab.runner import time_methods
 from bild_lab.lab.score import requests_of
 from bild_lab.lab.screening.candidates import Candidate, Grid, vanilla
 from bild_lab.lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
-from bild_lab.lab.screening.replay import FOLDER, CostModel, Judged, Records, Screened, Text, TimedText, decoded, judge
+from bild_lab.lab.screening.replay import (
+    FOLDER,
+    CostModel,
+    Judged,
+    Records,
+    Screened,
+    Text,
+    TimedText,
+    decoded,
+    judge,
+)
 from bild_lab.lab.screening.rows import Row, with_front
 
 VANILLA = "vanilla"
 FEWEST_TIMED, MOST_TIMED = 2, 10  # points of a policy that are decoded live for the cost model
 WARM = 32  # tokens that each of them decodes before
 REPEATS = 3  # of each of these texts; the median counts, as for any point
-MEMORY_BYTES = 2 * 2**30  # of each model's rows that stay in memory once they are on disk, or wait for it
-ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15  # about as many contexts of a token do all points ask for, and each more
+# of each model's rows that stay in memory once they are on disk, or wait for it
+MEMORY_BYTES = 2 * 2**30
+# about as many contexts of a token do all points ask for, and each more
+ROWS_A_TOKEN, ROWS_A_POINT = 3, 0.15
 
 
 @dataclass(frozen=True)
 class ScreenSpec:
     """What to screen and confirm on: `conf/screen.yaml`.
 
-    select, confirm: splits. confirmations: how many points of the front are measured live. max_loss: the quality that a
-    confirmed point may have lost on `select`, in the metric's points; None: any. each_policy: confirm so many points of
-    every policy's own front. timed_s: seconds of live decoding for the cost model; 0: nothing is timed, and no speed is
-    predicted. batch: examples that are recorded at once, where the models decode batches. space: lists of values.
+    select, confirm: splits. confirmations: how many points of the front are measured live.
+    max_loss: the quality that a confirmed point may have lost on `select`, in the metric's points;
+    None: any. each_policy: confirm so many points of every policy's own front. timed_s: seconds of
+    live decoding for the cost model; 0: nothing is timed, and no speed is predicted. batch:
+    examples that are recorded at once, where the models decode batches. space: lists of values.
     guarantee: what to certify on `confirm`.
     """
 
@@ -75,13 +90,13 @@ class ScreenSpec:
             require_finite("screen.max_loss", self.max_loss, 0)
         if not self.timed_s and self.confirmations:
             raise UserError(
-                "points are confirmed by their predicted speed, and screen.timed_s=0 predicts none; "
-                "set screen.confirmations=0, or give seconds"
+                "points are confirmed by their predicted speed, and screen.timed_s=0 predicts none;"
+                " set screen.confirmations=0, or give seconds"
             )
         if canonical_split(str(self.select)) == canonical_split(str(self.confirm)):
             raise UserError(
-                f"screen.select and screen.confirm must be two splits, got {self.select!r} twice: points would be "
-                "reported on the texts they were chosen on; change one of them"
+                f"screen.select and screen.confirm must be two splits, got {self.select!r} twice:"
+                " points would be reported on the texts they were chosen on; change one of them"
             )
 
 
@@ -89,9 +104,9 @@ class ScreenSpec:
 class Screening:
     """Points decoded over a record of their models.
 
-    split: that points are chosen on. config_name: of the command. batch: examples that are recorded at once, where the
-    models decode batches and so many fit.
-    Raises UserError for sampled decoding, another baseline than the target, and policies that open no sessions.
+    split: that points are chosen on. config_name: of the command. batch: examples that are recorded
+    at once, where the models decode batches and so many fit. Raises UserError for sampled decoding,
+    another baseline than the target, and policies that open no sessions.
     """
 
     grid: Grid
@@ -122,13 +137,14 @@ class Screening:
         point = prepare(self.cfg)
         if point.measure.baseline != VANILLA:
             raise UserError(
-                f"a screening predicts speedups over the target alone, got measure.baseline={point.measure.baseline}; "
-                "set measure.baseline=vanilla"
+                "a screening predicts speedups over the target alone, got"
+                f" measure.baseline={point.measure.baseline}; set measure.baseline=vanilla"
             )
         if not point.sampling.greedy:
             raise UserError(
-                f"a record replays greedy decoding, got decoding.temperature={point.decoding.temperature}; "
-                "set decoding=greedy, or measure sampled points with run.py"
+                "a record replays greedy decoding, got"
+                f" decoding.temperature={point.decoding.temperature}; set decoding=greedy, or"
+                " measure sampled points with run.py"
             )
         return point
 
@@ -158,7 +174,8 @@ class Screening:
         held_out = prepare(self.config(self.grid.candidates[0], split))
         if {one.prompt for one in self.point.examples} == {one.prompt for one in held_out.examples}:
             raise UserError(
-                f"{self.split} and {split} are the same examples; give dataset.path a folder with a file for each split"
+                f"{self.split} and {split} are the same examples; give dataset.path a folder with a"
+                " file for each split"
             )
 
     def recorded_forwards(self) -> dict[str, int]:
@@ -196,11 +213,14 @@ class Screening:
             for decoder in {type(one.method): one for one in decoders}.values():
                 decoder.load_weights(stages.enter)
         texts: list[list[Text]] = [[] for _ in requests]
-        alike: dict[str, list[int]] = {}  # examples of one prompt share its record, so they run one after the other
+        # examples of one prompt share its record, so they run one after the other
+        alike: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             alike.setdefault(text_name(request.source), []).append(index)
         with self.stage("replay"), progress() as bar:
-            task = bar.add_task(f"recording and replaying {len(candidates)} points", total=len(requests))
+            task = bar.add_task(
+                f"recording and replaying {len(candidates)} points", total=len(requests)
+            )
 
             def loop(indices: Sequence[int]) -> None:
                 for index in indices:
@@ -211,23 +231,35 @@ class Screening:
                     self.records.save()
                     bar.advance(task)
 
-            rows = self.point.decoding.max_new_tokens * (ROWS_A_TOKEN + ROWS_A_POINT * len(candidates))
+            rows = self.point.decoding.max_new_tokens * (
+                ROWS_A_TOKEN + ROWS_A_POINT * len(candidates)
+            )
             target = self.point.decoders[METHOD].target.checkpoint
-            row_bytes = 4 * target.config.get_text_config(decoder=True).vocab_size  # of scores in float32
+            # of scores in float32
+            row_bytes = 4 * target.config.get_text_config(decoder=True).vocab_size
             waiting = max(1, int(MEMORY_BYTES / (rows * row_bytes)))
             most = min(self.batch, waiting)
             size = min(quiet_batch(one.method, one.models, requests, most) for one in decoders)
             Batch(size).run([partial(loop, indices) for indices in alike.values()])
-        return [Screened(one, list(own)) for one, own in zip(candidates, zip(*texts, strict=True), strict=True)]
+        return [
+            Screened(one, list(own))
+            for one, own in zip(candidates, zip(*texts, strict=True), strict=True)
+        ]
 
-    def timed(self, screened: Sequence[Screened], timed_s: float) -> tuple[list[TimedText], list[Judged]]:
+    def timed(
+        self, screened: Sequence[Screened], timed_s: float
+    ) -> tuple[list[TimedText], list[Judged]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
-        Fewer points where one text takes long: it is decoded by all of them before the seconds are looked at. A
-        replayed text that differs from the live one is not among them; it has a verdict instead.
+        Fewer points where one text takes long: it is decoded by all of them before the seconds are
+        looked at. A replayed text that differs from the live one is not among them; it has a
+        verdict instead.
         """
         first, names = self.requests[0], {one.candidate.name for one in screened[1:]}
-        short = replace(first, limits=replace(first.limits, max_new_tokens=min(WARM, first.limits.max_new_tokens)))
+        short = replace(
+            first,
+            limits=replace(first.limits, max_new_tokens=min(WARM, first.limits.max_new_tokens)),
+        )
         alone = self.decoder(screened[0].candidate.policy, lambda model: model).method
         for request in (short, first):
             started = time.perf_counter()
@@ -242,7 +274,9 @@ class Screening:
             method.decode(short, Trace())  # warms up
         started, texts, differing = time.perf_counter(), [], []
         for index, request in enumerate(self.requests):
-            found = time_methods(methods, [request], REPEATS, self.point.seed, decoders[0].synchronize)
+            found = time_methods(
+                methods, [request], REPEATS, self.point.seed, decoders[0].synchronize
+            )
             for place, one in enumerate(chosen):
                 (live,) = found[str(place)]
                 replayed = one.texts[index]
@@ -263,7 +297,9 @@ class Screening:
         scores = score_pool(*judged, seed, scoring.run_code, scoring.writing)
         seconds = [None if model is None else model.seconds(one.features) for one in screened]
         rows = []
-        for one, own_s, (score, difference) in zip(screened[1:], seconds[1:], scores[1:], strict=True):
+        for one, own_s, (score, difference) in zip(
+            screened[1:], seconds[1:], scores[1:], strict=True
+        ):
             counts = one.counts
             rows.append(
                 Row(
@@ -277,7 +313,9 @@ class Screening:
                     quality_difference=difference.value,
                     predicted_speedup=None if own_s is None else seconds[0] / own_s,
                     tokens_per_target_call=counts["tokens"] / max(1, counts["target_calls"]),
-                    acceptance_rate=counts["accepted"] / counts["judged"] if counts["judged"] else None,
+                    acceptance_rate=(
+                        counts["accepted"] / counts["judged"] if counts["judged"] else None
+                    ),
                     quality_metric=score.metric,
                     quality_difference_low=difference.low,
                     quality_difference_high=difference.high,
@@ -292,15 +330,20 @@ class Screening:
         measure = measure_of(scoring.lead, pool, references, scoring.run_code, scoring.writing)
         return losses_of(scoring.lead, measure, picks)
 
-    def _pool(self, screened: Sequence[Screened]) -> tuple[list[Any], list[Sequence[str]], list[list[int]]]:
+    def _pool(
+        self, screened: Sequence[Screened]
+    ) -> tuple[list[Any], list[Sequence[str]], list[list[int]]]:
         """Every distinct text of every example, its references, and which of them each point has.
 
         Of a metric of tokens, in place of the texts what it takes.
         """
         decoder, scoring = self.point.decoders[METHOD], self.point.scoring
         lead, counted = scoring.lead, metric_named(scoring.lead).of_tokens
-        texts = [[(index, text.token_ids) for index, text in enumerate(one.texts)] for one in screened]
-        found = sorted({key for keys in texts for key in keys})  # by example, so that each record is read once
+        texts = [
+            [(index, text.token_ids) for index, text in enumerate(one.texts)] for one in screened
+        ]
+        # by example, so that each record is read once
+        found = sorted({key for keys in texts for key in keys})
         place = {key: at for at, key in enumerate(found)}
         references = [one.references or NO_REFERENCE for one in self.point.examples]
         if lead == AGREEMENT:
@@ -308,15 +351,30 @@ class Screening:
         if counted is None:
             pool = [decoder.text(list(tokens)) for _, tokens in found]
         else:
-            nats = [self._log_probability(*key) if lead == LOG_PROBABILITY else None for key in found]
-            pool = [counted(len(tokens), known) for (_, tokens), known in zip(found, nats, strict=True)]
+            nats = [
+                self._log_probability(*key) if lead == LOG_PROBABILITY else None for key in found
+            ]
+            pool = [
+                counted(len(tokens), known) for (_, tokens), known in zip(found, nats, strict=True)
+            ]
             self.records.save()
-        return pool, [references[index] for index, _ in found], [[place[key] for key in keys] for keys in texts]
+        return (
+            pool,
+            [references[index] for index, _ in found],
+            [[place[key] for key in keys] for keys in texts],
+        )
 
     def _log_probability(self, index: int, tokens: Sequence[int]) -> float:
-        """What the target gives to a text of an example, in nats, from its record as far as that goes."""
-        source, target = self.requests[index].source, self.records(self.point.decoders[METHOD].target)
-        rows = target.start(replace(source, processors=None), len(tokens)).extend([source.prompt[-1], *tokens[:-1]])
+        """What the target gives to a text of an example, in nats, from its record as far as that
+        goes.
+        """
+        source, target = (
+            self.requests[index].source,
+            self.records(self.point.decoders[METHOD].target),
+        )
+        rows = target.start(replace(source, processors=None), len(tokens)).extend(
+            [source.prompt[-1], *tokens[:-1]]
+        )
         return log_probability(rows.logits, tokens)
 
 
@@ -324,15 +382,21 @@ COUNTS = ("target_calls", "draft_calls", "tokens", "drafted", "accepted", "fallb
 
 
 def spread(screened: Sequence[Screened], most: int = MOST_TIMED) -> list[Screened]:
-    """For each policy a few points that differ most in their calls, the fewest and the most among them."""
+    """For each policy a few points that differ most in their calls, the fewest and the most among
+    them.
+    """
     chosen = []
     for name in dict.fromkeys(one.candidate.name for one in screened):
         own = [one for one in screened if one.candidate.name == name]
-        calls = np.array([[one.counts["target_calls"], one.counts["draft_calls"]] for one in own], dtype=float)
+        calls = np.array(
+            [[one.counts["target_calls"], one.counts["draft_calls"]] for one in own], dtype=float
+        )
         calls /= np.maximum(calls.max(axis=0), 1)
         places = [int(calls.sum(axis=1).argmin())]
         while len(places) < min(most, len(own)):
-            distance = np.min([np.linalg.norm(calls - calls[place], axis=1) for place in places], axis=0)
+            distance = np.min(
+                [np.linalg.norm(calls - calls[place], axis=1) for place in places], axis=0
+            )
             if distance.max() == 0:
                 break
             places.append(int(distance.argmax()))

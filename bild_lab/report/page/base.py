@@ -1,8 +1,9 @@
 """What all pages share: their templates, plotly.js, and the look of its figures.
 
-A figure is what plotly.js reads: {"data": traces, "layout": …}. `plotly/` holds the library's basic bundle (scatter,
-bar and pie), compressed: the file of the npm package plotly.js-basic-dist-min 4.1.1, a quarter of the whole library.
-Colours of text and grid follow the page's scheme, in `report.css`.
+A figure is what plotly.js reads: {"data": traces, "layout": …}. `plotly/` holds the library's basic
+bundle (scatter, bar and pie), compressed: the file of the npm package plotly.js-basic-dist-min
+4.1.1, a quarter of the whole library. Colours of text and grid follow the page's scheme, in
+`report.css`.
 """
 
 from __future__ import annotations
@@ -26,18 +27,32 @@ _HERE = Path(__file__).parent
 _LIBRARY = _HERE / "plotly" / "plotly-basic.min.js.gz"
 _CLEAR = "rgba(0,0,0,0)"
 _FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif'
-_LEGEND = {"orientation": "h", "traceorder": "normal", "yref": "container", "yanchor": "bottom", "y": 0.01, "x": 0}
+_LEGEND = {
+    "orientation": "h",
+    "traceorder": "normal",
+    "yref": "container",
+    "yanchor": "bottom",
+    "y": 0.01,
+    "x": 0,
+}
 
 
 def page_environment() -> Environment:
     """The templates of the package's pages. They escape every value."""
     return Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 
 def plotly_js() -> Markup:
-    """The source of plotly.js, about 1.2 MB. No part of it comes from a result, so it is not escaped."""
+    """The source of plotly.js, about 1.2 MB.
+
+    No part of it comes from a result, so it is not escaped.
+    """
     return Markup(gzip.decompress(_LIBRARY.read_bytes()).decode())
 
 
@@ -55,7 +70,8 @@ def error_bars(ends: Sequence[tuple[float, float, float]], colour: str) -> dict[
 
 
 def figure_of(traces: Sequence[Trace], layout: Mapping[str, Any], height: int) -> Figure:
-    """A figure with the page's margins and legend. layout: what it adds; its axes are merged with the page's.
+    """A figure with the page's margins and legend. layout: what it adds; its axes are merged with
+    the page's.
 
     The title of an axis is a text.
     """

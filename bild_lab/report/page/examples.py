@@ -1,4 +1,6 @@
-"""Single texts on the page: what each point changed in them, and how they were written round by round."""
+"""Single texts on the page: what each point changed in them, and how they were written round by
+round.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +24,23 @@ Stored = Mapping[str, Sequence[MeasuredExample]]  # the examples of each selecte
 
 
 def text_browser(group: Group, stored: Stored) -> dict[str, Any] | None:
-    """Return what the browser shows of a setting: the selected points with the baseline's text beside theirs.
+    """Return what the browser shows of a setting: the selected points with the baseline's text
+    beside theirs.
 
-    An example has its distinct texts, each as runs of words, with the share of words that differ from the baseline's
-    text; a point has the place of its text among them and its speedup there. Examples whose texts differ most come
-    first, as many as `MOST_CHARACTERS` allow. None if no text was stored beside a baseline's.
+    An example has its distinct texts, each as runs of words, with the share of words that differ
+    from the baseline's text; a point has the place of its text among them and its speedup there.
+    Examples whose texts differ most come first, as many as `MOST_CHARACTERS` allow. None if no text
+    was stored beside a baseline's.
     """
     measured = {
         name_of(result): {one.key: one for one in examples}
         for result in group.selected()
         if not result.is_baseline
-        if (examples := [one for one in stored[name_of(result)] if one.baseline_prediction is not None])
+        if (
+            examples := [
+                one for one in stored[name_of(result)] if one.baseline_prediction is not None
+            ]
+        )
     }
     if not measured:
         return None
@@ -50,7 +58,12 @@ def text_browser(group: Group, stored: Stored) -> dict[str, Any] | None:
     }
 
 
-def _row(place: int, key: Key, measured: Mapping[str, Mapping[Key, MeasuredExample]], known: Example | None) -> dict:
+def _row(
+    place: int,
+    key: Key,
+    measured: Mapping[str, Mapping[Key, MeasuredExample]],
+    known: Example | None,
+) -> dict:
     """One example. of: for each point, the place of its text, or None if it has none."""
     own = [examples.get(key) for examples in measured.values()]
     first = next(one for one in own if one is not None)
@@ -80,7 +93,9 @@ def words_of(before: str, after: str) -> list[tuple[int, str]]:
     """Both texts as one: runs of words, each with whose they are."""
     mine, theirs = before.split(), after.split()
     runs = []
-    for _, start, end, begin, stop in SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+    for _, start, end, begin, stop in SequenceMatcher(
+        None, mine, theirs, autojunk=False
+    ).get_opcodes():
         if mine[start:end] == theirs[begin:stop]:
             runs.append((SAME, " ".join(mine[start:end])))
         else:
@@ -95,7 +110,9 @@ def _speedup(one: MeasuredExample) -> float | None:
 
 
 def _within(rows: Sequence[dict]) -> list[dict]:
-    """The first rows, as long as their texts are not longer than `MOST_CHARACTERS`; at least one."""
+    """The first rows, as long as their texts are not longer than `MOST_CHARACTERS`; at least
+    one.
+    """
     kept, left = [], MOST_CHARACTERS
     for row in rows:
         texts = [words for text in row["texts"] for _, words in text]
@@ -107,7 +124,9 @@ def _within(rows: Sequence[dict]) -> list[dict]:
 
 
 def traced_points(group: Group, stored: Stored) -> list[dict[str, Any]]:
-    """Return what the trace viewer shows of a setting: the selected points that have traced texts, fastest first."""
+    """Return what the trace viewer shows of a setting: the selected points that have traced texts,
+    fastest first.
+    """
     shown = []
     for result in group.selected():
         traced = [one for one in stored[name_of(result)] if one.pieces and one.rounds]
@@ -124,16 +143,25 @@ def _traced(example: MeasuredExample, knobs: Mapping[str, Any]) -> dict[str, Any
     rounds = []
     for one in example.rounds:
         kept = list(islice(tokens, one.accepted))
-        own = next(tokens, None) if one.next_token is not None else None  # None also if the text was cut before it
+        # None also if the text was cut before it
+        own = next(tokens, None) if one.next_token is not None else None
         rounds.append(_round(one, kept, own, pieces, knobs))
-    spans = [(stage, round(1000 * start, 3), round(1000 * end, 3)) for stage, start, end in example.spans]
+    spans = [
+        (stage, round(1000 * start, 3), round(1000 * end, 3)) for stage, start, end in example.spans
+    ]
     return {"id": example.id, "prompt": example.prompt, "rounds": rounds, "spans": spans}
 
 
 def _round(
-    one: MeasuredRound, kept: Sequence[int], own: int | None, pieces: Mapping[str, str], knobs: Mapping[str, Any]
+    one: MeasuredRound,
+    kept: Sequence[int],
+    own: int | None,
+    pieces: Mapping[str, str],
+    knobs: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """One round. tokens: each with its class in `report.css`; rows: what was drafted, with the drafter's numbers."""
+    """One round. tokens: each with its class in `report.css`; rows: what was drafted, with the
+    drafter's numbers.
+    """
     chain = one.drafted[: len(kept)] == list(kept)  # else a tree
     dropped = one.drafted[one.accepted :]
     tokens = [(token, "accepted") for token in kept]
@@ -144,10 +172,15 @@ def _round(
     if one.drafted:
         words = [pieces[str(token)].strip() or "␣" for token in one.drafted]
         rows.append(("drafted" if chain else "tree of drafts", words))
-    for name, knob, side in (("confidence", "fallback", "below"), ("distance", "rollback", "above")):
+    for name, knob, side in (
+        ("confidence", "fallback", "below"),
+        ("distance", "rollback", "above"),
+    ):
         if values := one.statistics.get(name):
             limit = f" ({knob} {side} {knobs[knob]})" if knob in knobs else ""
-            rows.append((f"{name}{limit}", ["–" if value is None else f"{value:.3g}" for value in values]))
+            rows.append(
+                (f"{name}{limit}", ["–" if value is None else f"{value:.3g}" for value in values])
+            )
     shown = [(pieces[str(token)].replace("\n", "↵\n"), kind) for token, kind in tokens]
     return {"tokens": shown, "said": _said(one, kept, own), "rows": rows}
 

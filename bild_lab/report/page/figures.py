@@ -1,4 +1,6 @@
-"""The pages' other figures: where time goes, acceptance, certificates, batches, fitted trees, comparisons."""
+"""The pages' other figures: where time goes, acceptance, certificates, batches, fitted trees,
+comparisons.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_o
 from bild_lab.report.page.tables import name_of
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
 
-GAPS = (-math.inf, *(10.0**power for power in range(-7, 3)), math.inf)  # the ends of the bars of gaps, in nats
+# the ends of the bars of gaps, in nats
+GAPS = (-math.inf, *(10.0**power for power in range(-7, 3)), math.inf)
 KINDS = {  # the verdicts on a text that differs from the target's, and their colours
     "rounding by the number of rows": "#2a78b5",
     "another tie": "#7fb2d9",
@@ -39,8 +42,8 @@ _GOOD, _BAD = COLOURS[0], COLOURS[1]
 def stages_figure(group: Group) -> Figure | None:
     """Stack each stage's part of the mean latency, in milliseconds; None if no stage was traced.
 
-    The proportions are those of some of the examples, from decoding with clocks, which may have been a slower pass of
-    its own. So the lengths come from the timed repeats.
+    The proportions are those of some of the examples, from decoding with clocks, which may have
+    been a slower pass of its own. So the lengths come from the timed repeats.
     """
     results = [result for result in group.selected() if result.stages_s]
     if not results:
@@ -52,13 +55,18 @@ def stages_figure(group: Group) -> Figure | None:
         traces.append(
             {
                 "type": "bar",
-                "x": [1000 * share * result.latency_s.mean for share, result in zip(shares, results, strict=True)],
+                "x": [
+                    1000 * share * result.latency_s.mean
+                    for share, result in zip(shares, results, strict=True)
+                ],
                 "y": labels,
                 "customdata": [percent(share) for share in shares],
                 "orientation": "h",
                 "name": stage,
                 "marker": {"color": colour},
-                "hovertemplate": f"%{{y}}<br>{stage}: %{{x:.1f}} ms, %{{customdata}}<extra></extra>",
+                "hovertemplate": (
+                    f"%{{y}}<br>{stage}: %{{x:.1f}} ms, %{{customdata}}<extra></extra>"
+                ),
             }
         )
     layout = {
@@ -72,7 +80,9 @@ def stages_figure(group: Group) -> Figure | None:
 
 
 def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | None:
-    """Draw how often a drafted token was accepted, by its position in the draft; None if nothing was drafted."""
+    """Draw how often a drafted token was accepted, by its position in the draft; None if nothing
+    was drafted.
+    """
     results = [result for result in group.notable() if result.counts.acceptance_by_position]
     if not results:
         return None
@@ -80,10 +90,18 @@ def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | Non
     for place, result in enumerate(results):
         earlier = sum(one.policy == result.policy for one in results[:place])
         mark = colours.get(result.policy, Mark(MUTED, "x", "x"))
-        rates = [None if rate is None else 100 * rate for rate in result.counts.acceptance_by_position]
+        rates = [
+            None if rate is None else 100 * rate for rate in result.counts.acceptance_by_position
+        ]
         traces.append(
             _line(range(1, len(rates) + 1), rates, escape(group.label(result)), mark)
-            | {"line": {"color": mark.colour, "dash": _DASHES[earlier % len(_DASHES)], "width": 1.8}}
+            | {
+                "line": {
+                    "color": mark.colour,
+                    "dash": _DASHES[earlier % len(_DASHES)],
+                    "width": 1.8,
+                }
+            }
             | {"hovertemplate": "%{fullData.name}<br>position %{x}: %{y:.1f} %<extra></extra>"}
         )
     layout = {
@@ -93,14 +111,19 @@ def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | Non
     return figure_of(traces, layout, height=400)
 
 
-def divergence_figure(group: Group, stored: Mapping[str, Sequence[MeasuredExample]]) -> Figure | None:
-    """Count the greedy texts that differ from the target's, by the gap of its two most likely tokens and by kind.
+def divergence_figure(
+    group: Group, stored: Mapping[str, Sequence[MeasuredExample]]
+) -> Figure | None:
+    """Count the greedy texts that differ from the target's, by the gap of its two most likely
+    tokens and by kind.
 
-    Only where the target scored both tokens; None if there is no such text. stored: the examples of each point, by its
-    name.
+    Only where the target scored both tokens; None if there is no such text. stored: the examples of
+    each point, by its name.
     """
     examples = [one for result in group.results for one in stored.get(name_of(result), ())]
-    found = [one.certificate for one in examples if (one.certificate or {}).get("margin") is not None]
+    found = [
+        one.certificate for one in examples if (one.certificate or {}).get("margin") is not None
+    ]
     differing = [(_kind(one), one["margin"]) for one in found]
     if not differing:
         return None
@@ -114,7 +137,10 @@ def divergence_figure(group: Group, stored: Mapping[str, Sequence[MeasuredExampl
             traces.append({"type": "bar", "name": kind, "x": labels, "y": counts.tolist(), **look})
     layout = {
         "barmode": "stack",
-        "xaxis": {"title": "Gap between the target’s two most likely tokens, nats", "type": "category"},
+        "xaxis": {
+            "title": "Gap between the target’s two most likely tokens, nats",
+            "type": "category",
+        },
         "yaxis": {"title": "Texts", "rangemode": "tozero"},
     }
     return figure_of(traces, layout, 400)
@@ -139,8 +165,14 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
         points = [one for one in curve.points if one.speedup.value is not None]
         speedups = [one.speedup for one in points]
         traces.append(
-            _line([one.setting.batch for one in points], [one.value for one in speedups], name, mark)
-            | {"error_y": error_bars([(one.low, one.value, one.high) for one in speedups], mark.colour)}
+            _line(
+                [one.setting.batch for one in points], [one.value for one in speedups], name, mark
+            )
+            | {
+                "error_y": error_bars(
+                    [(one.low, one.value, one.high) for one in speedups], mark.colour
+                )
+            }
             | {"customdata": [f"{one.tokens_per_s:.0f} tokens/s" for one in points]}
             | {"hovertemplate": "batch %{x}: %{y:.2f}×, %{customdata}<extra></extra>"}
         )
@@ -156,14 +188,18 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
 
 def fitted_trees(group: Group) -> list[tuple[Result, Mapping[str, Any]]]:
     """The points that drafted with a tree of `scripts/fit_tree.py`, and the content of its file."""
-    found = ((result, ((result.facts or {}).get("trained") or {}).get("tree")) for result in group.results)
+    found = (
+        (result, ((result.facts or {}).get("trained") or {}).get("tree"))
+        for result in group.results
+    )
     return [(result, tree) for result, tree in found if tree and "acceptance" in tree]
 
 
 def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
     """Draw the tree of a file for candidates of all depths, from left to right.
 
-    The area of a node is its probability of being accepted. Its text is its rank, from 1, and its number of masks.
+    The area of a node is its probability of being accepted. Its text is its rank, from 1, and its
+    number of masks.
     """
     tree, acceptance = content["trees"][-1], content["acceptance"]
     above = [parent + 1 for parent in tree["parents"]]  # rows; row 0 is the last committed token
@@ -176,8 +212,8 @@ def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
         xs += [depths[parent], depths[row], None]
         ys += [heights[parent], heights[row], None]
         hover.append(
-            f"depth {depths[row]}, rank {rank + 1}: right in {percent(chance)} after what is right before it;"
-            f"<br>accepted in {percent(reached[-1])} of all rounds"
+            f"depth {depths[row]}, rank {rank + 1}: right in {percent(chance)} after what is right"
+            f" before it;<br>accepted in {percent(reached[-1])} of all rounds"
         )
     ranks = ["", *(str(rank + 1) for rank in tree["ranks"])]
     masks = [f" +{count}" if count else "" for count in tree["probes"]]
@@ -188,7 +224,10 @@ def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
         textposition="middle right",
         hovertext=hover,
         hoverinfo="text",
-        marker={"size": [max(5.0, _LARGEST * chance**0.5) for chance in reached], "color": COLOURS[0]},
+        marker={
+            "size": [max(5.0, _LARGEST * chance**0.5) for chance in reached],
+            "color": COLOURS[0],
+        },
     )
     lines = scatter(zip(xs, ys, strict=True), "lines", hoverinfo="skip", line={"color": MUTED})
     layout = {
@@ -205,7 +244,8 @@ def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
 
 
 def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> list[Figure]:
-    """An interval for every point, in the given order: of its latency ratio, and of its quality difference.
+    """An interval for every point, in the given order: of its latency ratio, and of its quality
+    difference.
 
     What was not compared of any point has no figure. labels: of the points.
     """
@@ -214,13 +254,18 @@ def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> l
     qualities = [(one.quality.difference, one.quality.verdict) for one in compared]
     figures = [
         _intervals("Latency B/A<br>(left of the line B is faster)", 1.0, speeds, labels),
-        _intervals(f"{metric}, B minus A<br>(right of the line B is better)", 0.0, qualities, labels),
+        _intervals(
+            f"{metric}, B minus A<br>(right of the line B is better)", 0.0, qualities, labels
+        ),
     ]
     return [one for one in figures if one["data"]]
 
 
 def _intervals(
-    title: str, middle: float, found: Sequence[tuple[Speedup | Difference | None, str]], labels: Sequence[str]
+    title: str,
+    middle: float,
+    found: Sequence[tuple[Speedup | Difference | None, str]],
+    labels: Sequence[str],
 ) -> Figure:
     """The estimates: filled marks are verdicts, rings may be chance. middle: where A equals B."""
     traces = []
@@ -237,7 +282,11 @@ def _intervals(
                 [(one.value, row)],
                 "markers",
                 error_x=error_bars([(one.low, one.value, one.high)], colour),
-                marker={"size": 9, "symbol": "circle-open" if chance else "circle", "color": colour},
+                marker={
+                    "size": 9,
+                    "symbol": "circle-open" if chance else "circle",
+                    "color": colour,
+                },
                 text=[f"{words}: {verdict}"],
                 hovertemplate=HOVER,
             )
@@ -245,7 +294,11 @@ def _intervals(
     names = [_wrapped(label) for label in labels]
     layout = {
         "xaxis": {"title": title, "type": "log" if middle else "linear"},
-        "yaxis": {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.4, -0.6]},
+        "yaxis": {
+            "tickvals": list(range(len(names))),
+            "ticktext": names,
+            "range": [len(names) - 0.4, -0.6],
+        },
         "showlegend": False,
         "meta": "rows",  # figures.js moves their names on a narrow screen
         "annotations": [],
@@ -263,7 +316,8 @@ def _line(xs: Sequence[float], ys: Sequence[float | None], name: str, mark: Mark
 
 
 def _heights(above: Sequence[int]) -> list[float]:
-    """The place of each row from top to bottom: leaves one below the other, parents beside their children's middle.
+    """The place of each row from top to bottom: leaves one below the other, parents beside their
+    children's middle.
 
     above: the row of the parent of every row but the first; parents come before their children.
     """
@@ -286,7 +340,9 @@ def _wrapped(label: str) -> str:
 
 
 def _unique_labels(group: Group, results: Sequence[Result]) -> list[str]:
-    """Wrapped labels of results; a repeated label would merge two bars into one, so it gets its point's hash."""
+    """Wrapped labels of results; a repeated label would merge two bars into one, so it gets its
+    point's hash.
+    """
     labels: list[str] = []
     for result in results:
         label = _wrapped(group.label(result))

@@ -1,7 +1,8 @@
-"""Points over the values of their knobs: maps of two knobs, and the grid of points that were screened.
+"""Points over the values of their knobs: maps of two knobs, and the grid of points that were
+screened.
 
-Where other knobs have several values too, a map has a dropdown. Its cells are marks, as the basic bundle of plotly.js
-has no heat maps.
+Where other knobs have several values too, a map has a dropdown. Its cells are marks, as the basic
+bundle of plotly.js has no heat maps.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ LOSSES = (0.0, 0.5, 1.0, 2.0)  # points of quality that the fastest screened poi
 
 @dataclass(frozen=True)
 class Cell:
-    """A point of a map. numbers: its speed and its quality. name: of its folder, None if it was not measured."""
+    """A point of a map. numbers: its speed and its quality. name: of its folder, None if it was not
+    measured.
+    """
 
     knobs: Mapping[str, Any]
     numbers: tuple[float | None, float | None]
@@ -78,8 +81,14 @@ def knob_maps(group: Group) -> list[Figure]:
         titles = ("Speedup", f"{group.metric}, difference from {group.setting.baseline}")
     found = []
     for policy in group.policies:
-        results = [result for result in group.of_policy(policy) if group.position(result) is not None]
-        knobs = [knob for knob in varying_knobs(results) if all(knob in result.knobs for result in results)]
+        results = [
+            result for result in group.of_policy(policy) if group.position(result) is not None
+        ]
+        knobs = [
+            knob
+            for knob in varying_knobs(results)
+            if all(knob in result.knobs for result in results)
+        ]
         cells = []
         for one in results:
             numbers = (1000 * one.latency_s.mean, one.quality.value)
@@ -90,8 +99,12 @@ def knob_maps(group: Group) -> list[Figure]:
     return found
 
 
-def _maps(policy: str, cells: Sequence[Cell], titles: tuple[str, str], relative: bool) -> list[Figure]:
-    """A map of each number over the first two knobs; none for fewer knobs. relative: whether the second may be < 0."""
+def _maps(
+    policy: str, cells: Sequence[Cell], titles: tuple[str, str], relative: bool
+) -> list[Figure]:
+    """A map of each number over the first two knobs; none for fewer knobs. relative: whether the
+    second may be < 0.
+    """
     knobs = list(cells[0].knobs) if cells else []
     if len(knobs) < 2:
         return []
@@ -108,17 +121,29 @@ def _maps(policy: str, cells: Sequence[Cell], titles: tuple[str, str], relative:
         for hidden in traces[1:]:
             hidden["visible"] = False
         buttons = [
-            {"label": words, "method": "restyle", "args": ["visible", [words == other for other in choices]]}
+            {
+                "label": words,
+                "method": "restyle",
+                "args": ["visible", [words == other for other in choices]],
+            }
             for words in choices
         ]
         menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
         layout = {
-            "title": {"text": f"{escape(policy)}: {escape(title)}", "x": 0.01, "y": 0.98, "font": {"size": 14}},
+            "title": {
+                "text": f"{escape(policy)}: {escape(title)}",
+                "x": 0.01,
+                "y": 0.98,
+                "font": {"size": 14},
+            },
             "showlegend": False,
             "updatemenus": [menu] if len(choices) > 1 else [],
         }
         for axis, (knob, several) in zip("xy", axes.items(), strict=True):
-            ticks = {"tickvals": list(range(len(several))), "ticktext": [escape(one) for one in several]}
+            ticks = {
+                "tickvals": list(range(len(several))),
+                "ticktext": [escape(one) for one in several],
+            }
             place = {"range": [-0.6, len(several) - 0.4], "showgrid": False}
             layout[f"{axis}axis"] = {"title": escape(knob), **place, **ticks}
         figures.append(figure_of(traces, layout, height=150 + 44 * len(axes[knobs[1]])))
@@ -128,11 +153,18 @@ def _maps(policy: str, cells: Sequence[Cell], titles: tuple[str, str], relative:
 def _squares(
     cells: Sequence[Cell], place: int, axes: Mapping[str, list[str]], ends: tuple[float, float]
 ) -> dict[str, Any]:
-    """The cells as squares, in stronger colour the larger their number; ends: its least and most."""
+    """The cells as squares, in stronger colour the larger their number; ends: its least and
+    most.
+    """
     known = [(one, one.numbers[place]) for one in cells if one.numbers[place] is not None]
-    places = [[several.index(knob_value(one.knobs[knob])) for knob, several in axes.items()] for one, _ in known]
+    places = [
+        [several.index(knob_value(one.knobs[knob])) for knob, several in axes.items()]
+        for one, _ in known
+    ]
     (least, most), written = ends, signed if ends[0] == 0 else number
-    strength = [round(0.08 + 0.6 * (abs(value) - least) / ((most - least) or 1.0), 3) for _, value in known]
+    strength = [
+        round(0.08 + 0.6 * (abs(value) - least) / ((most - least) or 1.0), 3) for _, value in known
+    ]
     colours = [COLOURS[1] if value < 0 else COLOURS[0] for _, value in known]
     return scatter(
         places,
@@ -151,13 +183,16 @@ def _in_order(values: Sequence[Any]) -> list[str]:
 
 
 def screened_points(folder: Path, results: Sequence[Result]) -> list[Screened]:
-    """The points that were screened in a sweep's folder and whose speed was predicted; none without their table.
+    """The points that were screened in a sweep's folder and whose speed was predicted; none without
+    their table.
 
     results: the points of the sweep, which confirm some of the screened ones.
     """
     if not (folder / SCREENED).is_file():
         return []
-    table = pd.read_csv(folder / SCREENED, dtype={"confirmed": str}).dropna(subset="predicted_speedup")
+    table = pd.read_csv(folder / SCREENED, dtype={"confirmed": str}).dropna(
+        subset="predicted_speedup"
+    )
     names = list(table)
     knobs = names[names.index("policy") + 1 : names.index("split")]
     measured = {result.point: result for result in results}
@@ -199,7 +234,9 @@ def grids(points: Sequence[Screened], colours: Mapping[str, Mark]) -> list[Grid]
 
 
 def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
-    """Predicted latency and loss of every screened point, with their front; diamonds were measured live."""
+    """Predicted latency and loss of every screened point, with their front; diamonds were measured
+    live.
+    """
     metric = escape(points[0].row["quality_metric"])
     traces = []
     for policy in dict.fromkeys(one.policy for one in points):
@@ -209,16 +246,28 @@ def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
         text = {"text": [_hover(one) for one in own], "hovertemplate": HOVER}
         places = [(1 / one.speedup, one.difference) for one in own]
         traces.append(scatter(places, "markers", name=escape(policy), marker=look, **text))
-        if live := [one.live for one in own if one.live is not None and one.live.speedup.low is not None]:
+        if live := [
+            one.live for one in own if one.live is not None and one.live.speedup.low is not None
+        ]:
             traces.append(_confirmed(policy, live, mark.colour))
     front = sorted((1 / one.speedup, one.difference) for one in points if one.row["on_front"])
-    traces.append(scatter(front, "lines", name="front", hoverinfo="skip", line={"shape": "hv", "color": MUTED}))
+    traces.append(
+        scatter(
+            front, "lines", name="front", hoverinfo="skip", line={"shape": "hv", "color": MUTED}
+        )
+    )
     for words in dict.fromkeys(one.certified for one in points if one.certified):
         ring = {"symbol": "circle-open", "size": 14, "color": COLOURS[5], "line": {"width": 2}}
         places = [(1 / one.speedup, one.difference) for one in points if one.certified == words]
-        traces.append(scatter(places, "markers", name=f"certified: {escape(words)}", marker=ring, hoverinfo="skip"))
+        traces.append(
+            scatter(
+                places, "markers", name=f"certified: {escape(words)}", marker=ring, hoverinfo="skip"
+            )
+        )
     layout = {
-        "xaxis": {"title": "Predicted latency, relative to the baseline<br>(further left is faster)"},
+        "xaxis": {
+            "title": "Predicted latency, relative to the baseline<br>(further left is faster)"
+        },
         "yaxis": {"title": f"{metric}, difference", "zeroline": True, "zerolinecolor": MUTED},
     }
     return figure_of(traces, layout, height=480)
@@ -230,8 +279,14 @@ def _hover(one: Screened) -> str:
     lines = [
         f"<b>{escape(point_label(one, list(one.knobs)))}</b>",
         f"predicted {times(one.speedup)}",
-        f"{escape(row['quality_metric'])} {number(row['quality'])}, {signed(one.difference)} {bounds}",
-        f"{number(row['tokens_per_target_call'])} tokens a call, {row['target_calls']} target calls",
+        (
+            f"{escape(row['quality_metric'])} {number(row['quality'])}, {signed(one.difference)}"
+            f" {bounds}"
+        ),
+        (
+            f"{number(row['tokens_per_target_call'])} tokens a call, {row['target_calls']} target"
+            " calls"
+        ),
         f"{row['fallbacks']} fallbacks, {row['rollbacks']} rollbacks",
     ]
     return "<br>".join(lines)
@@ -239,11 +294,19 @@ def _hover(one: Screened) -> str:
 
 def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
     """What was measured live, with its intervals; a click opens the point."""
-    known = [(one, one.speedup, one.quality) for one in results if one.quality.difference_low is not None]
+    known = [
+        (one, one.speedup, one.quality) for one in results if one.quality.difference_low is not None
+    ]
     places = [(1 / speedup.value, quality.difference) for _, speedup, quality in known]
     across = [(1 / speedup.high, 1 / speedup.value, 1 / speedup.low) for _, speedup, _ in known]
-    along = [(quality.difference_low, quality.difference, quality.difference_high) for _, _, quality in known]
-    words = [f"{escape(point_label(one, list(one.knobs)))}<br>measured {times(each.value)}" for one, each, _ in known]
+    along = [
+        (quality.difference_low, quality.difference, quality.difference_high)
+        for _, _, quality in known
+    ]
+    words = [
+        f"{escape(point_label(one, list(one.knobs)))}<br>measured {times(each.value)}"
+        for one, each, _ in known
+    ]
     return scatter(
         places,
         "markers",
@@ -268,7 +331,9 @@ def _fastest(points: Sequence[Screened]) -> Table:
                     "allowed loss": TableCell(number(loss, 1), "", loss),
                     "predicted": times(best.speedup),
                     "difference": signed(best.difference),
-                    "measured": "not confirmed" if best.live is None else times(best.live.speedup.value),
+                    "measured": (
+                        "not confirmed" if best.live is None else times(best.live.speedup.value)
+                    ),
                     "policy, knobs": point_label(best, telling_knobs(best, points)),
                 }
             )

@@ -29,7 +29,15 @@ from bild_lab.report.page.base import Figure, page_environment, plotly_js
 from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps, screened_points
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
-from bild_lab.report.page.tables import Table, TableCell, batch_table, name_of, plain_table, points_table, tables
+from bild_lab.report.page.tables import (
+    Table,
+    TableCell,
+    batch_table,
+    name_of,
+    plain_table,
+    points_table,
+    tables,
+)
 from bild_lab.report.provenance import notes, sources
 from bild_lab.report.style import Mark, marks
 
@@ -42,14 +50,18 @@ def write_html(
     older: int = 0,
     progress: str | None = None,
 ) -> list[str]:
-    """Write the report of the sweep `name`. Returns a sentence for each point whose texts cannot be read.
+    """Write the report of the sweep `name`. Returns a sentence for each point whose texts cannot be
+    read.
 
-    Everything that came from outside the package is escaped. older: how many earlier results of the same points are
-    not shown. progress: how far the running command is; the page then reloads itself until it is touched.
+    Everything that came from outside the package is escaped. older: how many earlier results of the
+    same points are not shown. progress: how far the running command is; the page then reloads
+    itself until it is touched.
     """
     groups, folder = by_setting(results), path.parent
     screened, curves = screened_points(folder, results), batch_curves(results)
-    policies = {policy for group in groups for policy in group.policies} | {one.policy for one in screened}
+    policies = {policy for group in groups for policy in group.policies} | {
+        one.policy for one in screened
+    }
     colours = marks(sorted(policies))
     sections, texts, traces, lost = [], [], [], []
     for group in groups:
@@ -73,7 +85,9 @@ def write_html(
         pictures=[(one, overlay_figure(one)) for one in overlays(groups)],
         sections=sections,
         count=len(results),
-        failures=[(failure, knob_label(failure, telling_knobs(failure, failures))) for failure in failures],
+        failures=[
+            (failure, knob_label(failure, telling_knobs(failure, failures))) for failure in failures
+        ],
         shares=time_shares(results),
         total=duration(sum(result.total_s for result in results)),
         duration=duration,
@@ -91,11 +105,16 @@ def write_html(
 
 
 def _stored(group: Group, lost: list[str]) -> Stored:
-    """The examples of the points whose texts are shown, and of those whose certificates say that texts differ.
+    """The examples of the points whose texts are shown, and of those whose certificates say that
+    texts differ.
 
     lost: gets a sentence for each point whose examples cannot be read.
     """
-    certified = [one for one in group.results if one.certificate and one.certificate.ties + one.certificate.defects]
+    certified = [
+        one
+        for one in group.results
+        if one.certificate and one.certificate.ties + one.certificate.defects
+    ]
     chosen = {name_of(result): result for result in (*group.selected(), *certified)}
     stored: dict[str, list[MeasuredExample]] = {}
     for name, result in chosen.items():
@@ -108,10 +127,15 @@ def _stored(group: Group, lost: list[str]) -> Stored:
 
 
 def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str, Any]:
-    """What the page shows of one setting. Its figures and tables are by the name of their part of the page."""
+    """What the page shows of one setting.
+
+    Its figures and tables are by the name of their part of the page.
+    """
     trees = figures.fitted_trees(group)
     drawn: dict[str, list[Figure | None]] = {
-        "pareto": [pareto_figure(group, colours) if any(map(group.position, group.results)) else None],
+        "pareto": [
+            pareto_figure(group, colours) if any(map(group.position, group.results)) else None
+        ],
         "knobs": knob_maps(group),
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
@@ -120,7 +144,8 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
     }
     first = group.results[0]
     signatures = [
-        (f"{one.metric} signature", one.signature) for one in (first.quality, *first.further_qualities.values())
+        (f"{one.metric} signature", one.signature)
+        for one in (first.quality, *first.further_qualities.values())
     ]
     details = [(key, _plain(value)) for key, value in group.setting.items()]
     return {
@@ -130,27 +155,43 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "reasons": reason_lines(group),
         "points": points_table(group),
         "tables": tables(group),
-        "figures": {part: [one for one in several if one is not None] for part, several in drawn.items()},
-        "front": [(name_of(result), label, numbers) for result, label, numbers in front_in_words(group)],
+        "figures": {
+            part: [one for one in several if one is not None] for part, several in drawn.items()
+        },
+        "front": [
+            (name_of(result), label, numbers) for result, label, numbers in front_in_words(group)
+        ],
         "fixed": fixed_knobs(group),
         "candidates": sum(result.timed and not result.is_baseline for result in group.results),
     }
 
 
 def fixed_knobs(group: Group) -> list[str]:
-    """Say which knobs had one value in all points of a policy: `bild: window 10, verify_tail on`."""
+    """Say which knobs had one value in all points of a policy:
+
+    `bild: window 10, verify_tail on`.
+    """
     varying = set(group.varying_knobs())
-    lines = {one.policy: knob_label(one, [knob for knob in one.knobs if knob not in varying]) for one in group.results}
+    lines = {
+        one.policy: knob_label(one, [knob for knob in one.knobs if knob not in varying])
+        for one in group.results
+    }
     return [f"{policy}: {knobs}" for policy, knobs in lines.items() if knobs]
 
 
 def time_shares(results: Sequence[Result]) -> list[tuple[str, float, str]]:
-    """Where the time of all points went, largest part first: the part, its seconds, its share in percent."""
+    """Where the time of all points went, largest part first: the part, its seconds, its share in
+    percent.
+    """
     total = sum(result.total_s for result in results)
     names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
     parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
     ordered = sorted(parts.items(), key=lambda part: -part[1])
-    return [(name, seconds, percent(seconds / total, 1)) for name, seconds in ordered] if total > 0 else []
+    return (
+        [(name, seconds, percent(seconds / total, 1)) for name, seconds in ordered]
+        if total > 0
+        else []
+    )
 
 
 def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -166,7 +207,9 @@ def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
         elif len(counts) == 1:
             lines.append((key, texts[0]))
         else:
-            lines.append((key, "; ".join(f"{text} ({count} points)" for text, count in counts.items())))
+            lines.append(
+                (key, "; ".join(f"{text} ({count} points)" for text, count in counts.items()))
+            )
     return lines
 
 
@@ -174,7 +217,9 @@ def _differing(groups: Sequence[Group]) -> Table:
     """A row for each key in which the settings differ."""
     named = [(f"Setting {place}", one.setting) for place, one in enumerate(groups, start=1)]
     keys = [(key, TableCell(key, tone="title")) for key in differing_keys(groups)]
-    return plain_table([{"": title, **{name: _plain(one.get(key)) for name, one in named}} for key, title in keys])
+    return plain_table(
+        [{"": title, **{name: _plain(one.get(key)) for name, one in named}} for key, title in keys]
+    )
 
 
 def _plain(value: Any) -> str:

@@ -16,18 +16,43 @@ from bild_lab.lab.results.groups import Group
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import cell_of, name_of
-from bild_lab.report.style import MUTED, Mark, beyond_axis, front_corners, log_ticks, marks, speedups_on_axis, with_bars
+from bild_lab.report.style import (
+    MUTED,
+    Mark,
+    beyond_axis,
+    front_corners,
+    log_ticks,
+    marks,
+    speedups_on_axis,
+    with_bars,
+)
 
 # what settings must share to be in one picture
 _SHARED = (
-    *("target", "weights", "dataset", "split", "data", "n_examples", "prompt_template", "chat_template"),
+    *(
+        "target",
+        "weights",
+        "dataset",
+        "split",
+        "data",
+        "n_examples",
+        "prompt_template",
+        "chat_template",
+    ),
     *("max_source_tokens", "metric", "device", "hardware"),
 )
 # what does not change the baseline, so that latencies relative to it can be compared
 _BESIDE_THE_BASELINE = ("draft", "second_draft", "compile_drafter", "repeats", "warmup")
 _LONGEST_LABEL = 40
 _HOVER_NUMBERS = (
-    *("speedup", "quality", "quality_difference", "latency_s_median", "tokens_per_s", "tokens_per_target_call"),
+    *(
+        "speedup",
+        "quality",
+        "quality_difference",
+        "latency_s_median",
+        "tokens_per_s",
+        "tokens_per_target_call",
+    ),
     *("acceptance_rate", "fallbacks", "rollbacks", "agreement_with_target", "point"),
 )
 _NONE = "rgba(0,0,0,0)"
@@ -36,7 +61,9 @@ _LATER = {"name": "bars of the other points", "legendgroup": "bars", "visible": 
 
 @dataclass(frozen=True)
 class Part:
-    """A setting in a picture. number: of the setting, from 1. baseline_s: its baseline's mean latency, if drawn."""
+    """A setting in a picture. number: of the setting, from 1. baseline_s: its baseline's mean
+    latency, if drawn.
+    """
 
     number: int
     label: str
@@ -46,7 +73,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Overlay:
-    """Settings that may be compared. whole: all their points. differing: the keys of the setting that differ."""
+    """Settings that may be compared. whole: all their points. differing: the keys of the setting
+    that differ.
+    """
 
     parts: list[Part]
     whole: Group
@@ -56,8 +85,8 @@ class Overlay:
 def overlays(groups: Sequence[Group]) -> list[Overlay]:
     """A picture for each set of several settings that share target, data and machine.
 
-    Latencies are relative to the baseline if only the drafter differs; otherwise they are in seconds, as each setting
-    has a baseline of its own.
+    Latencies are relative to the baseline if only the drafter differs; otherwise they are in
+    seconds, as each setting has a baseline of its own.
     """
     classes: dict[str, list[tuple[int, Group]]] = {}
     for place, group in enumerate(groups, start=1):
@@ -72,18 +101,29 @@ def _overlay(members: Sequence[tuple[int, Group]]) -> Overlay:
     flat = {place: plain_numbers(flat_setting(group.results[0])) for place, group in members}
     keys = dict.fromkeys(key for one in flat.values() for key in one)
     differing = [key for key in keys if len({str(one.get(key)) for one in flat.values()}) > 1]
-    relative = set(differing) <= set(_BESIDE_THE_BASELINE) and all(group.relative for _, group in members)
+    relative = set(differing) <= set(_BESIDE_THE_BASELINE) and all(
+        group.relative for _, group in members
+    )
     named = [key for key in differing if key not in DERIVED_KEYS]
-    labels = {place: ", ".join(_value(key, flat[place].get(key)) for key in named) for place, _ in members}
+    labels = {
+        place: ", ".join(_value(key, flat[place].get(key)) for key in named) for place, _ in members
+    }
     if len(set(labels.values())) < len(members) or max(map(len, labels.values())) > _LONGEST_LABEL:
         labels = {place: f"setting {place}" for place, _ in members}
     parts = [
-        Part(place, labels[place], replace(group, in_seconds=not relative), None if relative else _baseline_s(group))
+        Part(
+            place,
+            labels[place],
+            replace(group, in_seconds=not relative),
+            None if relative else _baseline_s(group),
+        )
         for place, group in members
     ]
     timed = [one for part in parts for one in part.group.results if one.timed]
     everything = sorted(timed, key=lambda one: one.latency_s.mean)
-    return Overlay(parts, Group(members[0][1].setting, everything, in_seconds=not relative), differing)
+    return Overlay(
+        parts, Group(members[0][1].setting, everything, in_seconds=not relative), differing
+    )
 
 
 def _value(key: str, value: Any) -> str:
@@ -94,19 +134,29 @@ def _value(key: str, value: Any) -> str:
 
 def _baseline_s(group: Group) -> float | None:
     """The median over the points of the baseline's mean latency, timed beside each."""
-    beside = [one.baseline_latency_s.mean for one in group.results if one.baseline_latency_s is not None]
+    beside = [
+        one.baseline_latency_s.mean for one in group.results if one.baseline_latency_s is not None
+    ]
     return median(beside) if beside else None
 
 
 def pareto_figure(group: Group, colours: dict[str, Mark]) -> Figure:
-    """Draw the points of a setting. Marks of the front have their place in it, from 1, as in the list below it."""
-    barred, later, traces = set(map(id, with_bars(group))), [], [_front_line(group, MUTED, "Pareto front")]
+    """Draw the points of a setting.
+
+    Marks of the front have their place in it, from 1, as in the list below it.
+    """
+    barred, later, traces = (
+        set(map(id, with_bars(group))),
+        [],
+        [_front_line(group, MUTED, "Pareto front")],
+    )
     for policy in group.policies:
         look, results = colours[policy], group.of_policy(policy)
         others = [one for one in results if id(one) not in barred]
         traces += _points(group, results, barred, escape(policy), (look.colour, look.plotly_symbol))
         later.append(_bars(group, others, look.colour, **_LATER))
-    if shown := next((trace for trace in later if trace["x"]), None):  # one entry of the legend shows all of them
+    # one entry of the legend shows all of them
+    if shown := next((trace for trace in later if trace["x"]), None):
         shown["showlegend"] = True
     return _figure(group, [*traces, *later, _front_numbers(group)])
 
@@ -116,18 +166,29 @@ def overlay_figure(overlay: Overlay) -> Figure:
     whole = overlay.whole
     policies = sorted({policy for part in overlay.parts for policy in part.group.policies})
     symbols = {policy: look.plotly_symbol for policy, look in marks(policies).items()}
-    colours = {label: look.colour for label, look in marks([part.label for part in overlay.parts]).items()}
+    colours = {
+        label: look.colour for label, look in marks([part.label for part in overlay.parts]).items()
+    }
     traces = []
     for part in overlay.parts:
         label, group, colour = escape(part.label), part.group, colours[part.label]
         front = set(map(id, group.front()))
-        names = {policy: f"{escape(policy)}, {label}" if len(policies) > 1 else label for policy in group.policies}
+        names = {
+            policy: f"{escape(policy)}, {label}" if len(policies) > 1 else label
+            for policy in group.policies
+        }
         traces.append(_front_line(group, colour, None))
         for policy, name in names.items():
-            traces += _points(group, group.of_policy(policy), front, name, (colour, symbols[policy]))
+            traces += _points(
+                group, group.of_policy(policy), front, name, (colour, symbols[policy])
+            )
         if part.baseline_s is not None and group.baseline_quality is not None:
             name = f"{group.setting.baseline}, {part.label}"
-            traces.append(_baseline(part.baseline_s, group.baseline_quality, colour, name, f"<b>{escape(name)}</b>"))
+            traces.append(
+                _baseline(
+                    part.baseline_s, group.baseline_quality, colour, name, f"<b>{escape(name)}</b>"
+                )
+            )
     return _figure(whole, traces)
 
 
@@ -136,9 +197,16 @@ def hover_text(result: Result) -> str:
     lines = [(knob, knob_value(value)) for knob, value in result.knobs.items()]
     for name in _HOVER_NUMBERS:
         cell, words = cell_of(result, name), COLUMNS[name].words
-        lines.append((result.quality.metric if name == "quality" else words, f"{cell.text} {cell.detail}".strip()))
+        lines.append(
+            (
+                result.quality.metric if name == "quality" else words,
+                f"{cell.text} {cell.detail}".strip(),
+            )
+        )
     lines += [(one.metric, number(one.value)) for one in result.further_qualities.values()]
-    shown = [f"{escape(name)}: {escape(text)}" for name, text in lines if not text.startswith(MISSING)]
+    shown = [
+        f"{escape(name)}: {escape(text)}" for name, text in lines if not text.startswith(MISSING)
+    ]
     return "<br>".join([f"<b>{escape(result.policy)}</b>", *shown])
 
 
@@ -148,7 +216,10 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
     unit = f"relative to {escape(group.setting.baseline)}" if group.relative else "in seconds"
     aside = "; ".join(filter(None, ["further left is faster", beyond_axis(group)]))
     layout = {
-        "xaxis": {"title": f"Latency per example, {unit}<br>({escape(aside)})", "range": horizontal},
+        "xaxis": {
+            "title": f"Latency per example, {unit}<br>({escape(aside)})",
+            "range": horizontal,
+        },
         "yaxis": {"title": escape(group.metric), "range": vertical},
     }
     if group.wide:
@@ -157,15 +228,23 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
     if group.relative and (quality := group.baseline_quality) is not None:
         own = next((result for result in group.results if result.is_baseline), None)
         name = escape(group.setting.baseline)
-        text = f"<b>{name}</b><br>{escape(group.metric)}: {number(quality)}" if own is None else hover_text(own)
+        text = (
+            f"<b>{name}</b><br>{escape(group.metric)}: {number(quality)}"
+            if own is None
+            else hover_text(own)
+        )
         traces.append(_baseline(1.0, quality, MUTED, group.setting.baseline, text, own))
         traces.append(scatter([(None, None)], "markers", xaxis="x2", showlegend=False))
         layout |= {"xaxis2": _speedup_axis(group), **_baseline_lines(name, quality)}
     return figure_of([trace for trace in traces if trace["x"]], layout, height=520)
 
 
-def _points(group: Group, results: Sequence[Result], barred: set[int], name: str, look: tuple[str, str]) -> list[Trace]:
-    """Marks of a colour and a symbol, filled on the front. barred: the ids of the results whose bars are drawn."""
+def _points(
+    group: Group, results: Sequence[Result], barred: set[int], name: str, look: tuple[str, str]
+) -> list[Trace]:
+    """Marks of a colour and a symbol, filled on the front. barred: the ids of the results whose
+    bars are drawn.
+    """
     colour, symbol = look
     placed = [(one, at) for one in results if (at := group.position(one)) is not None]
     front = set(map(id, group.front()))
@@ -206,7 +285,9 @@ def _front_line(group: Group, colour: str, name: str | None) -> Trace:
     corners = front_corners(group)
     line = {"shape": "hv", "color": colour, "width": 2 if name else 1.2}
     places = corners if len(corners) > 1 else []
-    return scatter(places, "lines", line=line, name=name, showlegend=name is not None, hoverinfo="skip")
+    return scatter(
+        places, "lines", line=line, name=name, showlegend=name is not None, hoverinfo="skip"
+    )
 
 
 def _front_numbers(group: Group) -> Trace:
@@ -223,7 +304,9 @@ def _front_numbers(group: Group) -> Trace:
     )
 
 
-def _baseline(x: float, y: float, colour: str, name: str, text: str, own: Result | None = None) -> Trace:
+def _baseline(
+    x: float, y: float, colour: str, name: str, text: str, own: Result | None = None
+) -> Trace:
     return scatter(
         [(x, y)],
         "markers",
@@ -250,7 +333,10 @@ def _baseline_lines(name: str, quality: float) -> dict:
 
 
 def _speedup_axis(group: Group) -> dict:
-    """An axis of speedups, one over the latency, above the plot. It is drawn only if a trace uses it."""
+    """An axis of speedups, one over the latency, above the plot.
+
+    It is drawn only if a trace uses it.
+    """
     ticks = speedups_on_axis(group)
     return {
         "overlaying": "x",

@@ -29,23 +29,52 @@ from bild_lab.report.provenance import disturbance
 OVERALL = "overall"
 # the columns of every point after those of its quality
 _POINT = (
-    *("latency_s_median", "first_token_s", "tokens_per_s", "tokens_per_target_call", "acceptance_rate"),
-    *("nothing_accepted", "agreement_with_target", "p_value", "fallbacks", "rollbacks", "drafted", "accepted"),
+    *(
+        "latency_s_median",
+        "first_token_s",
+        "tokens_per_s",
+        "tokens_per_target_call",
+        "acceptance_rate",
+    ),
+    *(
+        "nothing_accepted",
+        "agreement_with_target",
+        "p_value",
+        "fallbacks",
+        "rollbacks",
+        "drafted",
+        "accepted",
+    ),
     *("target_calls", "draft_calls", "tokens", "peak_memory_mb", "joules_per_token"),
 )
-_CHANGE = ("changed", "first_difference", "length_ratio", "log_probability", "log_probability_difference")
+_CHANGE = (
+    "changed",
+    "first_difference",
+    "length_ratio",
+    "log_probability",
+    "log_probability_difference",
+)
 _PREDICTION = (
     *("speedup", "predicted_theorem", "predicted_rounds", "predicted_host", "predicted_prefill"),
     *("predicted_cost_ratio", "acceptance_rate", "predicted_window"),
 )
-_COST = ("flops_per_token", "bytes_per_token", "flops_per_byte", "flops_ratio", "bytes_ratio", "intensity_ratio")
+_COST = (
+    "flops_per_token",
+    "bytes_per_token",
+    "flops_per_byte",
+    "flops_ratio",
+    "bytes_ratio",
+    "intensity_ratio",
+)
 _SIGNED = ("quality_difference", "log_probability_difference")
 CATEGORY = ("n_examples", "speedup", "tokens_per_s", "tokens_per_target_call", "acceptance_rate")
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """One table cell: its text, a smaller second line, what to sort it by, and its class in `report.css`."""
+    """One table cell: its text, a smaller second line, what to sort it by, and its class in
+    `report.css`.
+    """
 
     text: str
     detail: str = ""
@@ -64,7 +93,9 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class TableRow:
-    """One row. point: the name of its point's folder, empty if it is no point. label: policy and all knobs."""
+    """One row. point: the name of its point's folder, empty if it is no point. label: policy and
+    all knobs.
+    """
 
     cells: Sequence[TableCell]
     point: str = ""
@@ -87,8 +118,14 @@ class Table:
 
 def plain_table(rows: Sequence[Mapping[str, str | TableCell]]) -> Table:
     """A table whose rows name their columns."""
-    cells = [[one if isinstance(one, TableCell) else TableCell(one) for one in row.values()] for row in rows]
-    return Table([TableColumn(title) for title in (rows[0] if rows else ())], [TableRow(row) for row in cells])
+    cells = [
+        [one if isinstance(one, TableCell) else TableCell(one) for one in row.values()]
+        for row in rows
+    ]
+    return Table(
+        [TableColumn(title) for title in (rows[0] if rows else ())],
+        [TableRow(row) for row in cells],
+    )
 
 
 def table_of(group: Group, columns: Sequence[TableColumn], results: Sequence[Result]) -> Table:
@@ -114,7 +151,9 @@ def name_of(result: Result) -> str:
 
 
 def tables(group: Group) -> dict[str, Table]:
-    """Every table of a setting except that of all points; those for which nothing was measured have no rows."""
+    """Every table of a setting except that of all points; those for which nothing was measured have
+    no rows.
+    """
     shown = group.selected()
     policy = policy_column(group)
     change = [policy, *quality_columns(group)[1:], *map(column_of, _CHANGE)]
@@ -134,8 +173,8 @@ def tables(group: Group) -> dict[str, Table]:
 def points_table(group: Group) -> Table:
     """Every point, fastest first; last what was timed beside all.
 
-    On a narrow screen the first columns must do: the policy with its knobs, speedup and quality. Then comes every knob
-    that varies, to sort by, and the other numbers.
+    On a narrow screen the first columns must do: the policy with its knobs, speedup and quality.
+    Then comes every knob that varies, to sort by, and the other numbers.
     """
     certified = any(result.certificate is not None for result in group.results)
     columns = [
@@ -156,7 +195,9 @@ def points_table(group: Group) -> Table:
 
 def column_of(name: str) -> TableColumn:
     """The column of a number of the result, with its interval below it if it has one."""
-    return TableColumn(COLUMNS[name].title, COLUMNS[name].explanation, lambda result: cell_of(result, name))
+    return TableColumn(
+        COLUMNS[name].title, COLUMNS[name].explanation, lambda result: cell_of(result, name)
+    )
 
 
 def cell_of(result: Result, name: str) -> TableCell:
@@ -166,14 +207,21 @@ def cell_of(result: Result, name: str) -> TableCell:
         return speedup_cell(result.speedup, result)
     if name == "latency_s_median" and result.timed:
         return TableCell(duration(value), f"p95 {duration(result.latency_s.p95)}", value)
-    low, high = (COLUMNS[end].of(result) if end in COLUMNS else None for end in (f"{name}_low", f"{name}_high"))
+    low, high = (
+        COLUMNS[end].of(result) if end in COLUMNS else None
+        for end in (f"{name}_low", f"{name}_high")
+    )
     if name in _SIGNED:
-        return TableCell(signed(value, column.digits), interval(low, high, column.digits, signed), value)
+        return TableCell(
+            signed(value, column.digits), interval(low, high, column.digits, signed), value
+        )
     return TableCell(column.text(result), interval(low, high, column.digits), value)
 
 
 def speedup_cell(speedup: Speedup, result: Result) -> TableCell:
-    """A speedup that was measured for this result, with its interval and what disturbed the timing."""
+    """A speedup that was measured for this result, with its interval and what disturbed the
+    timing.
+    """
     details = (interval(speedup.low, speedup.high), disturbance(result))
     return TableCell(times(speedup.value), ", ".join(filter(None, details)), speedup.value)
 
@@ -190,12 +238,22 @@ def policy_column(group: Group) -> TableColumn:
 
 def quality_columns(group: Group) -> list[TableColumn]:
     """The leading metric, its difference from the baseline's, and both of each further metric."""
-    further = {name: one.metric for result in group.results for name, one in result.further_qualities.items()}
-    hint = "The metric of the point’s outputs; below it the difference from the baseline with its paired 95 % interval."
+    further = {
+        name: one.metric
+        for result in group.results
+        for name, one in result.further_qualities.items()
+    }
+    hint = (
+        "The metric of the point’s outputs; below it the difference from the baseline with its"
+        " paired 95 % interval."
+    )
     return [
         replace(column_of("quality"), title=group.metric),
         column_of("quality_difference"),
-        *(TableColumn(title, hint, partial(_further_cell, name)) for name, title in further.items()),
+        *(
+            TableColumn(title, hint, partial(_further_cell, name))
+            for name, title in further.items()
+        ),
     ]
 
 
@@ -217,11 +275,15 @@ def best_table(group: Group) -> Table:
             last = TableCell(best.policy, knob_label(best, group.knobs(best)))
         rows.append(TableRow([TableCell(title, tone="title"), *cells, last]))
     known = group.relative and group.enough
-    return Table([TableColumn("allowed"), *columns, TableColumn("policy, knobs")], rows if known else [])
+    return Table(
+        [TableColumn("allowed"), *columns, TableColumn("policy, knobs")], rows if known else []
+    )
 
 
 def categories_of(result: Result) -> dict[str, Category]:
-    """What was measured in each category of the dataset, and over all examples (BiTA Table 7); else nothing."""
+    """What was measured in each category of the dataset, and over all examples (BiTA Table 7); else
+    nothing.
+    """
     overall = Category(
         n_examples=result.setting.n_examples,
         tokens=result.tokens,
@@ -238,13 +300,19 @@ def categories_of(result: Result) -> dict[str, Category]:
 def category_table(group: Group) -> Table:
     """A row for every category of the selected points, each category's fastest point first."""
     measured = {id(one): categories_of(one) for one in group.selected() if not one.is_baseline}
-    names = list(dict.fromkeys(name for each in measured.values() for name in each if name != OVERALL))
+    names = list(
+        dict.fromkeys(name for each in measured.values() for name in each if name != OVERALL)
+    )
     policy = policy_column(group)
     rows = []
     for name in [*names, OVERALL]:
         for result in group.selected():
             if (one := measured.get(id(result), {}).get(name)) is not None:
-                base = "" if one.baseline_tokens_per_s is None else number(one.baseline_tokens_per_s, 1)
+                base = (
+                    ""
+                    if one.baseline_tokens_per_s is None
+                    else number(one.baseline_tokens_per_s, 1)
+                )
                 cells = [
                     TableCell(name, "", name),
                     policy.cell(result),
@@ -255,19 +323,32 @@ def category_table(group: Group) -> Table:
                     TableCell(percent(one.acceptance_rate, 1), "", one.acceptance_rate),
                 ]
                 rows.append(TableRow(cells))
-    columns = [TableColumn("category", "The category of the dataset."), policy, *map(column_of, CATEGORY)]
+    columns = [
+        TableColumn("category", "The category of the dataset."),
+        policy,
+        *map(column_of, CATEGORY),
+    ]
     return Table(columns, rows)
 
 
 def rounding_table(group: Group) -> Table:
-    """Of each sampled point, what its rule and its rounding change of the target's distribution, by number of rows."""
-    certified = [one for one in group.results if one.certificate is not None and one.certificate.rounding]
+    """Of each sampled point, what its rule and its rounding change of the target's distribution, by
+    number of rows.
+    """
+    certified = [
+        one for one in group.results if one.certificate is not None and one.certificate.rounding
+    ]
     counts = sorted({int(count) for one in certified for count in one.certificate.rounding})
 
     def rows_column(count: int) -> TableColumn:
-        hint = f"the largest total variation between a forward of {count} rows and one row after another"
+        hint = (
+            f"the largest total variation between a forward of {count} rows and one row after"
+            " another"
+        )
         title = counted(count, "row")
-        return TableColumn(title, hint, lambda one: _variation(one.certificate.rounding.get(str(count))))
+        return TableColumn(
+            title, hint, lambda one: _variation(one.certificate.rounding.get(str(count)))
+        )
 
     change = COLUMNS["certificate_output"]
     rule = TableColumn("rule", change.explanation, lambda one: _variation(change.of(one)))
@@ -296,31 +377,45 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
 
 
 def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | None:
-    """The row of a baseline that is no point itself, of the medians of what was timed beside the points; else None."""
-    beside = [one for one in group.results if one.baseline_latency_s is not None and one.baseline_tokens_per_s]
+    """The row of a baseline that is no point itself, of the medians of what was timed beside the
+    points; else None.
+    """
+    beside = [
+        one
+        for one in group.results
+        if one.baseline_latency_s is not None and one.baseline_tokens_per_s
+    ]
     if not beside or any(one.is_baseline for one in group.results):
         return None
     points = f"timed beside {counted(len(beside), 'point')}"
-    middle, late = (median(getattr(one.baseline_latency_s, end) for one in beside) for end in ("median", "p95"))
+    middle, late = (
+        median(getattr(one.baseline_latency_s, end) for one in beside) for end in ("median", "p95")
+    )
     rate = median(one.baseline_tokens_per_s for one in beside)
     further = beside[0].further_qualities.values()
     known = {
         **dict.fromkeys(group.varying_knobs(), TableCell("")),
         COLUMNS["policy"].title: TableCell(str(group.setting.baseline), points),
         COLUMNS["speedup"].title: TableCell(times(1.0), "", 1.0),
-        COLUMNS["latency_s_median"].title: TableCell(duration(middle), f"p95 {duration(late)}", middle),
+        COLUMNS["latency_s_median"].title: TableCell(
+            duration(middle), f"p95 {duration(late)}", middle
+        ),
         COLUMNS["tokens_per_s"].title: TableCell(number(rate, 1), "", rate),
         group.metric: TableCell(number(group.baseline_quality), "", group.baseline_quality),
         **{one.metric: TableCell(number(one.baseline), "", one.baseline) for one in further},
     }
-    return TableRow([known.get(column.title, TableCell(MISSING)) for column in columns], is_baseline=True)
+    return TableRow(
+        [known.get(column.title, TableCell(MISSING)) for column in columns], is_baseline=True
+    )
 
 
 def _knob_cell(knob: str, result: Result) -> TableCell:
     if knob not in result.knobs:
         return TableCell("")
     value = result.knobs[knob]
-    return TableCell(knob_value(value), "", value if isinstance(value, int | float | str) else str(value))
+    return TableCell(
+        knob_value(value), "", value if isinstance(value, int | float | str) else str(value)
+    )
 
 
 def _further_cell(name: str, result: Result) -> TableCell:
@@ -339,8 +434,11 @@ def _certificate_column() -> TableColumn:
             return TableCell(MISSING)
         if found.unjudged:
             return TableCell("no closed form", f"{found.defects} defects", found.defects)
-        same, other = ("equal", "ties") if found.rounding is None else ("exact", "rounding")  # greedy; sampled
-        return TableCell(f"{found.equal} {same}", f"{found.ties} {other}, {found.defects} defects", found.defects)
+        # greedy; sampled
+        same, other = ("equal", "ties") if found.rounding is None else ("exact", "rounding")
+        return TableCell(
+            f"{found.equal} {same}", f"{found.ties} {other}, {found.defects} defects", found.defects
+        )
 
     names = ("certificate_equal", "certificate_ties", "certificate_defects")
     return TableColumn("certificate", " ".join(COLUMNS[name].explanation for name in names), cell)

@@ -1,6 +1,7 @@
 """Results as native Weights & Biases panels: tables, charts and pictures.
 
-Every run of a group logs its own rows under the same keys, so that a panel over the group shows all of a sweep.
+Every run of a group logs its own rows under the same keys, so that a panel over the group shows all
+of a sweep.
 """
 
 from __future__ import annotations
@@ -43,13 +44,17 @@ def title(result: Result) -> str:
     Of a path the `path_name`.
     """
     told = {knob: result.knobs[knob] for knob in changed_knobs(result.policy, result.knobs)}
-    knobs = {knob: path_name(value) if isinstance(value, str) else value for knob, value in told.items()}
+    knobs = {
+        knob: path_name(value) if isinstance(value, str) else value for knob, value in told.items()
+    }
     label = point_label(replace(result, knobs=knobs), list(knobs))
     return label if len(label) <= LONGEST_TITLE else f"{label[: LONGEST_TITLE - 1]}…"
 
 
 def path_name(path: str) -> str:
-    """The last part of a path; of a training's result the training's name, as in outputs/NAME/checkpoint."""
+    """The last part of a path; of a training's result the training's name, as in
+    outputs/NAME/checkpoint.
+    """
     *folders, last = path.rstrip("/").split("/")
     return short_name(folders[-1] if folders and last in _RESULTS else last)
 
@@ -57,7 +62,8 @@ def path_name(path: str) -> str:
 def panels(
     result: Result, examples: Sequence[MeasuredExample], dataset: Mapping[tuple[str, int], Example]
 ) -> dict[str, Any]:
-    """Return what `Run.log` takes for a result and its examples: tables, and each chart that has values.
+    """Return what `Run.log` takes for a result and its examples: tables, and each chart that has
+    values.
 
     dataset: the examples by id and turn, for prompts and references; what it lacks stays empty.
     """
@@ -68,13 +74,19 @@ def panels(
         rows = [_example(one, dataset.get(one.key)) for one in examples]
         logged[EXAMPLES] = wandb.Table(list(_EXAMPLE_COLUMNS), rows)
     if rates := result.counts.acceptance_by_position:
-        curve = wandb.Table(["position", "accepted"], [[position, rate] for position, rate in enumerate(rates, 1)])
-        logged[ACCEPTANCE] = wandb.plot.line(curve, "position", "accepted", title="Acceptance by position in the draft")
+        curve = wandb.Table(
+            ["position", "accepted"], [[position, rate] for position, rate in enumerate(rates, 1)]
+        )
+        logged[ACCEPTANCE] = wandb.plot.line(
+            curve, "position", "accepted", title="Acceptance by position in the draft"
+        )
     return logged
 
 
 def sweep_panels(results: Sequence[Result], picture: Path, sweep: str) -> dict[str, Any]:
-    """Return what `Run.log` takes for a sweep: the fronts, a table of all points, the picture if it exists."""
+    """Return what `Run.log` takes for a sweep: the fronts, a table of all points, the picture if it
+    exists.
+    """
     import wandb
 
     logged: dict[str, Any] = {}
@@ -89,11 +101,15 @@ def sweep_panels(results: Sequence[Result], picture: Path, sweep: str) -> dict[s
     return {**logged, **({PICTURE: wandb.Image(str(picture))} if picture.is_file() else {})}
 
 
-def front_lines(results: Sequence[Result], sweep: str) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """The corners (latency, quality) of the lines of each panel, by panel and line, each line fastest first.
+def front_lines(
+    results: Sequence[Result], sweep: str
+) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """The corners (latency, quality) of the lines of each panel, by panel and line, each line
+    fastest first.
 
-    A line is one policy's Pareto front in one setting, the baseline's own included: the best quality within a latency,
-    as stairs that end at the panel's right edge. latency: relative to the baseline; in seconds where the panel says so.
+    A line is one policy's Pareto front in one setting, the baseline's own included: the best
+    quality within a latency, as stairs that end at the panel's right edge. latency: relative to the
+    baseline; in seconds where the panel says so.
     """
     by_panel: dict[str, list[Group]] = {}
     for group in by_setting(results):
@@ -112,7 +128,10 @@ def front_lines(results: Sequence[Result], sweep: str) -> dict[str, dict[str, li
 
 
 def panel_of(group: Group) -> str:
-    """The panel of a setting's points, that is, data set, split and metric: `multi30k test, BLEU`."""
+    """The panel of a setting's points, that is, data set, split and metric:
+
+    `multi30k test, BLEU`.
+    """
     unit = "" if group.relative else ", in seconds"
     return f"{short_name(group.setting.dataset)} {group.setting.split}, {group.metric}{unit}"
 
@@ -128,7 +147,9 @@ def standing(result: Result, group: Group) -> dict[str, Any]:
 
 
 def on_front(result: Result, group: Group) -> bool:
-    """Whether no other point of the setting, nor the baseline, is as fast and as good, and better in one of the two."""
+    """Whether no other point of the setting, nor the baseline, is as fast and as good, and better
+    in one of the two.
+    """
     from bild_lab.report.style import front_corners  # late: matplotlib takes a second
 
     if result.is_baseline:
@@ -140,7 +161,9 @@ def _fronts(group: Group) -> dict[str, list[tuple[float, float]]]:
     """The undominated (latency, quality) of each policy, fastest first."""
     fronts = {}
     for policy in group.policies:
-        placed = [at for result in group.of_policy(policy) if (at := group.position(result)) is not None]
+        placed = [
+            at for result in group.of_policy(policy) if (at := group.position(result)) is not None
+        ]
         corners = [(at.x, at.y) for at in placed]
         fronts[policy] = [corners[index] for index in pareto_front(corners)]
     if group.relative and group.baseline_quality is not None:
@@ -152,14 +175,23 @@ def _labels(groups: Sequence[Group]) -> list[str]:
     """What tells settings from each other; empty for a single one."""
     keys = [key for key in differing_keys(groups) if key not in _HASHES]
     labels = [
-        ", ".join(f"{key} {short_name(value)}" for key in keys if (value := group.setting.get(key)) is not None)
+        ", ".join(
+            f"{key} {short_name(value)}"
+            for key in keys
+            if (value := group.setting.get(key)) is not None
+        )
         for group in groups
     ]
-    return labels if len(set(labels)) == len(labels) else [f"setting {place}" for place, _ in enumerate(groups, 1)]
+    return (
+        labels
+        if len(set(labels)) == len(labels)
+        else [f"setting {place}" for place, _ in enumerate(groups, 1)]
+    )
 
 
 def points_table(results: Sequence[Result], **first: Sequence[Any]) -> wandb.Table:
-    """The points' rows of `sweep.csv`, with all knobs in one column: the tables of a group need the same columns.
+    """The points' rows of `sweep.csv`, with all knobs in one column: the tables of a group need the
+    same columns.
 
     first: columns before them, a value for each result.
     """
@@ -168,7 +200,12 @@ def points_table(results: Sequence[Result], **first: Sequence[Any]) -> wandb.Tab
     rows = [to_row(replace(result, knobs={})) for result in results]
     columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "policy"]
     data = [
-        [*own, row["policy"], knob_label(result, list(result.knobs)), *(row.get(key) for key in columns)]
+        [
+            *own,
+            row["policy"],
+            knob_label(result, list(result.knobs)),
+            *(row.get(key) for key in columns),
+        ]
         for result, row, *own in zip(results, rows, *first.values(), strict=True)
     ]
     return wandb.Table([*first, "policy", "knobs", *columns], data)

@@ -1,4 +1,6 @@
-"""A Weights & Biases report that compares groups of runs, that is, sweeps, through wandb-workspaces."""
+"""A Weights & Biases report that compares groups of runs, that is, sweeps, through
+wandb-workspaces.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +30,34 @@ if TYPE_CHECKING:
     from wandb_workspaces.reports.v2 import Report
 
 _TIMEOUT_S = 20
-_BARS = ("speedup", "acceptance_rate", "tokens_per_target_call", "quality_difference")  # one panel for each
+# one panel for each
+_BARS = ("speedup", "acceptance_rate", "tokens_per_target_call", "quality_difference")
 _BY = ("config.policy.name", "config.pair.name")
 _HIGH = 12  # of a chart, in the report's rows
 _FRONTS = (
-    "A line is a policy's best quality within a latency, in one sweep; further left is faster. Latency is relative to "
-    "the baseline, or in seconds where the panel says so. Intervals are in the pictures and the table: lines have none."
+    "A line is a policy's best quality within a latency, in one sweep; further left is faster."
+    " Latency is relative to the baseline, or in seconds where the panel says so. Intervals are in"
+    " the pictures and the table: lines have none."
 )
 
 
 def group_report(
-    groups: Sequence[str], panels: Sequence[str], project: str, entity: str | None, title: str | None
+    groups: Sequence[str],
+    panels: Sequence[str],
+    project: str,
+    entity: str | None,
+    title: str | None,
 ) -> Report:
-    """Lay out a report: the Pareto panels of all groups, each panel's numbers, then curves and tables of each group.
+    """Lay out a report: the Pareto panels of all groups, each panel's numbers, then curves and
+    tables of each group.
 
-    panels: as `logged_panels` finds them. Sends nothing. Raises UserError without wandb-workspaces, without groups, or
-    for a group given twice.
+    panels: as `logged_panels` finds them. Sends nothing. Raises UserError without wandb-workspaces,
+    without groups, or for a group given twice.
     """
     if not groups or len(set(groups)) < len(groups):
         raise UserError(
-            f"names of different groups are wanted, got {', '.join(groups) or 'none'}; a group is a sweep's name=NAME, "
-            "as in python scripts/wandb_report.py first second"
+            f"names of different groups are wanted, got {', '.join(groups) or 'none'}; a group is a"
+            " sweep's name=NAME, as in python scripts/wandb_report.py first second"
         )
     try:
         from wandb_workspaces import expr
@@ -61,29 +70,41 @@ def group_report(
     def runs(named: Sequence[str], *filters: Any, groupby: Sequence[str] = ()) -> list[Any]:
         # no entity: the report's own project, which need not be looked up
         return [
-            wr.Runset(name=group, filters=[expr.Metric("Group") == group, *filters], groupby=list(groupby))
+            wr.Runset(
+                name=group, filters=[expr.Metric("Group") == group, *filters], groupby=list(groupby)
+            )
             for group in named
         ]
 
-    fronts = wr.PanelGrid(runsets=runs(groups, expr.Metric("JobType") == SWEEP), panels=_fronts(wr, panels))
+    fronts = wr.PanelGrid(
+        runsets=runs(groups, expr.Metric("JobType") == SWEEP), panels=_fronts(wr, panels)
+    )
     numbers = [
         block
         for panel in panels
         for block in (
             wr.H2(panel),
-            wr.PanelGrid(runsets=runs(groups, expr.Summary("panel") == panel, groupby=_BY), panels=_bars(wr)),
+            wr.PanelGrid(
+                runsets=runs(groups, expr.Summary("panel") == panel, groupby=_BY), panels=_bars(wr)
+            ),
         )
     ]
     details = [block for group in groups for block in (wr.H2(group), _details(wr, runs([group])))]
     compared = ", ".join(groups)
     title = title or f"bild_lab: {compared if len(compared) < 100 else f'{len(groups)} sweeps'}"
     if len(title) > LONGEST_TITLE:
-        raise UserError(f"title must have at most {LONGEST_TITLE} characters, got {len(title)}; choose a shorter one")
+        raise UserError(
+            f"title must have at most {LONGEST_TITLE} characters, got {len(title)}; choose a"
+            " shorter one"
+        )
     return wr.Report(
         project=project,
         entity=entity or "",
         title=title,
-        description="Sweeps of bild_lab: every point is timed against its baseline, example by example in turn.",
+        description=(
+            "Sweeps of bild_lab: every point is timed against its baseline, example by example in"
+            " turn."
+        ),
         blocks=[
             *(wr.H1("Quality against latency"), wr.P(text=_FRONTS), fronts),
             *(wr.H1("By policy and pair"), *numbers, wr.H1("By sweep"), *details),
@@ -95,19 +116,27 @@ def group_report(
 def report_spec(report: Report) -> str:
     """What `publish` would send, as JSON."""
     model = report._to_model()
-    names = {"display_name": model.display_name, "project": model.project.name, "entity": model.project.entity_name}
+    names = {
+        "display_name": model.display_name,
+        "project": model.project.name,
+        "entity": model.project.entity_name,
+    }
     spec = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
     return json.dumps({**names, "description": model.description, "spec": spec}, indent=2) + "\n"
 
 
 def connect() -> tuple[wandb.Api | None, str]:
-    """The service's interface, if somebody is logged in and it answers; else None and the reason in one line."""
+    """The service's interface, if somebody is logged in and it answers; else None and the reason in
+    one line.
+    """
     import wandb
 
     try:
         api = wandb.Api(timeout=_TIMEOUT_S)
         _ = api.default_entity
-    except Exception as error:  # without a login or a network the client raises errors of many types
+    except (
+        Exception
+    ) as error:  # without a login or a network the client raises errors of many types
         return None, _line(error)
     return api, ""
 
@@ -115,7 +144,8 @@ def connect() -> tuple[wandb.Api | None, str]:
 def logged_panels(
     groups: Sequence[str], project: str, entity: str | None, outputs: Path, api: wandb.Api | None
 ) -> list[str]:
-    """The Pareto panels of sweeps that were logged, each once. Raises UserError for a sweep that was not: it is empty.
+    """The Pareto panels of sweeps that were logged, each once. Raises UserError for a sweep that
+    was not: it is empty.
 
     api: is asked for the sweeps' runs. With None the records and results under `outputs` decide.
     """
@@ -128,15 +158,18 @@ def logged_panels(
             shown = _sent_panels(api, group, project, entity)
         if shown is None:
             raise UserError(
-                f"sweep {group!r} has no runs in project {project!r}; log it: python scripts/sweeps.py log "
-                f"{shlex.quote(str(folder))}, or if it was logged offline, send it: {sync_command(folder)}"
+                f"sweep {group!r} has no runs in project {project!r}; log it: python"
+                f" scripts/sweeps.py log {shlex.quote(str(folder))}, or if it was logged offline,"
+                f" send it: {sync_command(folder)}"
             )
         found |= dict.fromkeys(shown)
     return list(found)
 
 
 def _sent_panels(api: wandb.Api, group: str, project: str, entity: str | None) -> list[str] | None:
-    """What the run of a whole sweep on the server says of its panels; None without such a run, or such a project."""
+    """What the run of a whole sweep on the server says of its panels; None without such a run, or
+    such a project.
+    """
     place = f"{entity or api.default_entity}/{project}"
     try:
         runs = list(api.runs(place, filters={"group": group, "jobType": SWEEP}))
@@ -148,7 +181,9 @@ def _sent_panels(api: wandb.Api, group: str, project: str, entity: str | None) -
 
 
 def publish(report: Report, api: wandb.Api) -> tuple[str | None, str]:
-    """Save the report to its project and return its address; None and the reason in one line if that fails."""
+    """Save the report to its project and return its address; None and the reason in one line if
+    that fails.
+    """
     report.entity = report.entity or api.default_entity
     try:
         return report.save().url, ""
@@ -161,7 +196,9 @@ def _line(error: Exception) -> str:
 
 
 def _fronts(wr: Any, panels: Sequence[str]) -> list[Any]:
-    """A chart for each panel on the left, the picture of each sweep on the right, all points below."""
+    """A chart for each panel on the left, the picture of each sweep on the right, all points
+    below.
+    """
     charts = [
         wr.CustomChart(
             query={"summaryTable": {"tableKey": f"{front_key(panel)}_table"}},
@@ -174,9 +211,14 @@ def _fronts(wr: Any, panels: Sequence[str]) -> list[Any]:
     ]
     below = _HIGH * max(1, len(panels))
     picture = wr.MediaBrowser(
-        title="With intervals", media_keys=[PICTURE], num_columns=1, layout=wr.Layout(x=12, y=0, w=12, h=below)
+        title="With intervals",
+        media_keys=[PICTURE],
+        num_columns=1,
+        layout=wr.Layout(x=12, y=0, w=12, h=below),
     )
-    points = wr.WeavePanelSummaryTable(table_name=SWEEP_POINTS, layout=wr.Layout(x=0, y=below, w=24, h=10))
+    points = wr.WeavePanelSummaryTable(
+        table_name=SWEEP_POINTS, layout=wr.Layout(x=0, y=below, w=24, h=10)
+    )
     return [*charts, picture, points]
 
 
@@ -186,7 +228,9 @@ def _bars(wr: Any) -> list[Any]:
         wr.BarPlot(
             title=f"{COLUMNS[name].words.capitalize()}, mean and range of the points",
             # as `flat_metrics` names it
-            metrics=[wr.SummaryMetric(COLUMNS[name].path.removeprefix("counts.").replace(".", "/"))],
+            metrics=[
+                wr.SummaryMetric(COLUMNS[name].path.removeprefix("counts.").replace(".", "/"))
+            ],
             groupby_aggfunc="mean",
             groupby_rangefunc="minmax",
             layout=wr.Layout(x=12 * (place % 2), y=8 * (place // 2), w=12, h=8),
@@ -204,5 +248,8 @@ def _details(wr: Any, runsets: list[Any]) -> Any:
         chart_strings={"title": "Acceptance by position in the draft"},
         layout=wr.Layout(w=24, h=10),
     )
-    tables = [wr.WeavePanelSummaryTable(table_name=name, layout=wr.Layout(w=24, h=10)) for name in (POINTS, EXAMPLES)]
+    tables = [
+        wr.WeavePanelSummaryTable(table_name=name, layout=wr.Layout(w=24, h=10))
+        for name in (POINTS, EXAMPLES)
+    ]
     return wr.PanelGrid(runsets=runsets, panels=[curves, *tables])

@@ -1,4 +1,6 @@
-"""Bi-directional tuning: mask tokens learn to predict the tokens after the next, with a frozen model (BiTA §3.1)."""
+"""Bi-directional tuning: mask tokens learn to predict the tokens after the next, with a frozen
+model (BiTA §3.1).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from bild_lab.engine.heads import BitaAdapter
@@ -28,9 +36,10 @@ ATTENTION = "bild_lab_bita"  # in Transformers' register of attention functions
 class BitaSpec(ModuleSpec):
     """An adapter to train: the fields of `bita` in `conf/train_bita.yaml`.
 
-    prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each epoch, all beside one
-    another. consecutive: they follow one another from a random start, and each has the labels of all masks, as in the
-    released code (`preprocess_efficient_supervised_dataset`); otherwise they are drawn from all of the answer.
+    prompt: deep, shallow or none (BiTA Table 3). splits: split points of an answer in each epoch,
+    all beside one another. consecutive: they follow one another from a random start, and each has
+    the labels of all masks, as in the released code (`preprocess_efficient_supervised_dataset`);
+    otherwise they are drawn from all of the answer.
     markov_rank: of a `MarkovHead` beside the masks; 0: none.
     """
 
@@ -53,7 +62,8 @@ class BitaSpec(ModuleSpec):
 
     @property
     def predictors(self) -> Predictors:
-        """Mask j (from 0) after n tokens predicts token n + j + 1, as the last token's own row predicts token n.
+        """Mask j (from 0) after n tokens predicts token n + j + 1, as the last token's own row
+        predicts token n.
 
         All masks have the same weight (BiTA Eq. 1).
         """
@@ -62,11 +72,14 @@ class BitaSpec(ModuleSpec):
         return Predictors.in_turn("mask", 1, [1.0] * self.mask_tokens, **chosen)
 
     def check(self, config: PreTrainedConfig) -> None:
-        """Raise UserError for an encoder–decoder, an unknown prompt, one without tokens, and attention out of reach."""
+        """Raise UserError for an encoder–decoder, an unknown prompt, one without tokens, and
+        attention out of reach.
+        """
         self._fresh(config, {}, 0)
         with torch.device("meta"):
             outline = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
-        with suppress(NotImplementedError):  # experts are chosen by values, which there are none of yet
+        # experts are chosen by values, which there are none of yet
+        with suppress(NotImplementedError):
             require_reached(outline)
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> BitaModule:
@@ -83,9 +96,11 @@ class BitaSpec(ModuleSpec):
 
 @dataclass(frozen=True)
 class PromptRows:
-    """What the attention takes from the adapter in one forward. layers: collects the layers that used it.
+    """What the attention takes from the adapter in one forward. layers: collects the layers that
+    used it.
 
-    keys, values: [layers, kv_heads, P, head_dim], without rotary position; None without a deep prompt.
+    keys, values: [layers, kv_heads, P, head_dim], without rotary position; None without a deep
+    prompt.
     """
 
     keys: Float[Tensor, "layers heads p dim"] | None
@@ -94,12 +109,14 @@ class PromptRows:
 
 
 class BitaModule(SmallModule):
-    """Runs the mask tokens of many contexts of an answer through the frozen model, all beside one another.
+    """Runs the mask tokens of many contexts of an answer through the frozen model, all beside one
+    another.
 
-    The tokens run first. They see neither prompt nor masks, so nothing that learns reaches them: they need no gradient,
-    and leave keys and values as a cache. The rows after them are [shallow prompt, groups of M masks]. A mask of the
-    group after n tokens sees these tokens, the prompt, itself and the masks before it in its group, and no other group
-    (BiTA Figure 3). A group's masks have the positions n, n + 1, …; prompt rows have position 0.
+    The tokens run first. They see neither prompt nor masks, so nothing that learns reaches them:
+    they need no gradient, and leave keys and values as a cache. The rows after them are [shallow
+    prompt, groups of M masks]. A mask of the group after n tokens sees these tokens, the prompt,
+    itself and the masks before it in its group, and no other group (BiTA Figure 3). A group's masks
+    have the positions n, n + 1, …; prompt rows have position 0.
     """
 
     def __init__(self, base: PreTrainedModel, adapter: BitaAdapter) -> None:
@@ -154,7 +171,8 @@ def require_reached(base: PreTrainedModel) -> None:
         AttentionInterface.register(ATTENTION, attend_with_prompt)
         base.set_attn_implementation(ATTENTION)
         one = torch.ones(1, 1, dtype=torch.long, device=input_device(base))
-        with torch.no_grad(), suppress(TypeError, ValueError):  # the model may not take the extra argument
+        # the model may not take the extra argument
+        with torch.no_grad(), suppress(TypeError, ValueError):
             base(input_ids=one, use_cache=False, bita_prompt=reached)
     if len(reached.layers) != config.num_hidden_layers:
         raise UserError(
@@ -172,9 +190,11 @@ def attend_with_prompt(
     bita_prompt: PromptRows,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attention over the deep prompt's rows before the others (an attention function of Transformers).
+    """Attention over the deep prompt's rows before the others (an attention function of
+    Transformers).
 
-    attention_mask: of all columns, those of the prompt first; None: causal, among the rows that are passed.
+    attention_mask: of all columns, those of the prompt first; None: causal, among the rows that are
+    passed.
     """
     layer = module.layer_idx
     bita_prompt.layers.add(layer)
@@ -190,7 +210,9 @@ def attend_with_prompt(
 def visible_rows(
     contexts: Int[Tensor, "batch contexts"], deep: int, tokens: int, shallow: int, masks: int
 ) -> Bool[Tensor, "batch rows columns"]:
-    """Which columns [deep prompt, tokens, rows] each row [shallow prompt, masks] sees (BiTA Figure 3)."""
+    """Which columns [deep prompt, tokens, rows] each row [shallow prompt, masks] sees (BiTA Figure
+    3).
+    """
     (batch, groups), device = contexts.shape, contexts.device
     first = deep + tokens  # the column of the first row
     rows = shallow + groups * masks

@@ -1,7 +1,9 @@
-"""Conversations of any number of turns as rows to learn from: all is read, only answers are learned.
+"""Conversations of any number of turns as rows to learn from: all is read, only answers are
+learned.
 
-So FastChat trains Vicuna (`fastchat/train/train.py`, `preprocess`): every token that is not of an answer, or of the end
-token after one, has no label. PPD trains its heads on the same conversations (Appendix B).
+So FastChat trains Vicuna (`fastchat/train/train.py`, `preprocess`): every token that is not of an
+answer, or of the end token after one, has no label. PPD trains its heads on the same conversations
+(Appendix B).
 """
 
 from __future__ import annotations
@@ -41,18 +43,18 @@ def tokenize_conversations(
 ) -> Iterator[Conversation]:
     """The conversations of these turns, which come in order, each with its answer as its reference.
 
-    longest: tokens of a conversation, prompts included (PPD Table 2: 2,048). Raises UserError for an encoder–decoder,
-    and for a tokenizer that does not say where its tokens come from.
+    longest: tokens of a conversation, prompts included (PPD Table 2: 2,048). Raises UserError for
+    an encoder–decoder, and for a tokenizer that does not say where its tokens come from.
     """
     if base.encoder_decoder:
         raise UserError(
-            f"a conversation is one row of questions and answers, which a decoder reads, but {base.path} is an "
-            "encoder–decoder; set dataset.turns=1"
+            "a conversation is one row of questions and answers, which a decoder reads, but"
+            f" {base.path} is an encoder–decoder; set dataset.turns=1"
         )
     if not base.tokenizer.is_fast:
         raise UserError(
-            f"the tokenizer of {base.path} does not say which text a token comes from, so answers cannot be told from "
-            "questions; give it a tokenizer.json, or set dataset.turns=1"
+            f"the tokenizer of {base.path} does not say which text a token comes from, so answers"
+            " cannot be told from questions; give it a tokenizer.json, or set dataset.turns=1"
         )
     turns: list[Example] = []
     for example in examples:
@@ -63,7 +65,9 @@ def tokenize_conversations(
     yield _conversation(base, template, turns, longest)
 
 
-def _conversation(base: Checkpoint, template: Template, turns: Sequence[Example], longest: int) -> Conversation:
+def _conversation(
+    base: Checkpoint, template: Template, turns: Sequence[Example], longest: int
+) -> Conversation:
     between, text, answers = template.next_turn.partition("{answer}")[0], "", []
     for turn in turns:
         text += turn.prompt + between
@@ -75,7 +79,8 @@ def _conversation(base: Checkpoint, template: Template, turns: Sequence[Example]
     learned = np.zeros(len(ids), bool)
     for start, stop in answers:
         learned |= (starts < stop) & (stops > start)
-        learned |= (starts == stop) & (ids == base.tokenizer.eos_token_id)  # the template's, after an answer
+        # the template's, after an answer
+        learned |= (starts == stop) & (ids == base.tokenizer.eos_token_id)
     whole, ids, learned = len(ids), ids[:longest], learned[:longest]
     first = int(learned.argmax()) if learned.any() else len(ids)
     return Conversation(

@@ -1,4 +1,7 @@
-"""EAGLE: a layer learns to continue a frozen model's states (Li et al., 2024; EAGLE-3: Li et al., 2025)."""
+"""EAGLE: a layer learns to continue a frozen model's states (Li et al., 2024; EAGLE-3:
+
+Li et al., 2025).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,15 @@ from torch import Tensor
 from torch.nn.functional import linear, smooth_l1_loss
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, VARIANTS, Eagle, EagleConfig, joined_states, spread_layers
+from bild_lab.engine.heads.eagle import (
+    EAGLE,
+    EAGLE3,
+    VARIANTS,
+    Eagle,
+    EagleConfig,
+    joined_states,
+    spread_layers,
+)
 from bild_lab.engine.models.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
@@ -39,9 +50,10 @@ SPREAD = 0.02  # of the weights at first
 class EagleSpec(ModuleSpec):
     """An EAGLE to train: the fields of `conf/module/eagle.yaml` and `eagle3.yaml`.
 
-    steps: of the training-time test (EAGLE-3 §3.2); EAGLE-1 learns the first alone, and is scored on all. noise: added
-    to the model's states, uniform within ± this, for EAGLE-1. draft_vocabulary: tokens of EAGLE-3's head, the most
-    frequent of the answers; what has another label is not learned, as in the released code; None: all.
+    steps: of the training-time test (EAGLE-3 §3.2); EAGLE-1 learns the first alone, and is scored
+    on all. noise: added to the model's states, uniform within ± this, for EAGLE-1.
+    draft_vocabulary: tokens of EAGLE-3's head, the most frequent of the answers; what has another
+    label is not learned, as in the released code; None: all.
     """
 
     variant: str
@@ -57,7 +69,9 @@ class EagleSpec(ModuleSpec):
         require_number("module.noise", self.noise, 0, 1e6, remedy="0 adds none")
         if self.draft_vocabulary is not None:
             require_choice("module.variant with a draft vocabulary", self.variant, (EAGLE3,))
-            require_whole("module.draft_vocabulary", self.draft_vocabulary, 1, None, "null takes all")
+            require_whole(
+                "module.draft_vocabulary", self.draft_vocabulary, 1, None, "null takes all"
+            )
 
     @property
     def noun(self) -> str:
@@ -65,9 +79,11 @@ class EagleSpec(ModuleSpec):
 
     @property
     def predictors(self) -> Predictors:
-        """Step i (from 0) after a context predicts the token i places after it, and reads the label of the step before.
+        """Step i (from 0) after a context predicts the token i places after it, and reads the label
+        of the step before.
 
-        EAGLE-1's first step weighs as much as there are steps, because the loss is a mean over all labels.
+        EAGLE-1's first step weighs as much as there are steps, because the loss is a mean over all
+        labels.
         """
         weights = [DECAY**step for step in range(self.steps)]
         if self.variant == EAGLE:
@@ -78,17 +94,34 @@ class EagleSpec(ModuleSpec):
         """The tokens of EAGLE-3's head."""
         if self.draft_vocabulary is None:
             return {}
-        answers = [row.tokens[row.prompt_length :] if row.learned is None else row.tokens[row.learned] for row in rows]
+        answers = [
+            row.tokens[row.prompt_length :] if row.learned is None else row.tokens[row.learned]
+            for row in rows
+        ]
         ids, counts = np.unique(np.concatenate(answers), return_counts=True)
-        return {"tokens": np.sort(ids[np.argsort(-counts, kind="stable")[: self.draft_vocabulary]]).tolist()}
+        return {
+            "tokens": np.sort(
+                ids[np.argsort(-counts, kind="stable")[: self.draft_vocabulary]]
+            ).tolist()
+        }
 
     def build(
-        self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int, tokens: Sequence[int] | None = None
+        self,
+        base: PreTrainedModel,
+        origin: Mapping[str, Any],
+        seed: int,
+        tokens: Sequence[int] | None = None,
     ) -> EagleModule:
-        """A layer with random weights. EAGLE-3's norm and head start as the model's own. tokens: of EAGLE-3's head."""
+        """A layer with random weights.
+
+        EAGLE-3's norm and head start as the model's own. tokens: of EAGLE-3's head.
+        """
         text = base.config.get_text_config(decoder=True)
         _, head = own_matrices(base)
-        third, known = self.variant == EAGLE3, torch.tensor(range(text.vocab_size) if tokens is None else tokens)
+        third, known = (
+            self.variant == EAGLE3,
+            torch.tensor(range(text.vocab_size) if tokens is None else tokens),
+        )
         config = EagleConfig(
             variant=self.variant,
             layer=layer_like(base.config),
@@ -120,25 +153,32 @@ def layer_like(config: PreTrainedConfig) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
-        intermediate_size=getattr(text, "intermediate_size", None) or getattr(text, "d_ff", 4 * text.hidden_size),
+        intermediate_size=getattr(text, "intermediate_size", None)
+        or getattr(text, "d_ff", 4 * text.hidden_size),
         num_hidden_layers=1,
         num_attention_heads=heads,
         num_key_value_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or getattr(text, "d_kv", None) or text.hidden_size // heads,
-        rms_norm_eps=getattr(text, "rms_norm_eps", None) or getattr(text, "layer_norm_epsilon", 1e-6),
+        head_dim=getattr(text, "head_dim", None)
+        or getattr(text, "d_kv", None)
+        or text.hidden_size // heads,
+        rms_norm_eps=getattr(text, "rms_norm_eps", None)
+        or getattr(text, "layer_norm_epsilon", 1e-6),
     )
 
 
 class EagleModule(SmallModule):
-    """Runs the layer as decoding does: on the frozen model's states, then step by step on its own (EAGLE-3 §3.2).
+    """Runs the layer as decoding does: on the frozen model's states, then step by step on its own
+    (EAGLE-3 §3.2).
 
-    A step's tokens are the answer's own. So where all first choices are right, these are the tokens that would have
-    been drafted, and `accepted` is what a chain of first choices gains.
+    A step's tokens are the answer's own. So where all first choices are right, these are the tokens
+    that would have been drafted, and `accepted` is what a chain of first choices gains.
     """
 
     reads_labels = True
 
-    def __init__(self, base: PreTrainedModel, eagle: Eagle, steps: int, noise: float, seed: int) -> None:
+    def __init__(
+        self, base: PreTrainedModel, eagle: Eagle, steps: int, noise: float, seed: int
+    ) -> None:
         super().__init__(base, eagle)
         self._steps, self._noise, self._seed = steps, noise, seed
         embedding, head = own_matrices(base)
@@ -146,7 +186,10 @@ class EagleModule(SmallModule):
         self._part = None  # rows of the model's head for the tokens that the layer's head knows
         if eagle.tokens is not None:
             bias = getattr(base.get_output_embeddings(), "bias", None)
-            self._part = head[eagle.tokens], None if bias is None else bias.detach().to(head.device)[eagle.tokens]
+            self._part = (
+                head[eagle.tokens],
+                None if bias is None else bias.detach().to(head.device)[eagle.tokens],
+            )
 
     def forward(
         self,
@@ -156,13 +199,21 @@ class EagleModule(SmallModule):
     ) -> OwnLoss:
         config, eagle = self.weights.config, self.weights
         with torch.no_grad():
-            found = decoder_states(self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped)
+            found = decoder_states(
+                self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped
+            )
             final = found.final * head_scale(self.base.config)
-            states = joined_states(config.variant, final, [found.hidden[layer] for layer in config.target_layers])
+            states = joined_states(
+                config.variant, final, [found.hidden[layer] for layer in config.target_layers]
+            )
             if self.training and self._noise:
                 states = states + self._drawn(states, input_ids)
-        places, pairs = found.places, (found.places - 1).clamp(min=0)  # pair i ends with token i + 1
-        embedded, every = eagle.embed(found.tokens), torch.arange(len(places), device=places.device)[:, None]
+        # pair i ends with token i + 1
+        places, pairs = found.places, (found.places - 1).clamp(min=0)
+        embedded, every = (
+            eagle.embed(found.tokens),
+            torch.arange(len(places), device=places.device)[:, None],
+        )
         count, last = found.tokens.shape[1] - 1, found.tokens.shape[1] - 1
         before: list[tuple[Tensor, Tensor]] = []
         outputs = eagle(
@@ -197,10 +248,16 @@ class EagleModule(SmallModule):
             together = together * torch.isin(wanted[..., :trained], eagle.tokens)
         return OwnLoss(None, together, torch.stack(choices, 2) if choices else None)
 
-    def _losses(self, outputs: Tensor, logits: Tensor, target: Tensor) -> Float[Tensor, "batch contexts"]:
-        """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself, which is `target`."""
+    def _losses(
+        self, outputs: Tensor, logits: Tensor, target: Tensor
+    ) -> Float[Tensor, "batch contexts"]:
+        """Cross-entropy with the model's own distribution; EAGLE-1 also learns the state itself,
+        which is `target`.
+        """
         if self._part is None:
-            tokens = soft_loss(logits, own_logits(self.base, target, self.weights.config.vocabulary))
+            tokens = soft_loss(
+                logits, own_logits(self.base, target, self.weights.config.vocabulary)
+            )
         else:
             tokens = soft_loss(logits, linear(target, *self._part))
         if self.weights.config.variant == EAGLE3:
@@ -209,25 +266,35 @@ class EagleModule(SmallModule):
         return missed + TOKEN_WEIGHT * tokens
 
     def _drawn(self, states: Tensor, input_ids: Tensor) -> Tensor:
-        """Noise that depends on the seed and the batch alone, so that a resumed training draws the same."""
+        """Noise that depends on the seed and the batch alone, so that a resumed training draws the
+        same.
+        """
         places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
         generator = torch.Generator().manual_seed(self._seed + int((input_ids * places).sum()))
         drawn = 2 * torch.rand(states.shape, generator=generator) - 1
         return self._noise * drawn.to(states)
 
 
-def keeping(before: list[tuple[Tensor, Tensor]]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def keeping(
+    before: list[tuple[Tensor, Tensor]],
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Keys and values after those of the steps before, which grow by them."""
 
     def store(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         before.append((keys, values))
-        return torch.cat([each for each, _ in before], 2), torch.cat([each for _, each in before], 2)
+        return torch.cat([each for each, _ in before], 2), torch.cat(
+            [each for _, each in before], 2
+        )
 
     return store
 
 
-def visible_pairs(pairs: Int[Tensor, "batch contexts"], count: int, step: int) -> Bool[Tensor, "batch 1 contexts n"]:
-    """What a step's rows attend to: the text's pairs up to their own, and their own rows of the steps so far."""
+def visible_pairs(
+    pairs: Int[Tensor, "batch contexts"], count: int, step: int
+) -> Bool[Tensor, "batch 1 contexts n"]:
+    """What a step's rows attend to: the text's pairs up to their own, and their own rows of the
+    steps so far.
+    """
     text = torch.arange(count, device=pairs.device) <= pairs[..., None]  # [batch, contexts, count]
     own = torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device).repeat(1, step)
     return torch.cat([text, own.expand(len(pairs), -1, -1)], -1)[:, None]

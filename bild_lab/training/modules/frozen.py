@@ -1,4 +1,6 @@
-"""Train a small module beside a frozen model: on which answers, what is kept, and what the commands print."""
+"""Train a small module beside a frozen model: on which answers, what is kept, and what the commands
+print.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,9 @@ from bild_lab.training.trainer import Objective
 class FrozenJob(TrainingJob):
     """One training of a small module for `base`, whose weights stay frozen.
 
-    calibration: the answers to learn, cut to the recipe's `max_target_tokens`. held_out: answers that are not learned
-    but choose the best weights. placed: where the base is. Raises UserError for the answers of another model.
+    calibration: the answers to learn, cut to the recipe's `max_target_tokens`. held_out: answers
+    that are not learned but choose the best weights. placed: where the base is. Raises UserError
+    for the answers of another model.
     """
 
     base: Checkpoint
@@ -63,14 +66,16 @@ class FrozenJob(TrainingJob):
     def __post_init__(self) -> None:
         require_whole("held_out", self.held_out, 1)
         if self.recipe.soft_targets:
-            raise UserError(f"a {self.spec.noun} does not learn train.soft_targets; only scripts/align.py does")
+            raise UserError(
+                f"a {self.spec.noun} does not learn train.soft_targets; only scripts/align.py does"
+            )
         self.spec.check(self.base.config)
         answered = self.calibration.manifest["model"]
         if answered["fingerprint"] != self.base.fingerprint:
             raise UserError(
-                f"the answers in {self.calibration.folder} are those of {answered['path']} with other weights than "
-                f"{self.base.path}, but a {self.spec.noun} learns the answers of its own model; "
-                "set calibration=null to generate them"
+                f"the answers in {self.calibration.folder} are those of {answered['path']} with"
+                f" other weights than {self.base.path}, but a {self.spec.noun} learns the answers"
+                " of its own model; set calibration=null to generate them"
             )
 
     @cached_property
@@ -84,16 +89,20 @@ class FrozenJob(TrainingJob):
                 row = answer.row(longest)
             else:
                 prompt = self.base.source(answer.prompt, limit).prompt
-                row = AnsweredPrompt(np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32), len(prompt))
+                row = AnsweredPrompt(
+                    np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32), len(prompt)
+                )
             every.append(row if together is None else row.cut(together))
         predictors = self.spec.predictors
         kept = tuple(row for row in every if row.answer_length >= predictors.shortest_answer)
         if len(kept) <= self.held_out:
             raise UserError(
-                f"of the {len(every)} answers in {self.calibration.folder}, {len(every) - len(kept)} are dropped: they "
-                f"have fewer than the {predictors.shortest_answer} tokens that {len(predictors.names)} predictions "
-                f"need; held_out={self.held_out} leaves none of the other {len(kept)} to train on: lower it, predict "
-                "less far ahead, or make answers to more questions (dataset.limit)"
+                f"of the {len(every)} answers in {self.calibration.folder},"
+                f" {len(every) - len(kept)} are dropped: they have fewer than the"
+                f" {predictors.shortest_answer} tokens that {len(predictors.names)} predictions"
+                f" need; held_out={self.held_out} leaves none of the other {len(kept)} to train on:"
+                " lower it, predict less far ahead, or make answers to more questions"
+                " (dataset.limit)"
             )
         require_room([row.length for row in kept], self.base.config)
         return kept
@@ -112,7 +121,9 @@ class FrozenJob(TrainingJob):
     @property
     def command(self) -> str:
         """A command that decodes with the module, on the dataset that it was trained on."""
-        revision = [] if self.base.revision is None else [f"pair.target_revision={self.base.revision}"]
+        revision = (
+            [] if self.base.revision is None else [f"pair.target_revision={self.base.revision}"]
+        )
         pair = [f"pair.target={self.base.path}", *revision, "pair.draft=null"]
         words = self.spec.words(self.folder / self.spec.result_name)
         return f"python run.py {shlex.join([*words, *pair, *self.calibration.dataset_words])}"
@@ -127,10 +138,11 @@ class FrozenJob(TrainingJob):
 
 
 def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
-    """Train, and leave the best weights in `job.folder`, under the module's result name; returns its metrics.json.
+    """Train, and leave the best weights in `job.folder`, under the module's result name; returns
+    its metrics.json.
 
-    Resumes an interrupted training, and returns a finished one (`TrainingRun`). Raises UserError for a job that cannot
-    be trained; what small files can show is checked before weights are read.
+    Resumes an interrupted training, and returns a finished one (`TrainingRun`). Raises UserError
+    for a job that cannot be trained; what small files can show is checked before weights are read.
     """
     require_writable(job.folder)
     run = TrainingRun(
@@ -147,13 +159,24 @@ def train_beside_frozen(job: FrozenJob) -> dict[str, Any]:
 
 
 def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
-    recipe, predictors, dataset, (train, held_out) = job.recipe, job.spec.predictors, job.calibration.dataset, job.parts
+    recipe, predictors, dataset, (train, held_out) = (
+        job.recipe,
+        job.spec.predictors,
+        job.calibration.dataset,
+        job.parts,
+    )
     half = job.base.config.dtype in (torch.bfloat16, torch.float16) and recipe.in_bfloat16
     dtype = torch.bfloat16 if half else torch.float32  # half precision if the device is fast at it
     base = job.placed.load(job.base, arguments.device, dtype)
-    origin = {"path": job.base.path, "revision": job.base.revision, "fingerprint": job.base.fingerprint}
+    origin = {
+        "path": job.base.path,
+        "revision": job.base.revision,
+        "fingerprint": job.base.fingerprint,
+    }
     module = job.spec.build(base, origin, recipe.seed, **job.spec.from_answers(train))
-    order = BatchOrder([row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed)
+    order = BatchOrder(
+        [row.length for row in train], recipe.batch_size, recipe.max_steps, recipe.seed
+    )
     return Objective(
         model=module,
         examples=RandomContexts(train, predictors, recipe.seed),
@@ -165,8 +188,14 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
             "noun": job.spec.noun,
             "architecture": job.base.config.model_type,
             "parameters": sum(weight.numel() for weight in module.parameters()),
-            "data": f"{len(train):,} greedy answers of {job.base.path} to {dataset.name} ({dataset.split})",
-            "answers": {"folder": str(job.calibration.folder), "hash": job.calibration.manifest["hash"]},
+            "data": (
+                f"{len(train):,} greedy answers of {job.base.path} to {dataset.name}"
+                f" ({dataset.split})"
+            ),
+            "answers": {
+                "folder": str(job.calibration.folder),
+                "hash": job.calibration.manifest["hash"],
+            },
             "train_examples": len(train),
             "held_out_examples": len(held_out),
             "dropped_examples": len(job.calibration.answers) - len(job.rows),  # too short
@@ -177,7 +206,10 @@ def _prepare(job: FrozenJob, arguments: TrainingArguments) -> Objective:
 
 
 def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
-    """The model of a command. Raises UserError if it, or the result's folder, cannot be used for this module."""
+    """The model of a command.
+
+    Raises UserError if it, or the result's folder, cannot be used for this module.
+    """
     folder = sweep_folder(cfg)
     require_writable(folder)
     TrainingFolder(folder, spec.result_name).require_free()
@@ -190,7 +222,11 @@ def frozen_model(cfg: DictConfig, spec: ModuleSpec) -> Checkpoint:
 
 def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     """A command's configuration as a job on the model's own answers; missing ones are generated."""
-    base, recipe, placed = frozen_model(cfg, spec), typed(Recipe, cfg.train, "train"), placement_of(cfg)
+    base, recipe, placed = (
+        frozen_model(cfg, spec),
+        typed(Recipe, cfg.train, "train"),
+        placement_of(cfg),
+    )
     given = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
     given |= {"held_out": cfg.held_out, "folder": sweep_folder(cfg), "placed": placed}
     return FrozenJob(base=base, spec=spec, recipe=recipe, **given)
@@ -202,15 +238,18 @@ def placement_of(cfg: DictConfig) -> BasePlacement:
 
 
 def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
-    """The model's own greedy answers: those of `calibration`, or generated into the folder where they are missing."""
+    """The model's own greedy answers: those of `calibration`, or generated into the folder where
+    they are missing.
+    """
     if cfg.calibration:
         folders = [cfg.calibration] if isinstance(cfg.calibration, str) else cfg.calibration
         return read_calibrations([Path(folder) for folder in folders])
     placed = placement_of(cfg)
     if placed.sharded:
         raise UserError(
-            "a model that is sharded can be trained beside, but does not answer here; make its answers first with "
-            "scripts/generate_calibration.py runtime.device_map=auto, and give them as calibration=DIR"
+            "a model that is sharded can be trained beside, but does not answer here; make its"
+            " answers first with scripts/generate_calibration.py runtime.device_map=auto, and give"
+            " them as calibration=DIR"
         )
     dataset, settings = typed(DatasetSpec, cfg.dataset, "dataset"), cfg.answers
     dataset = for_model(dataset, Checkpoint(cfg.model.path, cfg.model.revision))
@@ -218,13 +257,19 @@ def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
     stages.enter("loading the model")
     with isolated(recipe.seed, recipe.threads):
         device = process_group(recipe.on_cpu).device
-        dtype = resolve_dtype(settings.dtype, Checkpoint(cfg.model.path, cfg.model.revision), device)
+        dtype = resolve_dtype(
+            settings.dtype, Checkpoint(cfg.model.path, cfg.model.revision), device
+        )
         where = (str(device), dtype, "auto")
-        target = load_model(cfg.model.path, cfg.model.revision, *where, device_map=placed.device_map)
+        target = load_model(
+            cfg.model.path, cfg.model.revision, *where, device_map=placed.device_map
+        )
         count = lambda prompt: target.checkpoint.source(prompt).length  # noqa: E731
         examples = cut_sources(load_examples(dataset), dataset.max_source_tokens, count)
         sizes = (settings.max_new_tokens, settings.batch_size, settings.part_size)
-        job = CalibrationJob(target, dataset, examples, *sizes, folder, dataset_words(), tuple(dataset.cut or ()))
+        job = CalibrationJob(
+            target, dataset, examples, *sizes, folder, dataset_words(), tuple(dataset.cut or ())
+        )
         with answers_bar() as report:
             generate_calibration(job, report)
     load_model.cache_clear()  # the training needs the memory
@@ -240,7 +285,10 @@ def train_and_report(job: FrozenJob) -> None:
     if best is not None:
         shares = ", ".join(f"{best[f'top_1_{predictor}']:.1%}" for predictor in metrics["columns"])
         reached = f"{metrics['metric']} {best[metrics['metric']]:.2f}"
-        scores = f"; {reached} on {metrics['held_out_examples']:,} held-out answers, first choices right {shares}"
+        scores = (
+            f"; {reached} on {metrics['held_out_examples']:,} held-out answers, first choices right"
+            f" {shares}"
+        )
     place = job.folder / job.spec.result_name
     output.print(escape(f"{place}: {metrics['steps']:,} steps, loss {metrics['loss']:.3f}{scores}"))
     output.print(escape(f"decode with it: {job.command}"))

@@ -1,4 +1,6 @@
-"""Heads of inner layers, trained beside a frozen model to predict its next token early (PPD §3, Table 2)."""
+"""Heads of inner layers, trained beside a frozen model to predict its next token early (PPD §3,
+Table 2).
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,9 @@ ROWS = 2048  # rows of logits at a time: 0.25 GB in float32 for 32,000 tokens
 class LayerHeadsSpec(ModuleSpec):
     """Heads to train: `layers` and the fields of `heads` in `conf/train_lm_heads.yaml`.
 
-    layers: after how many layers there is a head. rank: None for whole matrices, or the rank of the change to the
-    model's own head. labels: "data", the dataset's references as in the paper, or "self", the tokens that the model's
-    last layer chooses, with which match rates compare.
+    layers: after how many layers there is a head. rank: None for whole matrices, or the rank of the
+    change to the model's own head. labels: "data", the dataset's references as in the paper, or
+    "self", the tokens that the model's last layer chooses, with which match rates compare.
     """
 
     layers: list[int]
@@ -57,29 +59,38 @@ class LayerHeadsSpec(ModuleSpec):
 
     @property
     def predictors(self) -> Predictors:
-        """Every head predicts the next token. As heads share nothing, each learns as it would alone."""
+        """Every head predicts the next token.
+
+        As heads share nothing, each learns as it would alone.
+        """
         count = len(self.layers)
         names = tuple(f"layer_{layer}" for layer in self.layers)
         return Predictors(names, (0,) * count, (1.0,) * count, metric=MATCH_RATE)
 
     def check(self, config: PreTrainedConfig) -> None:
-        """Raise UserError for a model that `policy=ppd` cannot run, or layers that are not before its last."""
+        """Raise UserError for a model that `policy=ppd` cannot run, or layers that are not before
+        its last.
+        """
         reason = why_not_native(config, torch.float32)
         if reason is not None:
             raise UserError(
-                "per-layer heads need a T5, mT5, Llama, Mistral, Qwen2, Qwen3 or Gemma 3 text model that we can run, "
-                f"but {reason}"
+                "per-layer heads need a T5, mT5, Llama, Mistral, Qwen2, Qwen3 or Gemma 3 text"
+                f" model that we can run, but {reason}"
             )
         depth = decoder_depth(config)
         if self.layers[-1] >= depth:
             raise UserError(
-                f"layers must lie before the last of the model's {depth}, which has the model's own head, "
-                f"got {list(self.layers)}"
+                f"layers must lie before the last of the model's {depth}, which has the model's own"
+                f" head, got {list(self.layers)}"
             )
 
-    def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> LayerHeadsModule:
+    def build(
+        self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int
+    ) -> LayerHeadsModule:
         """Heads start as the model's own head."""
-        return LayerHeadsModule(base, LayerHeads.fresh(own_head(base), origin, self.layers, self.rank, seed))
+        return LayerHeadsModule(
+            base, LayerHeads.fresh(own_head(base), origin, self.layers, self.rank, seed)
+        )
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=ppd", f"policy.exit_layer={self.layers[-1]}", f"policy.heads={folder}"]
@@ -87,7 +98,8 @@ class LayerHeadsSpec(ModuleSpec):
 
 @dataclass(frozen=True)
 class OwnHead:
-    """The weights that heads start from, under the names of a native decoder, which would copy all weights.
+    """The weights that heads start from, under the names of a native decoder, which would copy all
+    weights.
 
     final_scale: the factor on the head's input, which T5 v1.0 has.
     """
@@ -104,14 +116,18 @@ def own_head(base: PreTrainedModel) -> OwnHead:
     _, head = own_matrices(base)
     if not config.is_encoder_decoder:
         return OwnHead(head, norm_factor(config, decoder.norm.weight), config.rms_norm_eps)
-    return OwnHead(head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config))
+    return OwnHead(
+        head, decoder.final_layer_norm.weight, config.layer_norm_epsilon, head_scale(config)
+    )
 
 
 class LayerHeadsModule(SmallModule):
-    """Runs all heads on their layers' states at each context's last token, in one forward of the frozen model.
+    """Runs all heads on their layers' states at each context's last token, in one forward of the
+    frozen model.
 
-    With labels it computes the loss itself, so many rows at a time, and again in the backward pass (Chen et al., 2016,
-    Training Deep Nets with Sublinear Memory Cost): all rows' logits at once would be several times the model.
+    With labels it computes the loss itself, so many rows at a time, and again in the backward pass
+    (Chen et al., 2016, Training Deep Nets with Sublinear Memory Cost): all rows' logits at once
+    would be several times the model.
     """
 
     reads_labels = True
@@ -124,12 +140,20 @@ class LayerHeadsModule(SmallModule):
     ) -> Float[Tensor, "batch contexts layers vocab"] | OwnLoss:
         with torch.no_grad():
             found = decoder_states(self.base, input_ids, contexts, self.weights.config.layers)
-        every, heads = torch.arange(contexts.shape[0], device=contexts.device)[:, None], self.weights
+        every, heads = (
+            torch.arange(contexts.shape[0], device=contexts.device)[:, None],
+            self.weights,
+        )
         states = {layer: found.hidden[layer][every, found.places] for layer in heads.config.layers}
         if wanted is None:
-            return torch.stack([heads.logits(layer, one.to(heads.norms.dtype)) for layer, one in states.items()], 2)
+            return torch.stack(
+                [heads.logits(layer, one.to(heads.norms.dtype)) for layer, one in states.items()], 2
+            )
         real = wanted[..., 0] != IGNORED  # [batch contexts]; every head has the same labels
-        parts = [self._part(layer, states[layer][real], wanted[..., 0][real]) for layer in heads.config.layers]
+        parts = [
+            self._part(layer, states[layer][real], wanted[..., 0][real])
+            for layer in heads.config.layers
+        ]
         losses = wanted.new_zeros(wanted.shape, dtype=torch.float32)
         losses[real] = torch.stack([each for each, _ in parts], -1)
         if torch.is_grad_enabled():  # a training step, of which nobody reads the choices
@@ -160,16 +184,23 @@ def reference_answers(
 ) -> Calibration:
     """The dataset's references in the form of calibration data, for `labels=data`.
 
-    Later turns belong to one `Conversation` with the turns before them, of which only answers are learned.
-    Raises UserError for an example without a reference, or a tokenizer that does not fit the model.
+    Later turns belong to one `Conversation` with the turns before them, of which only answers are
+    learned. Raises UserError for an example without a reference, or a tokenizer that does not fit
+    the model.
     """
     require_references(examples)
     require_fitting_tokenizer(base.tokenizer, base.config, base.end_tokens, base.path)
     if any(example.continues for example in examples):
-        answers = tuple(tokenize_conversations(base, dataset.templates[0], examples, max_target_tokens))
+        answers = tuple(
+            tokenize_conversations(base, dataset.templates[0], examples, max_target_tokens)
+        )
     else:
-        examples = cut_sources(examples, dataset.max_source_tokens, lambda prompt: base.source(prompt).length)
-        tokenized = tokenize(examples, base.tokenizer, base.encoder_decoder, None, max_target_tokens)
+        examples = cut_sources(
+            examples, dataset.max_source_tokens, lambda prompt: base.source(prompt).length
+        )
+        tokenized = tokenize(
+            examples, base.tokenizer, base.encoder_decoder, None, max_target_tokens
+        )
         answers = tuple(
             Answer(example.id, example.prompt, example.references[0], one.answer.tolist(), END)
             for example, one in zip(examples, tokenized, strict=True)

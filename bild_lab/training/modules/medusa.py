@@ -1,4 +1,7 @@
-"""Heads that predict the tokens after the next beside a frozen model: Medusa's (Cai et al., 2023)."""
+"""Heads that predict the tokens after the next beside a frozen model:
+
+Medusa's (Cai et al., 2023).
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,9 @@ DECAY = 0.8  # λ: each head's weight relative to the head before it
 class MedusaSpec(ModuleSpec):
     """Medusa heads to train: the fields of `conf/module/medusa.yaml`.
 
-    layers: residual blocks of each head. shared: they end in the model's own matrix to the vocabulary. markov_rank: of
-    a `MarkovHead` beside them; 0: none. contexts: of an answer in each epoch, at random; None: all.
+    layers: residual blocks of each head. shared: they end in the model's own matrix to the
+    vocabulary. markov_rank: of a `MarkovHead` beside them; 0: none. contexts: of an answer in each
+    epoch, at random; None: all.
     """
 
     heads: int
@@ -38,13 +42,18 @@ class MedusaSpec(ModuleSpec):
     noun: ClassVar[str] = "set of Medusa heads"
 
     def __post_init__(self) -> None:
-        MedusaConfig(self.heads, self.layers, 1, 1, shared=self.shared, markov_rank=self.markov_rank)  # checks these
+        # checks these
+        MedusaConfig(
+            self.heads, self.layers, 1, 1, shared=self.shared, markov_rank=self.markov_rank
+        )
         if self.contexts is not None:
             require_whole("module.contexts", self.contexts, 1, None, "null takes all")
 
     @property
     def predictors(self) -> Predictors:
-        """Head i (from 0) after n tokens predicts token n + i + 1, as the model's own head predicts token n."""
+        """Head i (from 0) after n tokens predicts token n + i + 1, as the model's own head predicts
+        token n.
+        """
         ahead = self.heads if self.markov_rank else 0
         weights = [DECAY**head for head in range(self.heads)]
         return Predictors.in_turn("head", 1, weights, per_answer=self.contexts, ahead=ahead)
@@ -64,14 +73,22 @@ class MedusaSpec(ModuleSpec):
 
 
 class MedusaModule(SmallModule):
-    """Runs the heads on the hidden state that the frozen model's own head reads at each context's last token."""
+    """Runs the heads on the hidden state that the frozen model's own head reads at each context's
+    last token.
+    """
 
     def forward(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"]
     ) -> Float[Tensor, "batch contexts heads vocab"]:
         with torch.no_grad():
-            hidden = self.base.base_model(input_ids=input_ids, use_cache=False).last_hidden_state.to(input_ids.device)
+            hidden = self.base.base_model(
+                input_ids=input_ids, use_cache=False
+            ).last_hidden_state.to(input_ids.device)
         every = torch.arange(contexts.shape[0], device=contexts.device)
         heads = self.weights
         logits = heads(hidden[every[:, None], contexts - 1].to(heads.blocks.dtype)).movedim(0, 2)
-        return logits if heads.markov is None else logits + heads.markov.along(input_ids, contexts, logits.shape[2])
+        return (
+            logits
+            if heads.markov is None
+            else logits + heads.markov.along(input_ids, contexts, logits.shape[2])
+        )

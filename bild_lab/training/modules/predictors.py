@@ -1,4 +1,6 @@
-"""What a small module learns: each predictor predicts one token after every context of an answer (BiTA §3.1)."""
+"""What a small module learns: each predictor predicts one token after every context of an answer
+(BiTA §3.1).
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,14 @@ MATCH_RATE = "match_rate"  # share of first choices that are the labels, mean ov
 class Predictors:
     """The mask tokens or heads of a module.
 
-    offsets: which token each one predicts; 0 is the token right after the context. weights: of their losses.
-    per_answer: contexts of an answer in each epoch; None takes all. consecutive: they lie one after another, and each
-    of them has all labels. In BiTA's words a context of the prompt and
-    y_0 … y_k, the first k + 1 tokens of the answer, is split point k; k = -1 is the prompt alone, as in the first
-    forward of decoding. skipped: how many contexts from the prompt alone on are left out. ahead: how many
-    tokens after a context a module reads. metric: chooses the best weights, ACCEPTED or MATCH_RATE.
+    offsets: which token each one predicts; 0 is the token right after the context. weights: of
+    their losses.
+    per_answer: contexts of an answer in each epoch; None takes all. consecutive: they lie one after
+    another, and each of them has all labels. In BiTA's words a context of the prompt and y_0 … y_k,
+    the first k + 1 tokens of the answer, is split point k; k = -1 is the prompt alone, as in the
+    first forward of decoding. skipped: how many contexts from the prompt alone on are left out.
+    ahead: how many tokens after a context a module reads. metric: chooses the best weights,
+    ACCEPTED or MATCH_RATE.
     """
 
     names: tuple[str, ...]
@@ -60,13 +64,16 @@ class Predictors:
 
 
 def leading_hits(hits: Bool[Tensor, "n predictors"]) -> Float[Tensor, " n"]:
-    """How many predictors are right before the first wrong one: the tokens of a chain draft that would be accepted."""
+    """How many predictors are right before the first wrong one: the tokens of a chain draft that
+    would be accepted.
+    """
     return hits.long().cumprod(-1).sum(-1).float()
 
 
 @dataclass(frozen=True)
 class AnsweredPrompt:
-    """A prompt and the model's answer as one row of tokens, of which the first `prompt_length` are the prompt.
+    """A prompt and the model's answer as one row of tokens, of which the first `prompt_length` are
+    the prompt.
 
     learned: of a conversation, which of its tokens are answers; None: all after the prompt.
     """
@@ -92,8 +99,8 @@ class AnsweredPrompt:
 class ChosenContexts:
     """An answered prompt with the contexts to learn from.
 
-    tokens: those that are read. contexts: how many of them each context holds. labels: the token that each predictor
-    should give after each context; IGNORED after the answer's end.
+    tokens: those that are read. contexts: how many of them each context holds. labels: the token
+    that each predictor should give after each context; IGNORED after the answer's end.
     """
 
     tokens: Int[np.ndarray, " n"]
@@ -104,15 +111,17 @@ class ChosenContexts:
 def choose_contexts(
     row: AnsweredPrompt, predictors: Predictors, random: np.random.Generator | None = None
 ) -> ChosenContexts:
-    """Contexts of an answered prompt: drawn at random or, without a generator, spread evenly over the answer.
+    """Contexts of an answered prompt: drawn at random or, without a generator, spread evenly over
+    the answer.
 
-    After the last context one label is left, or all if contexts are consecutive. In a conversation only answers have
-    contexts and labels.
+    After the last context one label is left, or all if contexts are consecutive. In a conversation
+    only answers have contexts and labels.
     """
     left = max(predictors.offsets) if predictors.consecutive else min(predictors.offsets)
     contexts = np.arange(row.prompt_length + predictors.skipped, row.length - left)
     if row.learned is not None:
-        contexts = contexts[row.learned[contexts]]  # a context of n tokens comes right before token n
+        # a context of n tokens comes right before token n
+        contexts = contexts[row.learned[contexts]]
     count = predictors.per_answer
     if count is not None and count < len(contexts):
         if random is not None and predictors.consecutive:
@@ -124,14 +133,18 @@ def choose_contexts(
             contexts = np.sort(random.choice(contexts, count, replace=False))
     wanted = contexts[:, None] + np.array(predictors.offsets)
     inside = np.minimum(wanted, row.length - 1)
-    known = wanted < row.length if row.learned is None else (wanted < row.length) & row.learned[inside]
+    known = (
+        wanted < row.length if row.learned is None else (wanted < row.length) & row.learned[inside]
+    )
     labels = np.where(known, row.tokens[inside], IGNORED)
     return ChosenContexts(row.tokens[: contexts.max() + predictors.ahead], contexts, labels)
 
 
 @dataclass(frozen=True)
 class RandomContexts(Dataset[ChosenContexts]):
-    """Answered prompts with random contexts, indexed by the epoch and the row's number, which alone decide them."""
+    """Answered prompts with random contexts, indexed by the epoch and the row's number, which alone
+    decide them.
+    """
 
     rows: Sequence[AnsweredPrompt]
     predictors: Predictors
@@ -142,7 +155,9 @@ class RandomContexts(Dataset[ChosenContexts]):
 
     def __getitem__(self, place: tuple[int, int]) -> ChosenContexts:
         epoch, index = place
-        return choose_contexts(self.rows[index], self.predictors, np.random.default_rng([self.seed, epoch, index]))
+        return choose_contexts(
+            self.rows[index], self.predictors, np.random.default_rng([self.seed, epoch, index])
+        )
 
 
 class EpochOrder(Sampler[tuple[int, int]]):
@@ -159,10 +174,11 @@ class EpochOrder(Sampler[tuple[int, int]]):
 
 
 def collate(rows: Sequence[ChosenContexts], reads_labels: bool = False) -> dict[str, Tensor]:
-    """Tensors input_ids [batch s], contexts [batch contexts] and labels [batch contexts predictors].
+    """Tensors input_ids [batch s], contexts [batch contexts] and labels [batch contexts
+    predictors].
 
-    Rows with fewer contexts than others are filled up with contexts of one token that have no labels. reads_labels:
-    the module gets the labels too, as `wanted`.
+    Rows with fewer contexts than others are filled up with contexts of one token that have no
+    labels. reads_labels: the module gets the labels too, as `wanted`.
     """
     batch = {
         "input_ids": padded([row.tokens for row in rows], 0),
@@ -176,8 +192,9 @@ def collate(rows: Sequence[ChosenContexts], reads_labels: bool = False) -> dict[
 class OwnLoss:
     """The logits of a module that learns more than the labels, and its loss for each label.
 
-    It may be of the first predictors alone: then the others are not trained. logits: None of a module that never holds
-    all of them. It gives its choices instead, as `first_choices` does, except where gradients are recorded.
+    It may be of the first predictors alone: then the others are not trained. logits: None of a
+    module that never holds all of them. It gives its choices instead, as `first_choices` does,
+    except where gradients are recorded.
     """
 
     logits: Float[Tensor, "*rows predictors vocab"] | None
@@ -194,7 +211,8 @@ Predicted = Float[Tensor, "*rows predictors vocab"] | OwnLoss
 
 
 class PredictionLoss:
-    """The loss in nats a label, weighted by predictor, called as the Trainer calls its `compute_loss_func`.
+    """The loss in nats a label, weighted by predictor, called as the Trainer calls its
+    `compute_loss_func`.
 
     It is cross-entropy with the labels, or the module's `OwnLoss`.
     """
@@ -211,7 +229,9 @@ class PredictionLoss:
         count = (labels != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
         return self.total(predicted, labels) / count
 
-    def total(self, predicted: Predicted, labels: Int[Tensor, "*rows predictors"]) -> Float[Tensor, ""]:
+    def total(
+        self, predicted: Predicted, labels: Int[Tensor, "*rows predictors"]
+    ) -> Float[Tensor, ""]:
         """The weighted sum over all labels."""
         if isinstance(predicted, OwnLoss):
             trained = predicted.losses.shape[-1]
@@ -224,7 +244,10 @@ class PredictionLoss:
 
 @dataclass(frozen=True)
 class PredictionEvaluator:
-    """Scores a module on held-out rows. Each process scores its share, and each gets the whole result."""
+    """Scores a module on held-out rows.
+
+    Each process scores its share, and each gets the whole result.
+    """
 
     rows: Sequence[AnsweredPrompt]
     predictors: Predictors
@@ -233,8 +256,8 @@ class PredictionEvaluator:
     def __call__(self, model: nn.Module, loss: PredictionLoss) -> dict[str, float]:
         """The metric's mean over contexts, `loss` in nats a label, and seconds.
 
-        For each predictor also the share of labels that are its first choice, `top_1_NAME`, or among its first five,
-        `top_5_NAME`.
+        For each predictor also the share of labels that are its first choice, `top_1_NAME`, or
+        among its first five, `top_5_NAME`.
         """
         started, predictors = time.perf_counter(), self.predictors
         shares = launched().gather(self._sums(model, loss).tolist())
@@ -249,11 +272,15 @@ class PredictionEvaluator:
 
     @torch.no_grad()
     def _sums(self, model: nn.Module, loss: PredictionLoss) -> Float[Tensor, " sums"]:
-        """This process's sums: loss, metric, contexts; then each predictor's labels, first choices and first five."""
+        """This process's sums: loss, metric, contexts; then each predictor's labels, first choices
+        and first five.
+        """
         device, predictors = next(model.parameters()).device, self.predictors
         sums = torch.zeros(3 + 3 * len(predictors.names), dtype=torch.double, device=device)
         for indices in evaluation_batches([row.length for row in self.rows], self.batch_size):
-            batch = collate([choose_contexts(self.rows[index], predictors) for index in indices or [0]])
+            batch = collate(
+                [choose_contexts(self.rows[index], predictors) for index in indices or [0]]
+            )
             labels = batch.pop("labels").to(device)
             if not indices:  # others still run the model, of which this process may hold a part
                 labels.fill_(IGNORED)
@@ -264,8 +291,11 @@ class PredictionEvaluator:
             logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted
             chosen = predicted.choices[real] if logits is None else first_choices(logits[real])
             wanted = labels[real][..., None]
-            hits, near = (chosen[..., :1] == wanted).any(-1), (chosen == wanted).any(-1)  # [n, predictors] each
+            # [n, predictors] each
+            hits, near = (chosen[..., :1] == wanted).any(-1), (chosen == wanted).any(-1)
             by_predictor = [(wanted != IGNORED).squeeze(-1), hits, near]
-            whole = torch.stack([loss.total(predicted, labels), predictors.score(hits).sum(), real.sum()])
+            whole = torch.stack(
+                [loss.total(predicted, labels), predictors.score(hits).sum(), real.sum()]
+            )
             sums += torch.cat([whole, *(each.sum(0) for each in by_predictor)])
         return sums

@@ -1,4 +1,6 @@
-"""A small module beside a frozen model, and the states of the model's decoder on rows of a prompt and an answer."""
+"""A small module beside a frozen model, and the states of the model's decoder on rows of a prompt
+and an answer.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,11 @@ from bild_lab.training.modules.predictors import AnsweredPrompt, Predictors
 class SmallModule(nn.Module):
     """Weights of its own and the frozen model that it calls.
 
-    The model is not its submodule, so the Trainer moves, trains and saves the small weights alone. `forward` takes
-    input_ids [batch n] and contexts [batch contexts], how many tokens each context holds; padding is on the right,
-    where no context sees it. It returns the logits of every predictor after each context, or an `OwnLoss`. A module
-    that reads_labels gets the labels too, as `wanted` [batch contexts predictors].
+    The model is not its submodule, so the Trainer moves, trains and saves the small weights alone.
+    `forward` takes input_ids [batch n] and contexts [batch contexts], how many tokens each context
+    holds; padding is on the right, where no context sees it. It returns the logits of every
+    predictor after each context, or an `OwnLoss`. A module that reads_labels gets the labels too,
+    as `wanted` [batch contexts predictors].
     """
 
     reads_labels: ClassVar[bool] = False
@@ -54,8 +57,8 @@ class SmallModule(nn.Module):
 class ModuleSpec(Protocol):
     """The settings of a small module to train, before any weights are read: a dataclass of values.
 
-    group: of the configuration, that holds them. result_name: the folder that holds the result in outputs/NAME. noun:
-    what the module is called.
+    group: of the configuration, that holds them. result_name: the folder that holds the result in
+    outputs/NAME. noun: what the module is called.
     """
 
     group: ClassVar[str] = "module"
@@ -75,7 +78,9 @@ class ModuleSpec(Protocol):
         return {}
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> SmallModule:
-        """A fresh module for this frozen model. origin: the path of its weights and their fingerprint."""
+        """A fresh module for this frozen model. origin: the path of its weights and their
+        fingerprint.
+        """
 
     def words(self, folder: Path) -> list[str]:
         """The words after `python run.py` that choose the policy with the module."""
@@ -83,11 +88,12 @@ class ModuleSpec(Protocol):
 
 @dataclass(frozen=True)
 class BasePlacement:
-    """Where a frozen model is while a small module learns beside it. With neither value each process holds all of it.
+    """Where a frozen model is while a small module learns beside it. With neither value each
+    process holds all of it.
 
-    device_map: how Accelerate spreads its layers over the devices of one process (`SpreadModel`). sharded: each
-    launched process holds a part of every decoder layer, and all of them gather a layer to run it (FSDP, Zhao et al.,
-    2023).
+    device_map: how Accelerate spreads its layers over the devices of one process (`SpreadModel`).
+    sharded: each launched process holds a part of every decoder layer, and all of them gather a
+    layer to run it (FSDP, Zhao et al., 2023).
     """
 
     device_map: str | None = None
@@ -99,24 +105,33 @@ class BasePlacement:
         count = launched().count
         if self.device_map is not None and count > 1:
             raise UserError(
-                f"runtime.device_map spreads a model over the devices of one process, got {count} processes; start "
-                "one, or train with model.sharded=true in place of runtime.device_map"
+                f"runtime.device_map spreads a model over the devices of one process, got {count}"
+                " processes; start one, or train with model.sharded=true in place of"
+                " runtime.device_map"
             )
         if self.sharded and count == 1:
             raise UserError(
-                "model.sharded gives each process a part of the model; start several: accelerate launch --multi_gpu "
-                "--num_processes=N scripts/…"
+                "model.sharded gives each process a part of the model; start several: accelerate"
+                " launch --multi_gpu --num_processes=N scripts/…"
             )
 
-    def load(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-        """The weights. device: of this process, where tokens go in. All processes must call this."""
+    def load(
+        self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
+    ) -> PreTrainedModel:
+        """The weights. device: of this process, where tokens go in.
+
+        All processes must call this.
+        """
         if self.device_map is not None:
-            return SpreadModel(checkpoint, device, dtype, self.device_map).module.requires_grad_(False)
+            return SpreadModel(checkpoint, device, dtype, self.device_map).module.requires_grad_(
+                False
+            )
         if not self.sharded:
             return checkpoint.weights(dtype).requires_grad_(False).eval().to(device)
         ranks, base = launched(), None
         mesh = init_device_mesh(device.type, (ranks.count,))
-        for rank in range(ranks.count):  # in turn, as each holds all weights in memory until it has cut its part
+        # in turn, as each holds all weights in memory until it has cut its part
+        for rank in range(ranks.count):
             if rank == ranks.rank:
                 base = checkpoint.weights(dtype).requires_grad_(False).eval()
                 shard_layers(base, mesh)
@@ -126,20 +141,25 @@ class BasePlacement:
 
 
 def shard_layers(base: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Cut every decoder layer among the mesh's processes. What is around the layers stays whole in each.
+    """Cut every decoder layer among the mesh's processes. What is around the layers stays whole in
+    each.
 
     Raises UserError for a model whose layers are not in one list.
     """
     layers = decoder_layers(base)
     if layers is None:
-        raise UserError(f"model.sharded cuts layers, which a {base.config.model_type} does not have in one list")
-    for layer in layers:  # not the decoder too: Transformers knows by its class which states it gives
+        raise UserError(
+            f"model.sharded cuts layers, which a {base.config.model_type} does not have in one list"
+        )
+    # not the decoder too: Transformers knows by its class which states it gives
+    for layer in layers:
         fully_shard(layer, mesh=mesh, reshard_after_forward=True)
 
 
 @dataclass(frozen=True)
 class OneRowCheckpoint(Checkpoint):
-    """A checkpoint whose prompts are one row of tokens: an encoder–decoder's source, then the decoder's start token.
+    """A checkpoint whose prompts are one row of tokens: an encoder–decoder's source, then the
+    decoder's start token.
 
     This way encoder–decoders and decoders train on rows of the same form.
     """
@@ -155,9 +175,10 @@ class OneRowCheckpoint(Checkpoint):
 class DecoderStates:
     """What a decoder made of a batch of rows.
 
-    tokens: the decoder's. hidden: outputs of layers, by number, of which 0 is the embedding. final: the last layer's
-    output after the final norm. places: where each context's last token is among the decoder's tokens. source: of an
-    encoder–decoder, its encoder's output; seen: which of its places are tokens.
+    tokens: the decoder's. hidden: outputs of layers, by number, of which 0 is the embedding. final:
+    the last layer's output after the final norm. places: where each context's last token is among
+    the decoder's tokens. source: of an encoder–decoder, its encoder's output; seen: which of its
+    places are tokens.
     """
 
     tokens: Int[Tensor, "batch m"]
@@ -175,10 +196,11 @@ def decoder_states(
     layers: Sequence[int] = (),
     skipped: int = 0,
 ) -> DecoderStates:
-    """Run the model once, and move what it gives to the tokens' device, as its layers may lie on several.
+    """Run the model once, and move what it gives to the tokens' device, as its layers may lie on
+    several.
 
-    contexts: how many tokens each one holds; the first is the prompt and `skipped` tokens. layers: whose outputs are
-    wanted. An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
+    contexts: how many tokens each one holds; the first is the prompt and `skipped` tokens. layers:
+    whose outputs are wanted. An encoder–decoder's prompt is a row of `OneRowCheckpoint`.
     """
 
     def states(
@@ -192,18 +214,26 @@ def decoder_states(
         ran = base.get_decoder()(input_ids=input_ids, **options)
         return states(ran, input_ids, contexts - 1)
     count, device = input_ids.shape[1], input_ids.device
-    source = contexts[:, :1] - 1 - skipped  # [batch, 1]; the prompt's last token is the decoder's start
+    # [batch, 1]; the prompt's last token is the decoder's start
+    source = contexts[:, :1] - 1 - skipped
     mask = torch.arange(int(source.max()), device=device) < source
     memory = base.get_encoder()(input_ids=input_ids[:, : mask.shape[1]], attention_mask=mask.long())
     after = source + torch.arange(count - int(source.min()), device=device)  # [batch, m]
     rows = input_ids.gather(1, after.clamp(max=count - 1))
-    encoded = {"encoder_hidden_states": memory.last_hidden_state, "encoder_attention_mask": mask.long()}
+    encoded = {
+        "encoder_hidden_states": memory.last_hidden_state,
+        "encoder_attention_mask": mask.long(),
+    }
     ran = base.get_decoder()(input_ids=rows, **encoded, **options)
     places = (contexts - source - 1).clamp(min=0)  # contexts that fill up have one token
-    return replace(states(ran, rows, places), source=memory.last_hidden_state.to(rows.device), seen=mask)
+    return replace(
+        states(ran, rows, places), source=memory.last_hidden_state.to(rows.device), seen=mask
+    )
 
 
-def own_matrices(base: PreTrainedModel) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
+def own_matrices(
+    base: PreTrainedModel,
+) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
     """The embedding and the head, where the model takes its tokens.
 
     Raises UserError if one of them is in memory or on disk until it runs.
@@ -211,8 +241,8 @@ def own_matrices(base: PreTrainedModel) -> tuple[Float[Tensor, "vocab dim"], Flo
     ends = (base.get_input_embeddings().weight, base.get_output_embeddings().weight)
     if any(weight.is_meta for weight in ends):
         raise UserError(
-            "this module reads the model's vocabulary matrices, which found no room on the devices that "
-            "runtime.device_map spread it over; take more or larger devices"
+            "this module reads the model's vocabulary matrices, which found no room on the devices"
+            " that runtime.device_map spread it over; take more or larger devices"
         )
     embedding, head = (weight.detach().to(input_device(base)) for weight in ends)
     return embedding, head
@@ -226,6 +256,8 @@ def own_logits(
     return base.get_output_embeddings()(head_input).to(head_input.device)[..., :vocabulary]
 
 
-def soft_loss(logits: Float[Tensor, "*rows vocab"], own: Float[Tensor, "*rows vocab"]) -> Float[Tensor, "*rows"]:
+def soft_loss(
+    logits: Float[Tensor, "*rows vocab"], own: Float[Tensor, "*rows vocab"]
+) -> Float[Tensor, "*rows"]:
     """Cross-entropy with the model's own distribution, of which `own` are the logits."""
     return -(own.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)

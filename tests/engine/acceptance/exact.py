@@ -21,14 +21,20 @@ HALVINGS = 24  # an acceptance probability is found to within 6e-8
 NEARLY_ONE = 1 - 2**-50
 Distribution = dict[tuple[int, ...], float]  # the probability of each emitted text
 Proposals = Iterator[tuple[Draft, float]]  # every draft and its probability
-Sibling = Callable[[int, tuple[int, ...]], Tensor]  # q of a token, after another and its siblings so far
+# q of a token, after another and its siblings so far
+Sibling = Callable[[int, tuple[int, ...]], Tensor]
 
 
 GREEDY = Request(Source((0,)), Limits(1, 10))
 
 
 def sampled(temperature: float = 1.0) -> Request:
-    return Request(Source((0,)), Limits(1, 99), Sampling(temperature=temperature), torch.Generator().manual_seed(0))
+    return Request(
+        Source((0,)),
+        Limits(1, 99),
+        Sampling(temperature=temperature),
+        torch.Generator().manual_seed(0),
+    )
 
 
 def rows(*probs: Sequence[float]) -> Tensor:
@@ -38,7 +44,9 @@ def rows(*probs: Sequence[float]) -> Tensor:
 
 def table(seed: int, vocabulary: int = 3) -> Tensor:
     """A next-token distribution for each last token."""
-    logits = torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(seed)).double()
+    logits = torch.randn(
+        vocabulary, vocabulary, generator=torch.Generator().manual_seed(seed)
+    ).double()
     return (1.5 * logits).softmax(-1)
 
 
@@ -47,7 +55,9 @@ TARGET, DRAFTER = table(1), table(11)  # half of what one may say the other does
 
 @dataclass
 class Dice:
-    """Stands in for torch's chance: uniforms are dictated, in order, and what is drawn from last is noted."""
+    """Stands in for torch's chance: uniforms are dictated, in order, and what is drawn from last is
+    noted.
+    """
 
     uniform: Tensor
     drawn_from: Tensor = torch.empty(0)
@@ -103,7 +113,8 @@ def outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -
             uniform[above] = 0.0
             settled, drawn_from = verdict(uniform)
             assert list(settled.path) == above
-            rest = drawn_from[0 if drawn_from.shape[0] == 1 else node - len(draft)]  # of the draft's last rows
+            # of the draft's last rows
+            rest = drawn_from[0 if drawn_from.shape[0] == 1 else node - len(draft)]
             for token, chance in enumerate(rest.tolist()):
                 output[(*(draft.token_list[each] for each in above), token)] += reached * chance
 
@@ -112,7 +123,9 @@ def outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -
 
 
 def drafts(parents: list[int], q: Sibling, vocabulary: int, chain: bool) -> Proposals:
-    """Every draft of this shape, each token drawn from its q, and its probability; token 0 is the last committed."""
+    """Every draft of this shape, each token drawn from its q, and its probability; token 0 is the
+    last committed.
+    """
     for tokens in itertools.product(range(vocabulary), repeat=len(parents)):
         rows = []
         for node, parent in enumerate(parents):
@@ -130,11 +143,15 @@ def chain_of(q: Tensor, length: int, vocabulary: int = 3) -> Proposals:
 
 
 def rows_after(draft: Draft, table: Tensor) -> Tensor:
-    """The logits after token 0 and after every drafted token, by a table of p given the last token."""
+    """The logits after token 0 and after every drafted token, by a table of p given the last
+    token.
+    """
     return torch.cat([table[:1], table[draft.tokens]]).log()
 
 
-def emitted(rule: Acceptance, proposals: Proposals, table: Tensor, request: Request) -> Distribution:
+def emitted(
+    rule: Acceptance, proposals: Proposals, table: Tensor, request: Request
+) -> Distribution:
     """The distribution of what one round emits."""
     output: Distribution = defaultdict(float)
     for draft, chance in proposals:
@@ -144,7 +161,9 @@ def emitted(rule: Acceptance, proposals: Proposals, table: Tensor, request: Requ
 
 
 def continued(output: Distribution, table: Tensor, length: int) -> Tensor:
-    """The distribution of the first `length` tokens where the target's own follow: one axis a token."""
+    """The distribution of the first `length` tokens where the target's own follow: one axis a
+    token.
+    """
     vocabulary = table.shape[0]
     joint = torch.zeros([vocabulary] * length, dtype=torch.float64)
     for text, chance in output.items():

@@ -1,4 +1,6 @@
-"""Block verification: the exact distribution of whole texts, how much it accepts, and the paper's example."""
+"""Block verification: the exact distribution of whole texts, how much it accepts, and the paper's
+example.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,13 @@ from tests.engine.acceptance.exact import (
 from tests.thinned import thinned
 
 
-def block_outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Request) -> Distribution:
-    """What the rule emits. The chance of each prefix is read off it, while the coins of longer ones fail."""
+def block_outcomes(
+    rule: Acceptance, draft: Draft, logits: Tensor, request: Request
+) -> Distribution:
+    """What the rule emits.
+
+    The chance of each prefix is read off it, while the coins of longer ones fail.
+    """
     output: Distribution = defaultdict(float)
     tokens = draft.token_list
 
@@ -72,7 +79,9 @@ def block_outcomes(rule: Acceptance, draft: Draft, logits: Tensor, request: Requ
     return output
 
 
-def over(proposals: Proposals, p: Tensor, output: Callable[[Draft, Tensor], Distribution]) -> Distribution:
+def over(
+    proposals: Proposals, p: Tensor, output: Callable[[Draft, Tensor], Distribution]
+) -> Distribution:
     whole: Distribution = defaultdict(float)
     for draft, chance in proposals:
         for text, probability in output(draft, rows_after(draft, p)).items():
@@ -92,11 +101,16 @@ PAIRS = [(TARGET, DRAFTER), (DRAFTER, TARGET), (table(5), table(6)), (TARGET, TA
 
 
 @pytest.mark.parametrize(
-    ("p", "q", "length"), thinned([(*pair, length) for length in (2, 3) for pair in PAIRS], 2, map(str, range(8)))
+    ("p", "q", "length"),
+    thinned([(*pair, length) for length in (2, 3) for pair in PAIRS], 2, map(str, range(8))),
 )
-def test_whole_texts_have_exactly_the_targets_distribution(p: Tensor, q: Tensor, length: int) -> None:
+def test_whole_texts_have_exactly_the_targets_distribution(
+    p: Tensor, q: Tensor, length: int
+) -> None:
     output = over(chain_of(q, length), p, block)
-    torch.testing.assert_close(continued(output, p, length + 1), targets(p, length + 1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        continued(output, p, length + 1), targets(p, length + 1), atol=1e-6, rtol=0
+    )
 
 
 def test_drafts_that_end_early_on_what_was_drafted_lose_nothing_either() -> None:
@@ -119,13 +133,18 @@ def test_drafts_that_end_early_on_what_was_drafted_lose_nothing_either() -> None
 @pytest.mark.parametrize(("p", "q"), PAIRS[1:2])
 def test_it_accepts_more_than_token_by_token(p: Tensor, q: Tensor) -> None:
     ours = [expected_accepted(over(chain_of(q, length), p, block)) for length in (1, 2)]
-    theirs = [expected_accepted(emitted(SpeculativeSampling(), chain_of(q, n), p, sampled())) for n in (1, 2)]
+    theirs = [
+        expected_accepted(emitted(SpeculativeSampling(), chain_of(q, n), p, sampled()))
+        for n in (1, 2)
+    ]
     assert ours[0] == pytest.approx(theirs[0], abs=1e-6)  # one token is a block
     assert ours[1] > theirs[1] + 1e-3
 
 
 def test_the_papers_example_accepts_11_ninths_of_a_token_instead_of_10() -> None:
-    """Two tokens, drafted from (2/3, 1/3) for a target of (1/3, 2/3), both without memory (Sun et al., 2025, §1)."""
+    """Two tokens, drafted from (2/3, 1/3) for a target of (1/3, 2/3), both without memory (Sun et
+    al., 2025, §1).
+    """
     p = torch.tensor([[1 / 3, 2 / 3]] * 2, dtype=torch.float64)
     q = torch.tensor([[2 / 3, 1 / 3]] * 2, dtype=torch.float64)
     assert expected_accepted(over(chain_of(q, 2, 2), p, block)) == pytest.approx(11 / 9, abs=1e-6)
@@ -145,7 +164,9 @@ def test_a_prefix_or_more_is_accepted_with_its_weight() -> None:
 
 
 def test_greedily_it_is_exact_match() -> None:
-    logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.2, 0.2]], dtype=torch.float64).log()
+    logits = torch.tensor(
+        [[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.6, 0.2, 0.2]], dtype=torch.float64
+    ).log()
     for tokens in itertools.product(range(3), repeat=2):
         kept = 0 if tokens[0] != 0 else 1 if tokens[1] != 2 else 2
         verdict = BlockVerification()(Draft(torch.tensor(tokens)), logits, GREEDY)

@@ -1,4 +1,6 @@
-"""Speculative cascades: each deferral rule against its formula, and the exact distribution of what is emitted."""
+"""Speculative cascades: each deferral rule against its formula, and the exact distribution of what
+is emitted.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from bild_lab.engine.acceptance import SpeculativeCascade
 from bild_lab.engine.acceptance.cascades import DEFERRALS, cascaded
 from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.request import Request
-from tests.engine.acceptance.exact import DRAFTER, GREEDY, TARGET, continued, drafts, emitted, sampled
+from tests.engine.acceptance.exact import (
+    DRAFTER,
+    GREEDY,
+    TARGET,
+    continued,
+    drafts,
+    emitted,
+    sampled,
+)
 
 RULES = tuple(DEFERRALS)
 Formula = Callable[[np.ndarray, np.ndarray, int, float], bool]
 FORMULAS: dict[str, Formula] = {
     "chow": lambda p, q, v, a: max(q) < 1 - a,
     "diff": lambda p, q, v, a: max(q) < max(p) - a,
-    "opt": lambda p, q, v, a: max(q) < max(p) - a * sum(max(0.0, p[u] - q[u]) for u in range(len(p))),
+    "opt": lambda p, q, v, a: (
+        max(q) < max(p) - a * sum(max(0.0, p[u] - q[u]) for u in range(len(p)))
+    ),
     "token_v1": lambda p, q, v, a: q[v] < max(p) - a,
     "token_v2": lambda p, q, v, a: p[v] < max(p) - a,
     "token_v3": lambda p, q, v, a: p[v] < (1 - a) * max(p),
@@ -46,7 +58,9 @@ def test_rules_and_their_mixture_follow_the_formulas(rule: str) -> None:
     for alpha in (0.0, 0.1, 0.3, 0.6):
         deferred = DEFERRALS[rule](p, q, alpha)
         actual = cascaded(p, q, deferred)
-        expected = [mixture(FORMULAS[rule], p[i].numpy(), q[i].numpy(), alpha) for i in range(len(p))]
+        expected = [
+            mixture(FORMULAS[rule], p[i].numpy(), q[i].numpy(), alpha) for i in range(len(p))
+        ]
         torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64))
         torch.testing.assert_close(actual.sum(-1), torch.ones(len(p), dtype=torch.float64))
         outcomes |= set(deferred.flatten().tolist())
@@ -72,7 +86,9 @@ def test_a_token_at_the_bound_is_not_deferred(rule: str) -> None:
 
 
 def cascade_output(rule: str, alpha: float, request: Request, q: Tensor = DRAFTER) -> Tensor:
-    """The distribution of the first token of one drafted from q, whose own probabilities q are too."""
+    """The distribution of the first token of one drafted from q, whose own probabilities q are
+    too.
+    """
     temperature = request.sampling.temperature
     standardized = (q.log() / temperature).softmax(-1)
     proposals = [
@@ -85,19 +101,25 @@ def cascade_output(rule: str, alpha: float, request: Request, q: Tensor = DRAFTE
 
 @pytest.mark.parametrize("alpha", [0.05, 0.15, 0.5])
 @pytest.mark.parametrize("rule", RULES)
-def test_the_emitted_token_has_exactly_the_distribution_of_the_mixture(rule: str, alpha: float) -> None:
+def test_the_emitted_token_has_exactly_the_distribution_of_the_mixture(
+    rule: str, alpha: float
+) -> None:
     expected = mixture(FORMULAS[rule], TARGET[0].numpy(), DRAFTER[0].numpy(), alpha)
     assert cascade_output(rule, alpha, sampled()).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_rule_looks_at_the_models_own_distributions_at_any_temperature() -> None:
-    """At temperature 0.5 both models' best tokens are more confident than at 1, and the rule would decide otherwise."""
+    """At temperature 0.5 both models' best tokens are more confident than at 1, and the rule would
+    decide otherwise.
+    """
     p, q = TARGET[0], DRAFTER[0]
     cool_p, cool_q = (p.log() / 0.5).softmax(-1), (q.log() / 0.5).softmax(-1)
     alpha = 1 - float(q.max() + cool_q.max()) / 2  # between the two
     chow = DEFERRALS["chow"]
     assert not bool(chow(cool_p[None], cool_q[None], alpha)) and bool(chow(p[None], q[None], alpha))
-    torch.testing.assert_close(cascade_output("chow", alpha, sampled(0.5)), cool_p, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        cascade_output("chow", alpha, sampled(0.5)), cool_p, atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +137,9 @@ def test_greedily_the_drafters_best_token_is_accepted_unless_it_is_deferred(
     rule: str, kept: float, deferred: float
 ) -> None:
     logits = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.2, 0.7]], dtype=torch.float64).log()
-    draft = Draft(torch.tensor([0]), own_probs=torch.tensor([[0.55, 0.2, 0.25]], dtype=torch.float64))
+    draft = Draft(
+        torch.tensor([0]), own_probs=torch.tensor([[0.55, 0.2, 0.25]], dtype=torch.float64)
+    )
     assert SpeculativeCascade(rule, kept)(draft, logits, GREEDY) == Verdict((0,), 2)
     assert SpeculativeCascade(rule, deferred)(draft, logits, GREEDY) == Verdict((), 1)
 

@@ -1,4 +1,6 @@
-"""What each rule claims about itself, what it does without a draft, and the settings that it refuses."""
+"""What each rule claims about itself, what it does without a draft, and the settings that it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ CLAIMS = [  # lossless greedily, and sampled
     (SpeculativeSampling(0.9), False, False),
     (Rollback(0.5), True, False),  # below log 2 the drafted token is the most likely
     (Rollback(math.log(2)), False, False),  # two tokens may have a half each
-    (ReleasedRollback(0.5), False, False),  # it overlooks what follows a distant token of the target's own
+    # it overlooks what follows a distant token of the target's own
+    (ReleasedRollback(0.5), False, False),
     (TypicalAcceptance(0.1, 0.3), False, False),
     (TruncationSampling(ratio=0.1), True, False),
     (SpeculativeCascade("diff", 0.1), False, False),
@@ -53,8 +56,12 @@ CLAIMS = [  # lossless greedily, and sampled
 ]
 
 
-@pytest.mark.parametrize(("rule", "greedy", "random"), CLAIMS, ids=lambda value: type(value).__name__)
-def test_a_rule_claims_to_be_lossless_only_where_it_is(rule: Acceptance, greedy: bool, random: bool) -> None:
+@pytest.mark.parametrize(
+    ("rule", "greedy", "random"), CLAIMS, ids=lambda value: type(value).__name__
+)
+def test_a_rule_claims_to_be_lossless_only_where_it_is(
+    rule: Acceptance, greedy: bool, random: bool
+) -> None:
     assert (rule.lossless(Sampling()), rule.lossless(Sampling(1.0))) == (greedy, random)
 
 
@@ -64,11 +71,17 @@ def test_rules_of_chains_say_that_they_take_no_trees() -> None:
     assert chains == {Overlap, ReleasedRollback, RejectionSampling, BlockVerification} | others
 
 
-@pytest.mark.parametrize("rule", [rule for rule, *_ in CLAIMS], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [rule for rule, *_ in CLAIMS], ids=lambda rule: type(rule).__name__
+)
 def test_an_empty_draft_leaves_the_word_to_the_target(rule: Acceptance) -> None:
-    logits, nothing = torch.tensor([[0.0, 99.0, 0.0]], dtype=torch.float64), torch.empty(0, dtype=torch.long)
+    logits, nothing = (
+        torch.tensor([[0.0, 99.0, 0.0]], dtype=torch.float64),
+        torch.empty(0, dtype=torch.long),
+    )
     requests = [Request(Source((0,)), Limits(1, 10)), sampled()]
-    for request in requests[:1] if isinstance(rule, ReleasedRollback) else requests:  # which refuses to sample
+    # which refuses to sample
+    for request in requests[:1] if isinstance(rule, ReleasedRollback) else requests:
         for parents in [None, nothing] if rule.accepts_trees else [None]:
             verdict = rule(Draft(nothing, parents), logits, request)
             assert (verdict.path, verdict.next_token) == ((), 1)

@@ -1,4 +1,6 @@
-"""The output distribution that a rule declares is that of what it does, read off it over every draft."""
+"""The output distribution that a rule declares is that of what it does, read off it over every
+draft.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,16 @@ from bild_lab.engine.acceptance.cascades import DEFERRALS
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
-from tests.engine.acceptance.exact import DRAFTER, TARGET, Proposals, chain_of, drafts, outcomes, rows_after, sampled
+from tests.engine.acceptance.exact import (
+    DRAFTER,
+    TARGET,
+    Proposals,
+    chain_of,
+    drafts,
+    outcomes,
+    rows_after,
+    sampled,
+)
 from tests.engine.acceptance.test_block_verification import block_outcomes
 from tests.thinned import thinned
 
@@ -53,8 +64,12 @@ def with_own(proposals: Proposals) -> Proposals:
         yield draft, chance
 
 
-def measured(rule: Acceptance, proposals: list[tuple[Draft, float]], request: Request, first: int | None) -> Tensor:
-    """The distribution of the token after the root, or after this first token where it was drafted and accepted."""
+def measured(
+    rule: Acceptance, proposals: list[tuple[Draft, float]], request: Request, first: int | None
+) -> Tensor:
+    """The distribution of the token after the root, or after this first token where it was drafted
+    and accepted.
+    """
     output: dict[int, float] = defaultdict(float)
     read = block_outcomes if isinstance(rule, BlockVerification) else outcomes
     for draft, chance in proposals:
@@ -67,7 +82,9 @@ def measured(rule: Acceptance, proposals: list[tuple[Draft, float]], request: Re
     return found / found.sum()
 
 
-@pytest.mark.parametrize("name", [*list(RULES_OF_CHAINS)[: -len(DEFERRALS)], *thinned(DEFERRALS, 3)])
+@pytest.mark.parametrize(
+    "name", [*list(RULES_OF_CHAINS)[: -len(DEFERRALS)], *thinned(DEFERRALS, 3)]
+)
 def test_the_distribution_of_a_chain_is_what_the_rule_does(name: str) -> None:
     rule, request = RULES_OF_CHAINS[name], sampled()
     proposals = list(with_own(chain_of(DRAFTER, 2)))
@@ -76,7 +93,9 @@ def test_the_distribution_of_a_chain_is_what_the_rule_does(name: str) -> None:
         output = declared(rule, draft, rows_after(draft, TARGET))
         torch.testing.assert_close(output[0], whole, atol=1e-6, rtol=0)
         assert name == "truncation" or torch.allclose(output[2], TARGET[draft.token_list[1]])
-        if not bool((after := measured(rule, proposals, request, draft.token_list[0])).isnan().any()):
+        if not bool(
+            (after := measured(rule, proposals, request, draft.token_list[0])).isnan().any()
+        ):
             torch.testing.assert_close(output[1], after, atol=1e-6, rtol=0)
 
 
@@ -93,8 +112,12 @@ def test_chance_comes_from_the_request_alone(name: str) -> None:
 
 
 def declared(rule: Acceptance, draft: Draft, logits: Tensor, drawn: Tensor | None = None) -> Tensor:
-    """What the rule says that it emits. drawn: what the tokens were really drawn from; None: what the draft says."""
-    return rule.output_distribution(draft, logits, sampled(), draft.probs if drawn is None else drawn)
+    """What the rule says that it emits. drawn: what the tokens were really drawn from; None: what
+    the draft says.
+    """
+    return rule.output_distribution(
+        draft, logits, sampled(), draft.probs if drawn is None else drawn
+    )
 
 
 def siblings(last: int, before: tuple[int, ...]) -> Tensor:
@@ -104,11 +127,15 @@ def siblings(last: int, before: tuple[int, ...]) -> Tensor:
     return q / q.sum()
 
 
-@pytest.mark.parametrize(("lenience", "parents"), thinned([(LENIENCE, TREE[:2]), (LENIENCE, TREE), (1.0, TREE)], 3))
+@pytest.mark.parametrize(
+    ("lenience", "parents"), thinned([(LENIENCE, TREE[:2]), (LENIENCE, TREE), (1.0, TREE)], 3)
+)
 def test_the_distribution_of_a_tree_is_what_the_rule_does_given_its_first_sibling(
     lenience: float, parents: list[int]
 ) -> None:
-    """After the root: the distribution holds where the first sibling was rejected, so drafts count by that chance."""
+    """After the root: the distribution holds where the first sibling was rejected, so drafts count
+    by that chance.
+    """
     rule, request = SpeculativeSampling(lenience), sampled()
     proposals = list(drafts(parents, siblings, 3, chain=False))
     wanted, weights = torch.zeros(3, dtype=torch.float64), 0.0
@@ -120,11 +147,15 @@ def test_the_distribution_of_a_tree_is_what_the_rule_does_given_its_first_siblin
         torch.testing.assert_close(output[0].sum(), torch.tensor(1.0).double())
         if lenience == 1.0:
             torch.testing.assert_close(output, torch.cat([TARGET[:1], TARGET[draft.tokens]]))
-    torch.testing.assert_close(wanted / weights, measured(rule, proposals, request, None), atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        wanted / weights, measured(rule, proposals, request, None), atol=1e-6, rtol=0
+    )
 
 
 def test_a_distribution_counts_what_was_really_drawn() -> None:
-    """Tokens that are drawn uniformly and declared as drawn from q do not come out as the target's."""
+    """Tokens that are drawn uniformly and declared as drawn from q do not come out as the
+    target's.
+    """
     draft, _ = next(chain_of(DRAFTER, 1))
     uniform = torch.full((1, 3), 1 / 3, dtype=torch.float64)
     output = declared(SpeculativeSampling(), draft, rows_after(draft, TARGET), uniform)[0]
@@ -135,7 +166,10 @@ def test_a_distribution_counts_what_was_really_drawn() -> None:
 
 
 def test_so_does_the_distribution_of_rejection_sampling() -> None:
-    draft, uniform = Draft(torch.tensor([1, 0]), probs=DRAFTER[[0, 1]]), torch.full((2, 3), 1 / 3, dtype=torch.float64)
+    draft, uniform = (
+        Draft(torch.tensor([1, 0]), probs=DRAFTER[[0, 1]]),
+        torch.full((2, 3), 1 / 3, dtype=torch.float64),
+    )
     output = declared(RejectionSampling(), draft, rows_after(draft, TARGET), uniform)
     for row in (0, 1):
         ratios = TARGET[row] / DRAFTER[row]
@@ -145,11 +179,16 @@ def test_so_does_the_distribution_of_rejection_sampling() -> None:
 
 @pytest.mark.parametrize("tokens", [[1, 0, 2], [1, 2, 0], [2, 1, 1]])
 def test_so_does_the_distribution_of_block_verification(tokens: list[int]) -> None:
-    """Every token after a prefix is enumerated as drawn uniformly, and what follows it from the drafter."""
+    """Every token after a prefix is enumerated as drawn uniformly, and what follows it from the
+    drafter.
+    """
     q, rule, request = DRAFTER[[0, *tokens[:-1]]], BlockVerification(), sampled()
     uniform = torch.full((3, 3), 1 / 3, dtype=torch.float64)
     output = rule.output_distribution(
-        Draft(torch.tensor(tokens), probs=q), rows_after(Draft(torch.tensor(tokens)), TARGET), request, uniform
+        Draft(torch.tensor(tokens), probs=q),
+        rows_after(Draft(torch.tensor(tokens)), TARGET),
+        request,
+        uniform,
     )
     for place in range(2):
         seen = torch.zeros(3, dtype=torch.float64)
@@ -159,13 +198,17 @@ def test_so_does_the_distribution_of_block_verification(tokens: list[int]) -> No
                 probs = DRAFTER[[0, *drafted[:-1]]]
                 draft = Draft(torch.tensor(drafted), probs=probs)
                 chance = 1 / 3 * float(probs[-1, last])
-                for text, probability in block_outcomes(rule, draft, rows_after(draft, TARGET), request).items():
+                for text, probability in block_outcomes(
+                    rule, draft, rows_after(draft, TARGET), request
+                ).items():
                     if list(text[:place]) == tokens[:place] and len(text) > place:
                         seen[text[place]] += chance * probability
         torch.testing.assert_close(output[place], seen / seen.sum(), atol=1e-6, rtol=0)
 
 
-def test_block_verification_has_a_distribution_where_nothing_is_left_and_where_nothing_can_be_accepted() -> None:
+def test_block_verification_has_a_distribution_where_nothing_is_left_and_where_nothing_can_be_accepted() -> (
+    None
+):
     p = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
     rule, request = BlockVerification(), sampled()
     as_good = Draft(torch.tensor([0, 0]), probs=p[:2])
@@ -175,7 +218,8 @@ def test_block_verification_has_a_distribution_where_nothing_is_left_and_where_n
     output = declared(rule, Draft(torch.tensor([0]), probs=wider[:1]), wider.log(), half_wrong)
     assert output[0].tolist() == [0.75, 0.25, 0.0]
     sure = Draft(torch.tensor([0, 0]), probs=torch.tensor([[1.0, 0.0]] * 2, dtype=torch.float64))
-    other = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)  # which neither model says after the first
+    # which neither model says after the first
+    other = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
     torch.testing.assert_close(declared(rule, sure, p.log(), other)[1:], p[1:])
     assert (
         rule.output_distribution(sure, p.log(), request, other * math.nan)[:2].isnan().all()
@@ -195,7 +239,9 @@ def test_what_is_accepted_at_its_bar_is_accepted_in_the_distribution_too() -> No
     draft = Draft(torch.tensor([1]), probs=torch.tensor([[0.2, 0.4, 0.4]], dtype=torch.float64))
     at = -float(p.log().log_softmax(-1)[0, 1])
     token = torch.eye(3, dtype=torch.float64)[[1]]
-    torch.testing.assert_close(declared(Rollback(at), draft, p.log(), token), torch.cat([token, p[1:]]))
+    torch.testing.assert_close(
+        declared(Rollback(at), draft, p.log(), token), torch.cat([token, p[1:]])
+    )
 
 
 def test_a_token_that_is_not_in_q_is_accepted_if_the_target_has_it() -> None:
@@ -227,8 +273,12 @@ def test_rules_whose_siblings_compete_have_no_distribution_in_a_tree() -> None:
         assert declared(rule, draft, rows_after(draft, TARGET)) is None
 
 
-def test_a_token_that_the_target_never_says_is_never_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "rand", lambda count, **options: torch.zeros(count, dtype=options.get("dtype")))
+def test_a_token_that_the_target_never_says_is_never_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        torch, "rand", lambda count, **options: torch.zeros(count, dtype=options.get("dtype"))
+    )
     p, q = torch.tensor([[0.0, 1.0], [0.5, 0.5]]), torch.tensor([[0.5, 0.5]])
     for rule in (SpeculativeSampling(), RejectionSampling(), BlockVerification()):
         verdict = rule(Draft(torch.tensor([0]), probs=q), p.log(), sampled())

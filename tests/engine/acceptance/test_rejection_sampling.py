@@ -32,14 +32,18 @@ def test_one_token_in_m_is_accepted() -> None:
     for rule in (RejectionSampling(), SpeculativeSampling()):
         output = emitted(rule, chain_of(DRAFTER, 1), TARGET, sampled())
         accepted[type(rule)] = sum(chance for text, chance in output.items() if len(text) == 2)
-    assert accepted[RejectionSampling] == pytest.approx(1 / max(a / b for a, b in zip(p, q, strict=True)), abs=1e-6)
+    assert accepted[RejectionSampling] == pytest.approx(
+        1 / max(a / b for a, b in zip(p, q, strict=True)), abs=1e-6
+    )
     assert accepted[SpeculativeSampling] == pytest.approx(sum(map(min, p, q)), abs=1e-6)
     assert accepted[RejectionSampling] < accepted[SpeculativeSampling] - 0.1
 
 
 def test_a_drafter_that_rules_tokens_out_is_never_accepted() -> None:
     q = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).expand(3, 3)
-    output = emitted(RejectionSampling(), drafts([-1], lambda last, _: q[last], 3, chain=True), TARGET, sampled())
+    output = emitted(
+        RejectionSampling(), drafts([-1], lambda last, _: q[last], 3, chain=True), TARGET, sampled()
+    )
     assert {len(text) for text in output} == {1}
     torch.testing.assert_close(continued(output, TARGET, 1), targets(TARGET, 1), atol=1e-6, rtol=0)
 

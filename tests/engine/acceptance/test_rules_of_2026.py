@@ -29,7 +29,9 @@ from tests.engine.acceptance.exact import (
 def raised(p: list[float], token: int, delta: float) -> list[float]:
     """h of Theorem 2 and Corollary 5, one number at a time."""
     own = min(p[token] + math.sqrt(2 * delta * p[token] * (1 - p[token])), 1.0)
-    return [own if other == token else p[other] * (1 - own) / (1 - p[token]) for other in range(len(p))]
+    return [
+        own if other == token else p[other] * (1 - own) / (1 - p[token]) for other in range(len(p))
+    ]
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.02, 0.3, 5.0])
@@ -44,15 +46,23 @@ def test_cactus_accepts_by_h_over_q_and_else_draws_from_what_h_has_more(delta: f
             share = rest[other] / sum(rest) if sum(rest) else 0.0
             seen = sum(chance for text, chance in found.items() if text == (other,))
             assert seen == pytest.approx((1 - accepted) * share, abs=1e-6)
-        assert sum(chance for text, chance in found.items() if len(text) == 2) == pytest.approx(accepted, abs=1e-6)
+        assert sum(chance for text, chance in found.items() if len(text) == 2) == pytest.approx(
+            accepted, abs=1e-6
+        )
         if 0 < h[token] <= 0.5:  # Corollary 6
-            assert sum(mine * math.log(mine / p) for mine, p in zip(h, TARGET[0].tolist(), strict=True)) <= delta + 1e-9
+            assert (
+                sum(
+                    mine * math.log(mine / p) for mine, p in zip(h, TARGET[0].tolist(), strict=True)
+                )
+                <= delta + 1e-9
+            )
 
 
 def test_cactus_without_divergence_is_speculative_sampling_and_with_it_accepts_more() -> None:
     request = sampled()
     plain, none, more = (
-        emitted(rule, chain_of(DRAFTER, 2), TARGET, request) for rule in (SpeculativeSampling(), Cactus(0), Cactus(0.3))
+        emitted(rule, chain_of(DRAFTER, 2), TARGET, request)
+        for rule in (SpeculativeSampling(), Cactus(0), Cactus(0.3))
     )
     assert none == pytest.approx(plain, abs=1e-6)
     whole = [sum(chance for text, chance in one.items() if len(text) == 3) for one in (plain, more)]
@@ -63,8 +73,14 @@ def test_greedily_cactus_accepts_what_is_most_likely_of_h() -> None:
     logits = rows([0.5, 0.4, 0.1], [0.9, 0.05, 0.05], [0.4, 0.3, 0.3])
     draft = Draft(torch.tensor([1, 2]))
     assert raised([0.5, 0.4, 0.1], 1, 0.01)[1] > raised([0.5, 0.4, 0.1], 1, 0.01)[0]
-    assert (Cactus(0.01)(draft, logits, GREEDY).path, Cactus(0.001)(draft, logits, GREEDY).path) == ((0,), ())
-    assert Cactus(5)(draft, logits, GREEDY).path == (0, 1) and Cactus(0.01)(draft, logits, GREEDY).next_token == 0
+    assert (
+        Cactus(0.01)(draft, logits, GREEDY).path,
+        Cactus(0.001)(draft, logits, GREEDY).path,
+    ) == ((0,), ())
+    assert (
+        Cactus(5)(draft, logits, GREEDY).path == (0, 1)
+        and Cactus(0.01)(draft, logits, GREEDY).next_token == 0
+    )
     assert Cactus(0)(draft, logits, GREEDY) == ExactMatch()(draft, logits, GREEDY)
 
 
@@ -75,8 +91,10 @@ def test_mars_accepts_the_second_token_where_the_logits_are_close() -> None:
         for token in range(3)
         for ratio in (0.9, 0.96)
     }
-    assert {key for key, path in paths.items() if path} == {(0, 0.9), (0, 0.96), (1, 0.9)}  # never the third
-    below = MarginAcceptance(0.9)(Draft(torch.tensor([1])), logits - 20, GREEDY)  # −10.5 / −10 says nothing
+    # never the third
+    assert {key for key, path in paths.items() if path} == {(0, 0.9), (0, 0.96), (1, 0.9)}
+    # −10.5 / −10 says nothing
+    below = MarginAcceptance(0.9)(Draft(torch.tensor([1])), logits - 20, GREEDY)
     assert (below.path, below.next_token) == ((), 0)
 
 
@@ -86,7 +104,9 @@ def test_sampled_mars_declares_what_it_does() -> None:
     output = rule.output_distribution(draft, logits, sampled(), DRAFTER[:1])[0]
     found = torch.zeros(3, dtype=torch.float64)
     for one, chance in chain_of(DRAFTER, 1):
-        for text, probability in outcomes(rule, one, rows_after(one, TARGET) + 9, sampled()).items():
+        for text, probability in outcomes(
+            rule, one, rows_after(one, TARGET) + 9, sampled()
+        ).items():
             found[text[0]] += chance * probability
     torch.testing.assert_close(output, found, atol=1e-6, rtol=0)
     assert not torch.allclose(output, TARGET[0], atol=1e-3)
@@ -95,7 +115,9 @@ def test_sampled_mars_declares_what_it_does() -> None:
 def test_in_a_tree_a_token_that_lossless_decoding_keeps_comes_before_one_that_is_forgiven(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two siblings drawn without replacement, for every pattern of coins: the second is tried against the residual."""
+    """Two siblings drawn without replacement, for every pattern of coins: the second is tried
+    against the residual.
+    """
     p, q, rule = DRAFTER[0], TARGET[0], MarginAcceptance(0.1)  # p has more of one token alone
     near, rest = p.topk(2).indices.tolist(), (p - q).clamp(min=0) / (p - q).clamp(min=0).sum()
 
@@ -107,14 +129,24 @@ def test_in_a_tree_a_token_that_lossless_decoding_keeps_comes_before_one_that_is
     seen = set()
     for draft, _ in drafts([ROOT, ROOT], without, 3, chain=False):
         first, other = draft.token_list
-        chances = [min(1.0, float(p[first] / q[first])), min(1.0, float(rest[other] / draft.probs[1][other]))]
-        coins = [[kept for kept in (True, False) if chance != 1.0 - kept] for chance in chances]  # that can fall so
+        chances = [
+            min(1.0, float(p[first] / q[first])),
+            min(1.0, float(rest[other] / draft.probs[1][other])),
+        ]
+        # that can fall so
+        coins = [[kept for kept in (True, False) if chance != 1.0 - kept] for chance in chances]
         for keeps in product(*coins):
-            dice = Dice(torch.tensor([0.0 if kept else 1 - 1e-12 for kept in keeps], dtype=torch.float64))
+            dice = Dice(
+                torch.tensor([0.0 if kept else 1 - 1e-12 for kept in keeps], dtype=torch.float64)
+            )
             monkeypatch.setattr(torch, "rand", dice.rand)
             monkeypatch.setattr(torch, "multinomial", dice.multinomial)
             verdict = rule(draft, torch.stack([p, *DRAFTER[[first, other]]]).log() + 9, sampled())
-            forgiven = max((one for one in (first, other) if one in near), key=lambda one: float(p[one]), default=None)
+            forgiven = max(
+                (one for one in (first, other) if one in near),
+                key=lambda one: float(p[one]),
+                default=None,
+            )
             node = 0 if keeps[0] else 1 if keeps[1] else draft.token_list.index(forgiven)
             assert verdict.path == (node,) and verdict.stats["forgiven"][node] == (not any(keeps))
             seen.add((node, any(keeps)))
@@ -126,5 +158,11 @@ def test_greedily_a_tree_keeps_the_targets_choice_else_the_close_second() -> Non
     row, last = [0.4, 0.3, 0.2, 0.1], [0.1, 0.1, 0.1, 0.7]
     logits = rows(row, [0.1, 0.1, 0.7, 0.1], last, row, row) + 9
     verdict = MarginAcceptance(0.9)(Draft(torch.tensor([2, 1, 2, 3]), parents), logits, GREEDY)
-    assert (verdict.path, verdict.next_token, verdict.stats["forgiven"]) == ((1, 3), 0, (0, 1, 0, 0))
-    assert MarginAcceptance(0.9)(Draft(torch.tensor([1, 0, 2, 3]), parents), logits, GREEDY).path == (1, 3)
+    assert (verdict.path, verdict.next_token, verdict.stats["forgiven"]) == (
+        (1, 3),
+        0,
+        (0, 1, 0, 0),
+    )
+    assert MarginAcceptance(0.9)(
+        Draft(torch.tensor([1, 0, 2, 3]), parents), logits, GREEDY
+    ).path == (1, 3)

@@ -1,4 +1,6 @@
-"""Speculative sampling on chains and trees: the exact distribution of what it emits, and lenience."""
+"""Speculative sampling on chains and trees: the exact distribution of what it emits, and
+lenience.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def without_replacement(q: Tensor, last: int, siblings: tuple[int, ...]) -> Tens
 
 
 def tree_of(q: Tensor) -> Proposals:
-    return drafts(TREE, lambda last, siblings: without_replacement(q, last, siblings), 3, chain=False)
+    return drafts(
+        TREE, lambda last, siblings: without_replacement(q, last, siblings), 3, chain=False
+    )
 
 
 def test_chains_are_emitted_with_exactly_the_targets_probabilities() -> None:
@@ -83,7 +87,9 @@ def test_the_temperature_standardizes_the_target() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda q: chain_of(q, 1), tree_of])
-def test_a_wrong_residual_is_noticed(make: Callable[[Tensor], Proposals], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_residual_is_noticed(
+    make: Callable[[Tensor], Proposals], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("bild_lab.engine.acceptance.speculative_sampling.residual", lambda p, q: p)
     p, q = TARGET, DRAFTER
     output = emitted(SpeculativeSampling(), make(q), p, sampled())
@@ -100,7 +106,9 @@ def test_a_tree_with_one_branch_has_the_distribution_of_a_chain() -> None:
 
 
 def literal(p: Tensor, q: Tensor, tokens: list[int], seed: int) -> tuple[int, int]:
-    """Algorithm 1 of speculative decoding, one draw after another: how many tokens are accepted, and the next one."""
+    """Algorithm 1 of speculative decoding, one draw after another: how many tokens are accepted,
+    and the next one.
+    """
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(tokens), generator=generator, dtype=p.dtype)
     kept = 0
@@ -116,7 +124,9 @@ def test_a_chain_is_judged_by_the_requests_own_draws(dtype: torch.dtype) -> None
     p, q, tokens = torch.stack([P, Q, P, P]).to(dtype), torch.stack([Q, P, Q]).to(dtype), [1, 2, 1]
     found = set()
     for seed in range(20):
-        request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(seed))
+        request = Request(
+            Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(seed)
+        )
         verdict = SpeculativeSampling()(Draft(torch.tensor(tokens), probs=q), p.log(), request)
         assert (len(verdict.path), verdict.next_token) == literal(p, q, tokens, seed)
         found.add(len(verdict.path))
@@ -130,7 +140,9 @@ def test_a_tree_is_judged_by_the_requests_own_draws() -> None:
         verdicts = []
         for other in range(5):
             torch.manual_seed(other)
-            request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(own))
+            request = Request(
+                Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(own)
+            )
             verdicts.append(SpeculativeSampling()(draft, P.repeat(5, 1).log(), request))
         assert verdicts == verdicts[:1] * 5
         found.add((verdicts[0].path, verdicts[0].next_token))
@@ -142,8 +154,13 @@ def test_a_tree_with_one_branch_is_accepted_as_far_as_its_chain(dtype: torch.dty
     p, q, tokens = torch.stack([P, Q, P, P]).to(dtype), torch.stack([Q, P, Q]).to(dtype), [1, 2, 1]
     draft = Draft(torch.tensor(tokens), torch.tensor([ROOT, 0, 1]), probs=q)
     for seed in range(20):
-        request = Request(Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(seed))
-        assert len(SpeculativeSampling()(draft, p.log(), request).path) == literal(p, q, tokens, seed)[0]
+        request = Request(
+            Source((0,)), Limits(1, 10), Sampling(1.0), torch.Generator().manual_seed(seed)
+        )
+        assert (
+            len(SpeculativeSampling()(draft, p.log(), request).path)
+            == literal(p, q, tokens, seed)[0]
+        )
 
 
 def test_what_neither_model_says_is_never_accepted_in_a_tree() -> None:
@@ -166,16 +183,22 @@ def test_a_narrower_drafter_is_padded_and_takes_the_targets_precision() -> None:
 
 @pytest.mark.parametrize("lenience", [0.9, 0.5, 0.1])
 def test_no_token_is_likelier_than_lenience_allows(lenience: float) -> None:
-    """A.5: min(p / l, q) of a token is accepted, and the rest of it comes from norm(max(0, p − l q))."""
+    """A.5: min(p / l, q) of a token is accepted, and the rest of it comes from norm(max(0, p − l
+    q)).
+    """
     p, q = P.expand(4, 4), Q.expand(4, 4)
     output = emitted(SpeculativeSampling(lenience), chain_of(q, 1, 4), p, sampled())
     actual = continued(output, p, 1)
     accepted = [min(pv / lenience, qv) for pv, qv in zip(P.tolist(), Q.tolist(), strict=True)]
     left = [max(0.0, pv - lenience * qv) for pv, qv in zip(P.tolist(), Q.tolist(), strict=True)]
-    expected = [a + (1 - sum(accepted)) * rest / sum(left) for a, rest in zip(accepted, left, strict=True)]
+    expected = [
+        a + (1 - sum(accepted)) * rest / sum(left) for a, rest in zip(accepted, left, strict=True)
+    ]
     assert actual.tolist() == pytest.approx(expected, abs=1e-6)
     assert (actual <= P / lenience + 1e-6).all()
-    assert sum(chance for text, chance in output.items() if len(text) == 2) == pytest.approx(sum(accepted), abs=1e-6)
+    assert sum(chance for text, chance in output.items() if len(text) == 2) == pytest.approx(
+        sum(accepted), abs=1e-6
+    )
 
 
 def test_no_token_of_a_tree_is_likelier_than_lenience_allows() -> None:
@@ -193,7 +216,8 @@ def test_greedy_lenience_keeps_tokens_near_the_targets_best() -> None:
     assert SpeculativeSampling(0.5)(draft, logits, GREEDY) == Verdict((0, 1), 0)
     assert SpeculativeSampling(0.4)(draft, logits, GREEDY) == Verdict((0, 1, 2), 2)
     assert SpeculativeSampling(1.0)(draft, logits, GREEDY) == Verdict((0,), 0)
-    tie = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])  # which without lenience is the first one's
+    # which without lenience is the first one's
+    tie = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     assert SpeculativeSampling(1.0)(Draft(torch.tensor([1])), tie, GREEDY) == Verdict((), 0)
 
 
@@ -222,4 +246,8 @@ def test_greedy_lenience_takes_the_most_likely_sibling() -> None:
 def test_greedy_trees_without_lenience_are_exact_match() -> None:
     draft = Draft(torch.tensor([1, 0, 2, 3]), torch.tensor([ROOT, ROOT, 1, 1]))
     logits = torch.nn.functional.one_hot(torch.tensor([0, 3, 3, 1, 2]), 4).double()
-    assert SpeculativeSampling()(draft, logits, GREEDY) == ExactMatch()(draft, logits, GREEDY) == Verdict((1, 3), 2)
+    assert (
+        SpeculativeSampling()(draft, logits, GREEDY)
+        == ExactMatch()(draft, logits, GREEDY)
+        == Verdict((1, 3), 2)
+    )

@@ -1,4 +1,6 @@
-"""Truncation: the distribution over the tokens that stay, and the rules that it is the control of."""
+"""Truncation: the distribution over the tokens that stay, and the rules that it is the control
+of.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +99,13 @@ def test_a_drafter_changes_no_distribution(bars: dict[str, float]) -> None:
     assert [alone[(token,)] for token in range(3)] == pytest.approx(expected[0].tolist())
     assert not torch.allclose(expected[0], TARGET[0], atol=0.01)
     chain = emitted(rule, chain_of(DRAFTER, 2), TARGET, sampled())
-    tree = emitted(rule, drafts([ROOT, 0], lambda last, _: DRAFTER[last], 3, chain=False), TARGET, sampled())
+    tree = emitted(
+        rule, drafts([ROOT, 0], lambda last, _: DRAFTER[last], 3, chain=False), TARGET, sampled()
+    )
     for output in (chain, tree):
-        torch.testing.assert_close(continued(output, expected, 2), expected[0][:, None] * expected, atol=1e-6, rtol=0)
+        torch.testing.assert_close(
+            continued(output, expected, 2), expected[0][:, None] * expected, atol=1e-6, rtol=0
+        )
 
 
 def test_a_token_at_its_bar_stays_but_for_typical_acceptances() -> None:
@@ -118,13 +124,24 @@ def test_a_token_at_its_bar_stays_but_for_typical_acceptances() -> None:
 def test_bilds_distance_is_taken_at_temperature_1_and_the_others_where_tokens_are_drawn() -> None:
     p = torch.tensor([[0.6, 0.3, 0.1]], dtype=torch.float64)
     hot = Sampling(temperature=3.0)
-    assert (TruncationSampling(rollback=1.5).probs(p.log(), hot)[0] > 0).tolist() == [True, True, False]
+    assert (TruncationSampling(rollback=1.5).probs(p.log(), hot)[0] > 0).tolist() == [
+        True,
+        True,
+        False,
+    ]
     assert (TruncationSampling(ratio=0.4).probs(p.log(), hot)[0] > 0).tolist() == [True, True, True]
-    assert (TruncationSampling(ratio=0.4).probs(p.log(), HOT)[0] > 0).tolist() == [True, True, False]
+    assert (TruncationSampling(ratio=0.4).probs(p.log(), HOT)[0] > 0).tolist() == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_greedily_the_text_is_the_targets_own() -> None:
-    rule, logits = TruncationSampling(ratio=0.1), torch.tensor([[0.5, 0.4, 0.1], [0.2, 0.7, 0.1]]).double().log()
+    rule, logits = (
+        TruncationSampling(ratio=0.1),
+        torch.tensor([[0.5, 0.4, 0.1], [0.2, 0.7, 0.1]]).double().log(),
+    )
     assert rule.lossless(Sampling()) and not rule.lossless(HOT)
     assert rule(Draft(torch.tensor([1])), logits, GREEDY).path == ()
     verdict = rule(Draft(torch.tensor([0])), logits, GREEDY)

@@ -23,9 +23,13 @@ def bar(probs: list[float], epsilon: float, delta: float) -> float:
 
 @pytest.mark.parametrize("epsilon", [0.05, 0.3, 1.0])
 @pytest.mark.parametrize("delta", [0.2, 0.6, 1.0])
-@pytest.mark.parametrize("probs", [[0.7, 0.2, 0.06, 0.04], [0.25, 0.35, 0.25, 0.15], [0.9, 0.1, 0.0, 0.0]])
+@pytest.mark.parametrize(
+    "probs", [[0.7, 0.2, 0.06, 0.04], [0.25, 0.35, 0.25, 0.15], [0.9, 0.1, 0.0, 0.0]]
+)
 @pytest.mark.parametrize("request_", [GREEDY, HOT])
-def test_a_token_is_accepted_above_its_bar(probs: list[float], epsilon: float, delta: float, request_: Request) -> None:
+def test_a_token_is_accepted_above_its_bar(
+    probs: list[float], epsilon: float, delta: float, request_: Request
+) -> None:
     logits = rows(probs, [0.0, 0.0, 0.0, 1.0])
     for token in range(4):
         verdict = TypicalAcceptance(epsilon, delta)(Draft(torch.tensor([token])), logits, request_)
@@ -38,7 +42,9 @@ def test_a_token_at_its_bar_is_rejected() -> None:
     logits = rows([0.75, 0.25], [0.5, 0.5])
     at = float(logits[0].softmax(-1)[1])
     assert TypicalAcceptance(at, 1.0)(Draft(torch.tensor([1])), logits, GREEDY).path == ()
-    assert TypicalAcceptance(math.nextafter(at, 0), 1.0)(Draft(torch.tensor([1])), logits, GREEDY).path == (0,)
+    assert TypicalAcceptance(math.nextafter(at, 0), 1.0)(
+        Draft(torch.tensor([1])), logits, GREEDY
+    ).path == (0,)
     output = TypicalAcceptance(at, 1.0).output_distribution(
         Draft(torch.tensor([1])), logits, HOT, torch.eye(2, dtype=torch.float64)[[1]]
     )
@@ -48,16 +54,23 @@ def test_a_token_at_its_bar_is_rejected() -> None:
 def test_the_temperature_standardizes_the_target() -> None:
     logits = rows([0.6, 0.3, 0.1], [0.0, 0.0, 1.0])
     draft = Draft(torch.tensor([2]))
-    cold, hot = ([p ** (1 / t) / sum(r ** (1 / t) for r in (0.6, 0.3, 0.1)) for p in (0.6, 0.3, 0.1)] for t in (0.5, 3))
+    cold, hot = (
+        [p ** (1 / t) / sum(r ** (1 / t) for r in (0.6, 0.3, 0.1)) for p in (0.6, 0.3, 0.1)]
+        for t in (0.5, 3)
+    )
     assert cold[2] < bar(cold, 0.2, 1.0) and hot[2] > bar(hot, 0.2, 1.0)
     assert TypicalAcceptance(0.2, 1.0)(draft, logits, sampled(0.5)).path == ()
     assert TypicalAcceptance(0.2, 1.0)(draft, logits, sampled(3.0)) == Verdict((0,), 2)
 
 
 def test_every_token_has_the_bar_of_its_own_position() -> None:
-    logits = rows([0.9, 0.1, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [0.9, 0.1, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0])
+    logits = rows(
+        [0.9, 0.1, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25], [0.9, 0.1, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]
+    )
     assert bar([0.25] * 4, 0.5, 0.5) < 0.25 < bar([0.9, 0.1], 0.5, 0.5)
-    assert TypicalAcceptance(0.5, 0.5)(Draft(torch.tensor([0, 2, 0])), logits, GREEDY) == Verdict((0, 1, 2), 3)
+    assert TypicalAcceptance(0.5, 0.5)(Draft(torch.tensor([0, 2, 0])), logits, GREEDY) == Verdict(
+        (0, 1, 2), 3
+    )
 
 
 def test_the_targets_own_token_is_drawn_where_tokens_are_sampled() -> None:
@@ -85,10 +98,17 @@ def test_the_longest_path_of_a_tree_is_accepted(request_: Request) -> None:
 
 def test_of_equally_long_paths_the_most_likely_is_accepted() -> None:
     draft = Draft(torch.tensor([0, 1, 2, 2, 3, 0]), TREE)
-    logits = tree_logits(root=[0.45, 0.55, 0.0, 0.0], n1=[0.0, 0.0, 0.5, 0.5], n4=[0.0, 0.1, 0.1, 0.8], n3=[0, 0, 1, 0])
+    logits = tree_logits(
+        root=[0.45, 0.55, 0.0, 0.0],
+        n1=[0.0, 0.0, 0.5, 0.5],
+        n4=[0.0, 0.1, 0.1, 0.8],
+        n3=[0, 0, 1, 0],
+    )
     # after b nodes 3 and 4 are as likely, and the first of them is accepted; node 5 is rejected
     assert TypicalAcceptance(0.1, 0.5)(draft, logits, GREEDY) == Verdict((1, 3), 2)
-    surer = tree_logits(root=[0.45, 0.55, 0, 0], n0=[0, 0, 1, 0], n1=[0, 0, 0.5, 0.5], n4=[0, 0.1, 0.1, 0.8])
+    surer = tree_logits(
+        root=[0.45, 0.55, 0, 0], n0=[0, 0, 1, 0], n1=[0, 0, 0.5, 0.5], n4=[0, 0.1, 0.1, 0.8]
+    )
     assert TypicalAcceptance(0.1, 0.5)(draft, surer, GREEDY).path == (0, 2)
 
 

@@ -1,4 +1,6 @@
-"""Runs something random once for every way its chances can fall: exact distributions of what it returns."""
+"""Runs something random once for every way its chances can fall: exact distributions of what it
+returns.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from bild_lab.engine.trace import Trace
 from tests.stubs import NextLogits
 
 T = TypeVar("T", bound=Hashable)
-HALVES = (0.25, 0.75)  # stand for all uniform numbers where every threshold is 1/2 or no threshold at all
+# stand for all uniform numbers where every threshold is 1/2 or no threshold at all
+HALVES = (0.25, 0.75)
 
 
 class Chances:
@@ -28,7 +31,9 @@ class Chances:
         self._script: list[int] = []
         self.weights: list[list[float]] = []
 
-    def multinomial(self, probs: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    def multinomial(
+        self, probs: Tensor, count: int, generator: torch.Generator | None = None
+    ) -> Tensor:
         assert count == 1
         return torch.tensor([[self._fall((row / row.sum()).tolist())] for row in probs])
 
@@ -71,7 +76,9 @@ def distribution(run: Callable[[], T], monkeypatch: pytest.MonkeyPatch) -> dict[
     with monkeypatch.context() as patched:
         patched.setattr(torch, "multinomial", chances.multinomial)
         patched.setattr(torch, "rand", chances.rand)
-        patched.setattr(model.ModelDrafter, "_uniforms", lambda drafter, window: torch.zeros(window))
+        patched.setattr(
+            model.ModelDrafter, "_uniforms", lambda drafter, window: torch.zeros(window)
+        )
         patched.setattr(model, "pick", chances.pick)
         more = True
         while more:
@@ -82,15 +89,26 @@ def distribution(run: Callable[[], T], monkeypatch: pytest.MonkeyPatch) -> dict[
 
 
 def by_context(rows: Sequence[Sequence[float]]) -> NextLogits:
-    """One of these distributions after each text: every token of it matters, so that a stale cache would too."""
+    """One of these distributions after each text: every token of it matters, so that a stale cache
+    would too.
+    """
     table = torch.tensor(rows, dtype=torch.float64).log()
-    return lambda tokens: table[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % len(rows)]
+    return lambda tokens: table[
+        sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % len(rows)
+    ]
 
 
 def require_targets_distribution(
-    method: DraftThenVerify, target: NextLogits, prompt: tuple[int, ...], length: int, monkeypatch: pytest.MonkeyPatch
+    method: DraftThenVerify,
+    target: NextLogits,
+    prompt: tuple[int, ...],
+    length: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> dict[tuple[int, ...], list[Trace]]:
-    """Every text that the method samples has exactly the probability that the target gives it. Returns its traces."""
+    """Every text that the method samples has exactly the probability that the target gives it.
+
+    Returns its traces.
+    """
     request = Request(Source(prompt), Limits(len(prompt), length), Sampling(temperature=1.0))
     traces: dict[tuple[int, ...], list[Trace]] = defaultdict(list)
 

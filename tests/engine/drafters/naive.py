@@ -31,9 +31,13 @@ def norm(x: Tensor, weight: Tensor) -> Tensor:
 def turned(x: Tensor) -> Tensor:
     """Rotary positions of every row, [m, heads, dim]."""
     half = x.shape[-1] // 2
-    angle = torch.arange(len(x))[:, None, None] * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    angle = torch.arange(len(x))[:, None, None] * 10000.0 ** (
+        -torch.arange(half, dtype=x.dtype) / half
+    )
     first, second = x[..., :half], x[..., half:]
-    return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1)
+    return torch.cat(
+        [first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], -1
+    )
 
 
 def layer(eagle: Eagle, tokens: list[int], states: list[Tensor]) -> Tensor:
@@ -45,8 +49,13 @@ def layer(eagle: Eagle, tokens: list[int], states: list[Tensor]) -> Tensor:
         residual = read = eagle.fc(torch.cat([embedded, state], -1))
     else:
         residual = state
-        read = torch.cat([norm(embedded, eagle.input_layernorm), norm(state, eagle.hidden_norm)], -1)
-    keys, values = turned(eagle.k_proj(read).view(m, kept, -1)), eagle.v_proj(read).view(m, kept, -1)
+        read = torch.cat(
+            [norm(embedded, eagle.input_layernorm), norm(state, eagle.hidden_norm)], -1
+        )
+    keys, values = (
+        turned(eagle.k_proj(read).view(m, kept, -1)),
+        eagle.v_proj(read).view(m, kept, -1),
+    )
     query = turned(eagle.q_proj(read).view(m, heads, -1))[-1]
     mixed = []
     for head in range(heads):
@@ -68,7 +77,10 @@ def target_states(eagle: Eagle, module: PreTrainedModel, tokens: list[int]) -> l
     if eagle.config.variant == EAGLE:
         scaled = getattr(module.config, "scale_decoder_outputs", False)
         return list(ran.last_hidden_state[0] * (module.config.d_model**-0.5 if scaled else 1.0))
-    return [eagle.fc(row) for row in torch.cat([ran.hidden_states[at] for at in eagle.config.target_layers], -1)[0]]
+    return [
+        eagle.fc(row)
+        for row in torch.cat([ran.hidden_states[at] for at in eagle.config.target_layers], -1)[0]
+    ]
 
 
 def eagle_behind(eagle: Eagle, module: PreTrainedModel, text: list[int]) -> Behind:
@@ -104,7 +116,9 @@ class NaiveSession:
         branches: list[list[int]] = []
         for token, parent in zip(self.drafted, parents, strict=True):
             branches.append([*([] if parent == ROOT else branches[parent]), token])
-        return Scores(torch.stack([self.behind(branch) for branch in branches[-len(rows.tokens) :]]))
+        return Scores(
+            torch.stack([self.behind(branch) for branch in branches[-len(rows.tokens) :]])
+        )
 
 
 def grown(behind: Behind, growth: Growth) -> list[int]:
@@ -112,7 +126,9 @@ def grown(behind: Behind, growth: Growth) -> list[int]:
     return grow(NaiveSession(behind), [0], growth, Sampling()).tokens
 
 
-def drafted(behind: Behind, tree: str, top_k: int | list[int], window: int, depth: int) -> list[int]:
+def drafted(
+    behind: Behind, tree: str, top_k: int | list[int], window: int, depth: int
+) -> list[int]:
     """The tokens of a tree of a fixed shape, down to this depth."""
     found: dict[int, list[int]] = {ROOT: []}
     nodes = [node for node in named_nodes(tree, top_k, window, VOCABULARY) if node.depth < depth]
@@ -122,7 +138,9 @@ def drafted(behind: Behind, tree: str, top_k: int | list[int], window: int, dept
     return [found[at][-1] for at in range(len(nodes))]
 
 
-def texts_before(rounds: Sequence[Round], whole: list[int], prompt: int) -> Iterator[tuple[list[int], Round]]:
+def texts_before(
+    rounds: Sequence[Round], whole: list[int], prompt: int
+) -> Iterator[tuple[list[int], Round]]:
     """Every round but the first, with the text that it drafted behind."""
     length = prompt
     for before, each in pairwise(rounds):

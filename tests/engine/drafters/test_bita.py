@@ -1,4 +1,6 @@
-"""BiTA's decoding against Algorithm 1 without a cache, on random adapters and on masks that know the text."""
+"""BiTA's decoding against Algorithm 1 without a cache, on random adapters and on masks that know
+the text.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +32,23 @@ DECODINGS = ("efficient_tree", "full_tree", "straightforward")
 WIDTHS = [8, 4, 2]  # of 40 tokens, so that random masks are right now and then
 
 
-def expected_steps(decoding: str, seed: int, prompt: str, source: Source, length: int) -> list[Step]:
+def expected_steps(
+    decoding: str, seed: int, prompt: str, source: Source, length: int
+) -> list[Step]:
     module = tiny_llama(seed).double()
     large = uncached(module, source)
     masks = uncached_masks(module, random_adapter(module.config, prompt))
     if decoding == "straightforward":
         return straightforward(large, masks, list(source.prompt), 3, length)
-    return algorithm_1(large, masks, list(source.prompt), WIDTHS, length, full=decoding == "full_tree")
+    return algorithm_1(
+        large, masks, list(source.prompt), WIDTHS, length, full=decoding == "full_tree"
+    )
 
 
 def flattened(candidates: list[list[int]], full: bool) -> tuple[int, ...]:
-    """A tree's tokens in the order of its rows: a full tree repeats each depth under every node above it."""
+    """A tree's tokens in the order of its rows: a full tree repeats each depth under every node
+    above it.
+    """
     times, tokens = 1, []
     for level in candidates:
         tokens += level * times
@@ -60,7 +68,9 @@ def test_every_round_is_that_of_algorithm_1(decoding: str, prompt: str) -> None:
         target = in_memory(module, "native" if seed else "hf")
         drafter = MaskTokenDrafter(target, adapter, decoding, WIDTHS)
         trace, request = Trace(), Request(source, Limits(len(source.prompt), length, NEVER))
-        tokens = DraftThenVerify(BitaTarget(target, adapter), drafter, ExactMatch()).decode(request, trace)
+        tokens = DraftThenVerify(BitaTarget(target, adapter), drafter, ExactMatch()).decode(
+            request, trace
+        )
         steps = expected_steps(decoding, seed, prompt, source, length)
         expected = [flattened(step.candidates, decoding == "full_tree") for step in steps]
         assert [each.drafted for each in trace.rounds] == expected
@@ -77,7 +87,9 @@ def copying() -> StubModel:
         masks = [token for token in tokens if token >= 10]
         assert masks == list(range(10, 10 + len(masks)))
         text = tokens[: len(tokens) - len(masks)]
-        return torch.nn.functional.one_hot(torch.tensor((text[-1] + 1 + len(masks)) % 10), 10).double()
+        return torch.nn.functional.one_hot(
+            torch.tensor((text[-1] + 1 + len(masks)) % 10), 10
+        ).double()
 
     return StubModel(next_logits)
 
@@ -90,14 +102,17 @@ def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
     drafter = MaskTokenDrafter(target, adapter, "efficient_tree", 2)
     request = Request(Source((0,)), Limits(1, 4, NEVER))
     DraftThenVerify(model, drafter, SpeculativeSampling()).decode(request, Trace())
-    # the first token and 3 masks, for the 3 tokens that may follow; then it, 6 candidates, and 2 masks for each of 7
+    # the first token and 3 masks, for the 3 tokens that may follow; then it, 6 candidates, and 2
+    # masks for each of 7
     assert len(model.fed) == 4 + 1 + 6 + 14
     assert model.fed[:5] == [0, 10, 11, 12, 1]
     assert model.fed[-14:] == [10, 11] * 7
 
 
 class Scripted(SpeculativeSampling):
-    """Speculative sampling whose outcomes are dictated; behind the script decoding stops, and tells what could come."""
+    """Speculative sampling whose outcomes are dictated; behind the script decoding stops, and tells
+    what could come.
+    """
 
     def __init__(self, script: list[Verdict]) -> None:
         super().__init__()
@@ -125,11 +140,15 @@ def path_of(draft: Draft, text: tuple[int, ...]) -> Verdict:
 
 
 def masked_table(tokens: list[int]) -> Tensor:
-    """Token 0, 1 or 2 by a table of the last one; masks, 3 and 4, by one of their own, which leans on the text."""
+    """Token 0, 1 or 2 by a table of the last one; masks, 3 and 4, by one of their own, which leans
+    on the text.
+    """
     masks = [token for token in tokens if token > 2]
     if not masks:
         return TARGET[tokens[-1]].log()
-    lean = torch.tensor([0.3, 0.5, 0.2], dtype=torch.double).roll(tokens[-1 - len(masks)] + len(masks))
+    lean = torch.tensor([0.3, 0.5, 0.2], dtype=torch.double).roll(
+        tokens[-1 - len(masks)] + len(masks)
+    )
     return lean.log()
 
 
@@ -139,7 +158,9 @@ def masked_table(tokens: list[int]) -> Tensor:
 def test_sampled_texts_have_exactly_the_targets_law(
     decoding: str, markov: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that can happen in three tokens, by the whole loop; also with a Markov head that is told the wrong tokens."""
+    """All that can happen in three tokens, by the whole loop; also with a Markov head that is told
+    the wrong tokens.
+    """
     if markov == "wrong":
         misled(monkeypatch)
     head = None if markov == "without" else MarkovHead(3, 2)
@@ -153,9 +174,13 @@ def test_sampled_texts_have_exactly_the_targets_law(
 
     def walk(script: list[Verdict], chance: float) -> None:
         drafter = MaskTokenDrafter(target, adapter, decoding, 2)
-        request = Request(Source((0,)), Limits(1, length), Sampling(temperature=1.0), sampled().generator)
+        request = Request(
+            Source((0,)), Limits(1, length), Sampling(temperature=1.0), sampled().generator
+        )
         try:
-            tokens = DraftThenVerify(StubModel(masked_table), drafter, Scripted(script)).decode(request, Trace())
+            tokens = DraftThenVerify(StubModel(masked_table), drafter, Scripted(script)).decode(
+                request, Trace()
+            )
         except Unscripted as pause:
             for text, share in pause.law.items():
                 depths.add(len(text) - 1)

@@ -65,7 +65,10 @@ def test_it_drafts_what_the_model_in_the_middle_would_alone(family: str, inner: 
     y = list(source.prompt)
     for each in trace.rounds:
         room = len(source.prompt) + 20 - len(y)
-        assert list(each.drafted) == autoregressive(small, tuple(y), longer_than(len(y) + min(5, room)))[len(y) :]
+        assert (
+            list(each.drafted)
+            == autoregressive(small, tuple(y), longer_than(len(y) + min(5, room)))[len(y) :]
+        )
         y += [*each.drafted[: each.accepted], each.next_token]
     assert trace.rollbacks > 0 and trace.accepted > 0
 
@@ -75,7 +78,8 @@ def test_the_model_in_the_middle_runs_once_for_several_tokens_that_it_drafts() -
     drafter = SpeculativeDrafter(middle, ModelDrafter(small, 2), 6)
     _, trace = decode(target, drafter, SpeculativeSampling(), Source((0,)), 14)
     assert [each.accepted for each in trace.rounds] == [6, 6]
-    # two inner rounds of two drafts and a token of the model's own: 2 forwards in the middle, 4 below
+    # two inner rounds of two drafts and a token of the model's own: 2 forwards in the middle, 4
+    # below
     assert [each.draft_calls for each in trace.rounds] == [6, 6]
     assert middle.fed == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2]  # every committed token once
 
@@ -85,7 +89,9 @@ def test_each_token_comes_with_the_middle_models_distribution() -> None:
     middle, small = StubModel(lambda t: table[t[-1]]), StubModel(lambda t: 0.5 * table[t[-1]])
     sampling = Sampling(temperature=0.7, top_k=4)
     drafter = SpeculativeDrafter(middle, ModelDrafter(small, 3), 8)
-    drafter = drafter.start(Request(Source((0,)), Limits(1, 20), sampling, torch.Generator().manual_seed(0)), SESSION)
+    drafter = drafter.start(
+        Request(Source((0,)), Limits(1, 20), sampling, torch.Generator().manual_seed(0)), SESSION
+    )
     draft = drafter.propose([0])
     assert len(draft) == 8
     before = torch.tensor([0, *draft.token_list[:-1]])
@@ -93,7 +99,10 @@ def test_each_token_comes_with_the_middle_models_distribution() -> None:
 
 
 def test_an_inner_drafter_of_trees_is_refused() -> None:
-    with pytest.raises(UserError, match="inner drafter must draft chains, but TreeDrafter drafts trees; use a chain"):
+    with pytest.raises(
+        UserError,
+        match="inner drafter must draft chains, but TreeDrafter drafts trees; use a chain",
+    ):
         SpeculativeDrafter(StubModel(copying(1)), TreeDrafter([]), 3)
 
 
@@ -140,7 +149,9 @@ class Fixed(Drafter):
 
     drafts_trees = False
 
-    def __init__(self, *sizes: int, wants: Want = EVERYTHING, gives: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, *sizes: int, wants: Want = EVERYTHING, gives: frozenset[str] = frozenset()
+    ) -> None:
         self._sizes, self.told = list(sizes), []
         self.wants, self.gives = wants, gives
 
@@ -150,7 +161,9 @@ class Fixed(Drafter):
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         self.told.append("own")
 
-    def observe_other(self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict) -> None:
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
         self.told.append("other")
 
     def rollback(self, length: int) -> None:
@@ -167,15 +180,19 @@ def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
         found.append((len(draft), draft.calls, draft.stats["second"]))
         hybrid.observe(draft, Scores(None), Verdict(tuple(range(accepted)), 1))
     assert found == [(3, 1, False), (7, 2, True), (2, 1, False)]
-    assert first.told == ["own", 3, 4, "other", "own", 6]  # what stands of its drafts, and where one was dropped
-    assert second.told == [0, "other", "own", 4, 4, "other"]  # where it is not asked, how much of the text stands
+    # what stands of its drafts, and where one was dropped
+    assert first.told == ["own", 3, 4, "other", "own", 6]
+    # where it is not asked, how much of the text stands
+    assert second.told == [0, "other", "own", 4, 4, "other"]
 
 
 def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
     head, states = Want(head_input=True), Want(hidden=(1, 2))
     assert both_wants(EVERYTHING, EVERYTHING) == EVERYTHING
     assert both_wants(EVERYTHING, head) == both_wants(head, EVERYTHING) == head
-    assert both_wants(head, states) == both_wants(states, head) == Want(head_input=True, hidden=(1, 2))
+    assert (
+        both_wants(head, states) == both_wants(states, head) == Want(head_input=True, hidden=(1, 2))
+    )
     with pytest.raises(UserError, match="must read the same hidden states of the target"):
         both_wants(Want(hidden=(1,)), states)
     both = Fixed(gives=frozenset({"own_probs"}))
@@ -202,7 +219,9 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("first", "second", "knobs"), PAIRS)
-def test_texts_of_any_two_are_the_targets_own(checkpoints: Path, first: str, second: str, knobs: dict | None) -> None:
+def test_texts_of_any_two_are_the_targets_own(
+    checkpoints: Path, first: str, second: str, knobs: dict | None
+) -> None:
     files = files_of(second, Checkpoint(str(checkpoints / "llama")).config, checkpoints)
     hybrid = load(
         checkpoints,
@@ -230,7 +249,9 @@ def test_a_drafter_of_states_reads_those_of_the_text_whatever_else_ran() -> None
     hybrid = HybridDrafter(first, LookaheadDrafter(target, 3, 3, 3), 4)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), length, NEVER))
     text = DraftThenVerify(target, hybrid, ExactMatch()).decode(request, trace)
-    assert text == autoregressive(uncached(module, source), source.prompt, finished(source, length, NEVER))
+    assert text == autoregressive(
+        uncached(module, source), source.prompt, finished(source, length, NEVER)
+    )
     seen = {True: 0, False: 0}
     for before, each in texts_before(trace.rounds, text, len(source.prompt)):
         room, asked = len(source.prompt) + length - len(before), each.stats["second"]
@@ -242,5 +263,7 @@ def test_a_drafter_of_states_reads_those_of_the_text_whatever_else_ran() -> None
 
 
 def test_files_of_the_second_policy_count_with_their_content() -> None:
-    policy = resolved(compose_policy("hybrid", {"second": "medusa", "second_knobs": {"heads": "some/folder"}}))
+    policy = resolved(
+        compose_policy("hybrid", {"second": "medusa", "second_knobs": {"heads": "some/folder"}})
+    )
     assert named_files(policy) == {"second_knobs.heads": "some/folder"}

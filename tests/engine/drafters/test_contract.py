@@ -31,11 +31,15 @@ VOCABULARY = 6
 def model(seed: int) -> StubModel:
     """Its next token depends on every token of the text, so that stale ones in a cache show."""
     table = torch.randn(50, VOCABULARY, generator=torch.Generator().manual_seed(seed)).double()
-    return StubModel(lambda tokens: table[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 50])
+    return StubModel(
+        lambda tokens: table[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 50]
+    )
 
 
 def bigrams() -> object:
-    sequence = torch.randint(VOCABULARY, (200,), generator=torch.Generator().manual_seed(3)).tolist()
+    sequence = torch.randint(
+        VOCABULARY, (200,), generator=torch.Generator().manual_seed(3)
+    ).tolist()
     return estimate([sequence], 2, {str(token): token for token in range(VOCABULARY)}, "chance")
 
 
@@ -54,16 +58,24 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
         ModelDrafter(model(1), 3, 0.4), SuffixDrafter(model(0), 4, factor=2, min_prob=0.1), 3
     ),
     "hybrid of models": lambda: HybridDrafter(
-        SpeculativeDrafter(model(1), PromptLookup(model(0), 2, longest_match=2), 2), ModelDrafter(model(2), 4), 2
+        SpeculativeDrafter(model(1), PromptLookup(model(0), 2, longest_match=2), 2),
+        ModelDrafter(model(2), 4),
+        2,
     ),
     "hybrid of a tree and a model": lambda: HybridDrafter(
-        ModelTreeDrafter(model(1), nodes=6, window=3, width=2, children=2, min_prob=0.2), ModelDrafter(model(2), 3), 3
+        ModelTreeDrafter(model(1), nodes=6, window=3, width=2, children=2, min_prob=0.2),
+        ModelDrafter(model(2), 3),
+        3,
     ),
     "hierarchy of a hybrid": lambda: SpeculativeDrafter(
-        model(1), HybridDrafter(PromptLookup(model(0), 3, longest_match=2), ModelDrafter(model(2), 2), 2), 4
+        model(1),
+        HybridDrafter(PromptLookup(model(0), 3, longest_match=2), ModelDrafter(model(2), 2), 2),
+        4,
     ),
     "hierarchy of models": lambda: SpeculativeDrafter(model(1), ModelDrafter(model(2), 2), 4),
-    "hierarchy of copies": lambda: SpeculativeDrafter(model(1), PromptLookup(model(0), 2, longest_match=2), 4),
+    "hierarchy of copies": lambda: SpeculativeDrafter(
+        model(1), PromptLookup(model(0), 2, longest_match=2), 4
+    ),
 }
 
 

@@ -35,21 +35,33 @@ def test_proposals_are_those_of_the_papers_layer_without_a_cache(
     variant: str, family: str, engine: str, tree: str
 ) -> None:
     module = (tiny_t5(4, layers=3) if family == "t5" else tiny_llama(4, layers=3)).double()
-    eagle = random_eagle(variant, module.config, known=20 if variant == EAGLE3 else None).double().requires_grad_(False)
+    eagle = (
+        random_eagle(variant, module.config, known=20 if variant == EAGLE3 else None)
+        .double()
+        .requires_grad_(False)
+    )
     source = Source((PAD,), ENCODED) if family == "t5" else Source((START, 5, 9, 12))
     trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))
     drafter = EagleDrafter(in_memory(module, engine), eagle, tree, 4, nodes=6, width=2, children=3)
-    actual = DraftThenVerify(in_memory(module, engine), drafter, ExactMatch()).decode(request, trace)
-    expected = autoregressive(uncached(module, source), source.prompt, finished(source, LENGTH, NEVER))
+    actual = DraftThenVerify(in_memory(module, engine), drafter, ExactMatch()).decode(
+        request, trace
+    )
+    expected = autoregressive(
+        uncached(module, source), source.prompt, finished(source, LENGTH, NEVER)
+    )
     assert actual == expected
     assert trace.rounds[0].drafted == ()
     for text, each in texts_before(trace.rounds, actual, len(source.prompt)):
-        depth, behind = min(4, len(source.prompt) + LENGTH - len(text)), eagle_behind(eagle, module, text)
+        depth, behind = (
+            min(4, len(source.prompt) + LENGTH - len(text)),
+            eagle_behind(eagle, module, text),
+        )
         if tree == "dynamic":
             assert list(each.drafted) == grown(behind, Growth(6, depth, 2, 3, NEVER))
         else:
             assert list(each.drafted) == drafted(behind, tree, 2, 4, depth)
-    assert trace.accepted > 0 or tree == "chain" or (variant, family) == (EAGLE, "t5")  # of random layers, by chance
+    # of random layers, by chance
+    assert trace.accepted > 0 or tree == "chain" or (variant, family) == (EAGLE, "t5")
 
 
 def test_forwards_of_the_layer_are_counted() -> None:

@@ -1,4 +1,6 @@
-"""Drafters of trees tell the host the parents that the device has, so that nobody waits for them."""
+"""Drafters of trees tell the host the parents that the device has, so that nobody waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,16 @@ from bild_lab.engine.draft import Draft
 from bild_lab.engine.request import Limits
 from tests.policies import load
 
-TREES = ("eagle", "medusa", "bita", "lookahead", "eagle3", "token_recycling", "speculative_tree", "bild_tree")
+TREES = (
+    "eagle",
+    "medusa",
+    "bita",
+    "lookahead",
+    "eagle3",
+    "token_recycling",
+    "speculative_tree",
+    "bild_tree",
+)
 
 
 @pytest.mark.parametrize("policy", TREES)

@@ -1,4 +1,6 @@
-"""Lookahead decoding against its iterations written out by position, each row by a call of its own."""
+"""Lookahead decoding against its iterations written out by position, each row by a call of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,13 @@ TABLE = torch.randn(200, VOCABULARY, generator=torch.Generator().manual_seed(4))
 
 
 def after(tokens: list[int]) -> Tensor:
-    """The next token hangs on every token before it, most of all on the last ones, so that texts come back."""
-    return TABLE[(7 * tokens[-1] + 3 * tokens[max(0, len(tokens) - 2)]) % 200] + 0.3 * TABLE[sum(tokens) % 200]
+    """The next token hangs on every token before it, most of all on the last ones, so that texts
+    come back.
+    """
+    return (
+        TABLE[(7 * tokens[-1] + 3 * tokens[max(0, len(tokens) - 2)]) % 200]
+        + 0.3 * TABLE[sum(tokens) % 200]
+    )
 
 
 def best(tokens: list[int]) -> int:
@@ -30,7 +37,9 @@ def best(tokens: list[int]) -> int:
 
 
 class Written:
-    """The window by position: what level `i` guesses for each position ahead, from a call for each row."""
+    """The window by position: what level `i` guesses for each position ahead, from a call for each
+    row.
+    """
 
     def __init__(self, prompt: list[int], window: int, ngram: int) -> None:
         self.ngram = ngram
@@ -75,8 +84,12 @@ def leaves(draft: Draft) -> set[tuple[int, ...]]:
     return {branch for branch in branches if not any(other[:-1] == branch for other in branches)}
 
 
-@pytest.mark.parametrize(("window", "ngram", "guesses"), [(1, 2, 1), (4, 2, 3), (1, 4, 2), (3, 3, 2), (5, 4, 9)])
-def test_drafts_are_the_ngrams_of_jacobi_iterations_written_out(window: int, ngram: int, guesses: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "ngram", "guesses"), [(1, 2, 1), (4, 2, 3), (1, 4, 2), (3, 3, 2), (5, 4, 9)]
+)
+def test_drafts_are_the_ngrams_of_jacobi_iterations_written_out(
+    window: int, ngram: int, guesses: int
+) -> None:
     target, prompt = StubModel(after), [1, 2, 3]
     drafter = LookaheadDrafter(target, window, ngram, guesses)
     written, drafted = Written(prompt, window, ngram), 0
@@ -105,7 +118,9 @@ def test_drafts_are_the_ngrams_of_jacobi_iterations_written_out(window: int, ngr
 
 
 def decode(target: StubModel, drafter: object, limits: Limits, trace: Trace) -> list[int]:
-    return DraftThenVerify(target, drafter, SpeculativeSampling()).decode(Request(Source((1, 2, 3)), limits), trace)
+    return DraftThenVerify(target, drafter, SpeculativeSampling()).decode(
+        Request(Source((1, 2, 3)), limits), trace
+    )
 
 
 def test_no_row_stands_behind_the_last_position_of_the_models() -> None:
@@ -118,7 +133,9 @@ def test_no_row_stands_behind_the_last_position_of_the_models() -> None:
     target = StubModel(noting)
     for positions in (20, 21, 40):
         rows.clear()
-        decode(target, LookaheadDrafter(target, 5, 4, 5), Limits(3, 17, positions=positions), Trace())
+        decode(
+            target, LookaheadDrafter(target, 5, 4, 5), Limits(3, 17, positions=positions), Trace()
+        )
         assert max(rows) <= positions
 
 
@@ -135,7 +152,8 @@ def test_the_window_does_not_run_for_the_last_token() -> None:
     assert len(target.fed) == 1
     drafter = drafter.start(Request(Source((1, 2, 3)), Limits(3, 2)), SESSION)
     first, last = drafter.propose([1, 2, 3]), drafter.propose([1, 2, 3, 4])
-    assert (len(first.probes), last.probes) == (4 + 2, None)  # the first level, behind the last token
+    # the first level, behind the last token
+    assert (len(first.probes), last.probes) == (4 + 2, None)
     assert first.parents is first.known_parents is None  # nothing is known yet
 
 

@@ -1,4 +1,6 @@
-"""Medusa's drafts are what its heads say of the last token that stands, and the text is the target's own."""
+"""Medusa's drafts are what its heads say of the last token that stands, and the text is the
+target's own.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,19 @@ def test_proposals_are_those_of_the_heads_without_a_cache(
     engine: str, tree: str, shared: bool, part: DraftVocabulary | None
 ) -> None:
     module = tiny_llama(4).double()
-    heads = random_heads(module.config, module.lm_head.weight, shared=shared).double().requires_grad_(False)
+    heads = (
+        random_heads(module.config, module.lm_head.weight, shared=shared)
+        .double()
+        .requires_grad_(False)
+    )
     source, target = Source((START, 5, 9, 12)), in_memory(module, engine)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), 22, NEVER))
     heads.part = part
     drafter = MedusaDrafter(target, heads, tree, WIDTHS)
     actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
-    assert actual == autoregressive(uncached(module, source), source.prompt, finished(source, 22, NEVER))
+    assert actual == autoregressive(
+        uncached(module, source), source.prompt, finished(source, 22, NEVER)
+    )
     tokens = list(source.prompt)
     assert trace.rounds[0].drafted == ()
     for before, each in zip(trace.rounds, trace.rounds[1:], strict=False):
@@ -48,7 +56,9 @@ def test_proposals_are_those_of_the_heads_without_a_cache(
         with torch.inference_mode():
             hidden = module.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
             scores = heads(hidden) if part is None else part.masked(heads(hidden))
-            levels = [row.topk(width).indices.tolist() for row, width in zip(scores, WIDTHS, strict=True)]
+            levels = [
+                row.topk(width).indices.tolist() for row, width in zip(scores, WIDTHS, strict=True)
+            ]
         depth = min(3, len(source.prompt) + 22 - len(tokens))
         times, expected = 1, []
         for level in levels[:depth]:
@@ -68,7 +78,9 @@ def test_fewer_heads_than_were_trained_may_draft() -> None:
     heads = random_heads(module.config, module.lm_head.weight).requires_grad_(False)
     source, target = Source((START, 5)), in_memory(module, "native")
     trace, request = Trace(), Request(source, Limits(2, 6, NEVER))
-    DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", [4]), ExactMatch()).decode(request, trace)
+    DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", [4]), ExactMatch()).decode(
+        request, trace
+    )
     assert [len(each.drafted) for each in trace.rounds[1:3]] == [4, 4]
 
 
@@ -106,11 +118,17 @@ def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts
     monkeypatch.setattr(candidates, "PackedHeads", lambda *each: packed.append(each) or made(*each))
     drafted = {}
     for engine in ("native", "kernels"):
-        heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(False)
+        heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(
+            False
+        )
         target = in_memory(module, engine)
         heads.part = part
-        method = DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", WIDTHS), ExactMatch())
-        requests = [Request(Source((START, first)), Limits(2, 12, NEVER)) for first in (5, 9, 12, 7)]
+        method = DraftThenVerify(
+            target, MedusaDrafter(target, heads, "full_tree", WIDTHS), ExactMatch()
+        )
+        requests = [
+            Request(Source((START, first)), Limits(2, 12, NEVER)) for first in (5, 9, 12, 7)
+        ]
         texts = [text for _ in range(2) for text in decode_batch(method, requests, Batch(2))]
         drafted[engine] = [[each.drafted for each in text.trace.rounds] for text in texts]
     assert drafted["kernels"] == drafted["native"] and any(map(any, drafted["native"]))

@@ -59,11 +59,16 @@ class Programmed(StubModel):
 
 def request_of(room: int = 20, sampling: Sampling | None = None, seed: int = 0) -> Request:
     return Request(
-        Source((0,)), Limits(1, room, frozenset([END])), sampling or Sampling(), torch.Generator().manual_seed(seed)
+        Source((0,)),
+        Limits(1, room, frozenset([END])),
+        sampling or Sampling(),
+        torch.Generator().manual_seed(seed),
     )
 
 
-def begun(request: Request, *given: object, model: Programmed | None = None, **options: object) -> ModelDrafter:
+def begun(
+    request: Request, *given: object, model: Programmed | None = None, **options: object
+) -> ModelDrafter:
     drafter = ModelDrafter(model or Programmed(), *(given or (9,)), **options)
     drafter = drafter.start(request, SESSION)
     return drafter
@@ -82,7 +87,13 @@ def test_a_greedy_chain_ends_with_the_window_the_text_or_an_end_token() -> None:
     assert [each.token_list for each in drafts] == [[1, 2], [1, 2, 3], [1, 2, 3, END]]
     assert [each.calls for each in drafts] == [2, 3, 4]
     for each in drafts:
-        assert (each.parents, each.probs, each.own_probs, each.uniforms, each.stats) == (None, None, None, None, {})
+        assert (each.parents, each.probs, each.own_probs, each.uniforms, each.stats) == (
+            None,
+            None,
+            None,
+            None,
+            {},
+        )
     reads_none = begun(request_of(), 6)
     assert reads_none.stop_on_eos
     reads_none.stop_on_eos = False  # as on an accelerator
@@ -113,7 +124,9 @@ def test_a_sampled_chain_has_what_each_token_was_drawn_from_and_by() -> None:
     torch.testing.assert_close(draft.probs, WARM.probs(TABLE[before].log()))
     torch.testing.assert_close(draft.own_probs, TABLE[before])
     assert draft.tokens.tolist() == pick(draft.probs, draft.uniforms).tolist()
-    others = [begun(request_of(sampling=WARM, seed=seed), 5).propose([0]) for seed in (5, 5, 6, 7, 8)]
+    others = [
+        begun(request_of(sampling=WARM, seed=seed), 5).propose([0]) for seed in (5, 5, 6, 7, 8)
+    ]
     assert others[0].token_list == draft.token_list and others[0].own_probs is None
     assert len({tuple(each.uniforms.tolist()) for each in others}) > 1
 
@@ -124,10 +137,19 @@ def test_a_chain_ends_before_a_token_that_the_model_is_not_sure_of() -> None:
     assert draft.stats == {"fallback": True, "confidence": pytest.approx((0.6, 0.5, 0.4))}
     drafter = begun(request_of(sampling=WARM), 9, 0.95, keeps_probs=True)
     nothing = drafter.propose([0])
-    assert (nothing.token_list, nothing.calls, nothing.probs, nothing.own_probs) == ([], 1, None, None)
+    assert (nothing.token_list, nothing.calls, nothing.probs, nothing.own_probs) == (
+        [],
+        1,
+        None,
+        None,
+    )
     assert nothing.tokens.dtype == torch.long and len(nothing.uniforms) == 0
     sure = begun(request_of(sampling=WARM), 3, 0.0).propose([0])
-    assert (len(sure.probs), sure.stats["fallback"], len(sure.stats["confidence"])) == (len(sure), False, sure.calls)
+    assert (len(sure.probs), sure.stats["fallback"], len(sure.stats["confidence"])) == (
+        len(sure),
+        False,
+        sure.calls,
+    )
     cut = begun(request_of(sampling=Sampling(0.01)), 9, 0.45, keeps_probs=True).propose([0])
     assert (len(cut), cut.probs.shape, cut.own_probs.shape) == (2, (2, 5), (2, 5))
 
@@ -142,8 +164,14 @@ def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
     ((rows, chain),) = model.given
     uniforms = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     assert rows == [0, 3] and chain.uniforms.tolist() == uniforms.tolist()
-    assert replace(chain, uniforms=None) == Chain(9, frozenset([END]), 0.5, 0.5, None, True, False, True)
-    assert (draft.token_list, draft.calls, draft.uniforms.tolist()) == ([1, 2], 3, uniforms[:2].tolist())
+    assert replace(chain, uniforms=None) == Chain(
+        9, frozenset([END]), 0.5, 0.5, None, True, False, True
+    )
+    assert (draft.token_list, draft.calls, draft.uniforms.tolist()) == (
+        [1, 2],
+        3,
+        uniforms[:2].tolist(),
+    )
     assert draft.probs is DRAFTED.probs and draft.own_probs is DRAFTED.own_probs
     assert draft.stats == {"fallback": True, "confidence": (0.6, 0.5, 0.4)} and model.fed == []
     model.drafted = replace(DRAFTED, tokens=[], forwards=1)
@@ -180,12 +208,19 @@ def test_a_window_learns_from_its_own_rounds_and_begins_each_text_anew() -> None
     assert drafter._window.acceptance_rate == 3 / 6
     drafter.observe(draft, Scores(None), Verdict((0, 1), 3))
     assert drafter._window.acceptance_rate == 5 / 8
-    assert drafter.start(request_of(), SESSION)._window.acceptance_rate == window.acceptance_rate == 0.5
+    assert (
+        drafter.start(request_of(), SESSION)._window.acceptance_rate
+        == window.acceptance_rate
+        == 0.5
+    )
 
 
 def test_what_a_drafter_gives_and_draws_from() -> None:
     model = Programmed()
-    assert (ModelDrafter(model, 1).gives, ModelDrafter(model, 1, keeps_probs=True).gives) == (set(), {"own_probs"})
+    assert (ModelDrafter(model, 1).gives, ModelDrafter(model, 1, keeps_probs=True).gives) == (
+        set(),
+        {"own_probs"},
+    )
     assert ModelDrafter(model, 1).draws_from is model and not ModelDrafter(model, 1).drafts_trees
     for wrong in (-0.1, 1.1, "much"):
         with pytest.raises(UserError, match=r"fallback threshold must lie in"):
@@ -214,7 +249,9 @@ def saying(*tokens_from: tuple[int, int]) -> NextLogits:
     return next_logits
 
 
-def drafted(draft: NextLogits, target: NextLogits, window: AdaptiveWindow, length: int) -> list[int]:
+def drafted(
+    draft: NextLogits, target: NextLogits, window: AdaptiveWindow, length: int
+) -> list[int]:
     """How many tokens each round drafted."""
     drafter = ModelDrafter(StubModel(draft), window)
     _, trace = decode(StubModel(target), drafter, SpeculativeSampling(), Source((0,)), length)
@@ -238,7 +275,8 @@ def test_the_window_is_the_one_that_pays_most_at_the_rate_seen_of_late() -> None
 def test_the_window_grows_to_its_limit_while_everything_stands() -> None:
     window = AdaptiveWindow(cost_ratio=0.1, largest=6, prior=0.4, memory=0.5)
     agreeing = saying((0, 1))
-    assert drafted(agreeing, agreeing, window, 40) == [2, 4, 6, 6, 6, 6, 4]  # the last, as much as there is room
+    # the last, as much as there is room
+    assert drafted(agreeing, agreeing, window, 40) == [2, 4, 6, 6, 6, 6, 4]
 
 
 def test_where_nothing_stands_one_token_is_drafted_in_every_eighth_round() -> None:

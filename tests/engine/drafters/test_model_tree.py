@@ -1,4 +1,6 @@
-"""Trees grown with a draft model: the most likely tokens, in every engine, whatever was cached before."""
+"""Trees grown with a draft model: the most likely tokens, in every engine, whatever was cached
+before.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def table(seed: int) -> NextLogits:
     return lambda tokens: rows[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 50]
 
 
-def by_definition(next_logits: NextLogits, text: list[int], growth: Growth, sampling: Sampling) -> dict:
+def by_definition(
+    next_logits: NextLogits, text: list[int], growth: Growth, sampling: Sampling
+) -> dict:
     """The branches of the tree and their chances, without a cache and without a session."""
     every: dict[tuple[int, ...], float] = {}
     leaves: list[tuple[int, ...]] = [()]
@@ -52,12 +56,18 @@ def by_definition(next_logits: NextLogits, text: list[int], growth: Growth, samp
             own = logits.softmax(-1)
             probs = own if sampling.greedy else (logits / sampling.temperature).softmax(-1)
             count = (
-                1 if growth.prune_confidence is not None and own.max() >= growth.prune_confidence else growth.children
+                1
+                if growth.prune_confidence is not None and own.max() >= growth.prune_confidence
+                else growth.children
             )
             for token in probs.argsort(descending=True)[:count].tolist():
                 new[(*leaf, token)] = every.get(leaf, 1.0) * float(probs[token])
         every |= new
-        alive = [leaf for leaf in new if leaf[-1] not in growth.end_tokens and new[leaf] >= growth.min_prob]
+        alive = [
+            leaf
+            for leaf in new
+            if leaf[-1] not in growth.end_tokens and new[leaf] >= growth.min_prob
+        ]
         leaves = sorted(alive, key=lambda leaf: -new[leaf])[: growth.width]
         if not leaves:
             break
@@ -93,7 +103,10 @@ def test_the_cache_keeps_the_accepted_branch() -> None:
     text = [0, 1]
     for _ in range(5):
         draft = drafter.propose(text)
-        leaf = max(range(len(draft)), key=lambda node: len(branches(draft.token_list, draft.parent_list)[node]))
+        leaf = max(
+            range(len(draft)),
+            key=lambda node: len(branches(draft.token_list, draft.parent_list)[node]),
+        )
         path = [leaf]
         while (above := draft.parent_list[path[0]]) != ROOT:
             path.insert(0, above)
@@ -102,7 +115,8 @@ def test_the_cache_keeps_the_accepted_branch() -> None:
         text += [*(draft.token_list[node] for node in path), 5]
         model.fed.clear()
         drafter.propose(text)
-        assert len(model.fed) - 2 <= 2 * 3  # the deepest token has not run, nor the target's own; then three levels
+        # the deepest token has not run, nor the target's own; then three levels
+        assert len(model.fed) - 2 <= 2 * 3
         drafter.observe(draft, Scores(torch.zeros(1, VOCABULARY)), Verdict((), 5))
 
 
@@ -113,20 +127,32 @@ def test_a_tree_in_one_program_is_that_of_the_loop(
     family: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = in_memory(TINY[family](1), "kernels")
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    source = (
+        Source((PAD,), torch.tensor([[5, 9, 12, 1]]))
+        if family == "t5"
+        else Source((START, 5, 9, 12))
+    )
 
     def drafts() -> list[tuple[object, ...]]:
         found: list[tuple[object, ...]] = []
         for seed in range(8):
-            request = Request(source, Limits(len(source.prompt), 40, frozenset([3 + 3 * seed, 4 + seed])), sampling)
+            request = Request(
+                source,
+                Limits(len(source.prompt), 40, frozenset([3 + 3 * seed, 4 + seed])),
+                sampling,
+            )
             stop = None if seed % 2 else 0.3
-            drafter = ModelTreeDrafter(model, 4 + seed, 1 + seed % 5, 1 + seed % 4, 1 + seed % 3, 0.01 * seed, stop)
+            drafter = ModelTreeDrafter(
+                model, 4 + seed, 1 + seed % 5, 1 + seed % 4, 1 + seed % 3, 0.01 * seed, stop
+            )
             session = in_memory(TINY[family](1), "kernels").start(source, 40)
             drafter = drafter.start(request, session)
             text = list(source.prompt)
             for _ in range(4):
                 draft = drafter.propose(text)
-                ran = [(forward.rows, forward.cached, forward.scored) for forward in session.forwards]
+                ran = [
+                    (forward.rows, forward.cached, forward.scored) for forward in session.forwards
+                ]
                 found.append((draft.token_list, draft.parent_list, draft.calls, ran))
                 path = [len(draft) - 1]
                 while (above := draft.parent_list[path[0]]) != ROOT:
@@ -165,9 +191,14 @@ def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> N
     samplings = (GREEDY, Sampling(top_k=2), WARM, Sampling(0.7, top_k=2))
     for sampling in samplings:
         drafter = drafter.start(Request(Source((0, 1)), Limits(2, 4, ENDS), sampling), SESSION)
-        drafter.observe(empty_draft(model.device), Scores(None), Verdict((), 5))  # before any tree there is no row
+        # before any tree there is no row
+        drafter.observe(empty_draft(model.device), Scores(None), Verdict((), 5))
         draft = drafter.propose([0, 1, 3])
-        assert (draft.token_list, list(draft.known_parents), draft.parents.tolist()) == ([3, 4], [ROOT, 0], [ROOT, 0])
+        assert (draft.token_list, list(draft.known_parents), draft.parents.tolist()) == (
+            [3, 4],
+            [ROOT, 0],
+            [ROOT, 0],
+        )
     growth = Growth(9, 3, 2, 3, ENDS, None, 1)
     assert given == [
         ([1, 3], replace(growth, temperature=temperature, plain=plain))
@@ -182,7 +213,10 @@ def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_
     assert sorted(tree.tokens) == [0, 1]
     for sure, count in ((0.5, 1), (0.5000001, 2)):
         tree = grow(
-            StubModel(lambda _: even).start(Source((0,)), 20), [0], replace(growth, prune_confidence=sure), WARM
+            StubModel(lambda _: even).start(Source((0,)), 20),
+            [0],
+            replace(growth, prune_confidence=sure),
+            WARM,
         )
         assert len(tree.tokens) == count
 
@@ -190,7 +224,9 @@ def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_
 def test_a_leaf_with_just_the_least_chance_grows_on() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
     for least, levels in ((0.25, 3), (0.2500001, 2)):
-        growth = Growth(nodes=20, depth=9, width=9, children=2, end_tokens=frozenset(), min_prob=least)
+        growth = Growth(
+            nodes=20, depth=9, width=9, children=2, end_tokens=frozenset(), min_prob=least
+        )
         tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], growth, WARM)
         assert len(tree.forwards) == levels
 
@@ -213,7 +249,9 @@ def test_a_draft_model_starts_beside_the_target_and_forgets_what_the_text_lost()
 
 
 def test_a_leaf_is_sure_as_the_fallback_threshold_says() -> None:
-    drafters = [ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, 0.4)]
+    drafters = [
+        ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, 0.4)
+    ]
     assert [one._growth for one in drafters] == [
         Growth(9, 4, 2, 2, frozenset(), None, 0.1),
         Growth(9, 4, 2, 2, frozenset(), 0.4, 0.1),

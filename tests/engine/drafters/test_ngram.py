@@ -45,9 +45,13 @@ def pairs(counts: Counts) -> list[tuple[int, int]]:
     return list(zip(counts.tokens.tolist(), counts.times.tolist(), strict=True))
 
 
-def drafted(ngrams: NGramTable, tokens: list[int], window: int = 4, room: int = 20, end: int = -1) -> list[int]:
+def drafted(
+    ngrams: NGramTable, tokens: list[int], window: int = 4, room: int = 20, end: int = -1
+) -> list[int]:
     drafter = NGramDrafter(UNIFORM, ngrams, window)
-    drafter = drafter.start(Request(Source(tuple(tokens)), Limits(len(tokens), room, frozenset([end]))), SESSION)
+    drafter = drafter.start(
+        Request(Source(tuple(tokens)), Limits(len(tokens), room, frozenset([end]))), SESSION
+    )
     draft = drafter.propose(tokens)
     assert draft.probs is None and draft.calls == 0
     return draft.token_list
@@ -63,10 +67,13 @@ def test_counts_are_those_of_counting_one_by_one() -> None:
     assert {(one, other): n for one in range(50) for other, n in pairs(ngrams.after(one))} == double
     for token in range(50):
         after = Counter({other: n for (one, other), n in double.items() if one == token})
-        assert ngrams.most_likely_after(token) == min(after, key=lambda other: (-after[other], other))
+        assert ngrams.most_likely_after(token) == min(
+            after, key=lambda other: (-after[other], other)
+        )
 
 
-@pytest.mark.parametrize("unseen", [1, 3, WIDTH - 1 + 1, 4000])  # ends texts, is in none, is in no vocabulary
+# ends texts, is in none, is in no vocabulary
+@pytest.mark.parametrize("unseen", [1, 3, WIDTH - 1 + 1, 4000])
 def test_after_an_unseen_token_bigrams_are_unigrams(unseen: int) -> None:
     assert pairs(table().after(unseen)) == pairs(table().unigrams)
     assert table().most_likely_after(unseen) == 5
@@ -90,7 +97,9 @@ def test_drafts_end_with_an_end_token_and_at_the_length_limit() -> None:
     assert drafted(table(), [0], room=2) == [5, 6]
 
 
-def sampled(ngrams: NGramTable, sampling: Sampling, seed: int, window: int = 3) -> bild_lab.engine.draft.Draft:
+def sampled(
+    ngrams: NGramTable, sampling: Sampling, seed: int, window: int = 3
+) -> bild_lab.engine.draft.Draft:
     request = Request(Source((5,)), Limits(1, 20), sampling, torch.Generator().manual_seed(seed))
     return NGramDrafter(UNIFORM, ngrams, window).start(request, SESSION).propose([5])
 
@@ -106,10 +115,14 @@ UNEVEN = [[5, 6]] * 6 + [[5, 7]] * 3 + [[5, 5]] + [[6, 5]] * 4 + [[7, 2]] * 2 + 
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(1.0), Sampling(0.5), Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.8)], ids=str
+    "sampling",
+    [Sampling(1.0), Sampling(0.5), Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.8)],
+    ids=str,
 )
 @pytest.mark.parametrize("order", [1, 2])
-def test_probs_are_the_tables_distribution_standardized_as_the_targets(sampling: Sampling, order: int) -> None:
+def test_probs_are_the_tables_distribution_standardized_as_the_targets(
+    sampling: Sampling, order: int
+) -> None:
     ngrams = estimate(UNEVEN, order, VOCABULARY, "uneven")
     for seed in range(6):
         draft = sampled(ngrams, sampling, seed)
@@ -128,10 +141,15 @@ def test_sampled_text_is_distributed_as_the_targets_whatever_the_table() -> None
     chances = torch.tensor([0.0, 0.0, 0.1, 0.0, 0.2, 0.3, 0.1, 0.3], dtype=torch.float64)
     target = StubModel(lambda _: chances.log())
     ngrams = estimate(UNEVEN, 2, VOCABULARY, "uneven")
-    method, trace = DraftThenVerify(target, NGramDrafter(target, ngrams, 1), SpeculativeSampling()), Trace()
+    method, trace = (
+        DraftThenVerify(target, NGramDrafter(target, ngrams, 1), SpeculativeSampling()),
+        Trace(),
+    )
     seen = torch.zeros(WIDTH)
     for seed in range(1500):  # a generator each, as every example has
-        request = Request(Source((5,)), Limits(1, 1), Sampling(1.0), torch.Generator().manual_seed(seed))
+        request = Request(
+            Source((5,)), Limits(1, 1), Sampling(1.0), torch.Generator().manual_seed(seed)
+        )
         seen[method.decode(request, trace)[-1]] += 1
     likely = chances > 0
     assert 300 < trace.accepted < 1200
@@ -147,16 +165,27 @@ def test_a_saved_table_reads_as_it_was(order: int, tmp_path: Path) -> None:
         if isinstance(value, Counts):
             assert pairs(getattr(found, key)) == pairs(value)
         else:
-            assert torch.equal(found.starts, value) if key == "starts" else getattr(found, key) == value
+            assert (
+                torch.equal(found.starts, value)
+                if key == "starts"
+                else getattr(found, key) == value
+            )
     with safe_open(tmp_path / "new" / "table.safetensors", framework="pt") as file:
         assert file.metadata()["tokens"] == "8"  # for a reader of the file
 
 
 def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
-    target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY, require_row=fits))
-    other = SimpleNamespace(checkpoint=SimpleNamespace(path="there", vocabulary={**VOCABULARY, "w8": 8}))
+    target = SimpleNamespace(
+        checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY, require_row=fits)
+    )
+    other = SimpleNamespace(
+        checkpoint=SimpleNamespace(path="there", vocabulary={**VOCABULARY, "w8": 8})
+    )
     path = tmp_path / "table.safetensors"
-    with pytest.raises(UserError, match=r"policy.table must be .*, got null; make one with: python scripts/train_mod"):
+    with pytest.raises(
+        UserError,
+        match=r"policy.table must be .*, got null; make one with: python scripts/train_mod",
+    ):
         load_table(target, None, 2)
     with pytest.raises(UserError, match=r"no n-gram table .*table.safetensors; make one with"):
         load_table(target, str(path), 2)
@@ -164,7 +193,9 @@ def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
     assert load_table(target, str(path), 1).order == 1
     with pytest.raises(UserError, match="holds unigrams, but bigrams are wanted"):
         load_table(target, str(path), 2)
-    with pytest.raises(UserError, match=r"\(two texts\) has another vocabulary than there \(9 pieces\)"):
+    with pytest.raises(
+        UserError, match=r"\(two texts\) has another vocabulary than there \(9 pieces\)"
+    ):
         load_table(other, str(path), 1)
     save_file({"weight": torch.zeros(2)}, path)
     with pytest.raises(UserError, match="is not an n-gram table of this version"):
@@ -175,7 +206,9 @@ def test_tables_that_cannot_serve_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_table_of_order_2_serves_as_unigrams_too(tmp_path: Path) -> None:
-    target = SimpleNamespace(checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY, require_row=fits))
+    target = SimpleNamespace(
+        checkpoint=SimpleNamespace(path="here", vocabulary=VOCABULARY, require_row=fits)
+    )
     table().save(tmp_path / "table.safetensors")
     assert load_table(target, str(tmp_path / "table.safetensors"), 1).most_likely_after(6) == 5
     assert load_table(target, str(tmp_path / "table.safetensors"), 2).most_likely_after(6) == 1
@@ -184,6 +217,8 @@ def test_a_table_of_order_2_serves_as_unigrams_too(tmp_path: Path) -> None:
 def test_a_table_of_another_vocabulary_fails_before_any_weight_is_read(checkpoints: Path) -> None:
     path = ngram_table(checkpoints / "llama")
     with pytest.raises(UserError, match="has another vocabulary than .*llama-words"):
-        bild_lab.load(str(checkpoints / "llama-words"), policy="ngram", table=str(path), dtype="float16")
+        bild_lab.load(
+            str(checkpoints / "llama-words"), policy="ngram", table=str(path), dtype="float16"
+        )
     fresh = bild_lab.load(str(checkpoints / "llama-words"), policy="vanilla", dtype="float16")
     assert "module" not in vars(fresh.target)

@@ -1,4 +1,6 @@
-"""What drafters do with the rounds of another drafter, with drafts that were dropped, and with candidates."""
+"""What drafters do with the rounds of another drafter, with drafts that were dropped, and with
+candidates.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def model(seed: int) -> StubModel:
     """The next token depends on the whole text; the last one ends it, rarely."""
     table = torch.randn(40, 9, generator=torch.Generator().manual_seed(seed)).double()
     table[:, 8] -= 1
-    return StubModel(lambda tokens: table[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 40])
+    return StubModel(
+        lambda tokens: table[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 40]
+    )
 
 
 def request_of(*prompt: int, room: int = 30) -> Request:
@@ -108,7 +112,8 @@ def test_token_recycling_learns_from_the_rows_that_another_drafted() -> None:
     drafter.observe_other([0, 3], Draft(torch.tensor([5])), scores(5, 6), Verdict((0,), 6))
     assert [drafter.propose([0, token]).token_list for token in (3, 5, 4)] == [[5], [6], []]
     drafter = drafter.start(request_of(0), SESSION)
-    assert drafter.propose([0, 3]).token_list == []  # each text begins anew, unless it is told to keep
+    # each text begins anew, unless it is told to keep
+    assert drafter.propose([0, 3]).token_list == []
 
 
 def test_an_answer_is_kept_whoever_drafted_it() -> None:
@@ -116,7 +121,9 @@ def test_an_answer_is_kept_whoever_drafted_it() -> None:
     first, second = request_of(1, 2), request_of(4)
     drafter.prepare(first)
     drafter = drafter.start(first, SESSION)
-    drafter.observe_other([1, 2, 3], Draft(torch.tensor([4, 5, 6])), Scores(None), Verdict((0, 1), 7))
+    drafter.observe_other(
+        [1, 2, 3], Draft(torch.tensor([4, 5, 6])), Scores(None), Verdict((0, 1), 7)
+    )
     drafter.prepare(second)
     drafter = drafter.start(second, SESSION)
     assert drafter.propose([4, 5]).token_list == [7]
@@ -148,7 +155,8 @@ def test_nothing_is_matched_across_boundaries() -> None:
     for _ in range(3):
         automaton.extend([1])
         automaton.end_text()
-        assert automaton.links[automaton.whole] == ROOT  # no suffix that ends in a boundary occurs elsewhere
+        # no suffix that ends in a boundary occurs elsewhere
+        assert automaton.links[automaton.whole] == ROOT
     automaton.cut(3)
     automaton.end_text()
     assert automaton.links[automaton.whole] == ROOT
@@ -159,7 +167,8 @@ class Known(CandidateDrafter):
 
     def __init__(self) -> None:
         target = SimpleNamespace(
-            checkpoint=SimpleNamespace(config=SimpleNamespace(vocab_size=50)), device=torch.device("cpu")
+            checkpoint=SimpleNamespace(config=SimpleNamespace(vocab_size=50)),
+            device=torch.device("cpu"),
         )
         super().__init__(target, SimpleNamespace(markov=None, part=None), "full_tree", 1, 2, 1)
 
@@ -187,7 +196,8 @@ def test_candidates_are_drafted_as_deep_as_there_is_room() -> None:
     assert (first.token_list, drawn(first.probes)) == ([], [50])  # no candidates yet
     limited = Request(Source((0,)), Limits(1, 30, positions=2))
     assert wide.begun(limited).propose([0]).token_list == [10]
-    narrow = Known().drafting(TREES).begun(request_of(0))  # two candidates at each depth, as many as the trees use
+    # two candidates at each depth, as many as the trees use
+    narrow = Known().drafting(TREES).begun(request_of(0))
     narrow.candidates = torch.tensor([[10, 11], [20, 21]])
     assert narrow.propose([0]).token_list == [10, 11, 21]
 
@@ -197,7 +207,10 @@ def drawn(held: Tensor | None) -> list[int] | None:
 
 
 def test_trees_by_name_have_probes_where_there_are_any() -> None:
-    plain, probed = named_trees("full_tree", [2, 1], 3, 0, 50), named_trees("full_tree", [2, 1], 3, 3, 50)
+    plain, probed = (
+        named_trees("full_tree", [2, 1], 3, 0, 50),
+        named_trees("full_tree", [2, 1], 3, 3, 50),
+    )
     assert [len(tree.nodes) for tree in plain] == [len(tree.nodes) for tree in probed] == [0, 2, 4]
     assert {count for tree in plain for count in tree.probes} == {0}
     assert max(count for tree in probed for count in tree.probes) == 2
@@ -205,5 +218,8 @@ def test_trees_by_name_have_probes_where_there_are_any() -> None:
         (0, "full_tree, narrowing_tree"),
         (3, "full_tree, narrowing_tree, straightforward"),
     ):
-        with pytest.raises(UserError, match=f"tree must be one of efficient_tree, {kinds} or the file of .*, got 'no'"):
+        with pytest.raises(
+            UserError,
+            match=f"tree must be one of efficient_tree, {kinds} or the file of .*, got 'no'",
+        ):
             named_trees("no", 2, 3, probes, 50)

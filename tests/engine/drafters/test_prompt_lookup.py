@@ -16,7 +16,9 @@ END = 9
 
 
 def searched(encoder: list[int], tokens: list[int], window: int, longest: int) -> list[int]:
-    """Look for every suffix at every earlier place, the longest suffix and the latest place first."""
+    """Look for every suffix at every earlier place, the longest suffix and the latest place
+    first.
+    """
     places = [(tokens, start) for start in range(len(tokens) - 1, -1, -1)]
     places += [(encoder, start) for start in range(len(encoder) - 1, -1, -1)]
     for length in range(min(longest, len(tokens)), 0, -1):
@@ -30,10 +32,14 @@ def searched(encoder: list[int], tokens: list[int], window: int, longest: int) -
     return []
 
 
-def lookup(prompt: list[int], encoder: list[int] | None = None, room: int = 20, **options: int) -> PromptLookup:
+def lookup(
+    prompt: list[int], encoder: list[int] | None = None, room: int = 20, **options: int
+) -> PromptLookup:
     drafter = PromptLookup(TARGET, **{"window": 4, "longest_match": 3, **options})
     ids = None if encoder is None else torch.tensor([encoder])
-    drafter = drafter.start(Request(Source(tuple(prompt), ids), Limits(len(prompt), room, frozenset([END]))), SESSION)
+    drafter = drafter.start(
+        Request(Source(tuple(prompt), ids), Limits(len(prompt), room, frozenset([END]))), SESSION
+    )
     return drafter
 
 
@@ -43,7 +49,9 @@ def test_the_index_proposes_what_a_search_from_scratch_finds(encoder_decoder: bo
     found = 0
     for _ in range(120):
         letters = range(1, chance.choice([3, 5, 9]))
-        encoder = [*chance.choices(letters, k=chance.randint(1, 15)), END] if encoder_decoder else []
+        encoder = (
+            [*chance.choices(letters, k=chance.randint(1, 15)), END] if encoder_decoder else []
+        )
         prompt = [0] if encoder_decoder else [0, *chance.choices(letters, k=chance.randint(1, 15))]
         tokens = prompt
         window, longest = chance.randint(1, 6), chance.randint(1, 4)
@@ -54,7 +62,10 @@ def test_the_index_proposes_what_a_search_from_scratch_finds(encoder_decoder: bo
             assert draft.probs is None and draft.calls == 0
             found += len(draft) > 0
             if chance.random() < 0.2:  # a drafter that asks this one had its text rejected
-                tokens = [*tokens[: chance.randint(len(prompt), len(tokens))], chance.choice(letters)]
+                tokens = [
+                    *tokens[: chance.randint(len(prompt), len(tokens))],
+                    chance.choice(letters),
+                ]
             else:
                 tokens = [*tokens, *chance.choices(letters, k=chance.randint(1, 4))]
     assert found > 500

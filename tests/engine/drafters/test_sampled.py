@@ -1,4 +1,6 @@
-"""Drafters that decide when to stop, or draft speculatively, leave sampled text distributed exactly as it was."""
+"""Drafters that decide when to stop, or draft speculatively, leave sampled text distributed exactly
+as it was.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from tests.engine.drafters.chances import by_context, require_targets_distributi
 from tests.stubs import StubModel
 from tests.thinned import thinned
 
-# one row for each kind of context; of every token, TARGET / MIDDLE and MIDDLE / SMALL are 1/2 or at least 1
+# one row for each kind of context; of every token, TARGET / MIDDLE and MIDDLE / SMALL are 1/2 or at
+# least 1
 TARGET = ([1 / 8, 7 / 8], [7 / 8, 1 / 8], [1 / 4, 3 / 4])
 MIDDLE = ([1 / 4, 3 / 4], [3 / 4, 1 / 4], [1 / 2, 1 / 2])
 SMALL = ([1 / 2, 1 / 2], [1 / 2, 1 / 2], [1, 0])
@@ -24,14 +27,18 @@ NEW_TOKENS = 3
 
 DRAFTERS: dict[str, Callable[[StubModel, StubModel], Drafter]] = {
     "fixed": lambda middle, small: ModelDrafter(middle, 2),
-    "adaptive": lambda middle, small: ModelDrafter(middle, AdaptiveWindow(0.05, 3, prior=0.6, memory=0.5)),
+    "adaptive": lambda middle, small: ModelDrafter(
+        middle, AdaptiveWindow(0.05, 3, prior=0.6, memory=0.5)
+    ),
     "confidence": lambda middle, small: ModelDrafter(middle, 3, 0.6),
     "hierarchy": lambda middle, small: SpeculativeDrafter(middle, ModelDrafter(small, 1), 2),
 }
 
 
 @pytest.mark.parametrize("drafter", thinned(DRAFTERS, 2))
-def test_sampled_text_is_exactly_distributed_as_the_targets(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_text_is_exactly_distributed_as_the_targets(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     method = DraftThenVerify(
         StubModel(by_context(TARGET)),
         DRAFTERS[drafter](StubModel(by_context(MIDDLE)), StubModel(by_context(SMALL))),

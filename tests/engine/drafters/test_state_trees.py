@@ -13,7 +13,12 @@ from torch import Tensor
 
 from bild_lab.engine.acceptance import SpeculativeSampling, TypicalAcceptance
 from bild_lab.engine.draft import ROOT
-from bild_lab.engine.drafters.state_trees import StateTreeDrafter, StaticTree, named_nodes, published_tree
+from bild_lab.engine.drafters.state_trees import (
+    StateTreeDrafter,
+    StaticTree,
+    named_nodes,
+    published_tree,
+)
 from bild_lab.engine.drafters.trees import Node, ProbedTree, to_content
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -23,7 +28,8 @@ from bild_lab.files import write_atomically
 from tests.engine.lossless.toy import FIRST, TableModel, own_law, p_value, sampled_texts
 
 TARGET = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.25, 0.35, 0.4]], dtype=torch.float64)
-DRAFT = torch.tensor([[0.5, 0.2, 0.3], [0.3, 0.6, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)  # after each last token
+# after each last token
+DRAFT = torch.tensor([[0.5, 0.2, 0.3], [0.3, 0.6, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)
 EXACT = SpeculativeSampling()
 FAIR = 1e-3  # the smallest p-value of a sound distribution; the seed is fixed
 
@@ -77,7 +83,10 @@ def values(tree: str, count: int, rule: Acceptance = EXACT) -> float:
     ("tree", "count"),
     [
         ("dynamic", 400),
-        *(pytest.param(tree, 6000, marks=pytest.mark.slow) for tree in ("full_tree", "dynamic", "chain")),
+        *(
+            pytest.param(tree, 6000, marks=pytest.mark.slow)
+            for tree in ("full_tree", "dynamic", "chain")
+        ),
     ],
 )
 def test_sampled_text_is_distributed_as_the_targets(tree: str, count: int) -> None:
@@ -100,12 +109,17 @@ def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
 
 
 def test_levels_run_only_nodes_with_children() -> None:
-    nodes = [Node(0, 0, ROOT), Node(1, 1, 0), Node(0, 1, ROOT), Node(2, 0, 1)]  # not sorted by depth
+    # not sorted by depth
+    nodes = [Node(0, 0, ROOT), Node(1, 1, 0), Node(0, 1, ROOT), Node(2, 0, 1)]
     levels, above, parents, shape = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
     assert above == parents.tolist() == [-1, -1, 0, 2]  # of ranks 0 1 | 1 | 0
     assert [level.ranks.tolist() for level in levels] == [[0, 1], [1], [0]]
     assert [level.runs.tolist() for level in levels] == [[0], [0], []]
-    assert [None if level.rows is None else level.rows.parents.tolist() for level in levels] == [[-1], [-1, 0], None]
+    assert [None if level.rows is None else level.rows.parents.tolist() for level in levels] == [
+        [-1],
+        [-1, 0],
+        None,
+    ]
     assert shape.parents.tolist() == [-1, 0, 0, 1, 3]
 
 

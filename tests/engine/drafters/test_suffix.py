@@ -1,4 +1,6 @@
-"""The suffix automaton against counting every substring, and the suffix drafter against a search from scratch."""
+"""The suffix automaton against counting every substring, and the suffix drafter against a search
+from scratch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ END = 9
 def ends_of(piece: Sequence[int], whole: Sequence[int]) -> list[int]:
     """Where a substring ends in a sequence."""
     size = len(piece)
-    return [end for end in range(size, len(whole) + 1) if list(whole[end - size : end]) == list(piece)]
+    return [
+        end for end in range(size, len(whole) + 1) if list(whole[end - size : end]) == list(piece)
+    ]
 
 
 def state_of(automaton: SuffixAutomaton, piece: Sequence[int]) -> int | None:
@@ -59,7 +63,10 @@ def test_the_automaton_counts_every_substring_while_the_sequence_grows_and_shrin
         assert state_of(automaton, [letters]) is None
         fresh = SuffixAutomaton()
         fresh.extend(sequence)
-        assert automaton.counts[automaton.links[automaton.whole]] == fresh.counts[fresh.links[fresh.whole]]
+        assert (
+            automaton.counts[automaton.links[automaton.whole]]
+            == fresh.counts[fresh.links[fresh.whole]]
+        )
 
 
 def searched(texts: list[list[int]], window: int, factor: float, min_prob: float) -> list[int]:
@@ -81,7 +88,9 @@ def searched(texts: list[list[int]], window: int, factor: float, min_prob: float
     def seen_elsewhere(match: list[int]) -> bool:
         return sum(len(ends_of(match, text)) for text in texts) > 1
 
-    size = next((size for size in range(len(tokens) - 1, 0, -1) if seen_elsewhere(tokens[-size:])), 0)
+    size = next(
+        (size for size in range(len(tokens) - 1, 0, -1) if seen_elsewhere(tokens[-size:])), 0
+    )
     match, chance = tokens[-size:] if size else [], 1.0
     most = min(window, int(factor * size))
     while len(drafted) < most:
@@ -101,7 +110,9 @@ def searched(texts: list[list[int]], window: int, factor: float, min_prob: float
     return drafted
 
 
-def suffix(prompt: list[int], encoder: list[int] | None = None, room: int = 20, **options: float) -> SuffixDrafter:
+def suffix(
+    prompt: list[int], encoder: list[int] | None = None, room: int = 20, **options: float
+) -> SuffixDrafter:
     drafter = SuffixDrafter(TARGET, **{"window": 6, "factor": 2, "min_prob": 0.0, **options})
     drafter = drafter.start(request_of(prompt, encoder, room), SESSION)
     return drafter
@@ -118,7 +129,9 @@ def test_the_draft_is_what_a_search_from_scratch_finds(encoder_decoder: bool) ->
     found = 0
     for _ in range(60):
         letters = range(1, chance.choice([3, 5, 9]))
-        encoder = [*chance.choices(letters, k=chance.randint(1, 15)), END] if encoder_decoder else None
+        encoder = (
+            [*chance.choices(letters, k=chance.randint(1, 15)), END] if encoder_decoder else None
+        )
         prompt = [0] if encoder_decoder else [0, *chance.choices(letters, k=chance.randint(1, 15))]
         options = {
             "window": chance.randint(1, 6),
@@ -133,7 +146,10 @@ def test_the_draft_is_what_a_search_from_scratch_finds(encoder_decoder: bool) ->
             assert draft.probs is None and draft.calls == 0
             found += len(draft) > 0
             if chance.random() < 0.2:  # a drafter that asks this one had its text rejected
-                tokens = [*tokens[: chance.randint(len(prompt), len(tokens))], chance.choice(letters)]
+                tokens = [
+                    *tokens[: chance.randint(len(prompt), len(tokens))],
+                    chance.choice(letters),
+                ]
             else:
                 tokens = [*tokens, *chance.choices(letters, k=chance.randint(1, 4))]
     assert found > 250
@@ -164,11 +180,15 @@ def counts(method: DraftThenVerify, prompts: Sequence[int]) -> list[int]:
     return found
 
 
-def test_answers_are_kept_if_asked_for_and_a_prompt_that_comes_again_finds_what_it_first_found() -> None:
+def test_answers_are_kept_if_asked_for_and_a_prompt_that_comes_again_finds_what_it_first_found() -> (
+    None
+):
     target = StubModel(after)
 
     def method(keep: bool) -> DraftThenVerify:
-        return DraftThenVerify(target, SuffixDrafter(target, 8, 4, 0.0, keep=keep), SpeculativeSampling())
+        return DraftThenVerify(
+            target, SuffixDrafter(target, 8, 4, 0.0, keep=keep), SpeculativeSampling()
+        )
 
     alone, kept = counts(method(False), [1, 2, 3]), method(True)
     first = counts(kept, [1, 2, 3])
@@ -202,7 +222,9 @@ def test_a_corpus_is_copied_from(checkpoints: Path, tmp_path: Path) -> None:
     plain = load(checkpoints, "llama", "suffix").generate("w5 w9", max_new_tokens=20)
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "one.txt").write_text(f"w5 w9 {plain.text}")
-    copied = load(checkpoints, "llama", "suffix", corpus=str(tmp_path)).generate("w5 w9", max_new_tokens=20)
+    copied = load(checkpoints, "llama", "suffix", corpus=str(tmp_path)).generate(
+        "w5 w9", max_new_tokens=20
+    )
     assert copied.token_ids == plain.token_ids
     assert copied.trace.target_calls < plain.trace.target_calls
     file = tmp_path / "inner" / "one.txt"

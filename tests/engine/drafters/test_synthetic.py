@@ -28,7 +28,9 @@ from tests.stubs import StubModel, StubSession
 def test_at_rate_one_every_draft_stands_and_at_rate_zero_none() -> None:
     target = StubModel(copying(1))
     for rate, calls, stood in ((1.0, 3, [4, 4, 4]), (0.0, 15, [0] * 15)):
-        tokens, trace = decode(target, SyntheticDrafter(target, rate, 4), ExactMatch(), Source((0,)), 15)
+        tokens, trace = decode(
+            target, SyntheticDrafter(target, rate, 4), ExactMatch(), Source((0,)), 15
+        )
         assert tokens == [index % 10 for index in range(16)]
         assert trace.target_calls == calls
         assert [each.accepted for each in trace.rounds] == stood
@@ -55,7 +57,9 @@ def test_the_same_prompt_has_the_same_rounds_and_another_prompt_others() -> None
     target = StubModel(copying(1))
     rounds = []
     for prompt in ((3, 0), (3, 0), (4, 0)):  # the text behind them is the same
-        _, trace = decode(target, SyntheticDrafter(target, 0.5, 4), ExactMatch(), Source(prompt), 40)
+        _, trace = decode(
+            target, SyntheticDrafter(target, 0.5, 4), ExactMatch(), Source(prompt), 40
+        )
         rounds.append([(each.drafted, each.accepted) for each in trace.rounds])
     assert rounds[0] == rounds[1] != rounds[2]
 
@@ -64,7 +68,9 @@ def test_what_stands_at_one_rate_stands_at_every_higher_one() -> None:
     target = StubModel(copying(1))
     standing: set[int] = set()
     for rate in (0.2, 0.4, 0.6, 0.8):
-        text, trace = decode(target, SyntheticDrafter(target, rate, 40), ExactMatch(), Source((0,)), 40)
+        text, trace = decode(
+            target, SyntheticDrafter(target, rate, 40), ExactMatch(), Source((0,)), 40
+        )
         stood, position = set(), 1
         for each in trace.rounds:
             stood |= set(range(position, position + each.accepted))
@@ -142,14 +148,20 @@ class NearTiesSession(StubSession):
         if len(as_rows(rows).tokens) == 1:
             return Scores(logits)
         places = range(self.length - len(logits), self.length)
-        return Scores(torch.stack([row.roll(int(at % 7 == 0)) for row, at in zip(logits, places, strict=True)]))
+        return Scores(
+            torch.stack(
+                [row.roll(int(at % 7 == 0)) for row, at in zip(logits, places, strict=True)]
+            )
+        )
 
 
 def test_no_near_tie_rejects_a_draft_that_was_not_spoiled() -> None:
     stood = {}
     for target in (StubModel(copying(1)), NearTies(copying(1))):
         for rate in (1.0, 0.7):
-            text, trace = decode(target, SyntheticDrafter(target, rate, 4), ExactMatch(), Source((0,)), 40)
+            text, trace = decode(
+                target, SyntheticDrafter(target, rate, 4), ExactMatch(), Source((0,)), 40
+            )
             stood[type(target), rate] = [each.accepted for each in trace.rounds]
         flipped = text != decode(target, NoDraft(target), ExactMatch(), Source((0,)), 40)[0]
         assert flipped == isinstance(target, NearTies)
@@ -162,5 +174,7 @@ def test_sampled_decoding_is_refused() -> None:
     method = DraftThenVerify(target, SyntheticDrafter(target, 0.5, 4), ExactMatch())
     request = Request(Source((0,)), Limits(1, 5), Sampling(temperature=0.7), torch.Generator())
     for act in (lambda: method.prepare(request), lambda: method.decode(request, Trace())):
-        with pytest.raises(UserError, match=r"greedy text, got decoding.temperature=0.7; use decoding=greedy"):
+        with pytest.raises(
+            UserError, match=r"greedy text, got decoding.temperature=0.7; use decoding=greedy"
+        ):
             act()

@@ -1,4 +1,6 @@
-"""Token Recycling against its algorithm written naively, and the static tree against trying every tree."""
+"""Token Recycling against its algorithm written naively, and the static tree against trying every
+tree.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def recycling(nodes: int = 6, top_k: int = 2, keep: bool = False) -> TokenRecycl
 
 
 def seen(drafter: TokenRecycling, text: list[int], rows: list[list[int]]) -> None:
-    """Let the target read the last token of a text, and the draft behind it. rows: of each, the most likely tokens."""
+    """Let the target read the last token of a text, and the draft behind it. rows: of each, the
+    most likely tokens.
+    """
     draft = drafter.propose(text)
     assert len(rows) == len(draft) + 1
     logits = torch.zeros(len(rows), VOCABULARY)
@@ -103,13 +107,16 @@ def test_a_new_text_forgets_the_one_before_unless_it_is_to_be_kept() -> None:
         drafter = drafter.start(request_of(1), SESSION)
         assert (len(drafter.propose([3])) > 0) == keep
         seen(drafter, [5], [[6, 1]])
-        drafter = drafter.start(request_of(0), SESSION)  # a prompt that comes again finds what it found the first time
+        # a prompt that comes again finds what it found the first time
+        drafter = drafter.start(request_of(0), SESSION)
         assert len(drafter.propose([3])) == len(drafter.propose([5])) == 0
 
 
 def test_the_static_tree_is_the_best_of_all_trees_of_its_size() -> None:
     ranks, depths = 3, 5
-    paths = [path for length in range(1, depths + 1) for path in product(range(ranks), repeat=length)]
+    paths = [
+        path for length in range(1, depths + 1) for path in product(range(ranks), repeat=length)
+    ]
 
     def worth(path: tuple[int, ...]) -> float:
         return prod(chance_of(rank) for rank in path)
@@ -120,6 +127,7 @@ def test_the_static_tree_is_the_best_of_all_trees_of_its_size() -> None:
             made.append((*(() if node.parent == ROOT else made[node.parent]), node.rank))
             assert node.depth == len(made[-1]) - 1
         assert len(set(made)) == nodes
-        # chances fall along a branch and over ranks, so that the most likely paths together are a tree
+        # chances fall along a branch and over ranks, so that the most likely paths together are a
+        # tree
         best = sorted((worth(path) for path in paths), reverse=True)[:nodes]
         assert sorted(map(worth, made), reverse=True) == pytest.approx(best)

@@ -39,7 +39,12 @@ CANDIDATES = torch.tensor([[10, 11, 12], [20, 21, 22], [30, 31, 32]])
 
 
 def draft(
-    grow: Growth, widths: tuple[int, ...], depth: int, candidates: torch.Tensor | None, *probes: int, **more: bool
+    grow: Growth,
+    widths: tuple[int, ...],
+    depth: int,
+    candidates: torch.Tensor | None,
+    *probes: int,
+    **more: bool,
 ) -> Draft:
     trees = TokenTrees(grown(grow, widths, *probes, **more), 40, CPU)
     return trees.draft(candidates, trees.layout(depth, 9))
@@ -61,13 +66,16 @@ def test_in_an_efficient_tree_only_the_most_likely_of_each_depth_has_children() 
 
 
 def test_a_narrowing_tree_is_that_of_bitas_released_evaluation() -> None:
-    """Its attention mask: row m·k… of each depth sees the first candidate of every depth above, and itself."""
+    """Its attention mask: row m·k… of each depth sees the first candidate of every depth above, and
+    itself.
+    """
     assert [grown(narrowing_tree, [5] * masks, masks)[-1].rows for masks in (3, 4)] == [52, 75]
     nodes = narrowing_tree([5, 5, 5])
     assert [[node.depth for node in nodes].count(depth) for depth in range(3)] == [5, 4, 3]
     assert [node.parent for node in nodes] == [ROOT] * 5 + [0] * 4 + [5] * 3
     with pytest.raises(
-        UserError, match="one candidate fewer at each of its 3 depths, got top_k 2; give at least 3, or"
+        UserError,
+        match="one candidate fewer at each of its 3 depths, got top_k 2; give at least 3, or",
     ):
         narrowing_tree([2, 2, 2])
 
@@ -118,7 +126,11 @@ def test_there_may_be_more_candidates_than_a_tree_uses() -> None:
 
 
 def test_the_target_runs_a_row_for_the_last_token_every_node_and_every_probe() -> None:
-    assert [tree.rows for tree in grown(efficient_tree, (2, 1), 2)] == [1 + 2, 1 + 2 + 3 * 2, 1 + 3 + 4 * 2]
+    assert [tree.rows for tree in grown(efficient_tree, (2, 1), 2)] == [
+        1 + 2,
+        1 + 2 + 3 * 2,
+        1 + 3 + 4 * 2,
+    ]
     assert [tree.rows for tree in grown(efficient_tree, (2, 1))] == [1, 3, 4]
 
 
@@ -130,7 +142,9 @@ def test_trees_without_nodes_use_no_candidates_and_ask_for_no_probes_unless_told
 
 FIRST = ProbedTree((), (3,))
 SECOND = ProbedTree((Node(0, 0, ROOT), Node(0, 5, ROOT)), (2, 3, 0))
-THIRD = ProbedTree((Node(0, 1, ROOT), Node(1, 0, 0), Node(1, 7, 0), Node(0, 0, ROOT)), (0, 3, 1, 0, 2))
+THIRD = ProbedTree(
+    (Node(0, 1, ROOT), Node(1, 0, 0), Node(1, 7, 0), Node(0, 0, ROOT)), (0, 3, 1, 0, 2)
+)
 FOURTH = ProbedTree((*THIRD.nodes, Node(2, 3, 1), Node(1, 2, 3)), (1, 3, 2, 0, 2, 1, 0))
 
 
@@ -149,12 +163,27 @@ def test_trees_are_read_as_they_were_written(tmp_path: Path) -> None:
     [
         ("no JSON", "must hold trees, got a file without"),
         ("[1]", "must hold trees, got a file without"),
-        ('{"trees": [{"parents": [0], "ranks": [0], "probes": [0, 0]}]}', "node 0 comes before its parent 0"),
-        ('{"trees": [{"parents": [-1], "ranks": [0.5], "probes": [0, 0]}]}', "0.5 is not a whole number"),
+        (
+            '{"trees": [{"parents": [0], "ranks": [0], "probes": [0, 0]}]}',
+            "node 0 comes before its parent 0",
+        ),
+        (
+            '{"trees": [{"parents": [-1], "ranks": [0.5], "probes": [0, 0]}]}',
+            "0.5 is not a whole number",
+        ),
         ('{"trees": [{"parents": [-1], "ranks": [0], "probes": [0]}]}', "lengths that do not fit"),
-        ('{"trees": [{"parents": [-1, -1], "ranks": [0, 0], "probes": [0, 0, 0]}]}', "comes twice below one node"),
-        ('{"trees": [{"parents": [-1], "ranks": [0], "probes": [0, 0]}]}', "must have nodes of depths below 0"),
-        ('{"trees": [{"parents": [], "ranks": [], "probes": [1]}]}', "must have 0 to 0 probes below a row, got 1"),
+        (
+            '{"trees": [{"parents": [-1, -1], "ranks": [0, 0], "probes": [0, 0, 0]}]}',
+            "comes twice below one node",
+        ),
+        (
+            '{"trees": [{"parents": [-1], "ranks": [0], "probes": [0, 0]}]}',
+            "must have nodes of depths below 0",
+        ),
+        (
+            '{"trees": [{"parents": [], "ranks": [], "probes": [1]}]}',
+            "must have 0 to 0 probes below a row, got 1",
+        ),
         ('{"trees": []}', "must hold a tree for 0 to 3 depths, got 0 trees"),
     ],
 )
@@ -176,12 +205,17 @@ def test_a_tree_that_the_adapter_cannot_draft_is_refused(tmp_path: Path) -> None
 @pytest.mark.parametrize("engine", ["native", "hf"])
 @pytest.mark.parametrize("policy", ["medusa", "bita"])
 def test_texts_with_a_fitted_tree_are_the_targets(policy: str, engine: str, tmp_path: Path) -> None:
-    """With masks below some rows only, and where the length limit leaves less room than the tree is deep."""
+    """With masks below some rows only, and where the length limit leaves less room than the tree is
+    deep.
+    """
     module = tiny_llama(4).double()
     target = in_memory(module, engine)
     trees = (FIRST, SECOND, THIRD, FOURTH)
     if policy == "medusa":
-        path = written(tmp_path / "tree.json", *(ProbedTree(one.nodes, (0,) * len(one.probes)) for one in trees))
+        path = written(
+            tmp_path / "tree.json",
+            *(ProbedTree(one.nodes, (0,) * len(one.probes)) for one in trees),
+        )
         heads = random_heads(module.config, module.lm_head.weight).double().requires_grad_(False)
         model, drafter = target, MedusaDrafter(target, heads, path, 1)
     else:
@@ -192,7 +226,9 @@ def test_texts_with_a_fitted_tree_are_the_targets(policy: str, engine: str, tmp_
     for words, length in (((5, 9, 12), 30), ((30, 12), 3), ((8,), 12)):
         source, trace = Source((START, *words)), Trace()
         request = Request(source, Limits(len(source.prompt), length, NEVER))
-        expected = autoregressive(uncached(module, source), source.prompt, finished(source, length, NEVER))
+        expected = autoregressive(
+            uncached(module, source), source.prompt, finished(source, length, NEVER)
+        )
         assert DraftThenVerify(model, drafter, ExactMatch()).decode(request, trace) == expected
         accepted += trace.accepted
         shapes |= {len(each.drafted) for each in trace.rounds}
@@ -206,5 +242,7 @@ def test_a_tree_without_nodes_runs_no_head() -> None:
     heads = random_heads(module.config, module.lm_head.weight).requires_grad_(False)
     target, trace = in_memory(module, "native"), Trace()
     drafter = MedusaDrafter(target, heads, "full_tree", 3).drafting([ProbedTree((), (0,))] * 4)
-    DraftThenVerify(target, drafter, ExactMatch()).decode(Request(Source((START, 5)), Limits(2, 6, NEVER)), trace)
+    DraftThenVerify(target, drafter, ExactMatch()).decode(
+        Request(Source((START, 5)), Limits(2, 6, NEVER)), trace
+    )
     assert [each.layers for each in trace.forwards] == [None] * 6

@@ -1,4 +1,6 @@
-"""What mask tokens predict, by one forward of the Hugging Face module over everything, and Algorithm 1 over it."""
+"""What mask tokens predict, by one forward of the Hugging Face module over everything, and
+Algorithm 1 over it.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ MaskLogits = Callable[[list[int]], Tensor]  # [M, vocab] of a group behind these
 
 
 def uncached_masks(module: PreTrainedModel, adapter: BitaAdapter) -> MaskLogits:
-    """The logits of a whole group behind a text: rows of the text, then of the masks, with nothing cached of either.
+    """The logits of a whole group behind a text: rows of the text, then of the masks, with nothing
+    cached of either.
 
-    A deep prompt stands in the cache, as there is no other way to hand it in; a shallow one runs as rows of
-    its own, all at position 0. Who sees whom is written down cell by cell.
+    A deep prompt stands in the cache, as there is no other way to hand it in; a shallow one runs as
+    rows of its own, all at position 0. Who sees whom is written down cell by cell.
     """
     config = adapter.config
     deep = config.prompt_tokens if config.prompt == "deep" else 0
@@ -28,7 +31,9 @@ def uncached_masks(module: PreTrainedModel, adapter: BitaAdapter) -> MaskLogits:
     @torch.inference_mode()
     def mask_logits(tokens: list[int]) -> Tensor:
         words = module.get_input_embeddings()(torch.tensor(tokens))
-        rows = torch.cat([*([adapter.prompt_embeddings] if shallow else []), words, adapter.masks]).to(words.dtype)
+        rows = torch.cat(
+            [*([adapter.prompt_embeddings] if shallow else []), words, adapter.masks]
+        ).to(words.dtype)
         kinds = ["prompt"] * shallow + ["text"] * len(tokens) + ["mask"] * config.mask_tokens
         visible = torch.zeros(len(kinds), deep + len(kinds), dtype=torch.bool)
         for row, kind in enumerate(kinds):
@@ -39,7 +44,10 @@ def uncached_masks(module: PreTrainedModel, adapter: BitaAdapter) -> MaskLogits:
         positions = [0] * shallow + list(range(len(tokens) + config.mask_tokens))
         cache = DynamicCache()
         for layer in range(config.layers if deep else 0):
-            prefix = (each[None, layer].to(words.dtype) for each in (adapter.prompt_keys, adapter.prompt_values))
+            prefix = (
+                each[None, layer].to(words.dtype)
+                for each in (adapter.prompt_keys, adapter.prompt_values)
+            )
             cache.update(*prefix, layer)
         out = module(
             inputs_embeds=rows[None],
@@ -54,19 +62,26 @@ def uncached_masks(module: PreTrainedModel, adapter: BitaAdapter) -> MaskLogits:
 
 @dataclass(frozen=True)
 class Step:
-    """One forward of Algorithm 1: the candidates drafted at each depth, and the tokens that it appended."""
+    """One forward of Algorithm 1: the candidates drafted at each depth, and the tokens that it
+    appended.
+    """
 
     candidates: list[list[int]]
     appended: list[int]
 
 
 def algorithm_1(
-    next_logits: NextLogits, masks: MaskLogits, prompt: list[int], widths: list[int], length: int, full: bool
+    next_logits: NextLogits,
+    masks: MaskLogits,
+    prompt: list[int],
+    widths: list[int],
+    length: int,
+    full: bool,
 ) -> list[Step]:
     """Algorithm 1 of BiTA, line by line and without any cache, until `length` tokens are there.
 
-    full: children of every candidate rather than of the most likely alone. Where fewer tokens than the tree
-    is deep may still come, the tree is cut there.
+    full: children of every candidate rather than of the most likely alone. Where fewer tokens than
+    the tree is deep may still come, the tree is cut there.
     """
 
     def most_likely(tokens: list[int]) -> list[list[int]]:
@@ -96,7 +111,9 @@ def algorithm_1(
 def straightforward(
     next_logits: NextLogits, masks: MaskLogits, prompt: list[int], count: int, length: int
 ) -> list[Step]:
-    """Figure 4: one group of masks behind the text so far, which does not see the draft beside it."""
+    """Figure 4: one group of masks behind the text so far, which does not see the draft beside
+    it.
+    """
     output: list[int] = []
     steps: list[Step] = []
     draft: list[int] = []

@@ -18,7 +18,11 @@ from tests.policies import load
 from tests.tiny import tiny_llama, tiny_t5
 
 LLAMA_2_7B = LlamaConfig(
-    hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32, intermediate_size=11008
+    hidden_size=4096,
+    num_hidden_layers=32,
+    num_attention_heads=32,
+    num_key_value_heads=32,
+    intermediate_size=11008,
 )
 CONFIG = tiny_llama(0).config  # 2 layers, 2 heads of keys and values, 8 wide; 32 wide
 
@@ -42,7 +46,9 @@ def test_keys_and_values_are_as_wide_as_the_models_own(prompt: str, count: int) 
 
 
 def test_initial_values_are_normal_and_hang_on_the_seed_alone() -> None:
-    values = torch.cat([parameter.flatten() for parameter in fresh("deep", 400).parameters()]).detach()
+    values = torch.cat(
+        [parameter.flatten() for parameter in fresh("deep", 400).parameters()]
+    ).detach()
     assert abs(float(values.mean())) < 1e-3
     assert float(values.std()) == pytest.approx(0.02, rel=0.05)
     same, other = fresh("deep"), fresh("deep", seed=1)
@@ -66,13 +72,17 @@ def test_an_adapter_comes_back_from_its_folder(prompt: str, tmp_path: Path) -> N
 
 
 def test_an_encoder_decoder_is_refused() -> None:
-    with pytest.raises(UserError, match="a BiTA adapter needs a decoder-only model, got the encoder–decoder t5"):
+    with pytest.raises(
+        UserError, match="a BiTA adapter needs a decoder-only model, got the encoder–decoder t5"
+    ):
         BitaAdapter.fresh(tiny_t5(0).config, {}, "deep", 4, 3, 0)
 
 
 def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
-    with pytest.raises(UserError, match="is no BiTA adapter: it needs adapter.safetensors and adapter_config.json"):
+    with pytest.raises(
+        UserError, match="is no BiTA adapter: it needs adapter.safetensors and adapter_config.json"
+    ):
         BitaAdapter.load(folder)
     fresh("deep").save(folder)
     weights, config = (folder / name for name in ("adapter.safetensors", "adapter_config.json"))
@@ -93,20 +103,29 @@ def test_folders_that_hold_no_adapter_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_policy_asks_for_an_adapter_of_its_own_target(checkpoints: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"needs a BiTA adapter; make one with: python scripts/train_bita.py"):
+    with pytest.raises(
+        UserError, match=r"needs a BiTA adapter; make one with: python scripts/train_bita.py"
+    ):
         load(checkpoints, "llama", "bita", adapter=None)
     random_adapter(tiny_llama(0, layers=3).config).save(tmp_path)
-    with pytest.raises(UserError, match="for a tiny model, whose layers is 3, but the target's is 2"):
+    with pytest.raises(
+        UserError, match="for a tiny model, whose layers is 3, but the target's is 2"
+    ):
         load(checkpoints, "llama", "bita", adapter=str(tmp_path))
     with pytest.raises(UserError, match="needs a decoder-only model, got the encoder–decoder t5"):
         load(checkpoints, "t5", "bita", adapter=str(tmp_path))
 
 
-def test_an_adapter_of_other_weights_is_refused_though_the_shape_is_the_same(checkpoints: Path, tmp_path: Path) -> None:
+def test_an_adapter_of_other_weights_is_refused_though_the_shape_is_the_same(
+    checkpoints: Path, tmp_path: Path
+) -> None:
     own = Checkpoint(str(checkpoints / "llama"))
     for fingerprint in (own.fingerprint, "other weights"):
         base = {"path": "elsewhere", "fingerprint": fingerprint}
         BitaAdapter.fresh(own.config, base, "deep", 4, 3, 0).save(tmp_path / fingerprint)
     load(checkpoints, "llama", "bita", adapter=str(tmp_path / own.fingerprint))
-    with pytest.raises(UserError, match="trained for elsewhere, whose weights are not those of .*llama; choose that"):
+    with pytest.raises(
+        UserError,
+        match="trained for elsewhere, whose weights are not those of .*llama; choose that",
+    ):
         load(checkpoints, "llama", "bita", adapter=str(tmp_path / "other weights"))

@@ -1,4 +1,6 @@
-"""EAGLE's folders: those of SafeAILab's releases and of vLLM's speculators hold the same layer; others are refused."""
+"""EAGLE's folders: those of SafeAILab's releases and of vLLM's speculators hold the same layer;
+others are refused.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ FEED_FORWARD = [f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")]
 NAMES = {
     EAGLE: {
         "fc.weight",
-        *(f"layers.0.{name}" for name in [*ATTENTION, *FEED_FORWARD, "post_attention_layernorm.weight"]),
+        *(
+            f"layers.0.{name}"
+            for name in [*ATTENTION, *FEED_FORWARD, "post_attention_layernorm.weight"]
+        ),
     },
     EAGLE3: {
         *("fc.weight", "norm.weight", "lm_head.weight", "d2t"),
         *(f"midlayer.{name}" for name in [*ATTENTION, *FEED_FORWARD]),
-        *(f"midlayer.{name}.weight" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
+        *(
+            f"midlayer.{name}.weight"
+            for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")
+        ),
     },
 }
 
@@ -87,7 +95,9 @@ def released_config(**others: object) -> dict[str, object]:
     }
 
 
-def written(folder: Path, config: dict[str, object], tensors: dict[str, torch.Tensor], pickled: bool = False) -> Path:
+def written(
+    folder: Path, config: dict[str, object], tensors: dict[str, torch.Tensor], pickled: bool = False
+) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     if pickled:
@@ -109,7 +119,10 @@ def test_safeailabs_layouts(pickled: bool, tmp_path: Path) -> None:
 
     third = random_eagle(EAGLE3, MODEL.config, known=20)
     third.save(tmp_path / "own3")
-    tensors = {**load_file(tmp_path / "own3" / "model.safetensors"), "t2d": torch.zeros(40, dtype=torch.bool)}
+    tensors = {
+        **load_file(tmp_path / "own3" / "model.safetensors"),
+        "t2d": torch.zeros(40, dtype=torch.bool),
+    }
     config = released_config(draft_vocab_size=20, rope_theta=10000.0)
     eagle = read_eagle(written(tmp_path / "eagle3", config, tensors, pickled), 3)
     assert eagle.config.variant == EAGLE3 and torch.equal(scores(eagle), scores(third))
@@ -121,7 +134,8 @@ def test_speculators_layouts(tmp_path: Path) -> None:
     first.save(tmp_path / "own")
     tensors = load_file(tmp_path / "own" / "model.safetensors")
     renamed = {
-        name.replace("layers.0.", "transformer.").replace("fc.", "fusion_fc."): tensors[name] for name in tensors
+        name.replace("layers.0.", "transformer.").replace("fc.", "fusion_fc."): tensors[name]
+        for name in tensors
     }
     config = {
         "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
@@ -167,21 +181,27 @@ def test_the_released_layers_are_read_where_the_target_is_deep_enough() -> None:
 
 def test_what_is_no_eagle_or_does_not_fit_is_refused(tmp_path: Path, checkpoints: Path) -> None:
     with pytest.raises(
-        UserError, match=r"policy eagle needs a trained layer; make one with: python scripts/train_module"
+        UserError,
+        match=r"policy eagle needs a trained layer; make one with: python scripts/train_module",
     ):
         load(checkpoints, "llama", "eagle", heads=None)
     with pytest.raises(UserError, match="is no EAGLE: it needs config.json and model.safetensors"):
         load(checkpoints, "llama", "eagle", heads=str(tmp_path / "nothing"))
     config = tiny_llama(0).config
     random_eagle(EAGLE, config).save(tmp_path / "eagle")
-    with pytest.raises(UserError, match="is of the variant eagle, got policy=eagle3; use policy=eagle"):
+    with pytest.raises(
+        UserError, match="is of the variant eagle, got policy=eagle3; use policy=eagle"
+    ):
         load(checkpoints, "llama", "eagle3", heads=str(tmp_path / "eagle"))
     random_eagle(EAGLE, config, base={"fingerprint": "other weights"}).save(tmp_path / "other")
-    with pytest.raises(UserError, match="trained for another model, whose weights are not those of .*llama"):
+    with pytest.raises(
+        UserError, match="trained for another model, whose weights are not those of .*llama"
+    ):
         load(checkpoints, "llama", "eagle", heads=str(tmp_path / "other"))
     random_eagle(EAGLE3, tiny_llama(0, layers=9).config).save(tmp_path / "deep")
     with pytest.raises(
-        UserError, match=r"after the layers \[2, 4, 6\] of its target, but these must lie before the last"
+        UserError,
+        match=r"after the layers \[2, 4, 6\] of its target, but these must lie before the last",
     ):
         load(checkpoints, "llama", "eagle3", heads=str(tmp_path / "deep"))
     tensors = load_file(tmp_path / "eagle" / "model.safetensors")
@@ -219,7 +239,11 @@ def test_an_eagle_comes_from_the_hub(tmp_path: Path) -> None:
         "print(read_eagle(released_folder('me/eagle', KIND, WEIGHTS), 3).config.variant)"
     )
     with loopback_hub({}, {"me/eagle": files}) as endpoint:
-        places = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": str(REPOSITORY)}
+        places = {
+            "HF_ENDPOINT": endpoint,
+            "HF_HOME": str(tmp_path / "home"),
+            "PYTHONPATH": str(REPOSITORY),
+        }
         switches = {"HF_HUB_DISABLE_XET": "1", "PATH": "/usr/bin:/bin"}
         done = subprocess.run(
             [sys.executable, "-c", code],

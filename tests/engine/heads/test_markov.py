@@ -1,4 +1,6 @@
-"""A Markov head: each candidate is told the token that it follows, and texts stay the target's own."""
+"""A Markov head: each candidate is told the token that it follows, and texts stay the target's
+own.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +47,38 @@ def plainly(scores: Tensor, markov: MarkovHead, last: int, nodes: list[Node]) ->
 
 
 @torch.inference_mode()
-def agreement(policy: str, engine: str, tree: str, part: DraftVocabulary | None = None) -> tuple[int, int]:
-    """Rounds that drafted what the plain reference does, and all. The text is the target's own; some is accepted."""
+def agreement(
+    policy: str, engine: str, tree: str, part: DraftVocabulary | None = None
+) -> tuple[int, int]:
+    """Rounds that drafted what the plain reference does, and all.
+
+    The text is the target's own; some is accepted.
+    """
     module = tiny_llama(4)
     module = module if engine == "kernels" else module.double()
     target, source = in_memory(module, engine), Source((START, 5, 9, 12))
     if policy == "medusa":
-        heads = random_heads(module.config, module.lm_head.weight, markov_rank=RANK).to(module.dtype)
+        heads = random_heads(module.config, module.lm_head.weight, markov_rank=RANK).to(
+            module.dtype
+        )
         heads.part = part
-        drafter, markov = MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS), heads.markov
+        drafter, markov = (
+            MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS),
+            heads.markov,
+        )
     else:
-        adapter = random_adapter(module.config, markov_rank=RANK).to(module.dtype).requires_grad_(False)
+        adapter = (
+            random_adapter(module.config, markov_rank=RANK).to(module.dtype).requires_grad_(False)
+        )
         masks, markov = uncached_masks(module, adapter), adapter.markov
         adapter.part = part
         drafter = MaskTokenDrafter(target, adapter, tree, WIDTHS)
     model = target if policy == "medusa" else BitaTarget(target, adapter)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))
     text = DraftThenVerify(model, drafter, ExactMatch()).decode(request, trace)
-    assert text == autoregressive(uncached(module, source), source.prompt, finished(source, LENGTH, NEVER))
+    assert text == autoregressive(
+        uncached(module, source), source.prompt, finished(source, LENGTH, NEVER)
+    )
     tokens, same = list(source.prompt), 0
     for before, each in zip(trace.rounds, trace.rounds[1:], strict=False):
         tokens += [*text[len(tokens) : len(tokens) + before.accepted], before.next_token]
@@ -73,13 +89,17 @@ def agreement(policy: str, engine: str, tree: str, part: DraftVocabulary | None 
             scores = masks(tokens[:-1])
         scores = scores if part is None else part.masked(scores)
         depth = min(3, len(source.prompt) + LENGTH - len(tokens))
-        same += list(each.drafted) == plainly(scores, markov, tokens[-1], GROWTHS[tree](WIDTHS[:depth]))
+        same += list(each.drafted) == plainly(
+            scores, markov, tokens[-1], GROWTHS[tree](WIDTHS[:depth])
+        )
     assert trace.accepted
     return same, len(trace.rounds) - 1
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("tree", "part"), [("full_tree", None), ("efficient_tree", None), ("full_tree", PART)])
+@pytest.mark.parametrize(
+    ("tree", "part"), [("full_tree", None), ("efficient_tree", None), ("full_tree", PART)]
+)
 @pytest.mark.parametrize("policy", ["medusa", "bita"])
 def test_each_candidate_is_likely_after_its_parent(
     policy: str, tree: str, part: DraftVocabulary | None, engine: str
@@ -101,11 +121,16 @@ def test_a_fresh_head_changes_nothing_and_a_folder_without_one_loads(tmp_path: P
     assert not MarkovHead(VOCABULARY, RANK)(torch.arange(4)).any()
     module = tiny_llama(4)
     fresh = MedusaHeads.fresh(module.config, module.lm_head.weight, {}, 3)
-    for made, later in ((fresh, ["markov_rank"]), (random_adapter(module.config), ["markov_rank", "vocabulary"])):
+    for made, later in (
+        (fresh, ["markov_rank"]),
+        (random_adapter(module.config), ["markov_rank", "vocabulary"]),
+    ):
         made.save(tmp_path / made.kind.weights)
         file = tmp_path / made.kind.weights / made.kind.config
         written = json.loads(file.read_text())
-        file.write_text(json.dumps({key: value for key, value in written.items() if key not in later}))
+        file.write_text(
+            json.dumps({key: value for key, value in written.items() if key not in later})
+        )
         assert type(made).load(file.parent).markov is None
     with pytest.raises(UserError, match="module.markov_rank must be a whole number >= 0, got -1"):
         MedusaHeads.fresh(module.config, module.lm_head.weight, {}, 3, markov_rank=-1)
@@ -120,4 +145,6 @@ def test_an_adapters_head_comes_back_from_its_folder(rank: int, tmp_path: Path) 
     markov = load_bita(in_memory(module, "native"), str(tmp_path)).markov
     assert (markov is None) == (not rank)
     if markov is not None:
-        assert torch.equal(markov.after, adapter.markov.after) and torch.equal(markov.before, adapter.markov.before)
+        assert torch.equal(markov.after, adapter.markov.after) and torch.equal(
+            markov.before, adapter.markov.before
+        )

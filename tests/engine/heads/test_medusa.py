@@ -19,7 +19,9 @@ MODEL = tiny_llama(0)
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_fresh_heads_say_what_the_models_own_head_says(shared: bool) -> None:
-    heads = MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, heads=2, layers=3, shared=shared)
+    heads = MedusaHeads.fresh(
+        MODEL.config, MODEL.lm_head.weight, {}, heads=2, layers=3, shared=shared
+    )
     hidden = torch.randn(4, 5, 32)
     own = MODEL.lm_head(hidden)
     torch.testing.assert_close(heads(hidden), torch.stack([own, own]))
@@ -50,27 +52,41 @@ def test_heads_come_back_from_their_folder(shared: bool, tmp_path: Path) -> None
 
 
 def test_what_heads_cannot_be_made_of_is_refused(tmp_path: Path, checkpoints: Path) -> None:
-    with pytest.raises(UserError, match="Medusa needs a decoder-only model, got the encoder–decoder t5"):
+    with pytest.raises(
+        UserError, match="Medusa needs a decoder-only model, got the encoder–decoder t5"
+    ):
         MedusaHeads.fresh(tiny_t5(0).config, MODEL.lm_head.weight, {}, 3)
     with pytest.raises(UserError, match="module.heads must be a whole number >= 1, got 0"):
         MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, 0)
-    with pytest.raises(UserError, match="layers must be a whole number >= 1, got 0; heads without blocks that share"):
+    with pytest.raises(
+        UserError,
+        match="layers must be a whole number >= 1, got 0; heads without blocks that share",
+    ):
         MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {}, 3, layers=0, shared=True)
     with pytest.raises(UserError, match="is no folder of Medusa heads: it needs heads.safetensors"):
         MedusaHeads.load(tmp_path)
-    with pytest.raises(UserError, match=r"needs a folder of Medusa heads; .*train_module.py module=medusa"):
+    with pytest.raises(
+        UserError, match=r"needs a folder of Medusa heads; .*train_module.py module=medusa"
+    ):
         load(checkpoints, "llama", "medusa", heads=None)
     random_heads(MODEL.config, torch.zeros(50, 32)).save(tmp_path)
     with pytest.raises(UserError, match="whose vocabulary is 50, but the target's is 40"):
         load(checkpoints, "llama", "medusa", heads=str(tmp_path))
     with pytest.raises(UserError, match="needs a decoder-only model, got the encoder–decoder t5"):
         load(checkpoints, "t5", "medusa", heads=str(tmp_path))
-    MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {"fingerprint": "other weights"}, 3).save(tmp_path)
-    with pytest.raises(UserError, match="trained for another model, whose weights are not those of .*llama"):
+    MedusaHeads.fresh(MODEL.config, MODEL.lm_head.weight, {"fingerprint": "other weights"}, 3).save(
+        tmp_path
+    )
+    with pytest.raises(
+        UserError, match="trained for another model, whose weights are not those of .*llama"
+    ):
         load(checkpoints, "llama", "medusa", heads=str(tmp_path))
     with pytest.raises(
         UserError,
-        match="tree must be one of efficient_tree, full_tree, narrowing_tree or the file of .*, got 'chain'",
+        match=(
+            "tree must be one of efficient_tree, full_tree, narrowing_tree or the file of .*, got"
+            " 'chain'"
+        ),
     ):
         load(checkpoints, "llama", "medusa", tree="chain")
     with pytest.raises(UserError, match="top_k must give a width for 1 to 3 depths"):

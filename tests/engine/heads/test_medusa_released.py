@@ -1,4 +1,6 @@
-"""Heads in FasterDecoding's layout compute what the authors' module computes, and nothing else is read as such."""
+"""Heads in FasterDecoding's layout compute what the authors' module computes, and nothing else is
+read as such.
+"""
 
 from __future__ import annotations
 
@@ -33,20 +35,30 @@ class ResBlock(nn.Module):
 def authors_heads(heads: int, layers: int) -> nn.ModuleList:
     torch.manual_seed(0)
     blocks = [[ResBlock() for _ in range(layers)] for _ in range(heads)]
-    return nn.ModuleList(nn.Sequential(*one, nn.Linear(DIM, VOCABULARY, bias=False)) for one in blocks)
+    return nn.ModuleList(
+        nn.Sequential(*one, nn.Linear(DIM, VOCABULARY, bias=False)) for one in blocks
+    )
 
 
-def released(folder: Path, tensors: dict[str, Tensor], named: int = 2, file: str = "medusa_lm_head.pt") -> Path:
+def released(
+    folder: Path, tensors: dict[str, Tensor], named: int = 2, file: str = "medusa_lm_head.pt"
+) -> Path:
     folder.mkdir(exist_ok=True)
     torch.save(tensors, folder / file)
-    config = {"medusa_num_heads": named, "medusa_num_layers": 1, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
+    config = {
+        "medusa_num_heads": named,
+        "medusa_num_layers": 1,
+        "base_model_name_or_path": "lmsys/vicuna-7b-v1.3",
+    }
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
 def test_released_heads_say_what_the_authors_module_says(layers: int, tmp_path: Path) -> None:
-    """config.json may name fewer heads than there are, as the authors' loader does not look at the others."""
+    """config.json may name fewer heads than there are, as the authors' loader does not look at the
+    others.
+    """
     theirs = authors_heads(3, layers)
     folder = released(tmp_path / "heads", theirs.half().state_dict())
     ours = MedusaHeads.load(folder)
@@ -56,10 +68,14 @@ def test_released_heads_say_what_the_authors_module_says(layers: int, tmp_path: 
     torch.testing.assert_close(ours.float()(hidden), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_target_drafts_with_released_heads_and_emits_its_own_text(checkpoints: Path, tmp_path: Path) -> None:
+def test_a_target_drafts_with_released_heads_and_emits_its_own_text(
+    checkpoints: Path, tmp_path: Path
+) -> None:
     folder = released(tmp_path / "heads", authors_heads(3, 1).state_dict())
     plain = load(checkpoints, "llama", "vanilla").generate("ein Hund", max_new_tokens=12)
-    drafted = load(checkpoints, "llama", "medusa", heads=str(folder)).generate("ein Hund", max_new_tokens=12)
+    drafted = load(checkpoints, "llama", "medusa", heads=str(folder)).generate(
+        "ein Hund", max_new_tokens=12
+    )
     assert drafted.token_ids == plain.token_ids
     assert drafted.trace.drafted > 0
 
@@ -71,16 +87,24 @@ def test_what_are_no_released_heads_is_refused(tmp_path: Path, checkpoints: Path
         [(without, 2), ({**good, "2.0.weight": good["0.1.weight"]}, 2), (good, 3)]
     ):
         folder = released(tmp_path / str(number), tensors, named)
-        with pytest.raises(UserError, match=f"must hold {named} Medusa heads, got .*0.0.linear.bias.*; give a release"):
+        with pytest.raises(
+            UserError,
+            match=f"must hold {named} Medusa heads, got .*0.0.linear.bias.*; give a release",
+        ):
             MedusaHeads.load(folder)
     (folder / "config.json").write_text("{}")
     with pytest.raises(
-        UserError, match=r"config.json must hold medusa_num_heads and base_model_name_or_path, got none"
+        UserError,
+        match=r"config.json must hold medusa_num_heads and base_model_name_or_path, got none",
     ):
         MedusaHeads.load(folder)
-    wide = {name: torch.cat([value] * 2) if name.endswith("1.weight") else value for name, value in good.items()}
+    wide = {
+        name: torch.cat([value] * 2) if name.endswith("1.weight") else value
+        for name, value in good.items()
+    }
     with pytest.raises(
-        UserError, match="trained for lmsys/vicuna-7b-v1.3, whose vocabulary is 80, but the target's is"
+        UserError,
+        match="trained for lmsys/vicuna-7b-v1.3, whose vocabulary is 80, but the target's is",
     ):
         load(checkpoints, "llama", "medusa", heads=str(released(tmp_path / "wide", wide)))
 

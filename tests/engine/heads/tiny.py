@@ -38,10 +38,17 @@ def random_adapter(
 
 
 def random_heads(
-    config: PreTrainedConfig, lm_head: Tensor, heads: int = 3, seed: int = 0, shared: bool = False, markov_rank: int = 0
+    config: PreTrainedConfig,
+    lm_head: Tensor,
+    heads: int = 3,
+    seed: int = 0,
+    shared: bool = False,
+    markov_rank: int = 0,
 ) -> MedusaHeads:
     """Each head differs from the model's own, and from the others."""
-    made = MedusaHeads.fresh(config, lm_head, {"path": "a tiny model"}, heads, shared=shared, markov_rank=markov_rank)
+    made = MedusaHeads.fresh(
+        config, lm_head, {"path": "a tiny model"}, heads, shared=shared, markov_rank=markov_rank
+    )
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in made.parameters():
@@ -52,13 +59,21 @@ def random_heads(
 def misled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault: every Markov head takes the token after the one that it is told."""
     own = MarkovHead.forward
-    monkeypatch.setattr(MarkovHead, "forward", lambda head, tokens: own(head, (tokens + 1) % len(head.before)))
+    monkeypatch.setattr(
+        MarkovHead, "forward", lambda head, tokens: own(head, (tokens + 1) % len(head.before))
+    )
 
 
 def random_eagle(
-    variant: str, config: PreTrainedConfig, known: int | None = None, seed: int = 0, **others: object
+    variant: str,
+    config: PreTrainedConfig,
+    known: int | None = None,
+    seed: int = 0,
+    **others: object,
 ) -> Eagle:
-    """A layer for a model like this. known: how many tokens the head of EAGLE-3 knows, every second one; None: all."""
+    """A layer for a model like this. known: how many tokens the head of EAGLE-3 knows, every second
+    one; None: all.
+    """
     vocabulary, third = config.vocab_size, variant == EAGLE3
     made = Eagle(
         EagleConfig(
@@ -82,7 +97,9 @@ def random_eagle(
     with torch.no_grad():
         for parameter in made.parameters():
             scale = parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.3
-            parameter.copy_((parameter.ndim == 1) + scale * torch.randn(parameter.shape, generator=generator))
+            parameter.copy_(
+                (parameter.ndim == 1) + scale * torch.randn(parameter.shape, generator=generator)
+            )
         if known is not None:
             made.d2t.copy_(torch.arange(known))
         if made.config.embeds:
@@ -91,7 +108,9 @@ def random_eagle(
 
 
 def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, str]:
-    """The knob that names the folder a policy needs, and one made for a model like this; nothing for other policies."""
+    """The knob that names the folder a policy needs, and one made for a model like this; nothing
+    for other policies.
+    """
     knob = {"bita": "adapter", "medusa": "heads"}.get(policy)
     if policy in ("eagle", "eagle3"):
         knob = "heads"
@@ -105,6 +124,9 @@ def files_of(policy: str, config: PreTrainedConfig, folder: Path) -> dict[str, s
         return {knob: str(path)}
     if not path.is_dir():
         nowhere = torch.zeros(config.vocab_size, config.hidden_size)
-        makers = {"bita": partial(random_adapter, markov_rank=4), "medusa": partial(random_heads, lm_head=nowhere)}
+        makers = {
+            "bita": partial(random_adapter, markov_rank=4),
+            "medusa": partial(random_heads, lm_head=nowhere),
+        }
         makers[policy](config).save(path)
     return {knob: str(path)}

@@ -1,4 +1,6 @@
-"""Greedy texts of lossless policies beside vanilla's, at every window and wherever a text may end."""
+"""Greedy texts of lossless policies beside vanilla's, at every window and wherever a text may
+end.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ class Models:
                 node[knob] = window
         if "table" in node:
             node.table = str(self.table)
-        node.update(files_of(policy, self.target.checkpoint.config, self.table.with_suffix(".adapters")))
+        node.update(
+            files_of(policy, self.target.checkpoint.config, self.table.with_suffix(".adapters"))
+        )
         parts = {"target": self.target, "draft": self.draft, "second_draft": self.second_draft}
-        return build_method(node, {name: lambda model=model: model for name, model in parts.items()})
+        return build_method(
+            node, {name: lambda model=model: model for name, model in parts.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,13 @@ class Case:
 
 @dataclass
 class Seen:
-    """What became of the drafts of many texts, so that a comparison can show that it compared something.
+    """What became of the drafts of many texts, so that a comparison can show that it compared
+    something.
 
-    accepted: drafted tokens that stand. rejections: drafts that did not stand whole. ended_in_draft and
-    cut_in_draft: texts whose last token is a drafted one, an end token or the last that the limit allows.
+    accepted: drafted tokens that stand. rejections: drafts that did not stand whole. ended_in_draft
+    and
+    cut_in_draft: texts whose last token is a drafted one, an end token or the last that the limit
+    allows.
     """
 
     accepted: int = 0

@@ -1,4 +1,6 @@
-"""At the smallest temperature, or where one token alone is kept, sampled texts are the greedy ones."""
+"""At the smallest temperature, or where one token alone is kept, sampled texts are the greedy
+ones.
+"""
 
 from __future__ import annotations
 
@@ -31,5 +33,7 @@ def test_texts_without_a_choice_are_the_greedy_ones(policy: str, family: str, en
         expected = greedy.generate(prompt, 12).token_ids
         for sampling in SURE:
             text = decoder.generate(prompt, 12, **sampling).token_ids
-            assert text == expected or not decoder.method.lossless(Sampling(sampling["temperature"])), sampling
+            assert text == expected or not decoder.method.lossless(
+                Sampling(sampling["temperature"])
+            ), sampling
         assert decoder.generate(prompt, 12, temperature=HOTTEST, top_k=10**9).token_ids

@@ -1,4 +1,6 @@
-"""BiLD over the target's own first layers, in float32: below ln 2 its texts are vanilla's, wherever it exits."""
+"""BiLD over the target's own first layers, in float32: below ln 2 its texts are vanilla's, wherever
+it exits.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,13 @@ DEPTHS = {"t5": 6, "llama": 10}  # of the trained targets
 EXITS = [(family, exit_layer) for family in FAMILIES for exit_layer in range(1, DEPTHS[family] + 1)]
 
 
-def emitted(method: DraftThenVerify, requests: Sequence[Request], traces: Sequence[Trace]) -> list[list[int]]:
-    return [method.decode(*pair)[pair[0].limits.prompt_length :] for pair in zip(requests, traces, strict=True)]
+def emitted(
+    method: DraftThenVerify, requests: Sequence[Request], traces: Sequence[Trace]
+) -> list[list[int]]:
+    return [
+        method.decode(*pair)[pair[0].limits.prompt_length :]
+        for pair in zip(requests, traces, strict=True)
+    ]
 
 
 def vanilla(target: NativeModel, requests: Sequence[Request]) -> list[list[int]]:
@@ -41,7 +48,9 @@ def vanilla(target: NativeModel, requests: Sequence[Request]) -> list[list[int]]
     return emitted(method, requests, [Trace() for _ in requests])
 
 
-def early_exit(target: NativeModel, exit_layer: int, window: int, fallback: float) -> DraftThenVerify:
+def early_exit(
+    target: NativeModel, exit_layer: int, window: int, fallback: float
+) -> DraftThenVerify:
     drafter = ModelDrafter(EarlyExit(target, exit_layer), window, fallback)
     return DraftThenVerify(target, drafter, Rollback(ROLLBACK))
 
@@ -54,7 +63,10 @@ def compare(
     for turn, fallback in enumerate(FALLBACKS):
         mine = slice(turn, None, len(FALLBACKS))
         method = early_exit(target, exit_layer, 10 - 3 * turn, fallback)
-        assert emitted(method, requests[mine], traces[mine]) == list(expected[mine]), (exit_layer, fallback)
+        assert emitted(method, requests[mine], traces[mine]) == list(expected[mine]), (
+            exit_layer,
+            fallback,
+        )
     return traces
 
 
@@ -64,7 +76,9 @@ def test_random_models_give_vanillas_texts_at_every_exit(family: str, exit_layer
     target = in_memory(random_target(family, 2).float(), "native")
     chance = random.Random(exit_layer)
     sources = [random_source(family, chance) for _ in range(TEXTS)]
-    requests = [Request(each, Limits(len(each.prompt), chance.randint(1, 24), NEVER)) for each in sources]
+    requests = [
+        Request(each, Limits(len(each.prompt), chance.randint(1, 24), NEVER)) for each in sources
+    ]
     traces = compare(target, exit_layer, requests, vanilla(target, requests))
     assert sum(trace.accepted for trace in traces) > 0
     assert sum(trace.fallbacks for trace in traces) > 0
@@ -74,13 +88,17 @@ def test_random_models_give_vanillas_texts_at_every_exit(family: str, exit_layer
 @cache
 def trained(family: str) -> tuple[NativeModel, list[Request], list[list[int]]]:
     """A trained target, requests of which three in four are cut short, and its own texts."""
-    target = load_model(str(SHARED / "models" / f"{family}-large"), None, "cpu", torch.float32, "native")
+    target = load_model(
+        str(SHARED / "models" / f"{family}-large"), None, "cpu", torch.float32, "native"
+    )
     chance = random.Random(0)
     requests = []
     for line in (SHARED / "data" / "multi30k" / "test.jsonl").read_text().splitlines()[:SENTENCES]:
         source = target.source(TEMPLATES[family].format(json.loads(line)["de"]))
         length = 40 if chance.random() < 0.25 else chance.randint(1, 10)
-        requests.append(Request(source, Limits(len(source.prompt), length, target.checkpoint.end_tokens)))
+        requests.append(
+            Request(source, Limits(len(source.prompt), length, target.checkpoint.end_tokens))
+        )
     return target, requests, vanilla(target, requests)
 
 

@@ -1,4 +1,6 @@
-"""Greedy decoding on random models, in float64 where nothing ties: every lossless policy gives vanilla's tokens."""
+"""Greedy decoding on random models, in float64 where nothing ties: every lossless policy gives
+vanilla's tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from transformers import PreTrainedModel
 
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from tests.engine.lossless.greedy import LOSSLESS, WINDOWS, Case, Models, Seen, compare, drafts, emitted, table_of
+from tests.engine.lossless.greedy import (
+    LOSSLESS,
+    WINDOWS,
+    Case,
+    Models,
+    Seen,
+    compare,
+    drafts,
+    emitted,
+    table_of,
+)
 from tests.policies import DECODER_ONLY, FAMILIES, WINDOWED, engines, in_memory, is_peer
 from tests.sessions import needs_kernels
 from tests.thinned import thinned
@@ -34,21 +46,28 @@ def random_target(family: str, seed: int) -> PreTrainedModel:
     """Three layers of which the later ones add less, so that some of them often agree with all."""
     model = TINY[family](seed, layers=3)
     for index in (1, 2):
-        scale_layer(model, index, 0.5 if family == "gemma3" else 0.2)  # Gemma's embeddings weigh more beside layers
+        # Gemma's embeddings weigh more beside layers
+        scale_layer(model, index, 0.5 if family == "gemma3" else 0.2)
     return model.double()
 
 
 def random_source(family: str, chance: random.Random) -> Source:
     words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, 9))
     words *= chance.randint(1, 2)  # what repeats itself can be copied
-    source = Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
+    source = (
+        Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
+    )
     return source.to(DEVICE)
 
 
-def models_of(family: str, seed: int, engine: str, table: Path, dtype: torch.dtype = torch.float64) -> Models:
+def models_of(
+    family: str, seed: int, engine: str, table: Path, dtype: torch.dtype = torch.float64
+) -> Models:
     target = random_target(family, seed)
     relatives = (relative_of(target, 100 + seed, noise) for noise in (0.05 * (1 + seed % 4), 0.4))
-    return Models(*(in_memory(model.to(DEVICE, dtype), engine) for model in (target, *relatives)), table)
+    return Models(
+        *(in_memory(model.to(DEVICE, dtype), engine) for model in (target, *relatives)), table
+    )
 
 
 def cases_of(family: str, seed: int, models: Models, count: int) -> list[Case]:
@@ -62,8 +81,12 @@ def cases_of(family: str, seed: int, models: Models, count: int) -> list[Case]:
         text = emitted(vanilla, request, Trace())
         limits = replace(request.limits, max_new_tokens=chance.randint(1, LONGEST))
         if number // 2 % 2:
-            known = {*source.prompt, *([] if source.encoder_ids is None else source.encoder_ids[0].tolist())}
-            copied = [token for token in text if token in known]  # a drafter that copies can draft these ends
+            known = {
+                *source.prompt,
+                *([] if source.encoder_ids is None else source.encoder_ids[0].tolist()),
+            }
+            # a drafter that copies can draft these ends
+            copied = [token for token in text if token in known]
             limits = replace(request.limits, end_tokens=frozenset([chance.choice(copied or text)]))
         request = replace(request, limits=limits)
         cases.append(Case(request, 1 + number % WINDOWS, emitted(vanilla, request, Trace())))
@@ -72,7 +95,8 @@ def cases_of(family: str, seed: int, models: Models, count: int) -> list[Case]:
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    """Models of a family, a seed and an engine, with their cases, which the native engine's vanilla answers.
+    """Models of a family, a seed and an engine, with their cases, which the native engine's vanilla
+    answers.
 
     In bfloat16 the engine's own vanilla answers them.
     """
@@ -100,7 +124,9 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 @pytest.mark.parametrize("policy", LOSSLESS)
-def test_some_texts_on_every_engine_and_family_are_vanillas(policy: str, comparison: Comparison) -> None:
+def test_some_texts_on_every_engine_and_family_are_vanillas(
+    policy: str, comparison: Comparison
+) -> None:
     for family in FAMILIES:
         for turn, engine in enumerate(engines(policy)):
             if (policy, family) not in DECODER_ONLY:
@@ -108,7 +134,9 @@ def test_some_texts_on_every_engine_and_family_are_vanillas(policy: str, compari
                 compare(policy, models, cases[turn :: len(engines(policy))], Seen())
 
 
-@pytest.mark.parametrize("policy", thinned([one for one in LOSSLESS if (one, "llama") not in DECODER_ONLY], 3))
+@pytest.mark.parametrize(
+    "policy", thinned([one for one in LOSSLESS if (one, "llama") not in DECODER_ONLY], 3)
+)
 def test_some_texts_of_windowed_families_are_vanillas(policy: str, comparison: Comparison) -> None:
     for family in WINDOWED:
         models, cases = comparison(family, 0, engines(policy)[0], QUICK)
@@ -118,7 +146,9 @@ def test_some_texts_of_windowed_families_are_vanillas(policy: str, comparison: C
 @needs_kernels
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="they run on a CPU")
 @pytest.mark.parametrize("policy", [policy for policy in LOSSLESS if not is_peer(policy)])
-def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, comparison: Comparison) -> None:
+def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(
+    policy: str, comparison: Comparison
+) -> None:
     """In bfloat16 too, where a sum in another order would change some of the tokens."""
     for family in FAMILIES:
         if (policy, family) not in DECODER_ONLY:
@@ -126,7 +156,9 @@ def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, comparis
 
 
 @pytest.mark.parametrize("family", thinned([*FAMILIES, *WINDOWED], 2))
-def test_some_texts_end_inside_a_draft_and_some_are_cut_there(family: str, comparison: Comparison) -> None:
+def test_some_texts_end_inside_a_draft_and_some_are_cut_there(
+    family: str, comparison: Comparison
+) -> None:
     seen = Seen()
     compare("speculative", *comparison(family, 0, "native", CASES), seen)
     assert not seen.missing(), seen

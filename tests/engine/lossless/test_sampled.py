@@ -1,4 +1,6 @@
-"""Sampled texts are distributed exactly as they should be: chi-square tests that notice an error of 2 %."""
+"""Sampled texts are distributed exactly as they should be: chi-square tests that notice an error of
+2 %.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,15 @@ from bild_lab.engine.acceptance import (
 from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter
 from bild_lab.engine.protocols import Acceptance, Drafter
 from tests.engine.acceptance.test_cascades import FORMULAS, mixture
-from tests.engine.lossless.toy import Judge, TableModel, TreeDrafter, own_law, p_value, sampled_texts, text_law
+from tests.engine.lossless.toy import (
+    Judge,
+    TableModel,
+    TreeDrafter,
+    own_law,
+    p_value,
+    sampled_texts,
+    text_law,
+)
 from tests.thinned import thinned
 
 WINDOW, LENGTH = 2, 3
@@ -33,12 +43,21 @@ FAIR = 1e-4  # a smaller p-value is no chance
 LENIENCE = 0.6
 WEIGHT = 0.8  # lower ones reject too rarely for an error after a rejection to show
 ALPHAS = {"chow": 0.3, "diff": 0.1, "opt": 0.2, "token_v1": 0.2, "token_v2": 0.3, "token_v3": 0.4}
-# the drafter is mostly wrong behind tokens 0 and 1, where every rule defers, and sure of itself behind token 2
-APART_TARGET = torch.tensor([[0.02, 0.95, 0.03], [0.03, 0.02, 0.95], [0.30, 0.15, 0.55]], dtype=torch.float64)
-APART_DRAFTER = torch.tensor([[0.49, 0.02, 0.49], [0.48, 0.48, 0.04], [0.10, 0.05, 0.85]], dtype=torch.float64)
+# the drafter is mostly wrong behind tokens 0 and 1, where every rule defers, and sure of itself
+# behind token 2
+APART_TARGET = torch.tensor(
+    [[0.02, 0.95, 0.03], [0.03, 0.02, 0.95], [0.30, 0.15, 0.55]], dtype=torch.float64
+)
+APART_DRAFTER = torch.tensor(
+    [[0.49, 0.02, 0.49], [0.48, 0.48, 0.04], [0.10, 0.05, 0.85]], dtype=torch.float64
+)
 # it is mostly right, and rules differ in what they defer
-NEAR_TARGET = torch.tensor([[0.35, 0.45, 0.20], [0.20, 0.25, 0.55], [0.60, 0.25, 0.15]], dtype=torch.float64)
-NEAR_DRAFTER = torch.tensor([[0.15, 0.75, 0.10], [0.30, 0.40, 0.30], [0.52, 0.20, 0.28]], dtype=torch.float64)
+NEAR_TARGET = torch.tensor(
+    [[0.35, 0.45, 0.20], [0.20, 0.25, 0.55], [0.60, 0.25, 0.15]], dtype=torch.float64
+)
+NEAR_DRAFTER = torch.tensor(
+    [[0.15, 0.75, 0.10], [0.30, 0.40, 0.30], [0.52, 0.20, 0.28]], dtype=torch.float64
+)
 PAIRS = {"apart": (APART_TARGET, APART_DRAFTER), "near": (NEAR_TARGET, NEAR_DRAFTER)}
 Pair = tuple[Tensor, Tensor]  # what the target and the drafter say after each token
 
@@ -64,26 +83,38 @@ def judge_by_cascade(rule: str) -> Judge:
     """Algorithm 1 towards the mixture of the rule."""
 
     def judge(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
-        return judge_speculatively(1.0)(mixture(FORMULAS[rule], np.array(p), np.array(q), ALPHAS[rule]), q)
+        return judge_speculatively(1.0)(
+            mixture(FORMULAS[rule], np.array(p), np.array(q), ALPHAS[rule]), q
+        )
 
     return judge
 
 
 def judge_by_ensemble(p: list[float], q: list[float]) -> tuple[list[float], list[float]]:
     """Algorithm 1 towards the mixture."""
-    return judge_speculatively(1.0)([WEIGHT * a + (1 - WEIGHT) * b for a, b in zip(p, q, strict=True)], q)
+    return judge_speculatively(1.0)(
+        [WEIGHT * a + (1 - WEIGHT) * b for a, b in zip(p, q, strict=True)], q
+    )
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A rule, what drafts for it, and what it should do; no judge: its texts should be the target's own."""
+    """A rule, what drafts for it, and what it should do; no judge: its texts should be the target's
+    own.
+    """
 
     rule: Acceptance
     judge: Judge | None = None
-    drafter: Callable[[Tensor], Drafter] = lambda probs: ModelDrafter(TableModel(probs), WINDOW, keeps_probs=True)
+    drafter: Callable[[Tensor], Drafter] = lambda probs: ModelDrafter(
+        TableModel(probs), WINDOW, keeps_probs=True
+    )
 
     def law(self, pair: Pair) -> Tensor:
-        return own_law(pair[0], LENGTH) if self.judge is None else text_law(self.judge, *pair, WINDOW, LENGTH)
+        return (
+            own_law(pair[0], LENGTH)
+            if self.judge is None
+            else text_law(self.judge, *pair, WINDOW, LENGTH)
+        )
 
     def texts(self, pair: Pair, count: int, seed: int) -> list[tuple[int, ...]]:
         return sampled_texts(pair[0], self.drafter(pair[1]), self.rule, LENGTH, count, seed)
@@ -102,7 +133,10 @@ LOSSLESS = {
 }
 OTHERS = {
     "lenience": Setting(SpeculativeSampling(LENIENCE), judge_speculatively(LENIENCE)),
-    **{rule: Setting(SpeculativeCascade(rule, alpha), judge_by_cascade(rule)) for rule, alpha in ALPHAS.items()},
+    **{
+        rule: Setting(SpeculativeCascade(rule, alpha), judge_by_cascade(rule))
+        for rule, alpha in ALPHAS.items()
+    },
     "static ensemble": Setting(StaticEnsemble(WEIGHT), judge_by_ensemble),
 }
 SETTINGS = {**LOSSLESS, **OTHERS}
@@ -119,7 +153,9 @@ def planted_error(monkeypatch: pytest.MonkeyPatch) -> None:
     residual, draw = speculative_sampling.residual, rejection_sampling.draw
     for module in (speculative_sampling, block_verification):
         monkeypatch.setattr(module, "residual", lambda p, q: off_by_two_percent(residual(p, q)))
-    monkeypatch.setattr(rejection_sampling, "draw", lambda probs, chance: draw(off_by_two_percent(probs), chance))
+    monkeypatch.setattr(
+        rejection_sampling, "draw", lambda probs, chance: draw(off_by_two_percent(probs), chance)
+    )
 
 
 def p_values(setting: Setting, pair: Pair, count: int) -> list[float]:
@@ -145,11 +181,15 @@ def test_the_laws_of_lossless_rules_are_the_targets_and_those_of_others_are_not(
 
 @pytest.mark.parametrize(("name", "pair"), thinned(product(SETTINGS, PAIRS), 7))
 def test_some_texts_are_distributed_exactly(name: str, pair: str) -> None:
-    values = p_values(SETTINGS[name], PAIRS[pair], SOME if name in LOSSLESS and pair == "apart" else FEW)
+    values = p_values(
+        SETTINGS[name], PAIRS[pair], SOME if name in LOSSLESS and pair == "apart" else FEW
+    )
     assert min(values) > FAIR, values
 
 
-@pytest.mark.parametrize("name", thinned(["speculative sampling", "speculative sampling of trees"], 2))
+@pytest.mark.parametrize(
+    "name", thinned(["speculative sampling", "speculative sampling of trees"], 2)
+)
 def test_an_error_of_two_percent_is_noticed_in_some_texts(name: str, planted_error: None) -> None:
     assert p_values(SETTINGS[name], PAIRS["apart"], SOME)[-1] < FAIR
 

@@ -1,4 +1,6 @@
-"""Greedy decoding of Multi30k with trained checkpoints in float32: every lossless policy gives vanilla's tokens."""
+"""Greedy decoding of Multi30k with trained checkpoints in float32: every lossless policy gives
+vanilla's tokens.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,36 @@ from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.decoding.load import load_model
 from tests.checkpoints import SHARED, needs_shared
-from tests.engine.lossless.greedy import LOSSLESS, WINDOWS, Case, Models, Seen, compare, drafts, emitted, table_of
+from tests.engine.lossless.greedy import (
+    LOSSLESS,
+    WINDOWS,
+    Case,
+    Models,
+    Seen,
+    compare,
+    drafts,
+    emitted,
+    table_of,
+)
 from tests.policies import DECODER_ONLY, FAMILIES, engines
 
 SENTENCES = 200
 LONGEST = 40
-NAMES = {"t5": ("t5-large", "t5-tiny", "t5-tiny"), "llama": ("llama-large", "llama-small", "llama-small")}
+NAMES = {
+    "t5": ("t5-large", "t5-tiny", "t5-tiny"),
+    "llama": ("llama-large", "llama-small", "llama-small"),
+}
 TEMPLATES = {"t5": "{}", "llama": "German: {} English:"}
 RARE = {  # also of parts with random weights
-    # what little a translation copies need not be its end; a Llama of random weights ends in such drafts
+    # what little a translation copies need not be its end; a Llama of random weights ends in such
+    # drafts
     "prompt_lookup": {"ended_in_draft", "cut_in_draft"},
     "suffix": {"ended_in_draft", "cut_in_draft"},
     "hybrid": {"ended_in_draft"},
-    **{name: {"accepted", "ended_in_draft", "cut_in_draft"} for name in ("bita", "medusa", "eagle", "eagle3")},
+    **{
+        name: {"accepted", "ended_in_draft", "cut_in_draft"}
+        for name in ("bita", "medusa", "eagle", "eagle3")
+    },
 }
 Comparison = Callable[[str, str], tuple[Models, list[Case]]]
 
@@ -34,14 +53,18 @@ pytestmark = needs_shared
 
 
 def requests_of(family: str, models: Models, count: int) -> list[Request]:
-    """Sentences, of which about every fourth one ends where it ends; the others are cut short somewhere."""
+    """Sentences, of which about every fourth one ends where it ends; the others are cut short
+    somewhere.
+    """
     chance = random.Random(0)
     lines = (SHARED / "data" / "multi30k" / "test.jsonl").read_text().splitlines()[:count]
     found = []
     for line in lines:
         source = models.target.source(TEMPLATES[family].format(json.loads(line)["de"]))
         length = LONGEST if chance.random() < 0.25 else chance.randint(1, 10)
-        found.append(Request(source, Limits(len(source.prompt), length, models.target.checkpoint.end_tokens)))
+        found.append(
+            Request(source, Limits(len(source.prompt), length, models.target.checkpoint.end_tokens))
+        )
     return found
 
 
@@ -60,7 +83,11 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
             Case(request, 1 + number // 2 % WINDOWS, emitted(vanilla, request, Trace()))
             for number, request in enumerate(requests_of(family, models, SENTENCES))
         ]
-        table_of([[case.request.source.prompt[-1], *case.expected] for case in cases], models.target, models.table)
+        table_of(
+            [[case.request.source.prompt[-1], *case.expected] for case in cases],
+            models.target,
+            models.table,
+        )
         return models, cases
 
     return of

@@ -1,4 +1,6 @@
-"""Toy models with a table for a mind, the exact law of the texts that a method samples with them, and samples."""
+"""Toy models with a table for a mind, the exact law of the texts that a method samples with them,
+and samples.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,16 @@ from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Ses
 from bild_lab.engine.trace import Forward, Trace
 
 FIRST = 0  # the token that every text follows
-# of a drafter's token: with what probability each is drafted and accepted, and what a rejection draws from
+# of a drafter's token: with what probability each is drafted and accepted, and what a rejection
+# draws from
 Judge = Callable[[list[float], list[float]], tuple[list[float], list[float]]]
 
 
 @dataclass
 class TableModel:
-    """The next token hangs on the last one alone, so that a session keeps nothing but its length."""
+    """The next token hangs on the last one alone, so that a session keeps nothing but its
+    length.
+    """
 
     probs: Tensor  # [vocab vocab], a row for each last token
     device: torch.device = torch.device("cpu")
@@ -64,7 +69,9 @@ class TableSession:
 
 
 class TreeDrafter(Drafter):
-    """Two siblings, drawn without replacement, and two behind the first of them where there is room."""
+    """Two siblings, drawn without replacement, and two behind the first of them where there is
+    room.
+    """
 
     drafts_trees = True
 
@@ -97,11 +104,16 @@ def sampled_texts(
     generator = torch.Generator().manual_seed(seed)
     request = Request(Source((FIRST,)), Limits(1, length), Sampling(temperature=1.0), generator)
     model = TableModel(target)
-    return [tuple(DraftThenVerify(model, drafter, rule).decode(request, Trace())[1:]) for _ in range(count)]
+    return [
+        tuple(DraftThenVerify(model, drafter, rule).decode(request, Trace())[1:])
+        for _ in range(count)
+    ]
 
 
 def text_law(judge: Judge, target: Tensor, draft: Tensor, window: int, length: int) -> Tensor:
-    """The probability of every text of drafted chains, one axis a token: all that can happen is walked through."""
+    """The probability of every text of drafted chains, one axis a token: all that can happen is
+    walked through.
+    """
     p, q = target.tolist(), draft.tolist()
     law = torch.zeros([len(p)] * length, dtype=torch.float64)
 
@@ -135,7 +147,9 @@ def own_law(target: Tensor, length: int) -> Tensor:
 
 
 def p_value(texts: Sequence[tuple[int, ...]], law: Tensor) -> float:
-    """Of a chi-square test of the texts against the law; cells of which fewer than 5 texts are expected are one."""
+    """Of a chi-square test of the texts against the law; cells of which fewer than 5 texts are
+    expected are one.
+    """
     vocabulary, length = law.shape[0], law.dim()
     place = vocabulary ** torch.arange(length - 1, -1, -1)
     seen = torch.bincount(torch.tensor(texts) @ place, minlength=law.numel()).double()
@@ -143,5 +157,7 @@ def p_value(texts: Sequence[tuple[int, ...]], law: Tensor) -> float:
     order = expected.argsort()
     seen, expected = seen[order], expected[order]
     pooled = max(1, int((expected < 5).sum()), int((expected.cumsum(0) < 5).sum()) + 1)
-    cells = [torch.cat([each[:pooled].sum()[None], each[pooled:]]).numpy() for each in (seen, expected)]
+    cells = [
+        torch.cat([each[:pooled].sum()[None], each[pooled:]]).numpy() for each in (seen, expected)
+    ]
     return float(chisquare(*cells).pvalue)

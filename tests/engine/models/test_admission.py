@@ -1,4 +1,6 @@
-"""A session must give the module's own scores in every way it is fed, or is refused; each check catches its fault."""
+"""A session must give the module's own scores in every way it is fed, or is refused; each check
+catches its fault.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,15 @@ import torch
 from transformers import PreTrainedModel
 
 from bild_lab.engine.models import admission, hf
-from bild_lab.engine.models.admission import BRANCHING, KEPT, ROLLED_BACK, ROW_BY_ROW, TOGETHER, Outcome, check
+from bild_lab.engine.models.admission import (
+    BRANCHING,
+    KEPT,
+    ROLLED_BACK,
+    ROW_BY_ROW,
+    TOGETHER,
+    Outcome,
+    check,
+)
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.hf import open_session
 from bild_lab.engine.models.layer_control import Branches
@@ -42,18 +52,27 @@ FEEDS = {
 }
 REFUSED = {
     ("bloom", Feed.TREES): (BRANCHING, "they are off by"),
-    ("bart", Feed.TREES): (BRANCHING, "tree drafts need a T5, mT5 or decoder-only target, got bart"),
-    ("mamba2", Feed.TREES): (BRANCHING, "its drafts cannot branch; use a policy that drafts chains"),
+    ("bart", Feed.TREES): (
+        BRANCHING,
+        "tree drafts need a T5, mT5 or decoder-only target, got bart",
+    ),
+    ("mamba2", Feed.TREES): (
+        BRANCHING,
+        "its drafts cannot branch; use a policy that drafts chains",
+    ),
     ("fsmt", Feed.CHAINS): (TOGETHER, "they are off by"),  # drafted rows see those behind them
     ("switch_transformers/capacity", Feed.CHAINS): (TOGETHER, "they are off by"),
-    ("recurrent_gemma", Feed.ROWS): (ROW_BY_ROW, "they are off by"),  # its state is in the module, for all sessions
+    # its state is in the module, for all sessions
+    ("recurrent_gemma", Feed.ROWS): (ROW_BY_ROW, "they are off by"),
     ("openai-gpt", Feed.ROWS): (ROW_BY_ROW, "takes no cache"),
     ("minimax", Feed.ROWS): (ROW_BY_ROW, "it raises ValueError: MiniMax uses cache of its own"),
 }
 
 
 def checked(module: PreTrainedModel, feed: Feed) -> Outcome:
-    return check(module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one))
+    return check(
+        module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one)
+    )
 
 
 @pytest.mark.parametrize("name", FEEDS)
@@ -64,34 +83,54 @@ def test_a_module_that_scores_alike_however_it_is_fed_is_admitted(name: str) -> 
 
 
 @pytest.mark.parametrize(("name", "feed"), REFUSED)
-def test_a_module_that_does_not_is_refused_with_the_check_that_failed(name: str, feed: Feed) -> None:
+def test_a_module_that_does_not_is_refused_with_the_check_that_failed(
+    name: str, feed: Feed
+) -> None:
     outcome = checked(build(name), feed)
     assert outcome.failed == REFUSED[name, feed][0]
     assert REFUSED[name, feed][1] in outcome.problem
 
 
-def without_visibility(self: Branches, own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def without_visibility(
+    self: Branches, own: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
     return lambda b, h, row, key: own(b, h, self.positions[row - self.start], self.keys[key])
 
 
-def without_positions(self: Branches, own: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def without_positions(
+    self: Branches, own: Callable[..., torch.Tensor]
+) -> Callable[..., torch.Tensor]:
     return lambda b, h, row, key: own(b, h, row, key) & self.visible[row - self.start, key]
 
 
 FAULTS = {
-    "a cache that keeps nothing": ("llama", (SlotCache, "get_seq_length", lambda *_: 0), ROW_BY_ROW),
+    "a cache that keeps nothing": (
+        "llama",
+        (SlotCache, "get_seq_length", lambda *_: 0),
+        ROW_BY_ROW,
+    ),
     "rows that are lost": ("llama", (ModuleLayers, "stored", property(lambda _: {3})), ROW_BY_ROW),
-    "a rollback that drops nothing": ("llama", (CachedSession, "rollback", lambda *_: None), ROLLED_BACK),
+    "a rollback that drops nothing": (
+        "llama",
+        (CachedSession, "rollback", lambda *_: None),
+        ROLLED_BACK,
+    ),
     "a choice of rows that keeps all": ("llama", (CachedSession, "keep", lambda *_: None), KEPT),
     "rows that see other branches": ("llama", (Branches, "mask", without_visibility), BRANCHING),
-    "windows counted in cache slots": ("mistral/window", (Branches, "mask", without_positions), BRANCHING),
+    "windows counted in cache slots": (
+        "mistral/window",
+        (Branches, "mask", without_positions),
+        BRANCHING,
+    ),
     "a path that is not moved": ("llama", (ModuleLayers, "gather", lambda *_: None), BRANCHING),
     "a state that is not saved": ("mamba2", (Snapshots, "go_back", lambda *_: None), ROLLED_BACK),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_check_catches_a_fault_of_its_kind(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_check_catches_a_fault_of_its_kind(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name, (owner, part, planted), failing = FAULTS[fault]
     monkeypatch.setattr(owner, part, planted)
     assert checked(build(name), Feed.TREES).failed == failing
@@ -129,13 +168,15 @@ def test_a_refusal_comes_before_any_text_and_names_what_would_be_exact() -> None
     pair = (build("fsmt"), word_tokenizer())
     decoder = load(pair, policy=shipped("prompt_lookup"))
     with pytest.raises(
-        UserError, match=r"FSMT.* \(fsmt\) must give the model's own logits, but several rows at once"
+        UserError,
+        match=r"FSMT.* \(fsmt\) must give the model's own logits, but several rows at once",
     ) as told:
         decoder.load_weights()
     assert "are off by 0." in str(told.value)
     assert "use policy=vanilla or policy=hf_generate" in str(told.value)
     assert load(pair, policy=shipped("vanilla")).generate([5, 9, 12], 4).token_ids
-    peer = load((build("openai-gpt"), word_tokenizer()), policy=shipped("hf_generate"))  # opens no session
+    # opens no session
+    peer = load((build("openai-gpt"), word_tokenizer()), policy=shipped("hf_generate"))
     assert len(peer.generate([5, 9, 12], 4).token_ids) > 0
 
 
@@ -143,7 +184,10 @@ def test_a_refusal_comes_before_any_text_and_names_what_would_be_exact() -> None
 def test_a_state_that_cannot_be_cut_goes_back_any_way(name: str) -> None:
     module = build(name)
     source = Source((5, 9, 12, 30))
-    session, whole = open_session(module, source, one_by_one=name == "jamba"), uncached(module, source)
+    session, whole = (
+        open_session(module, source, one_by_one=name == "jamba"),
+        uncached(module, source),
+    )
     text = [5, 9, 12, 30]
     session.extend([30])
     for token in range(3, 3 + SNAPSHOTS + 4):  # more forwards than states are kept
@@ -156,7 +200,9 @@ def test_a_state_that_cannot_be_cut_goes_back_any_way(name: str) -> None:
 
 
 def test_layers_with_a_state_run_all_together() -> None:
-    with pytest.raises(UserError, match="a mamba2 has layers whose state holds all rows that ran, so they all run"):
+    with pytest.raises(
+        UserError, match="a mamba2 has layers whose state holds all rows that ran, so they all run"
+    ):
         load((build("mamba2"), word_tokenizer()), policy="early_exit_speculative", exit_layer=2)
 
 

@@ -1,6 +1,7 @@
 """What a session asks of an engine, forward by forward, and what it makes of the answers.
 
-The engine's rows are numbers: a token, behind which every layer that it runs through writes its own digit.
+The engine's rows are numbers: a token, behind which every layer that it runs through writes its own
+digit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,16 @@ import torch
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models import cached_session
 from bild_lab.engine.models.cached_session import CachedSession, Pass
-from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Rows, Scores, Skipped, Want
+from bild_lab.engine.session import (
+    Chain,
+    DraftedChain,
+    GrownTree,
+    Growth,
+    Rows,
+    Scores,
+    Skipped,
+    Want,
+)
 from bild_lab.engine.trace import Forward
 
 MODEL = object()
@@ -24,7 +34,10 @@ GROWTH = Growth(4, 2, 2, 2, frozenset())
 
 @dataclass
 class DigitLayers:
-    """Three layers: a token 7 leaves them as 7123. The head's input adds a half, and the head leaves it as it is."""
+    """Three layers: a token 7 leaves them as 7123.
+
+    The head's input adds a half, and the head leaves it as it is.
+    """
 
     reserved: int = 0
     source: int = 0
@@ -45,13 +58,17 @@ class DigitLayers:
         read = rows[rows.shape[0] - work.read :] + 0.5
         logits = read[read.shape[0] - work.logits :] if work.logits else None
         hidden = tuple(after[count] for count in work.hidden)
-        return Scores(logits, read[read.shape[0] - work.head_input :] if work.head_input else None, hidden)
+        return Scores(
+            logits, read[read.shape[0] - work.head_input :] if work.head_input else None, hidden
+        )
 
     def scored(self, work: Pass) -> int:
         return work.logits
 
     def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
-        return [(start - self.again, self.again), (start, count)] if self.again else [(start, count)]
+        return (
+            [(start - self.again, self.again), (start, count)] if self.again else [(start, count)]
+        )
 
     def draft(self, *call: object) -> object:
         self.asked.append(("draft", *call))
@@ -79,11 +96,17 @@ def numbers(held: torch.Tensor | None) -> list[float] | None:
 
 
 def told(scores: Scores) -> tuple:
-    return numbers(scores.logits), numbers(scores.head_input), [numbers(each) for each in scores.hidden]
+    return (
+        numbers(scores.logits),
+        numbers(scores.head_input),
+        [numbers(each) for each in scores.hidden],
+    )
 
 
 def ran(layers: DigitLayers) -> list[tuple]:
-    """Of every pass: its slot, its rows, its layers, and for how many rows logits were asked for."""
+    """Of every pass: its slot, its rows, its layers, and for how many rows logits were asked
+    for.
+    """
     return [
         (work.start, numbers(work.tokens if work.states is None else work.states), work.layers and list(work.layers),
          work.logits)
@@ -111,7 +134,11 @@ def test_only_what_is_asked_for_covers_the_prompt() -> None:
     assert told(session.extend([5, 6], Want(logits=1, head_input=True))) == ([6123.5], [6123.5], [])
     session, _ = opened([4, 5])
     of_prompt = Want(head_input=True, hidden=(1,), prompt=True)
-    assert told(session.extend([5, 6], of_prompt)) == ([5123.5, 6123.5], [4123.5, 5123.5, 6123.5], [[41, 51, 61]])
+    assert told(session.extend([5, 6], of_prompt)) == (
+        [5123.5, 6123.5],
+        [4123.5, 5123.5, 6123.5],
+        [[41, 51, 61]],
+    )
     assert told(session.extend([7], Want(logits=0))) == (None, None, [])
 
 
@@ -169,7 +196,10 @@ def test_a_program_drafts_a_chain_behind_the_rows_or_there_is_none() -> None:
     layers.program = DraftedChain([7, 8], 3, False, [], None, None)
     assert session.draft([5, 6], CHAIN) is layers.program
     assert layers.asked == [("draft", 0, [3, 4, 5], CHAIN), ("draft", 0, [3, 4, 5, 6], CHAIN)]
-    counted = [(each.rows, each.cached, each.scored, each.source, each.layers) for each in session.forwards[1:]]
+    counted = [
+        (each.rows, each.cached, each.scored, each.source, each.layers)
+        for each in session.forwards[1:]
+    ]
     assert counted == [(4, 0, 1, 2, None), (1, 4, 1, 2, None), (1, 5, 1, 2, None)]
     assert session.length == 6
     session.extend([9])
@@ -183,12 +213,18 @@ def test_a_program_grows_a_tree_whose_rows_can_be_kept() -> None:
     layers.program = GrownTree([6, 7, 8], [-1, -1, 0], [0, 1, None], [9, 2, 3])
     assert session.grow([5, 6], GROWTH) is layers.program
     assert layers.asked == [("grow", 1, [3, 4, 5], GROWTH), ("grow", 1, [3, 4, 5, 6], GROWTH)]
-    assert [(each.rows, each.cached, each.scored) for each in session.forwards] == [(4, 1, 1), (2, 5, 2), (3, 7, 3)]
+    assert [(each.rows, each.cached, each.scored) for each in session.forwards] == [
+        (4, 1, 1),
+        (2, 5, 2),
+        (3, 7, 3),
+    ]
     session.keep([1])
     assert layers.asked[2:] == [("gather", 5, [1])] and session.length == 5
 
 
-def exited(session: CachedSession, tokens: list[int], at: int, layers: Sequence[int] = (0,), **want: object) -> tuple:
+def exited(
+    session: CachedSession, tokens: list[int], at: int, layers: Sequence[int] = (0,), **want: object
+) -> tuple:
     return told(session.extend(Rows(tokens, position=at), Want(layers=layers, **want)))
 
 
@@ -197,7 +233,12 @@ def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -
     assert exited(session, [5], 1, head_input=True) == ([51.5], [51.5], [])
     assert exited(session, [6, 7], 2, hidden=(0,)) == ([61.5, 71.5], None, [[6, 7]])
     assert session.length == 1
-    assert told(session.extend([5, 6, 8, 9], Want(head_input=True)))[0] == [5123.5, 6123.5, 8123.5, 9123.5]
+    assert told(session.extend([5, 6, 8, 9], Want(head_input=True)))[0] == [
+        5123.5,
+        6123.5,
+        8123.5,
+        9123.5,
+    ]
     assert ran(layers) == [
         (0, [4], None, 1),  # the prompt
         (1, [5], [0], 1),
@@ -206,7 +247,13 @@ def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -
         (1, [51, 61, 81, 91], [1, 2], 4),
     ]
     assert layers.passes[3].head_input == 0
-    assert [(each.layers, each.first_layer) for each in session.forwards] == [(None, 0), (1, 0), (1, 0), (1, 0), (2, 1)]
+    assert [(each.layers, each.first_layer) for each in session.forwards] == [
+        (None, 0),
+        (1, 0),
+        (1, 0),
+        (1, 0),
+        (2, 1),
+    ]
     assert session.length == 5
 
 
@@ -214,7 +261,9 @@ def test_a_program_drafts_rows_of_the_first_layers_and_the_text_goes_on_from_the
     session, layers = opened([3, 4, 5], source=2)
     chain = Chain(3, frozenset(), position=2, layers=(0,))
     assert session.draft([5], chain) is None
-    layers.program = DraftedChain([8, 9], 2, False, [], None, None, torch.tensor([[51.0], [61.0], [81.0]]).double())
+    layers.program = DraftedChain(
+        [8, 9], 2, False, [], None, None, torch.tensor([[51.0], [61.0], [81.0]]).double()
+    )
     assert session.draft([5, 6], chain) is layers.program
     assert layers.asked == [("draft", 2, [5], chain), ("draft", 2, [5, 6], chain)]
     prompt, *program = session.forwards[1:]
@@ -231,7 +280,9 @@ def test_drafted_rows_of_other_layers_leave_nothing_to_go_on_from() -> None:
     skipped = Skipped(frozenset({1}), frozenset({0, 2}))
     layers.program = DraftedChain([6], 1, False, [], None, None)
     session.draft([5], Chain(1, frozenset(), position=0, layers=(0, 1, 2), skipped=skipped))
-    assert session.forwards[-1] == Forward(MODEL, 1, 0, 1, layers=3, skipped_attention=1, skipped_feed_forward=2)
+    assert session.forwards[-1] == Forward(
+        MODEL, 1, 0, 1, layers=3, skipped_attention=1, skipped_feed_forward=2
+    )
     session.extend([5])
     assert ran(layers)[1:] == [(0, [5], None, 1)]
 
@@ -255,7 +306,13 @@ def test_a_drafted_token_that_did_not_run_leaves_nothing_to_go_on_from() -> None
     layers.program = DraftedChain([8, 9], 2, False, [], None, None, states)
     session.draft([5, 6], Chain(3, frozenset(), position=2, layers=(0,)))
     exited(session, [7], 6)  # behind token 9
-    assert numbers(session.extend([5, 6, 8, 9, 7]).logits) == [5123.5, 6123.5, 8123.5, 9123.5, 7123.5]
+    assert numbers(session.extend([5, 6, 8, 9, 7]).logits) == [
+        5123.5,
+        6123.5,
+        8123.5,
+        9123.5,
+        7123.5,
+    ]
 
 
 @pytest.mark.parametrize("given", [
@@ -277,7 +334,9 @@ def test_otherwise_all_layers_run_again(given: dict) -> None:
         session.rollback(0)
     before = len(layers.passes)
     session.extend(given.get("rows", Rows([5, 6])), given.get("want", Want()))
-    assert ran(layers)[before:] == [(0, [9 if given.get("rows") == Rows([9, 6]) else 5, 6], None, 2)]
+    assert ran(layers)[before:] == [
+        (0, [9 if given.get("rows") == Rows([9, 6]) else 5, 6], None, 2)
+    ]
 
 
 def test_a_draft_that_is_overwritten_goes_on_from_what_stands() -> None:
@@ -301,11 +360,13 @@ def test_rows_count_as_cached_once_the_last_layer_has_run() -> None:
     session.extend(Rows([5], states=found.hidden[0]), Want(layers=(1,), logits=0))
     assert session.length == 0
     states = torch.tensor([[512.0]])
-    assert told(session.extend(Rows([5], states=states), Want(layers=(2,), skipped=Skipped(frozenset({2})))))[0] == [
-        5123.5
-    ]
+    assert told(
+        session.extend(Rows([5], states=states), Want(layers=(2,), skipped=Skipped(frozenset({2}))))
+    )[0] == [5123.5]
     assert session.length == 1
-    assert [(each.layers, each.first_layer, each.skipped_attention) for each in session.forwards] == [
+    assert [
+        (each.layers, each.first_layer, each.skipped_attention) for each in session.forwards
+    ] == [
         (1, 0, 0),
         (1, 1, 0),
         (1, 2, 1),
@@ -317,19 +378,33 @@ def test_filling_computes_keys_alone_and_rows_that_run_again_are_forwards_too() 
     states = torch.tensor([[51.0]])
     session.extend(Rows([5], position=3, states=states), Want(layers=(1, 2), fill=True, logits=0))
     assert session.forwards == [
-        Forward(MODEL, rows, cached, 0, layers=0, first_layer=1, filled_layers=2) for cached, rows in ((1, 2), (3, 1))
+        Forward(MODEL, rows, cached, 0, layers=0, first_layer=1, filled_layers=2)
+        for cached, rows in ((1, 2), (3, 1))
     ]
     blocks = Skipped(frozenset({1}), frozenset({1, 2}))
     session.extend(Rows([5], position=3), Want(layers=(1, 2), skipped=blocks, logits=1))
     last = session.forwards[-1]
-    assert (last.skipped_attention, last.skipped_feed_forward, last.scored, last.first_layer) == (1, 2, 1, 0)
+    assert (last.skipped_attention, last.skipped_feed_forward, last.scored, last.first_layer) == (
+        1,
+        2,
+        1,
+        0,
+    )
     assert [each.scored for each in session.forwards[-2:]] == [1, 1]
 
 
 def test_without_layers_given_states_go_to_the_head() -> None:
     session, _ = opened([5])
     rows = Rows([0, 0], states=torch.tensor([[7.0], [8.0]]))
-    assert told(session.extend(rows, Want(layers=(), hidden=(3, 3)))) == ([7.5, 8.5], None, [[7, 8]] * 2)
-    assert told(session.extend(rows, Want(layers=(), hidden=(3,), logits=0))) == (None, None, [[7, 8]])
+    assert told(session.extend(rows, Want(layers=(), hidden=(3, 3)))) == (
+        [7.5, 8.5],
+        None,
+        [[7, 8]] * 2,
+    )
+    assert told(session.extend(rows, Want(layers=(), hidden=(3,), logits=0))) == (
+        None,
+        None,
+        [[7, 8]],
+    )
     assert [(each.layers, each.first_layer) for each in session.forwards] == [(0, 3)]
     assert session.length == 0

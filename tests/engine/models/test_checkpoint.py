@@ -21,7 +21,9 @@ from tests.tiny import save, tiny_llama
 from tests.tiny_architectures import END, PAD, START, build, relative_of, word_tokenizer
 
 ENGINES = ("native", "hf", "auto")
-TEMPLATE = "{{ bos_token }}{% for one in messages %}{{ one['role'] }} {{ one['content'] }} {% endfor %}w8"
+TEMPLATE = (
+    "{{ bos_token }}{% for one in messages %}{{ one['role'] }} {{ one['content'] }} {% endfor %}w8"
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_folder_without_tokenizer_files_is_refused(folder: Path, tmp_path: Path) -> None:
-    """Transformers would make a tokenizer of a few special tokens, which shares one with the target's."""
+    """Transformers would make a tokenizer of a few special tokens, which shares one with the
+    target's.
+    """
     for name in ("config.json", "generation_config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     with pytest.raises(UserError, match=rf"{tmp_path} has no tokenizer files; copy tokenizer.json"):
@@ -42,15 +46,23 @@ def test_a_folder_without_tokenizer_files_is_refused(folder: Path, tmp_path: Pat
 
 def test_an_adapter_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    with pytest.raises(UserError, match="is an adapter; merge it into its base with peft's merge_and_unload first"):
+    with pytest.raises(
+        UserError, match="is an adapter; merge it into its base with peft's merge_and_unload first"
+    ):
         Checkpoint(str(tmp_path)).check()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"}, r"are quantized \(awq\) .*gptqmodel"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"are quantized \(bitsandbytes\) .* requires bits"),
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"},
+            r"are quantized \(awq\) .*gptqmodel",
+        ),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            r"are quantized \(bitsandbytes\) .* requires bits",
+        ),
         (
             {"quant_method": "compressed-tensors", "config_groups": {}},
             r"are quantized \(compressed-tensors\) .*require",
@@ -76,22 +88,31 @@ def test_a_folder_and_a_model_in_memory_decode_alike(folder: Path) -> None:
     module = build("llama")
     pair = ((module, word_tokenizer()), (relative_of(module), word_tokenizer()))
     texts = [
-        load(folder, policy=shipped("vanilla"), engine="native").generate("w5 w9 w12", 12).token_ids,
-        load(str(folder), policy=shipped("vanilla"), engine="hf").generate("w5 w9 w12", 12).token_ids,
+        load(folder, policy=shipped("vanilla"), engine="native")
+        .generate("w5 w9 w12", 12)
+        .token_ids,
+        load(str(folder), policy=shipped("vanilla"), engine="hf")
+        .generate("w5 w9 w12", 12)
+        .token_ids,
         load(*pair, policy=shipped("speculative")).generate("w5 w9 w12", 12).token_ids,
     ]
     assert texts[0] == texts[1] == texts[2]
-    with pytest.raises(UserError, match="a model in memory runs on hf, on one device, got other settings"):
+    with pytest.raises(
+        UserError, match="a model in memory runs on hf, on one device, got other settings"
+    ):
         load(*pair, policy=shipped("speculative"), engine="native")
     with pytest.raises(
-        UserError, match="the loaded model is in float32, and bfloat16 was asked for; set dtype='float32'"
+        UserError,
+        match="the loaded model is in float32, and bfloat16 was asked for; set dtype='float32'",
     ):
         load(*pair, policy=shipped("speculative"), dtype="bfloat16").load_weights()
 
 
 def test_a_model_in_memory_is_known_by_its_weights() -> None:
     prints = [
-        load((build("llama", seed), word_tokenizer()), policy=shipped("vanilla")).target.checkpoint.fingerprint
+        load(
+            (build("llama", seed), word_tokenizer()), policy=shipped("vanilla")
+        ).target.checkpoint.fingerprint
         for seed in (0, 0, 1)
     ]
     assert prints[0] == prints[1] != prints[2]
@@ -101,12 +122,18 @@ def test_a_prompt_may_be_text_token_ids_or_messages(folder: Path) -> None:
     checkpoint = Checkpoint(str(folder))
     assert checkpoint.source("w5 w9").prompt == checkpoint.source([5, 9]).prompt == (5, 9)
     assert checkpoint.source(torch.tensor([5, 9, 12]).tolist(), 2).prompt == (5, 9)
-    with pytest.raises(UserError, match="must be from 0 to 39, as .* has 40 embeddings, got 40; resize"):
+    with pytest.raises(
+        UserError, match="must be from 0 to 39, as .* has 40 embeddings, got 40; resize"
+    ):
         checkpoint.source([5, 40])
-    assert checkpoint.source("").prompt == (checkpoint.tokenizer.bos_token_id,)  # written from nothing
+    # written from nothing
+    assert checkpoint.source("").prompt == (checkpoint.tokenizer.bos_token_id,)
     checkpoint.tokenizer.bos_token = None
     for nothing in ([], ""):
-        with pytest.raises(UserError, match=re.escape(f"the prompt {nothing!r} has no tokens; a model needs at least")):
+        with pytest.raises(
+            UserError,
+            match=re.escape(f"the prompt {nothing!r} has no tokens; a model needs at least"),
+        ):
             checkpoint.source(nothing)
     checkpoint.tokenizer.bos_token = "<s>"
     messages = [{"role": "w3", "content": "w9"}]
@@ -120,23 +147,39 @@ def test_a_prompt_may_be_text_token_ids_or_messages(folder: Path) -> None:
 def test_a_list_of_prompts_gives_a_list(folder: Path) -> None:
     decoder = load(folder, policy=shipped("vanilla"))
     one, other = decoder.generate("w5 w9", 6), decoder.generate("w7 w7 w12", 6)
-    for prompts in (["w5 w9", "w7 w7 w12"], [[5, 9], [7, 7, 12]], ("w5 w9", torch.tensor([7, 7, 12]).tolist())):
-        assert [each.token_ids for each in decoder.generate(prompts, 6)] == [one.token_ids, other.token_ids]
+    for prompts in (
+        ["w5 w9", "w7 w7 w12"],
+        [[5, 9], [7, 7, 12]],
+        ("w5 w9", torch.tensor([7, 7, 12]).tolist()),
+    ):
+        assert [each.token_ids for each in decoder.generate(prompts, 6)] == [
+            one.token_ids,
+            other.token_ids,
+        ]
     (batch_of_one,) = decoder.generate(torch.tensor([[5, 9]]), 6)
-    assert batch_of_one.token_ids == decoder.generate(torch.tensor([5, 9]), 6).token_ids == one.token_ids
+    assert (
+        batch_of_one.token_ids
+        == decoder.generate(torch.tensor([5, 9]), 6).token_ids
+        == one.token_ids
+    )
     with pytest.raises(UserError, match="a stream has one prompt, got a list of 2; use generate"):
         next(decoder.stream(["w5", "w9"], 6))
 
 
 def test_a_text_that_has_its_start_token_starts_once(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))  # whose tokenizer adds <s>
-    assert checkpoint.source("w5 w9").prompt == checkpoint.source("<s> w5 w9").prompt == (START, 5, 9)
+    # whose tokenizer adds <s>
+    checkpoint = Checkpoint(str(save(tiny_llama(0), tmp_path / "llama")))
+    assert (
+        checkpoint.source("w5 w9").prompt == checkpoint.source("<s> w5 w9").prompt == (START, 5, 9)
+    )
     assert checkpoint.source("w5 <s> <s> w9").prompt == (START, 5, START, START, 9)
     checkpoint.tokenizer.chat_template = TEMPLATE
     messages = [{"role": "w3", "content": "w9"}]
     written = checkpoint.tokenizer.apply_chat_template(messages, tokenize=False)
     assert written.startswith("<s>")
-    assert checkpoint.source(written).prompt == checkpoint.source(messages).prompt == (START, 3, 9, 8)
+    assert (
+        checkpoint.source(written).prompt == checkpoint.source(messages).prompt == (START, 3, 9, 8)
+    )
 
 
 def test_weights_of_other_shapes_are_refused_in_a_sentence(folder: Path, tmp_path: Path) -> None:
@@ -144,22 +187,37 @@ def test_weights_of_other_shapes_are_refused_in_a_sentence(folder: Path, tmp_pat
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "wide" / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
     for engine in ("native", "hf"):
-        with pytest.raises(UserError, match="do not have the shapes of its config.json: .*give the config.json that"):
+        with pytest.raises(
+            UserError,
+            match="do not have the shapes of its config.json: .*give the config.json that",
+        ):
             load(tmp_path / "wide", policy=shipped("vanilla"), engine=engine).load_weights()
 
 
 def test_a_folder_of_pickles_says_how_to_save_it_anew(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "old", ignore=shutil.ignore_patterns("*.safetensors"))
     torch.save(build("llama").state_dict(), tmp_path / "old" / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"has pytorch_model.bin and no safetensors .*save_pretrained\(NEW_DIR\)"):
+    with pytest.raises(
+        UserError, match=r"has pytorch_model.bin and no safetensors .*save_pretrained\(NEW_DIR\)"
+    ):
         load(tmp_path / "old", policy=shipped("vanilla"))
 
 
 def test_a_continuation_keeps_its_indentation() -> None:
-    vocabulary = {"<pad>": PAD, "</s>": END, "<s>": START, "▁▁▁▁return": 3, "▁▁": 4, "▁x": 5, ":": 6}
+    vocabulary = {
+        "<pad>": PAD,
+        "</s>": END,
+        "<s>": START,
+        "▁▁▁▁return": 3,
+        "▁▁": 4,
+        "▁x": 5,
+        ":": 6,
+    }
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=":"))
     tokenizer.decoder = decoders.Metaspace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", bos_token="<s>"
+    )
     decoder = load((build("llama"), fast), policy=shipped("vanilla"))
     assert decoder.text([3, 5, END]) == "    return x"
     assert decoder.text([4, 5]) == "   x"
@@ -173,8 +231,15 @@ def test_a_stray_window_changes_no_engine(tmp_path: Path) -> None:
     module.save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
     prompt = [5, 9, 12, 30, 7, 9, 12, 33]
-    texts = [load(tmp_path, policy=shipped("vanilla"), engine=each).generate(prompt, 20).token_ids for each in ENGINES]
-    plain = load((build("llama"), word_tokenizer()), policy=shipped("vanilla")).generate(prompt, 20).token_ids
+    texts = [
+        load(tmp_path, policy=shipped("vanilla"), engine=each).generate(prompt, 20).token_ids
+        for each in ENGINES
+    ]
+    plain = (
+        load((build("llama"), word_tokenizer()), policy=shipped("vanilla"))
+        .generate(prompt, 20)
+        .token_ids
+    )
     assert texts == [plain] * len(ENGINES)
 
 
@@ -183,5 +248,7 @@ def test_half_a_character_in_a_prompt_is_refused(tmp_path: Path, prompt: object)
     save(tiny_llama(1), tmp_path)
     decoder = load(tmp_path, policy="vanilla")
     decoder.target.checkpoint.tokenizer.chat_template = TEMPLATE
-    with pytest.raises(UserError, match=r"a prompt must be Unicode text, got \\ud[8f][0f][0f] alone at character"):
+    with pytest.raises(
+        UserError, match=r"a prompt must be Unicode text, got \\ud[8f][0f][0f] alone at character"
+    ):
         decoder.generate(prompt, max_new_tokens=2)

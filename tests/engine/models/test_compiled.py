@@ -1,4 +1,6 @@
-"""Steps of fixed shape: the same tokens as eager ones, compiled once a shape, in memory that stays where it is."""
+"""Steps of fixed shape: the same tokens as eager ones, compiled once a shape, in memory that stays
+where it is.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,14 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     load_model.cache_clear()  # whose models have compiled before
 
 
-def decoders(checkpoints: Path, family: str, device: str = "cpu", **options: object) -> list[bild_lab.Decoder]:
+def decoders(
+    checkpoints: Path, family: str, device: str = "cpu", **options: object
+) -> list[bild_lab.Decoder]:
     paths = {"target": str(checkpoints / family), "draft": str(checkpoints / f"{family}-draft")}
     return [
-        bild_lab.load(**paths, dtype="float64", device=device, engine="native", compile=each, **options)
+        bild_lab.load(
+            **paths, dtype="float64", device=device, engine="native", compile=each, **options
+        )
         for each in (False, True)
     ]
 
@@ -43,14 +49,21 @@ def test_the_compiler_itself_scores_several_rows_as_eager_code_does() -> None:
     eager = native_session(decoder, source, 40)
     fixed = native_session(decoder, source, 40, workspace=compiled.Workspace(decoder, 128, 16))
     for fed in ([PAD, 6, 7], [8, 9, 10], [11, 12, 13, 14]):  # one shape
-        torch.testing.assert_close(fixed.extend(fed).logits, eager.extend(fed).logits, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            fixed.extend(fed).logits, eager.extend(fed).logits, atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", [*FAMILIES, *WINDOWED])
-def test_the_compiler_itself_changes_no_token_of_drafts_and_trees(checkpoints: Path, family: str) -> None:
+def test_the_compiler_itself_changes_no_token_of_drafts_and_trees(
+    checkpoints: Path, family: str
+) -> None:
     eager, fixed = decoders(checkpoints, family, policy="bild")
-    assert fixed.generate("ein Hund läuft", 24).token_ids == eager.generate("ein Hund läuft", 24).token_ids
+    assert (
+        fixed.generate("ein Hund läuft", 24).token_ids
+        == eager.generate("ein Hund läuft", 24).token_ids
+    )
 
 
 def test_a_shape_is_compiled_once_and_serves_the_next_text(checkpoints: Path, traced: None) -> None:
@@ -66,7 +79,9 @@ def test_a_shape_is_compiled_once_and_serves_the_next_text(checkpoints: Path, tr
     assert [id(each) for each in model._free] == workspaces
 
 
-def test_the_workspace_that_was_used_last_serves_the_next_text(checkpoints: Path, traced: None) -> None:
+def test_the_workspace_that_was_used_last_serves_the_next_text(
+    checkpoints: Path, traced: None
+) -> None:
     """Of several, as its steps are those that such texts have compiled."""
     model = decoders(checkpoints, "llama", policy="vanilla")[1].target
     assert isinstance(model, NativeModel)
@@ -78,7 +93,9 @@ def test_the_workspace_that_was_used_last_serves_the_next_text(checkpoints: Path
     assert model.start(source, 8).layers._workspace is used_last
 
 
-def test_a_text_longer_than_every_workspace_gets_a_larger_one(checkpoints: Path, traced: None) -> None:
+def test_a_text_longer_than_every_workspace_gets_a_larger_one(
+    checkpoints: Path, traced: None
+) -> None:
     _, fixed = decoders(checkpoints, "t5", policy="vanilla")
     model = fixed.target
     assert isinstance(model, NativeModel)
@@ -98,4 +115,7 @@ def test_more_rows_than_any_shape_run_uncompiled() -> None:
 def test_cuda_graphs_decode_the_same_text(checkpoints: Path, family: str) -> None:
     for policy in ("vanilla", "speculative"):
         eager, fixed = decoders(checkpoints, family, "cuda", policy=policy)
-        assert fixed.generate("ein Hund läuft", 24).token_ids == eager.generate("ein Hund läuft", 24).token_ids
+        assert (
+            fixed.generate("ein Hund läuft", 24).token_ids
+            == eager.generate("ein Hund läuft", 24).token_ids
+        )

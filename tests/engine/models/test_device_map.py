@@ -1,4 +1,6 @@
-"""Targets that Accelerate deals out to devices and to disk: the same texts, and what cannot be is refused."""
+"""Targets that Accelerate deals out to devices and to disk: the same texts, and what cannot be is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from tests.thinned import thinned
 
 PROMPT = "w5 w9 w12 w30 w7"
 CPU = torch.device("cpu")
-BYTES = {"llama": 80_000, "t5": 140_000}  # room for some layers beside the largest, which Accelerate keeps free
+# room for some layers beside the largest, which Accelerate keeps free
+BYTES = {"llama": 80_000, "t5": 140_000}
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +38,9 @@ def fresh() -> None:
 @pytest.fixture(params=["llama", "t5"])
 def scarce(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A family of models for which the machine's memory does not suffice."""
-    monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda limits: {"cpu": BYTES[request.param]})
+    monkeypatch.setattr(
+        accelerate, "accelerate_max_memory", lambda limits: {"cpu": BYTES[request.param]}
+    )
     return request.param
 
 
@@ -46,22 +51,30 @@ def tokens(checkpoints: Path, family: str, policy: str, **options: object) -> li
 @pytest.mark.parametrize("device_map", ["auto", "sequential"])
 def test_a_target_that_fits_is_as_without_a_map(device_map: str, checkpoints: Path) -> None:
     spread = load(checkpoints, "llama", "bild", device_map=device_map)
-    assert spread.generate(PROMPT, 24).token_ids == tokens(checkpoints, "llama", "bild", engine="hf")
+    assert spread.generate(PROMPT, 24).token_ids == tokens(
+        checkpoints, "llama", "bild", engine="hf"
+    )
     assert spread.target.parts == {"cpu": 1}
     assert [model.engine for model in spread.models] == ["hf", "hf"]
 
 
-@pytest.mark.parametrize("policy", thinned(["bild", "speculative", "bita", "medusa", "hf_assisted"], 3))
+@pytest.mark.parametrize(
+    "policy", thinned(["bild", "speculative", "bita", "medusa", "hf_assisted"], 3)
+)
 def test_layers_on_disk_decode_the_same_text(policy: str, scarce: str, checkpoints: Path) -> None:
     if scarce == "t5" and policy in ("bita", "medusa"):
         pytest.skip("of decoder-only models")
     decoder = load(checkpoints, scarce, policy, device_map="auto")
-    assert decoder.generate(PROMPT, 24).token_ids == tokens(checkpoints, scarce, policy, engine="hf")
+    assert decoder.generate(PROMPT, 24).token_ids == tokens(
+        checkpoints, scarce, policy, engine="hf"
+    )
     assert decoder.target.parts["cpu"] >= 2 and decoder.target.parts["disk"] >= 2
     assert any(weight.is_meta for weight in decoder.target.module.parameters())
 
 
-def test_tokens_go_in_where_they_are_computed_not_where_the_first_weights_lie(checkpoints: Path) -> None:
+def test_tokens_go_in_where_they_are_computed_not_where_the_first_weights_lie(
+    checkpoints: Path,
+) -> None:
     where = {"": "disk"}
     module = Checkpoint(str(checkpoints / "llama")).weights(torch.float32, device_map=where)
     assert module.device.type == "meta"
@@ -76,14 +89,24 @@ def test_vocabulary_matrices_that_are_elsewhere_are_refused(checkpoints: Path) -
     checkpoint = Checkpoint(str(checkpoints / "llama"))
     kept = SpreadModel(checkpoint, CPU, torch.float32, {"": "cpu"}).vocabulary_weights()
     module = checkpoint.weights(torch.float32)
-    assert torch.equal(kept[0], module.model.embed_tokens.weight) and torch.equal(kept[1], module.lm_head.weight)
-    with pytest.raises(UserError, match="reads the target's vocabulary matrices, and .* is spread over devices"):
+    assert torch.equal(kept[0], module.model.embed_tokens.weight) and torch.equal(
+        kept[1], module.lm_head.weight
+    )
+    with pytest.raises(
+        UserError, match="reads the target's vocabulary matrices, and .* is spread over devices"
+    ):
         SpreadModel(checkpoint, CPU, torch.float32, {"": "disk"}).vocabulary_weights()
 
 
-def test_a_model_whose_tokens_go_in_elsewhere_than_its_drafters_is_refused(checkpoints: Path) -> None:
-    model = SpreadModel(Checkpoint(str(checkpoints / "llama")), torch.device("meta"), torch.float32, "auto")
-    with pytest.raises(UserError, match="takes its tokens on cpu, as no part of it found room on meta"):
+def test_a_model_whose_tokens_go_in_elsewhere_than_its_drafters_is_refused(
+    checkpoints: Path,
+) -> None:
+    model = SpreadModel(
+        Checkpoint(str(checkpoints / "llama")), torch.device("meta"), torch.float32, "auto"
+    )
+    with pytest.raises(
+        UserError, match="takes its tokens on cpu, as no part of it found room on meta"
+    ):
         model.load()
 
 
@@ -102,13 +125,21 @@ def test_a_prefix_goes_to_the_device_of_its_layer() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device_map": "spread"}, "must be one of null, auto, balanced, balanced_low_0, sequential, got 'spread'"),
+        (
+            {"device_map": "spread"},
+            "must be one of null, auto, balanced, balanced_low_0, sequential, got 'spread'",
+        ),
         ({"device_map": "cuda:1"}, "got 'cuda:1'"),
-        ({"device_map": "auto", "engine": "native"}, "spread over devices runs on hf; set runtime.engine=hf or auto"),
+        (
+            {"device_map": "auto", "engine": "native"},
+            "spread over devices runs on hf; set runtime.engine=hf or auto",
+        ),
         ({"device_map": "auto", "compile": True}, "only the native engine compiles"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(options: dict[str, object], message: str, checkpoints: Path) -> None:
+def test_what_cannot_be_combined_is_refused(
+    options: dict[str, object], message: str, checkpoints: Path
+) -> None:
     with pytest.raises(UserError, match=message):
         load(checkpoints, "llama", "bild", **options)
 
@@ -119,10 +150,23 @@ def test_a_policy_that_runs_layers_of_its_own_asks_for_one_device(checkpoints: P
 
 
 @pytest.fixture
-def configured(checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def configured(
+    checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     monkeypatch.chdir(tmp_path)
-    words = [f"pair.target={checkpoints / 'llama'}", "dataset=multi30k", f"dataset.path={data}", "dataset.limit=2"]
-    return [*words, "decoding.max_new_tokens=6", "policy=vanilla", "measure.baseline=null", "measure.repeats=1"]
+    words = [
+        f"pair.target={checkpoints / 'llama'}",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "dataset.limit=2",
+    ]
+    return [
+        *words,
+        "decoding.max_new_tokens=6",
+        "policy=vanilla",
+        "measure.baseline=null",
+        "measure.repeats=1",
+    ]
 
 
 def point_of(words: list[str], *more: str) -> Point:
@@ -144,6 +188,8 @@ def test_a_result_says_how_many_parts_lie_where(
     configured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accelerate, "accelerate_max_memory", lambda limits: {"cpu": BYTES["llama"]})
-    result = run_point(point_of(configured, "runtime.device_map=auto"), Sweep(tmp_path / "outputs" / "spread"))
+    result = run_point(
+        point_of(configured, "runtime.device_map=auto"), Sweep(tmp_path / "outputs" / "spread")
+    )
     parts = result.environment["parts"]
     assert set(parts) == {"cpu", "disk"} and sum(parts.values()) > 3

@@ -20,15 +20,24 @@ from tests.sessions import needs_kernels
 
 pytestmark = needs_kernels
 REAL = os.environ.get("BILD_LAB_REAL_MODELS", "")
-KINDS = {Type.Q8_0: 8.5, Type.Q4_0: 4.5, Type.Q5_0: 8.5, Type.Q4_K: 4.625, Type.Q6_K: 6.5625}  # bits of a weight
+# bits of a weight
+KINDS = {Type.Q8_0: 8.5, Type.Q4_0: 4.5, Type.Q5_0: 8.5, Type.Q4_K: 4.625, Type.Q6_K: 6.5625}
 TOKENS = [PROMPT[-1], *(3 + 7 * index % 37 for index in range(59))]
 
 
 def as_q4_k_m(name: str) -> Type:
-    """Some matrices have 6 bits; one of those that run as one with others has another type, and one has none."""
+    """Some matrices have 6 bits; one of those that run as one with others has another type, and one
+    has none.
+    """
     if "v_proj" in name or "layers.1.mlp.down_proj" in name:
         return Type.Q6_K
-    return Type.F32 if "layers.1.self_attn.q_proj" in name else Type.Q8_0 if "lm_head" in name else Type.Q4_K
+    return (
+        Type.F32
+        if "layers.1.self_attn.q_proj" in name
+        else Type.Q8_0
+        if "lm_head" in name
+        else Type.Q4_K
+    )
 
 
 def opened(path: Path, weights: str | None, dtype: torch.dtype = torch.float32) -> NativeModel:
@@ -51,7 +60,9 @@ def test_scores_are_to_the_last_bit_those_of_the_weights_that_the_blocks_stand_f
         assert torch.equal(scores(kept), scores(whole))
         assert not torch.equal(scores(opened(path, 4)), scores(whole)) or kind == Type.Q4_0
         if kind in KINDS:  # panels are as full in float32; the embeddings are blocks too
-            sizes = [sum(matrix.nbytes for matrix in model.packed._matrices) for model in (kept, whole)]
+            sizes = [
+                sum(matrix.nbytes for matrix in model.packed._matrices) for model in (kept, whole)
+            ]
             assert sizes[0] / sizes[1] == KINDS[kind] / 32
             assert not isinstance(kept.decoder.embedding, torch.Tensor)
         for ours, theirs in zip(kept.vocabulary_weights(), whole.vocabulary_weights(), strict=True):
@@ -70,10 +81,14 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(
         assert torch.equal(scores(model, size), alone), size
 
 
-def test_a_minimum_that_is_left_out_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_minimum_that_is_left_out_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tiny("llama"), tmp_path / "model.gguf", Type.Q4_K)
     expected, read = scores(opened(path, None)), panels.Q4_K.get_scale_min
-    monkeypatch.setattr(panels.Q4_K, "get_scale_min", staticmethod(lambda each: (read(each)[0], 0 * read(each)[1])))
+    monkeypatch.setattr(
+        panels.Q4_K, "get_scale_min", staticmethod(lambda each: (read(each)[0], 0 * read(each)[1]))
+    )
     assert not torch.allclose(scores(opened(path, "gguf")), expected, atol=1e-3)
 
 
@@ -92,7 +107,10 @@ def test_the_blocks_draft_for_the_file_and_run_beside_llama_cpp(tmp_path: Path) 
     [
         (
             Type.Q5_1,
-            r"wants blocks of Q8_0, Q5_0, Q4_0, Q4_K, Q6_K, in a gate those of what it gates, got Q5_1 for model",
+            (
+                r"wants blocks of Q8_0, Q5_0, Q4_0, Q4_K, Q6_K, in a gate those of what it gates,"
+                r" got Q5_1 for model"
+            ),
         ),
         (
             lambda name: Type.Q8_0 if "gate" in name else Type.Q4_0,
@@ -116,5 +134,6 @@ def test_a_real_files_blocks_give_the_scores_of_what_they_stand_for(name: str) -
     kept = opened(path, "gguf")
     ours = scores(kept)
     size = sum(each.nbytes for each in kept.packed._matrices)
-    assert size < (1.05 if name == "qwen-1.5b" else 1.6) * path.stat().st_size  # with Q5_0 in 8 bits
+    # with Q5_0 in 8 bits
+    assert size < (1.05 if name == "qwen-1.5b" else 1.6) * path.stat().st_size
     assert torch.equal(ours, scores(opened(path, None)))

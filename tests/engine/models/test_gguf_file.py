@@ -18,18 +18,39 @@ from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.gguf_file import LLAMA_3, MODEL_TYPES, GgufCheckpoint, PackedTensor, recognized
+from bild_lab.engine.models.gguf_file import (
+    LLAMA_3,
+    MODEL_TYPES,
+    GgufCheckpoint,
+    PackedTensor,
+    recognized,
+)
 from bild_lab.errors import UserError
 from bild_lab.lab.decoding.load import load
 from tests.policies import shipped
 from tests.tiny import DECODER_SIZES, with_norms
 
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8}
+WIDE = {
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+}
 SIZES = DECODER_SIZES | WIDE | {"initializer_range": 0.1}
-YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 SCALED = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, **LLAMA_3}
 WINDOWED = {
-    **{"head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 4, "tie_word_embeddings": True},
+    **{
+        "head_dim": 64,
+        "query_pre_attn_scalar": 64,
+        "sliding_window": 4,
+        "tie_word_embeddings": True,
+    },
     "layer_types": ["sliding_attention", "full_attention"],
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
@@ -45,12 +66,24 @@ MODELS = {  # llama.cpp's architecture, Transformers' configuration
 }
 REAL = os.environ.get("BILD_LAB_REAL_MODELS", "")
 PROMPT = [5, 9, 12, 30, 7, 9, 12, 33, 21, 4]
-PIECES = ["<pad>", "</s>", "<s>", "<unk>", "<end_of_turn>", "▁", *"abcdefghijklmnopqrstuvwxyz", *"ABCDEFG", "ab"]
+PIECES = [
+    "<pad>",
+    "</s>",
+    "<s>",
+    "<unk>",
+    "<end_of_turn>",
+    "▁",
+    *"abcdefghijklmnopqrstuvwxyz",
+    *"ABCDEFG",
+    "ab",
+]
 
 
 def tiny(model_type: str) -> PreTrainedModel:
     torch.manual_seed(1)
-    module = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **SIZES | MODELS[model_type][1]))
+    module = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **SIZES | MODELS[model_type][1])
+    )
     for name, weight in module.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(weight)
@@ -58,24 +91,41 @@ def tiny(model_type: str) -> PreTrainedModel:
 
 
 def alternating(weight: np.ndarray, heads: int) -> np.ndarray:
-    """The rows as llama.cpp has them: in each head, one of the first half before one of the second."""
+    """The rows as llama.cpp has them: in each head, one of the first half before one of the
+    second.
+    """
     half = len(weight) // heads // 2
-    order = [2 * half * head + row + half * second for head in range(heads) for row in range(half) for second in (0, 1)]
+    order = [
+        2 * half * head + row + half * second
+        for head in range(heads)
+        for row in range(half)
+        for second in (0, 1)
+    ]
     return weight[order]
 
 
 def random_blocks(rows: int, width: int, kind: Type) -> np.ndarray:
-    """Blocks of a type that the package cannot make of numbers, with scales that keep them small."""
+    """Blocks of a type that the package cannot make of numbers, with scales that keep them
+    small.
+    """
     per_block, size = GGML_QUANT_SIZES[kind]
-    blocks = np.random.default_rng(rows).integers(0, 256, (rows, width // per_block, size), dtype=np.uint8)
+    blocks = np.random.default_rng(rows).integers(
+        0, 256, (rows, width // per_block, size), dtype=np.uint8
+    )
     places, scale = {Type.Q4_K: ((0, 2), 2e-4), Type.Q6_K: ((208,), 3e-5)}[kind]
     for place in places:
         blocks[..., place : place + 2] = np.array([scale], np.float16).view(np.uint8)
     return blocks.reshape(rows, -1)
 
 
-def write(module: PreTrainedModel, path: Path, kind: Type | Callable[[str], Type] = Type.F32, **changes: Any) -> Path:
-    """The file of a module, whose weights become what the file stands for. changes: of its settings; None: without.
+def write(
+    module: PreTrainedModel,
+    path: Path,
+    kind: Type | Callable[[str], Type] = Type.F32,
+    **changes: Any,
+) -> Path:
+    """The file of a module, whose weights become what the file stands for. changes: of its
+    settings; None: without.
 
     kind: of the matrices, or of each by its name.
     """
@@ -99,16 +149,30 @@ def write(module: PreTrainedModel, path: Path, kind: Type | Callable[[str], Type
         settings["rope.freq_base_swa"] = near["rope_theta"]
     settings["rope.freq_base"] = rotation["rope_theta"]
     if rotation["rope_type"] in ("yarn", "linear"):
-        settings |= {"rope.scaling.type": rotation["rope_type"], "rope.scaling.factor": rotation["factor"]}
+        settings |= {
+            "rope.scaling.type": rotation["rope_type"],
+            "rope.scaling.factor": rotation["factor"],
+        }
     if rotation["rope_type"] == "yarn":
         settings["rope.scaling.original_context_length"] = 64
     own = {f"{architecture}.{key}": value for key, value in settings.items()}
-    tokens = {"model": "llama", "add_bos_token": True, "eos_token_id": 1, "bos_token_id": 2, "padding_token_id": 0}
+    tokens = {
+        "model": "llama",
+        "add_bos_token": True,
+        "eos_token_id": 1,
+        "bos_token_id": 2,
+        "padding_token_id": 0,
+    }
     own |= {f"tokenizer.ggml.{key}": value for key, value in tokens.items()}
     own["tokenizer.chat_template"] = "{{ bos_token }}{{ messages[0]['content'] }}"
     writer = GGUFWriter(path, changes.pop("architecture", architecture))
     for key, value in (own | changes).items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+        add = {
+            bool: writer.add_bool,
+            int: writer.add_uint32,
+            float: writer.add_float32,
+            str: writer.add_string,
+        }
         if value is not None:
             add[type(value)](key, value)
     writer.add_token_list(PIECES)
@@ -120,17 +184,28 @@ def write(module: PreTrainedModel, path: Path, kind: Type | Callable[[str], Type
         numbers, matrix, kind = weight.detach().numpy(), weight.ndim == 2, kind_of(name)
         if model_type == "gemma3_text" and part.endswith("norm"):
             numbers = numbers + 1
-        stored = random_blocks(*numbers.shape, kind) if matrix and kind in (Type.Q4_K, Type.Q6_K) else numbers
+        stored = (
+            random_blocks(*numbers.shape, kind)
+            if matrix and kind in (Type.Q4_K, Type.Q6_K)
+            else numbers
+        )
         if matrix and stored is numbers:
             stored = quantize(numbers, kind)
         if matrix:
             weight.data = torch.from_numpy(dequantize(stored, kind).copy())
         if architecture == "llama" and part.endswith(("q_proj", "k_proj")):
             stored = alternating(stored, 8 if part.endswith("q_proj") else 2)
-        writer.add_tensor(f"{names.get_name(part)}.{suffix}", stored, raw_dtype=kind if matrix else None)
+        writer.add_tensor(
+            f"{names.get_name(part)}.{suffix}", stored, raw_dtype=kind if matrix else None
+        )
     if rotation["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", llama3_divisors(rotation))
-    for step in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+    for step in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
         step()
     return path
 
@@ -156,27 +231,35 @@ def expected(module: PreTrainedModel) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("model_type", MODELS)
-def test_a_file_gives_the_scores_of_the_model_it_was_made_of(model_type: str, tmp_path: Path) -> None:
+def test_a_file_gives_the_scores_of_the_model_it_was_made_of(
+    model_type: str, tmp_path: Path
+) -> None:
     module = tiny(model_type)
     checkpoint = recognized(Checkpoint(str(write(module, tmp_path / "model.gguf"))))
     checkpoint.check()
     torch.testing.assert_close(logits(checkpoint), expected(module), rtol=1e-4, atol=1e-4)
     state, found = module.state_dict(), checkpoint.weights(torch.bfloat16).state_dict()
     assert all(torch.allclose(found[name], state[name].bfloat16(), atol=1e-6) for name in state)
-    if model_type in ("llama", "mistral", "gemma3_text"):  # planted: what llama.cpp changed is left as it is
+    # planted: what llama.cpp changed is left as it is
+    if model_type in ("llama", "mistral", "gemma3_text"):
         checkpoint = GgufCheckpoint(checkpoint.path)
-        vars(checkpoint)["packed"] = {name: replace(one, heads=0, added=0) for name, one in checkpoint.packed.items()}
+        vars(checkpoint)["packed"] = {
+            name: replace(one, heads=0, added=0) for name, one in checkpoint.packed.items()
+        }
         assert (logits(checkpoint) - expected(module)).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K])
+@pytest.mark.parametrize(
+    "kind", [Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q5_0, Type.Q4_K, Type.Q6_K]
+)
 def test_packed_weights_give_the_scores_of_what_they_stand_for(kind: Type, tmp_path: Path) -> None:
     module = tiny("llama")
     checkpoint = GgufCheckpoint(str(write(module, tmp_path / "model.gguf", kind)))
     torch.testing.assert_close(logits(checkpoint), expected(module), rtol=1e-4, atol=1e-4)
     queries = checkpoint.packed["model.layers.0.self_attn.q_proj.weight"]
     assert queries.type == kind and queries.blocks().dtype == np.uint8
-    rows = torch.from_numpy(dequantize(queries.blocks(), kind).copy())  # what kernels may read as it is
+    # what kernels may read as it is
+    rows = torch.from_numpy(dequantize(queries.blocks(), kind).copy())
     assert torch.equal(rows, module.state_dict()["model.layers.0.self_attn.q_proj.weight"])
 
 
@@ -184,7 +267,9 @@ def test_blocks_of_eight_bits_are_a_scale_and_whole_numbers(tmp_path: Path) -> N
     block = np.array([0.5], np.float16).tobytes() + np.arange(-16, 16, dtype=np.int8).tobytes()
     (tmp_path / "tensor").write_bytes(b"before" + block * 3)
     tensor = PackedTensor(tmp_path / "tensor", Type.Q8_0, (3, 32), len("before"))
-    assert tensor.numbers(torch.bfloat16).tolist() == [[number / 2 for number in range(-16, 16)]] * 3
+    assert (
+        tensor.numbers(torch.bfloat16).tolist() == [[number / 2 for number in range(-16, 16)]] * 3
+    )
 
 
 def test_every_engine_decodes_the_file_as_its_module(tmp_path: Path) -> None:
@@ -215,22 +300,39 @@ def test_tokens_template_and_ends_come_from_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architecture": "mamba"}, "its architecture is mamba, and llama, qwen2, qwen3, gemma3 are known; give the"),
-        ({"llama.attention.scale": 0.5}, r"its setting llama.attention.scale is 0.5; give the model's folder"),
+        (
+            {"architecture": "mamba"},
+            "its architecture is mamba, and llama, qwen2, qwen3, gemma3 are known; give the",
+        ),
+        (
+            {"llama.attention.scale": 0.5},
+            r"its setting llama.attention.scale is 0.5; give the model's folder",
+        ),
         ({"llama.block_count": 3}, "block_count is 3, and it holds 2 layers"),
-        ({"llama.feed_forward_length": 512}, r"wanted blk.0.ffn_gate.weight of shape \[512, 256\], got \[256, 256\]"),
+        (
+            {"llama.feed_forward_length": 512},
+            r"wanted blk.0.ffn_gate.weight of shape \[512, 256\], got \[256, 256\]",
+        ),
         ({"llama.embedding_length": None}, "'embedding_length'"),
         ({"llama.attention.head_count": "8"}, "is no model that is known here"),
         ({"llama.rope.dimension_count": 32}, "dimension_count is 32, and a head is 64 wide"),
-        ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "rotary scaling is longrope"),
+        (
+            {"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0},
+            "rotary scaling is longrope",
+        ),
         ({"llama.rope.freq_base": 1000.0}, "its rope_freqs.weight is not Llama 3's"),
         ({"split.count": 2}, "it is one of 2 parts, which llama-gguf-split --merge joins"),
         ({"general.type": "adapter"}, "its type is adapter"),
-        ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"}, "rule of splitting words is smollm, which"),
+        (
+            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm"},
+            "rule of splitting words is smollm, which",
+        ),
         ({"tokenizer.ggml.model": "bert"}, "the tokenizer of .* cannot be built: .*'bert'"),
     ],
 )
-def test_a_model_that_is_not_known_is_refused_in_a_line(changes: dict, message: str, tmp_path: Path) -> None:
+def test_a_model_that_is_not_known_is_refused_in_a_line(
+    changes: dict, message: str, tmp_path: Path
+) -> None:
     path = write(tiny("llama"), tmp_path / "model.gguf", **changes)
     with pytest.raises(UserError, match=message) as refused:
         load(path, policy=shipped("vanilla"))
@@ -240,17 +342,32 @@ def test_a_model_that_is_not_known_is_refused_in_a_line(changes: dict, message: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors: tensors.pop("output_norm.weight"), r"wanted output_norm.weight of shape \[256\], got none"),
-        (lambda tensors: tensors.update(other=None), "also holds other, which is not known of a llama"),
+        (
+            lambda tensors: tensors.pop("output_norm.weight"),
+            r"wanted output_norm.weight of shape \[256\], got none",
+        ),
+        (
+            lambda tensors: tensors.update(other=None),
+            "also holds other, which is not known of a llama",
+        ),
         (
             lambda tensors: tensors.update(
-                {"output.weight": replace(tensors["output.weight"], type=Type.Q8_K, shape=(40, 256))}
+                {
+                    "output.weight": replace(
+                        tensors["output.weight"], type=Type.Q8_K, shape=(40, 256)
+                    )
+                }
             ),
-            "has weights of type Q8_K, which the package gguf cannot unpack; give a file of another type",
+            (
+                "has weights of type Q8_K, which the package gguf cannot unpack; give a file of"
+                " another type"
+            ),
         ),
     ],
 )
-def test_tensors_that_are_not_the_models_are_refused(change: Callable, message: str, tmp_path: Path) -> None:
+def test_tensors_that_are_not_the_models_are_refused(
+    change: Callable, message: str, tmp_path: Path
+) -> None:
     checkpoint = GgufCheckpoint(str(write(tiny("llama"), tmp_path / "model.gguf")))
     change(checkpoint._header[1])
     with pytest.raises(UserError, match=message):
@@ -261,12 +378,18 @@ def test_a_damaged_file_is_refused_in_a_line(tmp_path: Path) -> None:
     path = write(tiny("qwen3"), tmp_path / "model.gguf")
     whole, place = path.read_bytes(), random.Random(0)
     header = GgufCheckpoint(str(path))._header[1]["token_embd.weight"].start
-    damaged = [whole[:length] for length in (0, 3, 24, *range(100, header, 601), header, len(whole) - 1)]
+    damaged = [
+        whole[:length] for length in (0, 3, 24, *range(100, header, 601), header, len(whole) - 1)
+    ]
     for content in [b"PK" + whole[2:], *damaged]:
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"wanted a GGUF file, got .*, damaged or cut short: .+; download it again"):
+        with pytest.raises(
+            UserError,
+            match=r"wanted a GGUF file, got .*, damaged or cut short: .+; download it again",
+        ):
             GgufCheckpoint(str(path)).check()
-    for _ in range(40):  # one byte of the header is another: what can be read still is, the rest is refused
+    # one byte of the header is another: what can be read still is, the rest is refused
+    for _ in range(40):
         content = bytearray(whole)
         content[place.randrange(header)] = place.randrange(256)
         path.write_bytes(content)
@@ -277,14 +400,22 @@ def test_a_damaged_file_is_refused_in_a_line(tmp_path: Path) -> None:
 def test_files_where_none_can_be_are_refused(tmp_path: Path) -> None:
     path = write(tiny("qwen3"), tmp_path / "model.gguf")
     for given, message in (
-        (tmp_path / "no.gguf", "no GGUF file .*no.gguf; give the path of one, or a folder with config.json"),
+        (
+            tmp_path / "no.gguf",
+            "no GGUF file .*no.gguf; give the path of one, or a folder with config.json",
+        ),
         (tmp_path, "is a folder with a GGUF file; give the file: .*model.gguf"),
     ):
         with pytest.raises(UserError, match=message):
             load(given, policy=shipped("vanilla"))
-    with pytest.raises(UserError, match="is a file; give a folder in Hugging Face layout, as only decoding reads GGUF"):
+    with pytest.raises(
+        UserError,
+        match="is a file; give a folder in Hugging Face layout, as only decoding reads GGUF",
+    ):
         Checkpoint(str(path)).check()
-    with pytest.raises(UserError, match="wanted a folder in Transformers' layout, got the GGUF file"):
+    with pytest.raises(
+        UserError, match="wanted a folder in Transformers' layout, got the GGUF file"
+    ):
         _ = GgufCheckpoint(str(path)).files
 
 
@@ -297,7 +428,10 @@ def test_a_real_file_decodes_as_the_folder_that_was_made_of_it(name: str, engine
     paths = Path(REAL) / f"{name}.gguf", Path(REAL) / name
     file, folder = (load(path, policy="vanilla", dtype="bfloat16", engine=engine) for path in paths)
     ours, theirs = file.target.checkpoint, folder.target.checkpoint
-    assert ours.end_tokens == theirs.end_tokens and ours.source(text).prompt == theirs.source(text).prompt
+    assert (
+        ours.end_tokens == theirs.end_tokens
+        and ours.source(text).prompt == theirs.source(text).prompt
+    )
     assert ours.tokenizer.chat_template == theirs.tokenizer.chat_template
     assert torch.equal(*(one.target.text_logits(one.target.source(text)) for one in (file, folder)))
     assert file.generate(text, 24).token_ids == folder.generate(text, 24).token_ids

@@ -51,14 +51,18 @@ def test_a_listening_endpoint_is_reachable(monkeypatch: pytest.MonkeyPatch) -> N
         require_hub("model 't5-small'", "give a local folder")
 
 
-def test_a_name_server_that_never_answers_costs_no_more_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_server_that_never_answers_costs_no_more_than_the_timeout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(socket, "create_connection", silent_name_server)
     began = time.perf_counter()
     assert hub_problem(timeout_s=0.1) == "huggingface.co:443 cannot be reached (no answer in 0.1 s)"
     assert time.perf_counter() - began < 1
 
 
-def test_a_hub_behind_a_proxy_is_asked_for_at_the_proxy(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
+def test_a_hub_behind_a_proxy_is_asked_for_at_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, closed_port: int
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://hub.invalid:{closed_port}")
     with loopback_hub({}) as proxy:
         monkeypatch.setenv("http_proxy", proxy)
@@ -68,7 +72,9 @@ def test_a_hub_behind_a_proxy_is_asked_for_at_the_proxy(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("endpoint", ["huggingface.co", "ftp://huggingface.co", "http://hub:port"])
-def test_an_endpoint_that_is_no_url_is_refused(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+def test_an_endpoint_that_is_no_url_is_refused(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     with pytest.raises(UserError, match="must be a URL such as https://huggingface.co, got"):
         hub_problem()
@@ -84,14 +90,21 @@ def test_the_offline_switch_is_turned_back() -> None:
     assert constants.HF_HUB_OFFLINE == before
 
 
-def test_a_dataset_of_an_unreachable_hub_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, closed_port: int) -> None:
+def test_a_dataset_of_an_unreachable_hub_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, closed_port: int
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port}")
     never_cached = DatasetSpec(
-        name="x", hub_id="nobody-here/nothing", source_column="de", reference_column="en", metric="bleu"
+        name="x",
+        hub_id="nobody-here/nothing",
+        source_column="de",
+        reference_column="en",
+        metric="bleu",
     )
     began = time.perf_counter()
     with pytest.raises(
-        UserError, match="wanted dataset 'nobody-here/nothing'.* from the Hugging Face hub.*dataset.path=DIR"
+        UserError,
+        match="wanted dataset 'nobody-here/nothing'.* from the Hugging Face hub.*dataset.path=DIR",
     ):
         load_examples(never_cached)
     assert time.perf_counter() - began < 5
@@ -118,9 +131,16 @@ def test_hub_datasets_load_online_and_then_from_the_cache(tmp_path: Path, closed
         online = load_in_a_fresh_process(endpoint, tmp_path, configured, plain, no_split, missing)
     assert online[:2] == [sentences, sentences]
     assert "cannot load dataset 'me/plain' (split=train)" in online[2] and "['test']" in online[2]
-    assert "cannot load dataset 'me/missing'" in online[3] and "doesn't exist on the Hub" in online[3]
+    assert (
+        "cannot load dataset 'me/missing'" in online[3] and "doesn't exist on the Hub" in online[3]
+    )
 
-    offline = load_in_a_fresh_process(f"http://127.0.0.1:{closed_port}", tmp_path, configured, plain, no_split, missing)
+    offline = load_in_a_fresh_process(
+        f"http://127.0.0.1:{closed_port}", tmp_path, configured, plain, no_split, missing
+    )
     assert offline[:2] == [sentences, sentences]
-    assert "whose local cache could not be used (Unknown split" in offline[2] and "dataset.path=DIR" in offline[2]
+    assert (
+        "whose local cache could not be used (Unknown split" in offline[2]
+        and "dataset.path=DIR" in offline[2]
+    )
     assert "wanted dataset 'me/missing'" in offline[3] and "Connection refused" in offline[3]

@@ -1,4 +1,6 @@
-"""Checkpoints of a hub that serves them, withholds them, breaks off or is not there: the real `from_pretrained`."""
+"""Checkpoints of a hub that serves them, withholds them, breaks off or is not there: the real
+`from_pretrained`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.loopback_hub import commit_of, contents, loopback_hub, pickled, printed_in_a_fresh_process
+from tests.loopback_hub import (
+    commit_of,
+    contents,
+    loopback_hub,
+    pickled,
+    printed_in_a_fresh_process,
+)
 
 WHOLE = commit_of("me/whole")
 CODE = b"""
@@ -31,7 +39,9 @@ for fields in json.loads(sys.argv[1]):
 """
 
 
-def read_in_a_fresh_process(endpoint: str, home: Path, *checkpoints: dict[str, object]) -> list[str]:
+def read_in_a_fresh_process(
+    endpoint: str, home: Path, *checkpoints: dict[str, object]
+) -> list[str]:
     """What came of each checkpoint."""
     return printed_in_a_fresh_process(_READ_ALL, endpoint, home, json.dumps(checkpoints))
 
@@ -39,7 +49,11 @@ def read_in_a_fresh_process(endpoint: str, home: Path, *checkpoints: dict[str, o
 @pytest.fixture
 def models(checkpoints: Path) -> dict[str, dict[str, bytes]]:
     whole = contents(checkpoints / "t5")
-    own = {**json.loads(whole["config.json"]), "model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
+    own = {
+        **json.loads(whole["config.json"]),
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.OwnConfig"},
+    }
     return {
         "me/whole": whole,
         "me/gated": whole,
@@ -56,14 +70,19 @@ def test_a_hubs_checkpoints_are_read_or_refused_with_what_to_do(
     asked = ["me/whole", "me/missing", "me/gated", "me/own-code", "me/pickled"]
     revised = [{"path": "me/whole", "revision": revision} for revision in (WHOLE, "v9")]
     with loopback_hub({}, models, gated=["me/gated"]) as endpoint:
-        told = read_in_a_fresh_process(endpoint, tmp_path, *({"path": path} for path in asked), *revised)
+        told = read_in_a_fresh_process(
+            endpoint, tmp_path, *({"path": path} for path in asked), *revised
+        )
     whole, missing, gated, own_code, refused, commit, wrong = told
     assert whole == commit == f"read {WHOLE} T5ForConditionalGeneration"
     assert "of me/missing from the hub" in missing and "check its name" in missing
     assert "of me/gated from the hub" in gated and "`hf auth login`" in gated
     assert own_code.endswith("look at it first, then set runtime.trust_remote_code=true")
     assert not (tmp_path / "ran").exists()
-    assert "me/pickled has pytorch_model.bin and no safetensors" in refused and "runtime.allow_pickles=true" in refused
+    assert (
+        "me/pickled has pytorch_model.bin and no safetensors" in refused
+        and "runtime.allow_pickles=true" in refused
+    )
     assert "of me/whole from the hub" in wrong and "v9" in wrong
 
 
@@ -74,13 +93,18 @@ def test_a_download_that_broke_off_is_named_and_what_is_cached_serves_without_a_
     whole = {"path": "me/whole"}
     with loopback_hub({}, models, truncated=["model.safetensors"]) as endpoint:
         (told,) = read_in_a_fresh_process(endpoint, tmp_path, whole)
-    assert "cannot read the weights of me/whole from the hub" in told and "repeat the command" in told
+    assert (
+        "cannot read the weights of me/whole from the hub" in told and "repeat the command" in told
+    )
     with loopback_hub({}, models) as endpoint:
         (again,) = read_in_a_fresh_process(endpoint, tmp_path, whole)
     closed = "http://127.0.0.1:9"
     offline, unknown = read_in_a_fresh_process(closed, tmp_path, whole, {"path": "me/unknown"})
     assert again == offline == f"read {WHOLE} T5ForConditionalGeneration"
-    assert "wanted the checkpoint me/unknown from the Hugging Face hub" in unknown and "pair.target=DIR" in unknown
+    assert (
+        "wanted the checkpoint me/unknown from the Hugging Face hub" in unknown
+        and "pair.target=DIR" in unknown
+    )
 
 
 @pytest.mark.slow

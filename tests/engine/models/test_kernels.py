@@ -1,4 +1,6 @@
-"""The CPU kernels: rows do not depend on those beside them, and a chain in one program is the loop's."""
+"""The CPU kernels: rows do not depend on those beside them, and a chain in one program is the
+loop's.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
@@ -29,7 +37,9 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Chain, Prefix, Rows, Scores, Want, beside
 from bild_lab.engine.trace import Forward, Trace
 from tests.engine.models.test_native import ARCHITECTURES, build
-from tests.engine.models.test_native import test_logits_are_those_of_transformers_in_float32 as compare_in_float32
+from tests.engine.models.test_native import (
+    test_logits_are_those_of_transformers_in_float32 as compare_in_float32,
+)
 from tests.policies import in_memory
 from tests.sessions import native_session, needs_kernels, tree_rows
 from tests.tiny import PAD, START, TINY, VOCABULARY
@@ -39,18 +49,28 @@ CPU = torch.device("cpu")
 
 
 def source_of(family: str) -> Source:
-    return Source((PAD,), torch.tensor([[5, 9, 12, 1]])) if family == "t5" else Source((START, 5, 9, 12))
+    return (
+        Source((PAD,), torch.tensor([[5, 9, 12, 1]]))
+        if family == "t5"
+        else Source((START, 5, 9, 12))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(name: str, dtype: torch.dtype) -> None:
+def test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(
+    name: str, dtype: torch.dtype
+) -> None:
     module, _, source = build(name)
     decoder = type(build(name)[1])(module.to(dtype))
-    tokens = [*source.prompt, *torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3)).tolist()]
+    tokens = [
+        *source.prompt,
+        *torch.randint(3, 90, (40,), generator=torch.Generator().manual_seed(3)).tolist(),
+    ]
     new = tokens[len(source.prompt) - 1 :]
     alone = native_session(decoder, source, 64, kernels=True)
-    torch.set_num_threads(4)  # more than there are blocks of four queries, so that each query runs alone
+    # more than there are blocks of four queries, so that each query runs alone
+    torch.set_num_threads(4)
     try:
         expected = torch.cat([alone.extend([token]).logits for token in new])
     finally:
@@ -59,7 +79,12 @@ def test_a_row_is_the_same_to_the_last_bit_whatever_runs_beside_it(name: str, dt
         together = native_session(decoder, source, 64, kernels=True)
         for store in (together.layers.cache.keys, together.layers.cache.values):
             store.fill_(torch.nan)  # slots that no row has written are not read
-        rows = torch.cat([together.extend(new[start : start + size]).logits for start in range(0, len(new), size)])
+        rows = torch.cat(
+            [
+                together.extend(new[start : start + size]).logits
+                for start in range(0, len(new), size)
+            ]
+        )
         assert torch.equal(rows, expected), size
         for one, other in zip(written(together), written(alone), strict=True):
             assert torch.equal(one, other)
@@ -89,19 +114,40 @@ def test_bfloat16_is_as_close_to_float32_as_pytorch_is(name: str) -> None:
     kind, halves = type(build(name)[1]), module.bfloat16()
     tokens = [source.prompt[-1], *range(5, 30)]
     exact = native_session(kind(copy.deepcopy(halves).float()), source, 64).extend(tokens).logits
-    by_torch, by_kernels = (native_session(kind(halves), source, 64, kernels=each) for each in (False, True))
-    near, own = (float((each.extend(tokens).logits - exact).abs().mean()) for each in (by_torch, by_kernels))
+    by_torch, by_kernels = (
+        native_session(kind(halves), source, 64, kernels=each) for each in (False, True)
+    )
+    near, own = (
+        float((each.extend(tokens).logits - exact).abs().mean()) for each in (by_torch, by_kernels)
+    )
     assert own < 1.2 * near < float(exact.std())
 
 
 def odd(family: str, seed: int = 0) -> PreTrainedModel:
-    """A model of which no width is a multiple of 2, but for the heads of Llama, which are rotated by pairs."""
+    """A model of which no width is a multiple of 2, but for the heads of Llama, which are rotated
+    by pairs.
+    """
     torch.manual_seed(seed)
     if family == "t5":
-        sizes = {"d_model": 33, "d_kv": 7, "d_ff": 51, "num_heads": 3, "num_layers": 2, "vocab_size": 41}
-        config = T5Config(**sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=PAD, dropout_rate=0.0)
+        sizes = {
+            "d_model": 33,
+            "d_kv": 7,
+            "d_ff": 51,
+            "num_heads": 3,
+            "num_layers": 2,
+            "vocab_size": 41,
+        }
+        config = T5Config(
+            **sizes, feed_forward_proj="gated-gelu", decoder_start_token_id=PAD, dropout_rate=0.0
+        )
         return T5ForConditionalGeneration(config).eval()
-    sizes = {"hidden_size": 33, "intermediate_size": 51, "head_dim": 6, "vocab_size": 41, "initializer_range": 0.25}
+    sizes = {
+        "hidden_size": 33,
+        "intermediate_size": 51,
+        "head_dim": 6,
+        "vocab_size": 41,
+        "initializer_range": 0.25,
+    }
     heads = {"num_attention_heads": 3, "num_key_value_heads": 1, "num_hidden_layers": 2}
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, tie_word_embeddings=False)).eval()
 
@@ -113,7 +159,9 @@ def test_odd_widths_are_as_on_pytorch_whatever_lies_behind_a_row(
     family: str, dtype: torch.dtype, bits: int | None
 ) -> None:
     source, module = source_of(family), odd(family)
-    exact = native_session(in_memory(module, "native").decoder, source, 64).extend([source.prompt[-1], *range(5, 19)])
+    exact = native_session(in_memory(module, "native").decoder, source, 64).extend(
+        [source.prompt[-1], *range(5, 19)]
+    )
     broken = odd(family, 1).to(dtype)  # leaves memory full of NaN to the next pass of this thread
     for weight in broken.parameters():
         weight.data.fill_(torch.nan)
@@ -123,7 +171,8 @@ def test_odd_widths_are_as_on_pytorch_whatever_lies_behind_a_row(
         model.bits = bits
         scores.append(model.start(source, 64).extend([source.prompt[-1], *range(5, 19)]).logits)
     assert scores[0].isnan().all()
-    most = 1e-4 if dtype == torch.float32 else 0.1  # widths that are no multiple of 32 keep their weights
+    # widths that are no multiple of 32 keep their weights
+    most = 1e-4 if dtype == torch.float32 else 0.1
     assert float((scores[1] - exact.logits).abs().max()) < most * float(exact.logits.std())
 
 
@@ -134,7 +183,9 @@ def prefixed(decoder: Decoder, source: Source, kernels: bool) -> CachedSession:
     """A session with a prefix of five rows and two masks."""
     (layers, heads, dim), words = decoder.cache_shape, decoder.embedding
     random = torch.Generator().manual_seed(2)
-    keys, values = (torch.randn(layers, heads, 5, dim, generator=random).to(words) for _ in range(2))
+    keys, values = (
+        torch.randn(layers, heads, 5, dim, generator=random).to(words) for _ in range(2)
+    )
     masks = torch.randn(2, words.shape[1], generator=random).to(words)
     return native_session(decoder, source, 30, Prefix(keys, values, masks), kernels=kernels)
 
@@ -152,10 +203,13 @@ def probed(decoder: Decoder, source: Source, kernels: bool) -> torch.Tensor:
 def test_probes_score_as_in_pytorch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _, decoder, source = build(name)
     expected = probed(decoder, source, kernels=False)
-    torch.testing.assert_close(probed(decoder, source, kernels=True), expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        probed(decoder, source, kernels=True), expected, atol=1e-3, rtol=1e-3
+    )
     turned = property(lambda self: self._prefix.masks.flip(0), lambda *_: None)
     monkeypatch.setattr(NativeLayers, "masks", turned, raising=False)
-    assert float((probed(decoder, source, kernels=True) - expected).abs().max()) > 1e-2  # masks in the wrong order
+    # masks in the wrong order
+    assert float((probed(decoder, source, kernels=True) - expected).abs().max()) > 1e-2
 
 
 @pytest.mark.parametrize("name", PREFIXED)
@@ -182,34 +236,51 @@ def test_layers_in_two_ranges_are_all_of_them_to_the_last_bit(family: str) -> No
         session.prefill()
     expected = whole.extend(tokens).logits
     for depth in (1, 2):
-        (states,) = parts.extend(tokens, Want(logits=0, layers=range(depth), hidden=(depth,))).hidden
+        (states,) = parts.extend(
+            tokens, Want(logits=0, layers=range(depth), hidden=(depth,))
+        ).hidden
         rest = parts.extend(Rows(tokens, states=states), Want(layers=range(depth, 3)))
         assert torch.equal(rest.logits, expected), depth
         parts.rollback(len(source.prompt) - 1)
 
 
 def test_a_long_prompt_in_parts_gives_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    decoder, source = in_memory(TINY["llama"](0).bfloat16(), "kernels").decoder, Source((START, *range(3, 20)))
+    decoder, source = (
+        in_memory(TINY["llama"](0).bfloat16(), "kernels").decoder,
+        Source((START, *range(3, 20))),
+    )
     tree = tree_rows([19, 5, 6, 7], torch.tensor([-1, 0, 1, 0]))
-    wants = [Want(), Want(head_input=True, hidden=(0, 1, 2), prompt=True), Want(logits=20, prompt=True)]
+    wants = [
+        Want(),
+        Want(head_input=True, hidden=(0, 1, 2), prompt=True),
+        Want(logits=20, prompt=True),
+    ]
 
     def scores() -> list[Scores]:
-        return [native_session(decoder, source, 64, kernels=True).extend(tree, want) for want in wants]
+        return [
+            native_session(decoder, source, 64, kernels=True).extend(tree, want) for want in wants
+        ]
 
     whole = scores()
     monkeypatch.setattr(native_layers, "LONG_PROMPT", 4)
     for one, parts in zip(whole, scores(), strict=True):
         assert torch.equal(one.logits, parts.logits)
         assert one.head_input is None or torch.equal(one.head_input, parts.head_input)
-        assert all(map(torch.equal, one.hidden, parts.hidden)) and len(one.hidden) == len(parts.hidden)
+        assert all(map(torch.equal, one.hidden, parts.hidden)) and len(one.hidden) == len(
+            parts.hidden
+        )
 
 
-CHAINS = [(sampling, stop) for sampling in (Sampling(), Sampling(0.8)) for stop in (None, 0.0, 0.35, 0.6)]
+CHAINS = [
+    (sampling, stop) for sampling in (Sampling(), Sampling(0.8)) for stop in (None, 0.0, 0.35, 0.6)
+]
 
 
 @pytest.mark.parametrize(("sampling", "stop"), CHAINS)
 @pytest.mark.parametrize("family", ["t5", "llama", "gemma3"])
-def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampling, stop: float | None) -> None:
+def test_a_chain_in_one_program_is_that_of_the_loop(
+    family: str, sampling: Sampling, stop: float | None
+) -> None:
     whole = in_memory(TINY[family](1), "kernels")
     source = source_of(family)
     ended = 0
@@ -226,7 +297,9 @@ def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampl
             text = list(source.prompt)
             for step in range(4):  # then the target decides otherwise, or takes all
                 draft = drafter.propose(text)
-                found.append((draft, [(forward.rows, forward.cached) for forward in session.forwards]))
+                found.append(
+                    (draft, [(forward.rows, forward.cached) for forward in session.forwards])
+                )
                 text += [*draft.token_list[: seed % 3 + step], 3 + seed]
         return found
 
@@ -237,7 +310,9 @@ def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampl
         assert draft.token_list == expected.token_list
         assert (draft.calls, forwards) == (expected.calls, wanted)
         assert draft.stats.get("fallback") == expected.stats.get("fallback")
-        assert draft.stats.get("confidence", ()) == pytest.approx(expected.stats.get("confidence", ()), rel=1e-5)
+        assert draft.stats.get("confidence", ()) == pytest.approx(
+            expected.stats.get("confidence", ()), rel=1e-5
+        )
         for ours, theirs in ((draft.probs, expected.probs), (draft.own_probs, expected.own_probs)):
             assert (ours is None) == (theirs is None)
             if ours is not None:
@@ -247,7 +322,10 @@ def test_a_chain_in_one_program_is_that_of_the_loop(family: str, sampling: Sampl
 
 
 def rounds_of(trace: Trace) -> list[tuple[object, ...]]:
-    return [(one.drafted, one.accepted, one.next_token, one.stats.get("fallback")) for one in trace.rounds]
+    return [
+        (one.drafted, one.accepted, one.next_token, one.stats.get("fallback"))
+        for one in trace.rounds
+    ]
 
 
 def forwards_of(trace: Trace) -> list[Forward]:
@@ -299,8 +377,14 @@ def test_hidden_states_and_layers_are_those_of_pytorch() -> None:
         decoder = in_memory(TINY[family](2, layers=3), "kernels").decoder
         source = source_of(family)
         ours, theirs = (native_session(decoder, source, 64, kernels=each) for each in (True, False))
-        for want in (Want(hidden=(0, 1, 2, 3), head_input=True), Want(layers=(0, 2), hidden=(1, 3)), Want(logits=1)):
-            one, other = (session.extend([source.prompt[-1], 7, 8], want) for session in (ours, theirs))
+        for want in (
+            Want(hidden=(0, 1, 2, 3), head_input=True),
+            Want(layers=(0, 2), hidden=(1, 3)),
+            Want(logits=1),
+        ):
+            one, other = (
+                session.extend([source.prompt[-1], 7, 8], want) for session in (ours, theirs)
+            )
             torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=1e-4)
             assert len(one.hidden) == len(other.hidden) == len(want.hidden)
             for a, b in zip(one.hidden, other.hidden, strict=True):
@@ -344,10 +428,17 @@ def test_the_compiler_lays_the_structures_out_as_ctypes_does(tmp_path: Path) -> 
     source, made = tmp_path / "layout.cpp", tmp_path / "layout.so"
     include = f'#include <cstddef>\n#include "{structures.HEADER}"\n'
     source.write_text(f'{include}extern "C" const long layout[] = {{{values}}};')
-    subprocess.run([library._compiler(), "-w", "-shared", "-fPIC", str(source), "-o", str(made)], check=True)
-    ours = [[getattr(getattr(kind, field), part) for kind, field in fields] for part in ("offset", "size")]
+    subprocess.run(
+        [library._compiler(), "-w", "-shared", "-fPIC", str(source), "-o", str(made)], check=True
+    )
+    ours = [
+        [getattr(getattr(kind, field), part) for kind, field in fields]
+        for part in ("offset", "size")
+    ]
     expected = [*ours[0], *ours[1], *map(ctypes.sizeof, kinds)]
-    assert list((ctypes.c_long * len(expected)).in_dll(ctypes.CDLL(str(made)), "layout")) == expected
+    assert (
+        list((ctypes.c_long * len(expected)).in_dll(ctypes.CDLL(str(made)), "layout")) == expected
+    )
 
 
 def compiler_that(fails: str, folder: Path) -> Path:
@@ -362,12 +453,19 @@ def compiler_that(fails: str, folder: Path) -> Path:
     [
         (None, r"there is no C\+\+ compiler; install g\+\+"),
         ('[ "$1" = -dumpversion ] && echo 9 && exit', r"they need g\+\+ 12 or newer"),
-        ('case "$1" in -dump*) echo 13;; --v*) echo new;; *) echo broken >&2; exit 1;; esac', "failed: broken"),
+        (
+            'case "$1" in -dump*) echo 13;; --v*) echo new;; *) echo broken >&2; exit 1;; esac',
+            "failed: broken",
+        ),
     ],
     ids=["none", "old", "broken"],
 )
 def test_without_a_compiler_pytorch_runs_and_it_is_said_once(
-    script: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    script: str | None,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     compiler = "no-such-compiler" if script is None else str(compiler_that(script, tmp_path))
     monkeypatch.setenv("CXX", compiler)

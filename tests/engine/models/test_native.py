@@ -1,4 +1,6 @@
-"""Native decoders give the logits of Transformers for every architecture they claim, and guard the rest."""
+"""Native decoders give the logits of Transformers for every architecture they claim, and guard the
+rest.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,14 @@ SIZES = {
     "initializer_range": 0.2,
     "max_position_embeddings": 512,
 }
-T5_SIZES = {"vocab_size": 90, "d_model": 32, "d_kv": 12, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+T5_SIZES = {
+    "vocab_size": 90,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_heads": 3,
+}
 LLAMA3_SCALING = {
     "rope_type": "llama3",
     "rope_theta": 500.0,
@@ -60,9 +69,13 @@ LLAMA3_SCALING = {
 }
 WINDOWS = {  # the last layer of three, or all but it, see nine keys at most
     "late": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
-    "early": {"sliding_window": 9, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+    "early": {
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
 }
-GEMMA3 = {  # a softmax scale that is not the head's width, rotations that differ in base and in scaling
+# a softmax scale that is not the head's width, rotations that differ in base and in scaling
+GEMMA3 = {
     **SIZES,
     **WINDOWS["early"],
     "head_dim": 12,
@@ -90,18 +103,31 @@ ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     ),
     "mt5": lambda: MT5ForConditionalGeneration(MT5Config(**T5_SIZES)),
     "llama": lambda: LlamaForCausalLM(LlamaConfig(**SIZES)),
-    "llama with biases": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
-    "llama 3 scaling": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3_SCALING)),
-    "llama tied": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True, head_dim=16)),
-    "llama with a window that it ignores": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, sliding_window=9)),
+    "llama with biases": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)
+    ),
+    "llama 3 scaling": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, rope_parameters=LLAMA3_SCALING)
+    ),
+    "llama tied": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, tie_word_embeddings=True, head_dim=16)
+    ),
+    "llama with a window that it ignores": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, sliding_window=9)
+    ),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=9)),
-    "llama with wide heads": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=84)),  # 4 vectors, 1, and a rest
-    "llama with gelu": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu_pytorch_tanh")),
+    # 4 vectors, 1, and a rest
+    "llama with wide heads": lambda: LlamaForCausalLM(LlamaConfig(**SIZES, head_dim=84)),
+    "llama with gelu": lambda: LlamaForCausalLM(
+        LlamaConfig(**SIZES, hidden_act="gelu_pytorch_tanh")
+    ),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True)),
     "qwen2 windows": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, **WINDOWS["late"])),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=12)),
     "qwen3 windows": lambda: Qwen3ForCausalLM(
-        Qwen3Config(**SIZES, **WINDOWS["late"], head_dim=12, attention_bias=True, tie_word_embeddings=True)
+        Qwen3Config(
+            **SIZES, **WINDOWS["late"], head_dim=12, attention_bias=True, tie_word_embeddings=True
+        )
     ),
     "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA3)),
     "gemma3 untied": lambda: Gemma3ForCausalLM(
@@ -125,10 +151,14 @@ def uncached_logits(module: PreTrainedModel, source: Source, tokens: list[int]) 
     with torch.inference_mode():
         if source.encoder_ids is None:
             return module(input_ids=ids, use_cache=False).logits[0]
-        return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0]
+        return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[
+            0
+        ]
 
 
-@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)], ids=["torch", "kernels"])
+@pytest.mark.parametrize(
+    "kernels", [False, pytest.param(True, marks=needs_kernels)], ids=["torch", "kernels"]
+)
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_logits_are_those_of_transformers_in_float32(name: str, kernels: bool) -> None:
     module, decoder, source = build(name)
@@ -144,7 +174,8 @@ def test_logits_are_those_of_transformers_in_float32(name: str, kernels: bool) -
         actual = session.extend(fed).logits
         worst = max(worst, float((actual - expected).abs().max()))
         tokens += new
-    tolerance = 2e-4 if kernels else 1e-4  # gated T5s of these weights are ill-conditioned: Transformers errs by 3e-5
+    # gated T5s of these weights are ill-conditioned: Transformers errs by 3e-5
+    tolerance = 2e-4 if kernels else 1e-4
     assert worst < tolerance * max(1.0, float(expected.abs().max()))
 
 
@@ -154,7 +185,9 @@ def test_a_window_is_full_at_its_own_length(name: str) -> None:
     tokens = source.prompt[:14]  # nine of which a window holds
     session = native_session(decoder, Source(tokens[:1]), 20)
     actual = torch.cat([session.extend([token]).logits for token in tokens])
-    torch.testing.assert_close(actual, uncached_logits(module, source, [*tokens]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        actual, uncached_logits(module, source, [*tokens]), atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", WINDOWED)
@@ -164,8 +197,12 @@ def test_a_window_goes_by_the_depth_of_a_tree_and_not_by_its_slots(name: str) ->
     session.prefill()
     branches = [[5 + row for row in range(12)], [40 + row for row in range(12)]]
     rows = [token for pair in zip(*branches, strict=True) for token in pair]  # row by row of both
-    actual = session.extend(tree_rows([source.prompt[-1], *rows], torch.tensor([-1, 0, 0, *range(1, 23)]))).logits[-2:]
-    expected = torch.stack([uncached_logits(module, source, [*source.prompt, *branch])[-1] for branch in branches])
+    actual = session.extend(
+        tree_rows([source.prompt[-1], *rows], torch.tensor([-1, 0, 0, *range(1, 23)]))
+    ).logits[-2:]
+    expected = torch.stack(
+        [uncached_logits(module, source, [*source.prompt, *branch])[-1] for branch in branches]
+    )
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
@@ -180,9 +217,12 @@ def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> No
         if source.encoder_ids is None:
             states = module(input_ids=ids, output_hidden_states=True).hidden_states
         else:
-            out = module(input_ids=source.encoder_ids, decoder_input_ids=ids, output_hidden_states=True)
+            out = module(
+                input_ids=source.encoder_ids, decoder_input_ids=ids, output_hidden_states=True
+            )
             states = out.decoder_hidden_states
-    expected = torch.stack([state[0, -3:] for state in states[:-1]])  # the last is behind the final norm
+    # the last is behind the final norm
+    expected = torch.stack([state[0, -3:] for state in states[:-1]])
     torch.testing.assert_close(hidden[:-1], expected, atol=1e-4, rtol=1e-4)
 
 
@@ -193,8 +233,12 @@ def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
     generator = torch.Generator().manual_seed(2)
     keys, values = (torch.randn(layers, heads, 5, dim, generator=generator) for _ in range(2))
     words = decoder.embedding.shape[0]
-    prefix = Prefix(keys, values, masks=decoder.embedding[[8, 9]])  # masks that look like words 8 and 9
-    plain, prefixed = native_session(decoder, source, 30), native_session(decoder, source, 30, prefix)
+    # masks that look like words 8 and 9
+    prefix = Prefix(keys, values, masks=decoder.embedding[[8, 9]])
+    plain, prefixed = (
+        native_session(decoder, source, 30),
+        native_session(decoder, source, 30, prefix),
+    )
     tokens = [source.prompt[-1], 4, 5, 6]
     expected = plain.extend(tokens).logits
     assert prefixed.length == len(source.prompt) - 1
@@ -206,7 +250,8 @@ def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
     probed = prefixed.extend(tree_rows([7, words, words + 1], parents), want)
     torch.testing.assert_close(probed.logits[0], ordinary.logits[0], atol=1e-5, rtol=1e-5)
     for seen, unseen in ((probed.logits, ordinary.logits), (probed.hidden[0], ordinary.hidden[0])):
-        assert float((seen[1:] - unseen[1:]).abs().max()) > 1e-2  # in the first layer, with a window or without, too
+        # in the first layer, with a window or without, too
+        assert float((seen[1:] - unseen[1:]).abs().max()) > 1e-2
 
 
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama"])
@@ -236,17 +281,34 @@ def test_a_cache_that_is_too_small_grows(name: str) -> None:
     [
         (GPT2Config(), "its architecture is gpt2"),
         (LlamaConfig(hidden_act="relu"), "its activation is relu"),
-        (LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}), "scaling is dynamic"),
-        (Qwen3Config(num_hidden_layers=1, layer_types=["chunked_attention"]), "it has layers of chunked_attention"),
+        (
+            LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+            "scaling is dynamic",
+        ),
+        (
+            Qwen3Config(num_hidden_layers=1, layer_types=["chunked_attention"]),
+            "it has layers of chunked_attention",
+        ),
         (Gemma3Config(), "of Gemma 3 only the text models (gemma3_text) are known"),
         (Gemma3TextConfig(hidden_activation="gelu"), "its activation is gelu"),
-        (Gemma3TextConfig(attn_logit_softcapping=50.0), "it caps logits softly (attn_logit_softcapping)"),
-        (Gemma3TextConfig(final_logit_softcapping=30.0), "it caps logits softly (final_logit_softcapping)"),
+        (
+            Gemma3TextConfig(attn_logit_softcapping=50.0),
+            "it caps logits softly (attn_logit_softcapping)",
+        ),
+        (
+            Gemma3TextConfig(final_logit_softcapping=30.0),
+            "it caps logits softly (final_logit_softcapping)",
+        ),
         (Gemma3TextConfig(use_bidirectional_attention=True), "its rows also see those behind them"),
-        (Gemma3TextConfig(rope_scaling={"rope_type": "dynamic", "factor": 2.0}), "scaling is dynamic"),
+        (
+            Gemma3TextConfig(rope_scaling={"rope_type": "dynamic", "factor": 2.0}),
+            "scaling is dynamic",
+        ),
     ],
 )
-def test_configurations_it_does_not_know_are_left_to_transformers(config: object, reason: str) -> None:
+def test_configurations_it_does_not_know_are_left_to_transformers(
+    config: object, reason: str
+) -> None:
     assert reason in why_not_native(config, torch.bfloat16)
 
 
@@ -266,10 +328,17 @@ def test_the_engine_is_chosen_by_architecture_unless_set(checkpoints: Path) -> N
     target = str(checkpoints / "t5")
     ours = "native" if why_no_kernels(torch.device("cpu"), torch.float32) else "kernels"
     assert bild_lab.load(target, policy="vanilla", device="cpu").target.engine == ours
-    assert bild_lab.load(target, policy="vanilla", device="cpu", dtype="float64").target.engine == "native"
+    assert (
+        bild_lab.load(target, policy="vanilla", device="cpu", dtype="float64").target.engine
+        == "native"
+    )
     assert bild_lab.load(target, policy="vanilla", engine="native").target.engine == "native"
     assert bild_lab.load(target, policy="vanilla", engine="hf").target.engine == "hf"
-    with pytest.raises(UserError, match="the CPU kernels cannot run: they run float32 and bfloat16 on a CPU"):
+    with pytest.raises(
+        UserError, match="the CPU kernels cannot run: they run float32 and bfloat16 on a CPU"
+    ):
         bild_lab.load(target, policy="vanilla", engine="kernels", dtype="float64")
-    with pytest.raises(UserError, match="runtime.engine must be one of auto, kernels, native, hf, got 'fast'"):
+    with pytest.raises(
+        UserError, match="runtime.engine must be one of auto, kernels, native, hf, got 'fast'"
+    ):
         bild_lab.load(target, policy="vanilla", engine="fast")

@@ -34,7 +34,9 @@ LOSSY = {"bild": {}, "bild_tree": {}, "calm": {}}
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of both families: a target of 48 rows and drafters of 44 and 40, with one tokenizer of 40 tokens."""
+    """Of both families: a target of 48 rows and drafters of 44 and 40, with one tokenizer of 40
+    tokens.
+    """
     folder = tmp_path_factory.mktemp("padded")
     for family in FAMILIES:
         target = TINY[family](1)
@@ -45,11 +47,15 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_padded_id_that_would_win_is_never_emitted_and_greedy_texts_agree(pairs: Path, family: str) -> None:
+def test_a_padded_id_that_would_win_is_never_emitted_and_greedy_texts_agree(
+    pairs: Path, family: str
+) -> None:
     target = str(pairs / family)
     auto = AutoModelForSeq2SeqLM if family == "t5" else AutoModelForCausalLM
     ids = Checkpoint(target).tokenizer(PROMPTS[1], return_tensors="pt")["input_ids"]
-    plain = auto.from_pretrained(target).generate(ids, max_new_tokens=12, do_sample=False)[0].tolist()
+    plain = (
+        auto.from_pretrained(target).generate(ids, max_new_tokens=12, do_sample=False)[0].tolist()
+    )
     assert max(plain) >= VOCABULARY, "a test in which no padded id would win shows nothing"
     expected = None
     for engine in ENGINES:
@@ -66,13 +72,20 @@ def test_every_kind_of_method_runs_where_both_models_are_padded_differently(
     pairs: Path, family: str, width: int
 ) -> None:
     target, draft = str(pairs / family), str(pairs / f"{family}-draft{width}")
-    expected = [each.token_ids for each in bild_lab.load(target, policy="vanilla").generate(PROMPTS, 12)]
+    expected = [
+        each.token_ids for each in bild_lab.load(target, policy="vanilla").generate(PROMPTS, 12)
+    ]
     for policy, knobs in {**LOSSLESS, **LOSSY}.items():
         decoder = bild_lab.load(target, draft, policy, **knobs)
         found = decoder.generate(PROMPTS, max_new_tokens=12)
-        sampled = decoder.generate(PROMPTS[1], 12, temperature=1.5).token_ids if policy != "ppd" else []
+        sampled = (
+            decoder.generate(PROMPTS[1], 12, temperature=1.5).token_ids if policy != "ppd" else []
+        )
         drafted = [token for each in found for one in each.trace.rounds for token in one.drafted]
-        assert max([*sampled, *drafted, *(token for each in found for token in each.token_ids)]) < VOCABULARY, policy
+        assert (
+            max([*sampled, *drafted, *(token for each in found for token in each.token_ids)])
+            < VOCABULARY
+        ), policy
         if policy in LOSSLESS:
             assert [each.token_ids for each in found] == expected, policy
 
@@ -80,21 +93,31 @@ def test_every_kind_of_method_runs_where_both_models_are_padded_differently(
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_chain_and_a_tree_drafted_in_one_go_have_no_padded_id(pairs: Path, engine: str) -> None:
     for policy in ("speculative", "speculative_tree"):
-        decoder = bild_lab.load(str(pairs / "llama"), str(pairs / "llama-draft44"), policy, engine=engine)
-        rounds = [one for each in decoder.generate(PROMPTS, 12, batch=1) for one in each.trace.rounds]
+        decoder = bild_lab.load(
+            str(pairs / "llama"), str(pairs / "llama-draft44"), policy, engine=engine
+        )
+        rounds = [
+            one for each in decoder.generate(PROMPTS, 12, batch=1) for one in each.trace.rounds
+        ]
         assert max(token for one in rounds for token in one.drafted) < VOCABULARY
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_probabilities_are_those_of_the_tokens_that_there_are(pairs: Path, family: str, engine: str) -> None:
-    """So is what a target gives to a text: its rows are normalized over the tokens, in every engine."""
+def test_probabilities_are_those_of_the_tokens_that_there_are(
+    pairs: Path, family: str, engine: str
+) -> None:
+    """So is what a target gives to a text: its rows are normalized over the tokens, in every
+    engine.
+    """
     model = bild_lab.load(str(pairs / family), policy="vanilla", engine=engine).target
     encoded = torch.tensor([[5, 9, 30, 1]]) if family == "t5" else None
     with torch.inference_mode():
         logits = model.text_logits(Source((0, 5, 9) if family == "t5" else (2, 5, 9), encoded))
     assert logits.shape[1] == 48
-    assert logits[:, VOCABULARY:].eq(float("-inf")).all() and logits[:, :VOCABULARY].isfinite().all()
+    assert (
+        logits[:, VOCABULARY:].eq(float("-inf")).all() and logits[:, :VOCABULARY].isfinite().all()
+    )
     session = model.start(Source((0,) if family == "t5" else (2,), encoded), 4)
     rows = session.extend([0 if family == "t5" else 2, 5, 9]).logits
     assert torch.allclose(rows.float(), logits.float(), atol=1e-4)
@@ -106,7 +129,9 @@ def test_ids_between_the_tokens_are_padding_too_and_end_tokens_are_not(tmp_path:
     save(model, tmp_path)
     tokenizer = tiny_tokenizer(False, words)
     backend = tokenizer.backend_tokenizer
-    vocabulary = {piece: token for piece, token in tokenizer.get_vocab().items() if token not in (10, 11)}
+    vocabulary = {
+        piece: token for piece, token in tokenizer.get_vocab().items() if token not in (10, 11)
+    }
     backend.model = type(backend.model)(vocabulary, unk_token="w3")
     tokenizer.save_pretrained(tmp_path)
     checkpoint = Checkpoint(str(tmp_path))
@@ -115,7 +140,11 @@ def test_ids_between_the_tokens_are_padding_too_and_end_tokens_are_not(tmp_path:
     checkpoint.generation.eos_token_id = [1, 45]
     assert 45 not in checkpoint.unknown
     for engine in ENGINES:
-        emitted = bild_lab.load(str(tmp_path), policy="vanilla", engine=engine).generate("w5 w9", 12).token_ids
+        emitted = (
+            bild_lab.load(str(tmp_path), policy="vanilla", engine=engine)
+            .generate("w5 w9", 12)
+            .token_ids
+        )
         assert not {10, 11, *range(40, 48)} & set(emitted)
 
 
@@ -124,7 +153,11 @@ def test_heads_of_a_padded_target_draft_no_padded_id(pairs: Path, tmp_path: Path
     head = target.module.lm_head.weight
     MedusaHeads.fresh(target.checkpoint.config, head, {}, heads=2).save(tmp_path)
     for engine in ENGINES:
-        decoder = bild_lab.load(str(pairs / "llama"), policy="medusa", heads=str(tmp_path), engine=engine)
-        rounds = [one for each in decoder.generate(PROMPTS, 12, batch=1) for one in each.trace.rounds]
+        decoder = bild_lab.load(
+            str(pairs / "llama"), policy="medusa", heads=str(tmp_path), engine=engine
+        )
+        rounds = [
+            one for each in decoder.generate(PROMPTS, 12, batch=1) for one in each.trace.rounds
+        ]
         drafted = [token for one in rounds for token in one.drafted]
         assert drafted and max(drafted) < VOCABULARY

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.vocabularies.foreign import ALL_KINDS, KINDS, TEXTS, checkpoint, tokenizer, written
+from tests.engine.vocabularies.foreign import (
+    ALL_KINDS,
+    KINDS,
+    TEXTS,
+    checkpoint,
+    tokenizer,
+    written,
+)
 
 WITH_BYTES = ("byte_level", "byte_fallback")  # they have a token for every byte
 
@@ -46,7 +53,10 @@ def test_a_text_is_continued_wherever_it_is_cut(kind: str) -> None:
 def test_a_character_may_be_cut_in_the_middle(kind: str) -> None:
     pieces, text = checkpoint(kind).pieces, TEXTS[2].encode()
     for cut in range(1, len(text)):
-        first, rest = pieces.tokens(text[:cut], behind=False), pieces.tokens(text[cut:], behind=True)
+        first, rest = (
+            pieces.tokens(text[:cut], behind=False),
+            pieces.tokens(text[cut:], behind=True),
+        )
         assert pieces.text([*first, *rest]).removeprefix(b" " * pieces.adds_space) == text, cut
 
 
@@ -67,8 +77,12 @@ def test_a_continuation_has_no_space_that_was_not_there() -> None:
 
 def test_what_a_normalizer_rewrites_gets_the_tokens_of_what_it_makes_of_it() -> None:
     metaspace, lower = checkpoint("metaspace").pieces, checkpoint("lowercase").pieces
-    assert metaspace.text(metaspace.tokens(" \ufb01nd".encode(), behind=True)) != " \ufb01nd".encode()
-    assert metaspace.tokens(" \ufb01nd".encode(), behind=True) == metaspace.tokens(b" find", behind=True)
+    assert (
+        metaspace.text(metaspace.tokens(" \ufb01nd".encode(), behind=True)) != " \ufb01nd".encode()
+    )
+    assert metaspace.tokens(" \ufb01nd".encode(), behind=True) == metaspace.tokens(
+        b" find", behind=True
+    )
     assert lower.text(lower.tokens(b" A Man", behind=True)) == b" a man"
 
 

@@ -1,4 +1,6 @@
-"""Commits that are pinned: written by a hub on the loopback, read wherever no revision is named, stated in results."""
+"""Commits that are pinned: written by a hub on the loopback, read wherever no revision is named,
+stated in results.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,13 @@ import yaml
 
 from bild_lab import files
 from tests.lab.data.test_hub_datasets import jsonl
-from tests.loopback_hub import CONVERSION, commit_of, contents, loopback_hub, printed_in_a_fresh_process
+from tests.loopback_hub import (
+    CONVERSION,
+    commit_of,
+    contents,
+    loopback_hub,
+    printed_in_a_fresh_process,
+)
 
 MODEL, DATA = "google-t5/t5-small", "EdinburghNLP/xsum"
 WRITE = """
@@ -45,16 +53,23 @@ def test_none_is_pinned_that_no_hub_was_asked_for() -> None:
 
 def test_the_script_pins_what_experiments_read_and_names_what_the_hub_lacks(tmp_path: Path) -> None:
     kept = tmp_path / "pins.yaml"
-    kept.write_text("# why\nmodels: {}\ndatasets: {other/data: {revision: abc, date: '2026-01-01'}}\n")
+    kept.write_text(
+        "# why\nmodels: {}\ndatasets: {other/data: {revision: abc, date: '2026-01-01'}}\n"
+    )
     served = {f"{DATA}@{CONVERSION}": {"default/test/0000.parquet": b""}}
     with loopback_hub(served, {MODEL: {"config.json": b"{}"}}) as endpoint:
         asked = [MODEL, DATA, "google-t5/t5-base", str(kept)]
         printed = printed_in_a_fresh_process(WRITE, endpoint, tmp_path, *asked)
         (unknown,) = printed_in_a_fresh_process(WRITE, endpoint, tmp_path, "me/unknown", str(kept))
-    assert printed[0] == f"{MODEL}: {commit_of(MODEL)}" and "not pinned: google-t5/t5-base (" in printed[-1]
+    assert (
+        printed[0] == f"{MODEL}: {commit_of(MODEL)}"
+        and "not pinned: google-t5/t5-base (" in printed[-1]
+    )
     assert "no experiment reads me/unknown" in unknown
     found = yaml.safe_load(kept.read_text())
-    assert kept.read_text().startswith("# why\n") and found["models"][MODEL]["revision"] == commit_of(MODEL)
+    assert kept.read_text().startswith("# why\n") and found["models"][MODEL][
+        "revision"
+    ] == commit_of(MODEL)
     assert found["datasets"].keys() == {"other/data", f"{DATA}@{CONVERSION}"}
     assert found["datasets"][f"{DATA}@{CONVERSION}"]["revision"] == commit_of(DATA, CONVERSION)
     assert len(found["models"][MODEL]["date"]) == 10
@@ -66,13 +81,18 @@ def test_a_pinned_commit_is_read_and_stated_and_another_revision_goes_before_it(
 ) -> None:
     """The branch `old` is where main was when it was pinned."""
     old = {name: commit_of(f"me/{name}", "old") for name in ("model", "data")}
-    pins = {f"{kind}s": {f"me/{name}": {"revision": old[name], "date": "2026-11-25"}} for kind, name in KINDS}
+    pins = {
+        f"{kind}s": {f"me/{name}": {"revision": old[name], "date": "2026-11-25"}}
+        for kind, name in KINDS
+    }
     file = tmp_path / "pins.yaml"
     file.write_text(yaml.safe_dump(pins))
     model = contents(checkpoints / "llama")
     data = {"me/data": {"test.jsonl": jsonl("Neu")}, "me/data@old": {"test.jsonl": jsonl("Alt")}}
     with loopback_hub(data, {"me/model": model, "me/model@old": model}) as endpoint:
-        pinned, free = map(json.loads, printed_in_a_fresh_process(READ, endpoint, tmp_path, str(file))[-2:])
+        pinned, free = map(
+            json.loads, printed_in_a_fresh_process(READ, endpoint, tmp_path, str(file))[-2:]
+        )
     assert pinned == [old["model"], "Alt", {**pins["models"], **pins["datasets"]}]
     assert free == [commit_of("me/model"), "Neu", None]
 

@@ -33,7 +33,11 @@ POSITIONS = 20
 
 def short_gpt2(positions: int = POSITIONS) -> PreTrainedModel:
     config = configuration("gpt2")
-    config.n_positions, config.eos_token_id, config.num_key_value_heads = positions, None, config.n_head
+    config.n_positions, config.eos_token_id, config.num_key_value_heads = (
+        positions,
+        None,
+        config.n_head,
+    )
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config).eval()
 
@@ -49,7 +53,8 @@ TREES = ("speculative_tree", "bild_tree", "bita", "medusa", "ppd", "eagle3")
 
 
 @pytest.mark.parametrize(
-    "policy", thinned([*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES], 4)
+    "policy",
+    thinned([*FILLING, "speculative_hierarchy", "early_exit_speculative", "bild", *TREES], 4),
 )
 def test_a_text_fills_every_position(policy: str, tmp_path: Path) -> None:
     module = short_gpt2()
@@ -61,8 +66,15 @@ def test_a_text_fills_every_position(policy: str, tmp_path: Path) -> None:
     assert len(found) <= wanted
     if decoder.method.lossless(Sampling()):
         assert len(found) == wanted
-        assert found == load(loaded(module), policy=shipped("hf_generate")).generate(PROMPT, wanted).token_ids
-    message = "GPT2LMHeadModel .gpt2. reads at most 20 tokens, got a prompt of 7 and 15 new tokens; lower"
+        assert (
+            found
+            == load(loaded(module), policy=shipped("hf_generate"))
+            .generate(PROMPT, wanted)
+            .token_ids
+        )
+    message = (
+        "GPT2LMHeadModel .gpt2. reads at most 20 tokens, got a prompt of 7 and 15 new tokens; lower"
+    )
     with pytest.raises(UserError, match=message):
         decoder.generate(PROMPT, wanted + 1)
 
@@ -73,16 +85,22 @@ def test_prompt_lookup_of_transformers_leaves_room_for_a_whole_draft() -> None:
     policy = copy.deepcopy(shipped("hf_prompt_lookup"))
     policy.window = 4
     wanted = POSITIONS - len(repeated) - 4 + 2
-    texts = [load(loaded(module), policy=each).generate(repeated, wanted) for each in (policy, shipped("vanilla"))]
+    texts = [
+        load(loaded(module), policy=each).generate(repeated, wanted)
+        for each in (policy, shipped("vanilla"))
+    ]
     assert texts[0].token_ids == texts[1].token_ids
-    with pytest.raises(UserError, match="drafts 4 tokens .* may read 21 of the 20 .*; lower .* by 1, or"):
+    with pytest.raises(
+        UserError, match="drafts 4 tokens .* may read 21 of the 20 .*; lower .* by 1, or"
+    ):
         load(loaded(module), policy=policy).generate(repeated, wanted + 1)
 
 
 def test_a_source_beyond_the_encoders_positions_is_refused() -> None:
     decoder = load(loaded(build("bart")), policy=shipped("vanilla"))
     with pytest.raises(
-        UserError, match="the encoder of BartForConditionalGeneration .bart. reads at most 128 tokens, got a"
+        UserError,
+        match="the encoder of BartForConditionalGeneration .bart. reads at most 128 tokens, got a",
     ):
         decoder.generate([5] * 129, 4)
 
@@ -90,16 +108,25 @@ def test_a_source_beyond_the_encoders_positions_is_refused() -> None:
 @pytest.mark.parametrize("name", ["llama/dynamic", "phi3/longrope"])
 def test_a_rotation_that_changes_with_the_length_ends_a_session_but_not_generate(name: str) -> None:
     module = build(name)
-    assert len(load(loaded(module), policy=shipped("hf_generate")).generate(PROMPT, 30).token_ids) > 0
+    assert (
+        len(load(loaded(module), policy=shipped("hf_generate")).generate(PROMPT, 30).token_ids) > 0
+    )
     with pytest.raises(
-        UserError, match="at most 24 tokens, as its rotation changes with longer texts, .* policy=hf_generate"
+        UserError,
+        match="at most 24 tokens, as its rotation changes with longer texts, .* policy=hf_generate",
     ):
         load(loaded(module), policy=shipped("vanilla")).generate(PROMPT, 30)
 
 
 @pytest.mark.parametrize(
     ("name", "decoder", "whole"),
-    [("gpt2", 128, 128), ("opt", 128, 128), ("ctrl", 128, 128), ("llama", None, None), ("phi3/longrope", None, 24)],
+    [
+        ("gpt2", 128, 128),
+        ("opt", 128, 128),
+        ("ctrl", 128, 128),
+        ("llama", None, None),
+        ("phi3/longrope", None, 24),
+    ],
 )
 def test_positions_are_those_of_tables_or_of_a_changing_rotation(
     name: str, decoder: int | None, whole: int | None
@@ -110,7 +137,10 @@ def test_positions_are_those_of_tables_or_of_a_changing_rotation(
 
 
 def test_a_rotation_that_was_scaled_tells_what_it_was_made_from() -> None:
-    plain, scaled = {"rope_type": "default"}, {"rope_type": "yarn", "original_max_position_embeddings": 24}
+    plain, scaled = (
+        {"rope_type": "default"},
+        {"rope_type": "yarn", "original_max_position_embeddings": 24},
+    )
     changing = {"rope_type": "dynamic", "original_max_position_embeddings": 16}
     for settings, made_from, unchanged in (
         (None, None, None),
@@ -132,10 +162,14 @@ def test_a_rotation_that_was_scaled_tells_what_it_was_made_from() -> None:
         ({"rope_type": "linear", "factor": 4.0}, 400),
         ({"rope_type": "dynamic", "factor": 2.5}, 250),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 50}, 200),
-        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}, 100),  # which it gives as scaled
+        # which it gives as scaled
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}, 100),
         ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 50}, 100),
         (
-            {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}},
+            {
+                "full_attention": {"rope_type": "linear", "factor": 8.0},
+                "sliding_attention": {"rope_type": "default"},
+            },
             100,
         ),
     ],
@@ -150,7 +184,9 @@ def test_a_rotary_model_is_trained_for_its_configured_length_times_its_scaling(
     assert trained_positions(config) is None
 
 
-def test_texts_beyond_what_a_rotary_model_was_trained_for_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_beyond_what_a_rotary_model_was_trained_for_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     module = build("llama")
     module.config.max_position_embeddings = POSITIONS
     decoder = load(loaded(module), policy=shipped("vanilla"))
@@ -171,7 +207,9 @@ def test_a_drafter_may_have_fewer_positions_than_the_target(policy: str) -> None
     decoder = load(loaded(target), loaded(short), shipped(policy))
     own = load(loaded(target), policy=shipped("vanilla")).generate(PROMPT, wanted).token_ids
     assert decoder.generate(PROMPT, wanted).token_ids == own or policy == "bild"
-    with pytest.raises(UserError, match=f"reads at most {POSITIONS} tokens, got a prompt of 7 and {wanted + 1} new"):
+    with pytest.raises(
+        UserError, match=f"reads at most {POSITIONS} tokens, got a prompt of 7 and {wanted + 1} new"
+    ):
         decoder.generate(PROMPT, wanted + 1)
 
 
@@ -188,7 +226,11 @@ def test_a_draft_loses_the_nodes_behind_the_last_position() -> None:
     tree = Draft(torch.tensor([4, 6, 5, 7, 8]), parents=torch.tensor([-1, 0, -1, 2, 2]))
     assert limits.fitting(tree, [1, 2, 3]) is tree
     cut = limits.fitting(tree, [1, 2, 3, 4])
-    assert (cut.token_list, cut.parent_list, cut.tree.parents.tolist()) == ([4, 5], [-1, -1], [-1, 0, 0])
+    assert (cut.token_list, cut.parent_list, cut.tree.parents.tolist()) == (
+        [4, 5],
+        [-1, -1],
+        [-1, 0, 0],
+    )
     deeper = Draft(torch.tensor([4, 6, 5, 7, 8]), parents=torch.tensor([-1, 0, 1, 0, 3]))
     cut = limits.fitting(deeper, [1, 2, 3])
     assert (cut.token_list, cut.parent_list) == ([4, 6, 7], [-1, 0, 0])

@@ -1,4 +1,6 @@
-"""`dtype=auto`: float32 on a CPU; on a GPU as the checkpoint is stored, large float32 ones in bfloat16."""
+"""`dtype=auto`: float32 on a CPU; on a GPU as the checkpoint is stored, large float32 ones in
+bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ class Configured(Checkpoint):
 
 
 def llama(dtype: str | None, layers: int = 1) -> Configured:
-    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "vocab_size": 100, "num_hidden_layers": layers}
+    sizes = {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "vocab_size": 100,
+        "num_hidden_layers": layers,
+    }
     return Configured("llama", settings=LlamaConfig(**sizes, dtype=dtype))
 
 
@@ -62,18 +69,25 @@ def test_auto_is_float32_on_a_cpu_and_on_a_gpu_what_is_stored(
 
 
 def test_an_unknown_precision_is_refused() -> None:
-    with pytest.raises(UserError, match=r"runtime\.dtype must be one of auto, float32, .* got 'half'"):
+    with pytest.raises(
+        UserError, match=r"runtime\.dtype must be one of auto, float32, .* got 'half'"
+    ):
         resolve_dtype("half", llama(None), CPU)
 
 
 def test_a_point_stores_the_precision_that_auto_was() -> None:
-    words = ["pair=toy", "dataset=toy", "dataset.limit=2", "policy=bild"]  # the toy pair is stored in bfloat16
-    automatic, named = (prepare(compose_config([*words, *more])) for more in ([], ["runtime.dtype=float32"]))
+    # the toy pair is stored in bfloat16
+    words = ["pair=toy", "dataset=toy", "dataset.limit=2", "policy=bild"]
+    automatic, named = (
+        prepare(compose_config([*words, *more])) for more in ([], ["runtime.dtype=float32"])
+    )
     assert automatic.setting["dtype"] == "float32"
     assert automatic.id == named.id  # finished points stay finished
     with pretended_gpu():
         point = prepare(compose_config([*words, "runtime.device=cuda"]))
-        models = [model for each in (*point.decoders.values(), point.vanilla) for model in each.models]
+        models = [
+            model for each in (*point.decoders.values(), point.vanilla) for model in each.models
+        ]
     load_model.cache_clear()  # its models are on a GPU that is gone
     assert point.setting["dtype"] == point.specs.runtime.dtype == "bfloat16"
     assert {model.dtype for model in models} == {torch.bfloat16}
@@ -82,6 +96,8 @@ def test_a_point_stores_the_precision_that_auto_was() -> None:
 def test_a_model_in_memory_keeps_its_precision(tmp_path: Path) -> None:
     loaded = (build("llama").bfloat16(), word_tokenizer())
     decoder = load(loaded, policy=shipped("vanilla"))
-    assert decoder.target.dtype == torch.bfloat16 and len(decoder.generate("w5 w9", 4).token_ids) == 4
+    assert (
+        decoder.target.dtype == torch.bfloat16 and len(decoder.generate("w5 w9", 4).token_ids) == 4
+    )
     with pytest.raises(UserError, match="a model in memory comes with its tokenizer"):
         load(loaded[0], policy=shipped("vanilla"))

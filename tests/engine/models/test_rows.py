@@ -1,4 +1,6 @@
-"""Every token that enters a model has an embedding: others are refused in words, and by the kernels too."""
+"""Every token that enters a model has an embedding: others are refused in words, and by the kernels
+too.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from bild_lab.errors import UserError
 from tests.tiny import save, tiny_llama, tiny_tokenizer
 
 ENGINES = ("kernels", "native", "hf")
-REFUSED = r"must be from 0 to 39, as .* has 40 embeddings, got 40 \('<mark>'\); resize .* or take both from one"
+REFUSED = (
+    r"must be from 0 to 39, as .* has 40 embeddings, got 40 \('<mark>'\); resize .* or take both"
+    r" from one"
+)
 
 
 @pytest.fixture(scope="module")
@@ -29,14 +34,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("prompt", ["w5 <mark> w9", [5, 40, 9], [{"role": "user", "content": "w5"}]])
+@pytest.mark.parametrize(
+    "prompt", ["w5 <mark> w9", [5, 40, 9], [{"role": "user", "content": "w5"}]]
+)
 def test_a_prompt_with_a_token_without_embedding_is_refused_before_weights_load(
     folder: Path, engine: str, prompt: object
 ) -> None:
     decoder = bild_lab.load(str(folder), policy="vanilla", engine=engine)
     with pytest.raises(UserError, match=REFUSED):
         decoder.generate(prompt, max_new_tokens=2)
-    assert "decoder" not in vars(decoder.target) and "module" not in vars(decoder.target.transformers)
+    assert "decoder" not in vars(decoder.target) and "module" not in vars(
+        decoder.target.transformers
+    )
 
 
 def test_so_is_a_list_of_prompts_and_a_huge_or_negative_id(folder: Path) -> None:
@@ -49,14 +58,18 @@ def test_so_is_a_list_of_prompts_and_a_huge_or_negative_id(folder: Path) -> None
 
 
 def test_prompts_without_it_decode(folder: Path) -> None:
-    assert bild_lab.load(str(folder), policy="vanilla").generate("w5 w9", max_new_tokens=3).token_ids
+    assert (
+        bild_lab.load(str(folder), policy="vanilla").generate("w5 w9", max_new_tokens=3).token_ids
+    )
 
 
 def test_a_model_in_memory_is_asked_for_its_embeddings_not_its_configuration() -> None:
     model = tiny_llama(1)
     model.config.vocab_size = 60
     with pytest.raises(UserError, match="must be from 0 to 39, .* got 45"):
-        bild_lab.load((model, tiny_tokenizer(False)), policy="vanilla").generate([5, 45], max_new_tokens=2)
+        bild_lab.load((model, tiny_tokenizer(False)), policy="vanilla").generate(
+            [5, 45], max_new_tokens=2
+        )
 
 
 @pytest.mark.parametrize("ends", [[40], [1, 70]])
@@ -80,20 +93,28 @@ def test_the_kernels_read_nothing_behind_the_embedding(folder: Path, token: int)
     with refused:
         session(folder).draft([5, token], Chain(steps=2, end_tokens=frozenset()))
     with refused:
-        session(folder).grow([5, token], Growth(nodes=3, depth=2, width=2, children=2, end_tokens=frozenset()))
+        session(folder).grow(
+            [5, token], Growth(nodes=3, depth=2, width=2, children=2, end_tokens=frozenset())
+        )
 
 
-def test_the_kernels_write_nothing_behind_the_cache_and_read_no_position_behind_the_rotations(folder: Path) -> None:
+def test_the_kernels_write_nothing_behind_the_cache_and_read_no_position_behind_the_rotations(
+    folder: Path,
+) -> None:
     packed = bild_lab.load(str(folder), policy="vanilla", engine="kernels").target.packed
     layers = session(folder).layers
     with pytest.raises(IndexError, match="needs a slot behind its cache"):
         packed.run(torch.tensor([5]), [layers.text_rows(layers.cache.capacity, 1)])
 
 
-def test_the_number_of_rows_is_read_once_not_for_each_prompt(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_rows_is_read_once_not_for_each_prompt(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, asked = bild_lab.load(str(folder), policy="vanilla").target.checkpoint, []
     read = type(target.config).get_text_config  # which copies the configuration
-    monkeypatch.setattr(type(target.config), "get_text_config", lambda *a, **k: asked.append(1) or read(*a, **k))
+    monkeypatch.setattr(
+        type(target.config), "get_text_config", lambda *a, **k: asked.append(1) or read(*a, **k)
+    )
     counts = []
     for _ in range(3):
         target.require_rows(target.source("w5 w9"))

@@ -1,4 +1,6 @@
-"""The session protocol's contract, over every engine and family, against forwards without a cache."""
+"""The session protocol's contract, over every engine and family, against forwards without a
+cache.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,13 @@ BRANCHES = {3: [7, 8, 10], 4: [7, 8, 11], 5: [7, 9, 12]}
 
 
 def opened_on(engine: str, family: str) -> Opened:
-    """A session of a random model on hf, native, compiled or, in float32, kernels; and what scores without a cache."""
+    """A session of a random model on hf, native, compiled or, in float32, kernels; and what scores
+    without a cache.
+    """
     t5 = family == "t5"
-    source = Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]])) if t5 else Source((START, 5, 9, 12, 30))
+    source = (
+        Source((PAD,), torch.tensor([[5, 9, 12, 30, 1]])) if t5 else Source((START, 5, 9, 12, 30))
+    )
     module = tiny_t5(0, layers=2, decoder_layers=3) if t5 else TINY[family](0)
     if engine != "kernels":
         module = module.double()
@@ -58,7 +64,9 @@ def opened_on(engine: str, family: str) -> Opened:
 
 MARKS = {"kernels": [needs_kernels], "compiled": [pytest.mark.slow]}  # compiling takes seconds
 CASES = [("hf", "t5"), ("hf", "llama"), ("compiled", "t5"), ("compiled", "llama")]
-CASES += [(engine, family) for engine in ("native", "kernels") for family in ("t5", "llama", *WINDOWED)]
+CASES += [
+    (engine, family) for engine in ("native", "kernels") for family in ("t5", "llama", *WINDOWED)
+]
 CASES += [("compiled", family) for family in WINDOWED]
 sessions = pytest.mark.parametrize(
     "opened",
@@ -75,8 +83,10 @@ sessions = pytest.mark.parametrize(
 
 def assert_scores(scores: torch.Tensor, large: NextLogits, contexts: list[list[int]]) -> None:
     expected = torch.stack([large(context) for context in contexts])
-    # Transformers normalizes and rotates in float32 whatever the precision; the native engine does not
-    atol = 1e-4 if scores.dtype == torch.float64 else 5e-4  # Transformers' own float32 is 3e-4 from its float64 here
+    # Transformers normalizes and rotates in float32 whatever the precision; the native engine does
+    # not
+    # Transformers' own float32 is 3e-4 from its float64 here
+    atol = 1e-4 if scores.dtype == torch.float64 else 5e-4
     torch.testing.assert_close(scores.double(), expected, atol=atol, rtol=1e-4)
 
 
@@ -101,7 +111,9 @@ def test_rollback_forgets_everything_behind_it(opened: Callable[[], Opened]) -> 
 
 @sessions
 @pytest.mark.parametrize("fresh", [True, False], ids=["with the prompt", "after the prompt"])
-def test_rows_of_a_tree_see_their_own_branch_only(opened: Callable[[], Opened], fresh: bool) -> None:
+def test_rows_of_a_tree_see_their_own_branch_only(
+    opened: Callable[[], Opened], fresh: bool
+) -> None:
     session, large, prompt = opened()
     before = prompt
     if not fresh:
@@ -122,7 +134,9 @@ def test_a_tree_fed_level_by_level_is_one_tree(opened: Callable[[], Opened], lea
     session.extend([prompt[-1]])
     found = []
     for start, stop in ((0, 1), (1, 3), (3, 4), (4, 6)):
-        found.append(session.extend(tree_rows(ROWS[start:stop], torch.tensor(PARENTS[:stop]))).logits)
+        found.append(
+            session.extend(tree_rows(ROWS[start:stop], torch.tensor(PARENTS[:stop]))).logits
+        )
     contexts = [[7], [7, 8], [7, 9], [7, 8, 10], [7, 8, 11], [7, 9, 12]]
     assert_scores(torch.cat(found), large, [[*prompt, *context] for context in contexts])
     session.keep([0, PARENTS[leaf], leaf])
@@ -132,7 +146,9 @@ def test_a_tree_fed_level_by_level_is_one_tree(opened: Callable[[], Opened], lea
 
 @sessions
 @pytest.mark.parametrize("leaf", [3, 4, 5])
-def test_keeping_a_branch_is_as_if_only_it_had_been_fed(opened: Callable[[], Opened], leaf: int) -> None:
+def test_keeping_a_branch_is_as_if_only_it_had_been_fed(
+    opened: Callable[[], Opened], leaf: int
+) -> None:
     session, large, prompt = opened()
     session.extend([prompt[-1]])
     session.extend(tree_rows(ROWS, torch.tensor(PARENTS)))

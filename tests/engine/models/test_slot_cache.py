@@ -22,7 +22,10 @@ from bild_lab.engine.models.slot_cache import SNAPSHOTS, SlotCache, Snapshots
 
 def config(*kinds: str) -> SimpleNamespace:
     """Of a model with layers of these kinds, its text part inside another configuration."""
-    layers = [SimpleNamespace(sliding_window=3, attention_chunk_size=3, number_of_conv_states=2) for _ in kinds]
+    layers = [
+        SimpleNamespace(sliding_window=3, attention_chunk_size=3, number_of_conv_states=2)
+        for _ in kinds
+    ]
     text = SimpleNamespace(layer_types=list(kinds), per_layer_config=layers)
     return SimpleNamespace(get_text_config=lambda decoder=False: text if decoder else None)
 
@@ -32,7 +35,9 @@ def rows(*numbers: float) -> torch.Tensor:
 
 
 def held(cache: SlotCache, layer: int) -> tuple[list[float], list[float]]:
-    return tuple(each.flatten().tolist() for each in (cache.layers[layer].keys, cache.layers[layer].values))
+    return tuple(
+        each.flatten().tolist() for each in (cache.layers[layer].keys, cache.layers[layer].values)
+    )
 
 
 def store(cache: SlotCache, start: int, layer: int, *numbers: float, **plan: object) -> None:
@@ -41,9 +46,19 @@ def store(cache: SlotCache, start: int, layer: int, *numbers: float, **plan: obj
 
 
 def test_layers_are_made_beforehand_only_where_one_keeps_more_than_keys() -> None:
-    for plain in (SlotCache(), SlotCache(config("full_attention", "sliding_attention", "chunked_attention", "moe"))):
+    for plain in (
+        SlotCache(),
+        SlotCache(config("full_attention", "sliding_attention", "chunked_attention", "moe")),
+    ):
         assert plain.layers == [] and plain.cuts
-    kinds = ("linear_attention", "sliding_attention", "chunked_attention", "hybrid", "hybrid_sliding", "mlp")
+    kinds = (
+        "linear_attention",
+        "sliding_attention",
+        "chunked_attention",
+        "hybrid",
+        "hybrid_sliding",
+        "mlp",
+    )
     cache = SlotCache(config(*kinds))
     both = LinearAttentionAndFullAttentionLayer
     expected = [LinearAttentionLayer, DynamicLayer, DynamicLayer, both, both, DummyLayer]
@@ -62,7 +77,9 @@ def test_rows_are_stored_from_the_plans_slot_on_in_each_layer_by_itself() -> Non
         store(cache, 2, 0, 8, fill=True)
     assert held(cache, 0) == ([1, 2, 8], [-1, -2, -8])
     with following(Plan(2)):
-        assert cache.get_seq_length() == 2 and cache.get_mask_sizes(3, 0) == cache.get_mask_sizes(3, 9) == (5, 0)
+        assert cache.get_seq_length() == 2 and cache.get_mask_sizes(3, 0) == cache.get_mask_sizes(
+            3, 9
+        ) == (5, 0)
 
 
 def test_a_window_that_keeps_its_own_rows_says_how_many_it_has() -> None:
@@ -77,12 +94,21 @@ def test_a_window_that_keeps_its_own_rows_says_how_many_it_has() -> None:
 
 def test_gathered_rows_come_behind_the_ones_before_in_some_layers() -> None:
     cache = SlotCache()
-    cache.layers = [DynamicLayer(), DynamicIndexedLayer(), DummyLayer(), DynamicLayer(), DynamicLayer()]
+    cache.layers = [
+        DynamicLayer(),
+        DynamicIndexedLayer(),
+        DummyLayer(),
+        DynamicLayer(),
+        DynamicLayer(),
+    ]
     for layer in (0, 1, 3):
         store(cache, 0, layer, 1, 2, 3, 4)
     cache.layers[1].update_indexer(torch.tensor([[[5.0], [6.0], [7.0], [8.0]]]))
     cache.gather(1, [0, 2], [1, 2, 4, 3])
-    assert held(cache, 0)[0] == [1, 2, 3, 4] and held(cache, 1) == held(cache, 3) == ([1, 2, 4], [-1, -2, -4])
+    assert held(cache, 0)[0] == [1, 2, 3, 4] and held(cache, 1) == held(cache, 3) == (
+        [1, 2, 4],
+        [-1, -2, -4],
+    )
     assert cache.layers[1].indexer_keys.flatten().tolist() == [5, 6, 8]
     assert cache.cuts and cache.lengths == {3, 4}
     cache.layers.append(LinearAttentionLayer(2))  # without keys there is nothing to move
@@ -116,21 +142,34 @@ class Recurrent:
 
     @property
     def numbers(self) -> list[float]:
-        return [float(self.states[0]), *self.states[1]["last"].tolist(), float(self.keys), self.seen]
+        return [
+            float(self.states[0]),
+            *self.states[1]["last"].tolist(),
+            float(self.keys),
+            self.seen,
+        ]
 
 
 class Text:
-    """A session of a recurrent layer, beside layers with keys by slot, which the snapshots leave alone."""
+    """A session of a recurrent layer, beside layers with keys by slot, which the snapshots leave
+    alone.
+    """
 
     def __init__(self) -> None:
-        self.layer, self.beside, self.tokens = Recurrent(), LinearAttentionAndFullAttentionLayer(), []
+        self.layer, self.beside, self.tokens = (
+            Recurrent(),
+            LinearAttentionAndFullAttentionLayer(),
+            [],
+        )
         self.cut = DynamicIndexedLayer()
         self.snapshots = Snapshots(SimpleNamespace(layers=[self.cut, self.layer, self.beside]))
 
     def feed(self, start: int, *tokens: int) -> int:
         """Go on from this slot. Returns how many rows ran."""
         first = self.snapshots.before(start)
-        self.beside.keys = self.beside.values = self.cut.indexer_keys = torch.zeros(1) + len(self.tokens)
+        self.beside.keys = self.beside.values = self.cut.indexer_keys = torch.zeros(1) + len(
+            self.tokens
+        )
         again, new = self.snapshots.go_back(start), torch.tensor(tokens).float()
         for by_slot in (self.beside.keys, self.beside.values, self.cut.indexer_keys):
             assert float(by_slot) == len(self.tokens)  # cut by slot, whatever was saved

@@ -1,4 +1,6 @@
-"""A session gives the states of chosen layers, and with them those of the prompt's rows, as Transformers does."""
+"""A session gives the states of chosen layers, and with them those of the prompt's rows, as
+Transformers does.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def states_of(module, tokens: list[int]) -> list[torch.Tensor]:
         ran = module.get_decoder()(torch.tensor([tokens]), encoder_hidden_states=memory, **options)
     else:
         ran = module.get_decoder()(torch.tensor([tokens]), **options)
-    scale = module.config.d_model**-0.5 if getattr(module.config, "scale_decoder_outputs", False) else 1.0
+    scale = (
+        module.config.d_model**-0.5
+        if getattr(module.config, "scale_decoder_outputs", False)
+        else 1.0
+    )
     return [(scale * ran.last_hidden_state)[0], ran.hidden_states[1][0], ran.hidden_states[2][0]]
 
 
@@ -35,7 +41,9 @@ def states_of(module, tokens: list[int]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("family", ["t5", "llama", "long llama"])
 def test_states_of_the_prompt_and_of_a_tree(family: str, engine: str) -> None:
     module = tiny_t5(0, layers=3) if family == "t5" else tiny_llama(0, layers=3)
-    words = torch.randint(3, VOCABULARY, (LONG,), generator=torch.Generator().manual_seed(0)).tolist()
+    words = torch.randint(
+        3, VOCABULARY, (LONG,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     prompt = [PAD] if family == "t5" else [START, *words[: LONG if family == "long llama" else 4]]
     source = Source(tuple(prompt), ENCODED if family == "t5" else None)
     session = in_memory(module, engine).start(source, 20)
@@ -45,13 +53,21 @@ def test_states_of_the_prompt_and_of_a_tree(family: str, engine: str) -> None:
     assert scores.logits.shape[0] == 4  # none of the prompt's other rows
     assert [each.shape[0] for each in (scores.head_input, *scores.hidden)] == [len(prompt) + 3] * 3
     chosen, other = states_of(module, [*prompt, 8, 9]), states_of(module, [*prompt, 7])
-    for found, on_branch, beside in zip((scores.head_input, *scores.hidden), chosen, other, strict=True):
-        torch.testing.assert_close(found[: len(prompt)], on_branch[: len(prompt)], rtol=1e-3, atol=1e-3)
+    for found, on_branch, beside in zip(
+        (scores.head_input, *scores.hidden), chosen, other, strict=True
+    ):
+        torch.testing.assert_close(
+            found[: len(prompt)], on_branch[: len(prompt)], rtol=1e-3, atol=1e-3
+        )
         torch.testing.assert_close(found[len(prompt) + 1 :], on_branch[-2:], rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(found[len(prompt)], beside[-1], rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(scores.logits, module.get_output_embeddings()(scores.head_input[-4:]))
+    torch.testing.assert_close(
+        scores.logits, module.get_output_embeddings()(scores.head_input[-4:])
+    )
     session.keep([0, 2, 3])
     after = session.extend([11], want)
     assert [each.shape[0] for each in (after.head_input, *after.hidden)] == [1] * 3
-    for found, expected in zip((after.head_input, *after.hidden), states_of(module, [*prompt, 8, 9, 11]), strict=True):
+    for found, expected in zip(
+        (after.head_input, *after.hidden), states_of(module, [*prompt, 8, 9, 11]), strict=True
+    ):
         torch.testing.assert_close(found[0], expected[-1], rtol=1e-3, atol=1e-3)

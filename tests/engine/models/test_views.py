@@ -1,4 +1,6 @@
-"""Views of a target: they draft over its cache what their layers alone would, and leave the target as it was."""
+"""Views of a target: they draft over its cache what their layers alone would, and leave the target
+as it was.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def target_of(family: str, engine: str, seed: int = 0) -> LoadedModel:
     return in_memory(random_target(family, seed).double(), engine)
 
 
-def alone(family: str, source: Source, tokens: list[int], layers: int, seed: int = 0) -> torch.Tensor:
+def alone(
+    family: str, source: Source, tokens: list[int], layers: int, seed: int = 0
+) -> torch.Tensor:
     """Logits of the last token by a module that has only so many decoder layers, nothing cached."""
     module = random_target(family, seed).double()
     stack = module.decoder.block if family == "t5" else module.model.layers
@@ -54,10 +58,13 @@ def alone(family: str, source: Source, tokens: list[int], layers: int, seed: int
     ids = torch.tensor([[*source.prompt, *tokens]])
     if source.encoder_ids is None:
         return module(input_ids=ids, use_cache=False).logits[0, -1:]
-    return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[0, -1:]
+    return module(input_ids=source.encoder_ids, decoder_input_ids=ids, use_cache=False).logits[
+        0, -1:
+    ]
 
 
-close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)  # Transformers normalizes in float32
+# Transformers normalizes in float32
+close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 
 
 @families
@@ -77,7 +84,11 @@ def test_an_early_exit_scores_as_its_layers_alone(family: str, engine: str, laye
 
 
 ZEROED = {  # the weights behind which a block adds nothing, by what their names end in
-    "attention": (".SelfAttention.o.weight", ".EncDecAttention.o.weight", "self_attn.o_proj.weight"),
+    "attention": (
+        ".SelfAttention.o.weight",
+        ".EncDecAttention.o.weight",
+        "self_attn.o_proj.weight",
+    ),
     "feed_forward": (".wo.weight", "mlp.down_proj.weight"),
 }
 ZEROED["layers"] = (*ZEROED["attention"], *ZEROED["feed_forward"])
@@ -87,7 +98,9 @@ def without(family: str, part: str, layers: Sequence[int]) -> PreTrainedModel:
     """The first target with the last products of this part of these layers zero."""
     module = random_target(family, 0).double()
     for name, weight in module.named_parameters():
-        if name.startswith(tuple(f"{stack}.{at}." for stack in ("decoder.block", "model.layers") for at in layers)):
+        if name.startswith(
+            tuple(f"{stack}.{at}." for stack in ("decoder.block", "model.layers") for at in layers)
+        ):
             weight.data *= not name.endswith(ZEROED[part])
     return module
 
@@ -97,13 +110,16 @@ def without(family: str, part: str, layers: Sequence[int]) -> PreTrainedModel:
 @pytest.mark.parametrize("part", ZEROED)
 @torch.inference_mode()
 def test_a_skipped_layer_or_block_adds_nothing(family: str, engine: str, part: str) -> None:
-    source = replace(random_source(family, random.Random(3)), prompt=(START,))  # nothing that the whole target ran
+    # nothing that the whole target ran
+    source = replace(random_source(family, random.Random(3)), prompt=(START,))
     for layers in ([0], [1, 2]):
         target = target_of(family, engine)
         skip = LayerSkip(target, **{"skipped_layers": [], f"skipped_{part}": layers})
         view = skip.start(source, 20, beside(target.start(source, 20)))
         view.extend([START])
-        expected = in_memory(without(family, part, layers), "hf").text_logits(replace(source, prompt=(START, 9)))
+        expected = in_memory(without(family, part, layers), "hf").text_logits(
+            replace(source, prompt=(START, 9))
+        )
         close(view.extend([9]).logits, expected[-1:])
 
 
@@ -120,14 +136,18 @@ def test_the_kernels_skip_the_same_blocks(family: str) -> None:
         view.extend([source.prompt[-1]])
         found.append(view.extend([9]).logits)
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
-    assert not torch.allclose(found[1], EarlyExit(target, 3).start(source, 20, beside(session)).extend([9]).logits)
+    assert not torch.allclose(
+        found[1], EarlyExit(target, 3).start(source, 20, beside(session)).extend([9]).logits
+    )
 
 
 def test_blocks_that_cannot_be_told_apart_are_refused() -> None:
     target = in_memory(random_target("llama", 0), "hf")
     target.module.model.layers[1].ffn = target.module.model.layers[1].mlp  # which of both is it?
     LayerSkip(target, [1])
-    with pytest.raises(UserError, match="cannot be skipped apart; name whole layers in policy.skipped_layers"):
+    with pytest.raises(
+        UserError, match="cannot be skipped apart; name whole layers in policy.skipped_layers"
+    ):
         LayerSkip(target, [], [0])
 
 
@@ -144,7 +164,9 @@ def test_blocks_with_the_residual_sum_inside_are_refused() -> None:
         layer.mlp.forward = forward
         layer.forward = partial(block_by_block, layer)
 
-    def block_by_block(layer: torch.nn.Module, hidden_states: torch.Tensor, **rest: object) -> torch.Tensor:
+    def block_by_block(
+        layer: torch.nn.Module, hidden_states: torch.Tensor, **rest: object
+    ) -> torch.Tensor:
         mixed, _ = layer.self_attn(hidden_states=layer.input_layernorm(hidden_states), **rest)
         return layer.mlp(hidden_states + mixed)  # adds nothing, and yet the stream is lost
 
@@ -159,7 +181,11 @@ VIEWS = {
     "early_exit_speculative": {},
     "bild_early_exit": {"rollback": 0.69},  # which is lossless
     "layer_skip": {},
-    "layer_skip of blocks": {"skipped_layers": [], "skipped_attention": [1], "skipped_feed_forward": [0]},
+    "layer_skip of blocks": {
+        "skipped_layers": [],
+        "skipped_attention": [1],
+        "skipped_feed_forward": [0],
+    },
 }
 
 
@@ -186,7 +212,8 @@ def test_the_last_exit_is_the_target_and_every_draft_of_it_stands(checkpoints: P
     assert trace.accepted == trace.drafted > 0
 
 
-Work = list[tuple[int, int]]  # a layer and a slot of the cache, in the order in which rows went through
+# a layer and a slot of the cache, in the order in which rows went through
+Work = list[tuple[int, int]]
 
 
 def spied(model: NativeModel, patch: pytest.MonkeyPatch) -> Work:
@@ -194,7 +221,14 @@ def spied(model: NativeModel, patch: pytest.MonkeyPatch) -> Work:
     decoder, work = model.decoder, []
     run = decoder.run
 
-    def noted(x: torch.Tensor, rows: PlacedRows, cache: KeyValueCache, *memory: object, layers: range, **rest: object):
+    def noted(
+        x: torch.Tensor,
+        rows: PlacedRows,
+        cache: KeyValueCache,
+        *memory: object,
+        layers: range,
+        **rest: object,
+    ):
         assert x.shape[0] == rows.count
         slots = range(rows.stop - rows.count, rows.stop)
         work.extend((layer, slot) for layer in layers for slot in slots)
@@ -211,7 +245,9 @@ def test_no_layer_runs_a_token_twice(
     family: str, exit_layer: int, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = in_memory(random_target(family, 2), "native")
-    method = build_method(compose_policy(policy, {"exit_layer": exit_layer}), {"target": lambda: target})
+    method = build_method(
+        compose_policy(policy, {"exit_layer": exit_layer}), {"target": lambda: target}
+    )
     chance = random.Random(0)
     rollbacks = accepted = 0
     for _ in range(4):
@@ -219,9 +255,12 @@ def test_no_layer_runs_a_token_twice(
         with monkeypatch.context() as patch:
             work = spied(target, patch)
             method.decode(Request(source, Limits(len(source.prompt), 24)), trace)
-        expected = Counter((layer, slot) for layer in range(3) for slot in range(len(source.prompt) - 1))
+        expected = Counter(
+            (layer, slot) for layer in range(3) for slot in range(len(source.prompt) - 1)
+        )
         text = len(source.prompt) - 1
-        for each in trace.rounds:  # every layer runs the committed token and the draft, wherever it ran before
+        # every layer runs the committed token and the draft, wherever it ran before
+        for each in trace.rounds:
             slots = range(text, text + 1 + len(each.drafted))
             expected.update((layer, slot) for layer in range(3) for slot in slots)
             text += 1 + each.accepted
@@ -236,8 +275,12 @@ def test_trees_of_the_targets_layers_are_refused() -> None:
     target, source = in_memory(random_target("llama", 0), "native"), Source((START, 5, 6))
     for model in (EarlyExit(target, 1), LayerSkip(target, [1])):
         drafter = ModelTreeDrafter(model, nodes=3, window=2, width=2, children=2)
-        with pytest.raises(UserError, match="layers of the target draft chains alone; choose ModelDrafter for them"):
-            DraftThenVerify(target, drafter, ExactMatch()).decode(Request(source, Limits(3, 9)), Trace())
+        with pytest.raises(
+            UserError, match="layers of the target draft chains alone; choose ModelDrafter for them"
+        ):
+            DraftThenVerify(target, drafter, ExactMatch()).decode(
+                Request(source, Limits(3, 9)), Trace()
+            )
 
 
 @dataclass(frozen=True)
@@ -296,7 +339,9 @@ def cached(session: CachedSession) -> list[torch.Tensor]:
     layers, filled = session.layers, session.length
     if isinstance(layers, NativeLayers):
         return [*layers.cache.keys[:, :, :filled], *layers.cache.values[:, :, :filled]]
-    return [store[0, :, :filled] for each in layers._cache.layers for store in (each.keys, each.values)]
+    return [
+        store[0, :, :filled] for each in layers._cache.layers for store in (each.keys, each.values)
+    ]
 
 
 @torch.inference_mode()
@@ -305,7 +350,8 @@ def test_begun_rows_stand_after_the_cache_has_grown() -> None:
     source = Source((START,))
     session = target.start(source, 4)
     view = EarlyExit(target, 1).start(source, 4, beside(session))
-    tokens = [3 + index % 30 for index in range(session.layers.cache.capacity + 5)]  # one by one past what there is
+    # one by one past what there is
+    tokens = [3 + index % 30 for index in range(session.layers.cache.capacity + 5)]
     for token in tokens:
         view.extend([token])
     expected = target.start(source, 200).extend(tokens)
@@ -335,7 +381,10 @@ def test_layers_that_do_not_give_the_same_one_by_one_are_refused() -> None:
     ("policy", "knob", "wrong"),
     [
         *(("early_exit_speculative", "exit_layer", wrong) for wrong in (0, 99, True, 1.5)),
-        *(("layer_skip", "skipped_layers", wrong) for wrong in ([], [99], [-1], 3, "all", [*range(8)])),
+        *(
+            ("layer_skip", "skipped_layers", wrong)
+            for wrong in ([], [99], [-1], 3, "all", [*range(8)])
+        ),
         ("layer_skip", "skipped_attention", [True]),
         ("layer_skip", "skipped_feed_forward", [99]),
     ],

@@ -1,4 +1,6 @@
-"""Of all files in a checkpoint those are read, and identify it, that `from_pretrained` of Transformers reads."""
+"""Of all files in a checkpoint those are read, and identify it, that `from_pretrained` of
+Transformers reads.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,12 @@ def write_stale_index(weights: Weights, folder: Path) -> None:
 
 
 def write_unrelated(weights: Weights, folder: Path) -> None:
-    for name in ("consolidated.safetensors", "adapter_model.safetensors", "model.fp16.safetensors", "optimizer.pt"):
+    for name in (
+        "consolidated.safetensors",
+        "adapter_model.safetensors",
+        "model.fp16.safetensors",
+        "optimizer.pt",
+    ):
         write(weights, folder / name)
     write({"step": torch.ones(1)}, folder / "training_args.bin")
 
@@ -59,7 +66,9 @@ def write_unrelated(weights: Weights, folder: Path) -> None:
 def write_named(weights: Weights, folder: Path) -> None:
     write(weights, folder / "named.safetensors")
     settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(settings | {"transformers_weights": "named.safetensors"}))
+    (folder / "config.json").write_text(
+        json.dumps(settings | {"transformers_weights": "named.safetensors"})
+    )
 
 
 PIECES: dict[str, Callable[[Weights, Path], None]] = {
@@ -67,7 +76,9 @@ PIECES: dict[str, Callable[[Weights, Path], None]] = {
     "shards": lambda weights, folder: write_shards(weights, folder / INDEX, "model-{}.safetensors"),
     "stale index": write_stale_index,
     "pickle": lambda weights, folder: write(weights, folder / BIN),
-    "pickled shards": lambda weights, folder: write_shards(weights, folder / BIN_INDEX, "pytorch_model-{}.bin"),
+    "pickled shards": lambda weights, folder: write_shards(
+        weights, folder / BIN_INDEX, "pytorch_model-{}.bin"
+    ),
     "unrelated": write_unrelated,
     "named": write_named,
 }
@@ -111,7 +122,9 @@ def read_by_us(folder: Path, allow_pickles: bool) -> float | None:
         checkpoint.check()
     except UserError:
         return None
-    ours = NativeModel(HuggingFaceModel(checkpoint, torch.device("cpu"), torch.float32)).decoder.final_norm
+    ours = NativeModel(
+        HuggingFaceModel(checkpoint, torch.device("cpu"), torch.float32)
+    ).decoder.final_norm
     theirs = checkpoint.weights(torch.float32).state_dict()[NORM]
     assert torch.equal(ours, theirs)
     return theirs[0].item()
@@ -121,7 +134,8 @@ def read_by_us(folder: Path, allow_pickles: bool) -> float | None:
 def test_of_every_mixture_of_files_those_are_read_that_transformers_reads(
     mixture: tuple[str, ...], folder: Path
 ) -> None:
-    for number, name in enumerate(PIECES, 1):  # of shards and a stale index, which have one name, the latter is left
+    # of shards and a stale index, which have one name, the latter is left
+    for number, name in enumerate(PIECES, 1):
         if name in mixture:
             PIECES[name](weights_with(number), folder)
     expected = read_by_transformers(folder)
@@ -137,7 +151,10 @@ def refusal(folder: Path) -> str:
 
 
 def test_what_is_wrong_with_weight_files_is_said_before_weights_load(folder: Path) -> None:
-    assert "wanted model.safetensors or model.safetensors.index.json, got no file with weights" in refusal(folder)
+    assert (
+        "wanted model.safetensors or model.safetensors.index.json, got no file with weights"
+        in refusal(folder)
+    )
     write(weights_with(1), folder / "model.fp16.safetensors")
     assert "got model.fp16.safetensors; rename the file" in refusal(folder)
     write(weights_with(1), folder / BIN)
@@ -149,10 +166,14 @@ def test_what_is_wrong_with_weight_files_is_said_before_weights_load(folder: Pat
     write(weights_with(1), folder / ONE)
     Checkpoint(str(folder)).check()
     write(weights_with(2), folder / "shard-00001-model-00001-of-00001.safetensors")
-    assert "a shard of a distributed training, which Transformers reads in place of" in refusal(folder)
+    assert "a shard of a distributed training, which Transformers reads in place of" in refusal(
+        folder
+    )
 
 
-def test_an_adapter_beside_weights_is_refused_as_transformers_may_leave_it_out(folder: Path) -> None:
+def test_an_adapter_beside_weights_is_refused_as_transformers_may_leave_it_out(
+    folder: Path,
+) -> None:
     write(weights_with(1), folder / ONE)
     (folder / "adapter_config.json").write_text("{}")
     assert "has an adapter beside its weights; merge it" in refusal(folder)
@@ -182,13 +203,22 @@ def test_a_checkpoint_is_known_by_the_files_that_are_read(folder: Path) -> None:
 
 
 def test_the_size_that_loads_is_that_of_the_files_that_are_read(tmp_path: Path) -> None:
-    sizes = {"part-1.safetensors": 2_000_000_000, "part-2.safetensors": 1_100_000_000, "old.safetensors": 9**10}
+    sizes = {
+        "part-1.safetensors": 2_000_000_000,
+        "part-2.safetensors": 1_100_000_000,
+        "old.safetensors": 9**10,
+    }
     for name, size in sizes.items():
         with (tmp_path / name).open("wb") as file:
             file.truncate(size)  # takes no room
-    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}}))
+    (tmp_path / INDEX).write_text(
+        json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}})
+    )
     assert in_folder(tmp_path) == [INDEX, "part-1.safetensors", "part-2.safetensors"]
-    assert loading_size(tmp_path) == ", 3.1 GB" and loading_size(tmp_path / "part-1.safetensors") == ", 2.0 GB"
+    assert (
+        loading_size(tmp_path) == ", 3.1 GB"
+        and loading_size(tmp_path / "part-1.safetensors") == ", 2.0 GB"
+    )
     assert loading_size(tmp_path / INDEX) == loading_size(Path("an/id")) == ""
 
 
@@ -223,9 +253,15 @@ def test_of_a_hubs_files_those_are_read_that_transformers_reads(
     write(weights_with(1), folder / ONE)
     models["me/both"] = contents(folder)
     models["me/adapter"] = models["me/both"] | {"adapter_config.json": b"{}"}
-    models["me/none"] = {name: file for name, file in models["me/both"].items() if "model" not in name}
+    models["me/none"] = {
+        name: file for name, file in models["me/both"].items() if "model" not in name
+    }
     with loopback_hub({}, models) as endpoint:
-        shards, beside, both, adapter, none = printed_in_a_fresh_process(_READ_BOTH, endpoint, home, *models)
+        shards, beside, both, adapter, none = printed_in_a_fresh_process(
+            _READ_BOTH, endpoint, home, *models
+        )
     assert shards == beside == "2.0 2.0" and both == "1.0 1.0"
     assert adapter.startswith("me/adapter has an adapter beside its weights")
-    assert none.startswith("me/none has no weights that Transformers reads: wanted model.safetensors")
+    assert none.startswith(
+        "me/none has no weights that Transformers reads: wanted model.safetensors"
+    )

@@ -1,4 +1,6 @@
-"""Weights are read from files as a module of Transformers has them, and are never in memory twice."""
+"""Weights are read from files as a module of Transformers has them, and are never in memory
+twice.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ def test_files_have_what_transformers_loads(family: str, shard: str, tmp_path: P
     Checkpoint(str(folder)).weights(torch.float32).save_pretrained(folder, max_shard_size=shard)
     if shard != "1GB":
         (folder / ONE_FILE).unlink(missing_ok=True)
-    found, expected = stored(folder, torch.bfloat16), Checkpoint(str(folder)).weights(torch.bfloat16).state_dict()
+    found, expected = (
+        stored(folder, torch.bfloat16),
+        Checkpoint(str(folder)).weights(torch.bfloat16).state_dict(),
+    )
     assert set(found) == set(expected)
     for name, weight in expected.items():
         assert torch.equal(found[name], weight.bfloat16()), name
@@ -58,7 +63,9 @@ def cut(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("change", [renamed, reshaped, cut])
-def test_files_that_are_not_the_modules_are_left_to_transformers(change: Callable, tmp_path: Path) -> None:
+def test_files_that_are_not_the_modules_are_left_to_transformers(
+    change: Callable, tmp_path: Path
+) -> None:
     save(TINY["llama"](3), tmp_path)
     save_file(change(load_file(tmp_path / ONE_FILE)), tmp_path / ONE_FILE)
     assert stored(tmp_path) is None
@@ -103,7 +110,9 @@ print(int(peak.split()[1]) * 1024 - before)
 @pytest.mark.slow
 @needs_kernels
 def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
-    config = LlamaConfig(hidden_size=768, intermediate_size=3072, num_hidden_layers=12, vocab_size=400)
+    config = LlamaConfig(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, vocab_size=400
+    )
     module = LlamaForCausalLM(config).bfloat16()
     save(module, tmp_path / "large")
     save(TINY["llama"](3), tmp_path / "tiny")  # takes what the first loading of a process keeps
@@ -117,10 +126,14 @@ def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     assert parts < whole - size / 2, (parts / size, whole / size)
 
 
-def test_a_model_from_files_decodes_as_its_module_does(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_from_files_decodes_as_its_module_does(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def texts() -> list[list[int]]:
         load_model.cache_clear()
-        decoders = [bild_lab.load(str(checkpoints / name), policy="vanilla") for name in ("t5", "llama")]
+        decoders = [
+            bild_lab.load(str(checkpoints / name), policy="vanilla") for name in ("t5", "llama")
+        ]
         return [one.generate([5, 9, 12], max_new_tokens=12).token_ids for one in decoders]
 
     from_files = texts()
@@ -139,7 +152,9 @@ def storages(stack: Stack) -> set[int]:
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_generate_beside_our_decoder_has_no_second_copy_of_the_weights(family: str, tmp_path: Path) -> None:
+def test_generate_beside_our_decoder_has_no_second_copy_of_the_weights(
+    family: str, tmp_path: Path
+) -> None:
     """In another precision than the file's: there nothing can be a view of the file."""
     save(TINY[family](3), tmp_path)
     model = load_model(str(tmp_path), None, "cpu", torch.bfloat16, "native")
@@ -147,8 +162,13 @@ def test_generate_beside_our_decoder_has_no_second_copy_of_the_weights(family: s
     module = model.transformers.module
     held = storages(model.decoder) | (storages(model.decoder.encoder) if family == "t5" else set())
     pointers = {name: one.untyped_storage().data_ptr() for name, one in module.named_parameters()}
-    small = {"t5": "relative_attention_bias", "qwen3": "_norm", "gemma3": "norm"}  # which decoders hold in other forms
-    assert [name for name, at in pointers.items() if at not in held and small.get(family, "none") not in name] == []
+    # which decoders hold in other forms
+    small = {"t5": "relative_attention_bias", "qwen3": "_norm", "gemma3": "norm"}
+    assert [
+        name
+        for name, at in pointers.items()
+        if at not in held and small.get(family, "none") not in name
+    ] == []
     ids = torch.tensor([[3, 4, 5]])
     inputs = {"input_ids": ids, **({"decoder_input_ids": ids} if family == "t5" else {})}
     own = model.checkpoint.weights(torch.bfloat16)

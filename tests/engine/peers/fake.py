@@ -9,8 +9,8 @@ import pytest
 
 from bild_lab.engine.peers import process
 
-# the real protocol, with an engine that needs no packages: token 666 kills it, token 13 is an error; it
-# is slow where CT2_USE_MKL is what SLOW says
+# the real protocol, with an engine that needs no packages: token 666 kills it, token 13 is an
+# error; it is slow where CT2_USE_MKL is what SLOW says
 ENGINE = f"""
 import importlib.util, json, os, sys, time
 spec = importlib.util.spec_from_file_location("worker", {str(process.SCRIPT)!r})
@@ -49,14 +49,21 @@ VERSIONS = {"openvino": "1.0"}
 
 
 def run_fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Workers run the fake engine in this Python, and convert into a cache of their own. Returns the cache."""
+    """Workers run the fake engine in this Python, and convert into a cache of their own.
+
+    Returns the cache.
+    """
     script = tmp_path / "fake.py"
     script.write_text(ENGINE)
     monkeypatch.setattr(process, "SCRIPT", script)
     monkeypatch.setattr(process, "python", lambda: Path(sys.executable))
-    monkeypatch.setattr("bild_lab.engine.peers.methods.package_versions", lambda names: dict(VERSIONS))
+    monkeypatch.setattr(
+        "bild_lab.engine.peers.methods.package_versions", lambda names: dict(VERSIONS)
+    )
     monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "peers"
 
 
-needs_peers = pytest.mark.skipif((reason := process.why_no_peers()) is not None, reason=str(reason or ""))
+needs_peers = pytest.mark.skipif(
+    (reason := process.why_no_peers()) is not None, reason=str(reason or "")
+)

@@ -29,7 +29,8 @@ TEMPLATES = {"t5": "{}", "llama": "German: {} English:"}
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))  # shared by these tests
+    # shared by these tests
+    monkeypatch.setenv("BILD_LAB_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
 @pytest.mark.parametrize(("policy", "family"), RUNS)
@@ -60,7 +61,9 @@ def test_trained_models_give_the_tokens_of_vanilla(policy: str, family: str) -> 
 @needs_shared
 @pytest.mark.parametrize("family", ["t5", "llama"])
 @pytest.mark.parametrize(("policy", "bits"), [("ctranslate2", 8), ("openvino", 8), ("openvino", 4)])
-def test_quantized_weights_give_nearly_the_tokens_of_vanilla(policy: str, bits: int, family: str) -> None:
+def test_quantized_weights_give_nearly_the_tokens_of_vanilla(
+    policy: str, bits: int, family: str
+) -> None:
     target = str(SHARED / "models" / f"{family}-large")
     vanilla, peer, whole = (
         bild_lab.load(target, policy=name, **knobs)
@@ -68,18 +71,31 @@ def test_quantized_weights_give_nearly_the_tokens_of_vanilla(policy: str, bits: 
     )
     rows = (SHARED / "data" / "multi30k" / "test.jsonl").read_text().splitlines()[:8]
     prompts = [TEMPLATES[family].format(json.loads(row)["de"]) for row in rows]
-    texts = [[each.generate(prompt, max_new_tokens=24).token_ids for prompt in prompts] for each in (vanilla, peer)]
+    texts = [
+        [each.generate(prompt, max_new_tokens=24).token_ids for prompt in prompts]
+        for each in (vanilla, peer)
+    ]
     alike = [sum(map(int.__eq__, *pair)) / len(pair[0]) for pair in zip(*texts, strict=True)]
-    assert sum(alike) / 8 > (0.8 if bits == 8 else 0.25)  # after the first token that differs few are alike
-    stored = [sum(file.stat().st_size for file in each.method._files()[0].rglob("*")) for each in (peer, whole)]
+    # after the first token that differs few are alike
+    assert sum(alike) / 8 > (0.8 if bits == 8 else 0.25)
+    stored = [
+        sum(file.stat().st_size for file in each.method._files()[0].rglob("*"))
+        for each in (peer, whole)
+    ]
     assert stored[0] < 0.4 * stored[1]
     peer.method.close()
 
 
-def test_a_sweep_measures_a_peer_beside_the_others(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_measures_a_peer_beside_the_others(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     sweep = Sweep(tmp_path / "sweep")
-    words = [f"pair.target={tiny_checkpoints() / 'llama'}", "dataset=multi30k", f"dataset.path={data}"]
+    words = [
+        f"pair.target={tiny_checkpoints() / 'llama'}",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+    ]
     for policy in ("hf_generate", "openvino"):
         run_point(prepare(compose_config([*words, f"policy={policy}", "dataset.limit=3"])), sweep)
     first, second = sorted(sweep.results(), key=lambda each: each.policy)

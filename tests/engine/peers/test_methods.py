@@ -1,4 +1,6 @@
-"""Other engines as methods: what they refuse, and that they run with the request's limits and our threads."""
+"""Other engines as methods: what they refuse, and that they run with the request's limits and our
+threads.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.engine.peers.fake import VERSIONS
 PROMPT = "w5 w9"
 
 
-def model(checkpoints: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> HuggingFaceModel:
+def model(
+    checkpoints: Path, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> HuggingFaceModel:
     return HuggingFaceModel(Checkpoint(str(checkpoints / "llama")), torch.device(device), dtype)
 
 
@@ -35,7 +39,9 @@ def test_without_its_environment_a_peer_says_how_to_get_it(
             bild_lab.load(str(checkpoints / "llama"), str(checkpoints / "llama-draft"), policy)
 
 
-def test_versions_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_are_those_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "FOLDER", tmp_path)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").touch()
@@ -49,28 +55,45 @@ def test_versions_are_those_of_the_environment(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.usefixtures("fake_engines")
 def test_what_a_peer_cannot_compute_is_refused(checkpoints: Path) -> None:
-    with pytest.raises(UserError, match="openvino is run on a CPU, got meta; set runtime.device=cpu"):
+    with pytest.raises(
+        UserError, match="openvino is run on a CPU, got meta; set runtime.device=cpu"
+    ):
         OpenVINO(model(checkpoints, "meta"))
     with pytest.raises(UserError, match="ctranslate2 computes in float32 on a CPU, got bfloat16"):
         CTranslate2(model(checkpoints, dtype=torch.bfloat16))
-    with pytest.raises(UserError, match="openvino computes in float32 and bfloat16 on a CPU, got float16"):
+    with pytest.raises(
+        UserError, match="openvino computes in float32 and bfloat16 on a CPU, got float16"
+    ):
         OpenVINO(model(checkpoints, dtype=torch.float16))
-    with pytest.raises(UserError, match="decodes speculatively with decoder-only models, got .*use policy=openvino"):
-        bild_lab.load(str(checkpoints / "t5"), str(checkpoints / "t5-draft"), "openvino_speculative")
+    with pytest.raises(
+        UserError, match="decodes speculatively with decoder-only models, got .*use policy=openvino"
+    ):
+        bild_lab.load(
+            str(checkpoints / "t5"), str(checkpoints / "t5-draft"), "openvino_speculative"
+        )
     with pytest.raises(UserError, match="the draft window must be a whole number >= 1, got 0"):
-        bild_lab.load(str(checkpoints / "llama"), str(checkpoints / "llama-draft"), "openvino_speculative", window=0)
+        bild_lab.load(
+            str(checkpoints / "llama"),
+            str(checkpoints / "llama-draft"),
+            "openvino_speculative",
+            window=0,
+        )
 
 
 @pytest.mark.usefixtures("fake_engines")
 def test_sampling_is_refused_in_words(checkpoints: Path) -> None:
     decoder = bild_lab.load(str(checkpoints / "llama"), policy="openvino")
     assert decoder.method.lossless(Sampling()) and not decoder.method.lossless(Sampling(1.0))
-    with pytest.raises(UserError, match=r"openvino decodes greedily, got .*1.0; use decoding=greedy"):
+    with pytest.raises(
+        UserError, match=r"openvino decodes greedily, got .*1.0; use decoding=greedy"
+    ):
         decoder.generate(PROMPT, temperature=1.0)
 
 
 @pytest.mark.usefixtures("fake_engines")
-def test_quantized_weights_are_converted_for_themselves_and_never_lossless(checkpoints: Path, tmp_path: Path) -> None:
+def test_quantized_weights_are_converted_for_themselves_and_never_lossless(
+    checkpoints: Path, tmp_path: Path
+) -> None:
     path = str(checkpoints / "llama")
     for policy, bits, dtype in (
         ("ctranslate2", 8, "bfloat16"),
@@ -99,7 +122,8 @@ def test_a_text_ends_at_the_requests_limits(checkpoints: Path) -> None:
         torch.set_num_threads(2)  # which happens to be the id of no end token
         assert method.decode(request, Trace()) == [*prompt, 2, *prompt[:2]]
         torch.set_num_threads(3)
-        assert method.decode(request, Trace()) == [*prompt, 3, *prompt[:2]]  # another process, with as many threads
+        # another process, with as many threads
+        assert method.decode(request, Trace()) == [*prompt, 3, *prompt[:2]]
     finally:
         torch.set_num_threads(before)
         method.close()
@@ -115,7 +139,8 @@ def test_the_quickest_of_a_peers_settings_decodes(
     request = bild_lab.load(str(checkpoints / "llama"), policy="vanilla").request(PROMPT, 2)
     before = {each.pid for each in psutil.Process().children()}
     text = method.decode(request, Trace())
-    (left,) = [each for each in psutil.Process().children() if each.pid not in before]  # the other one has ended
+    # the other one has ended
+    (left,) = [each for each in psutil.Process().children() if each.pid not in before]
     assert left.environ().get("CT2_USE_MKL") == kept
     assert text[: len(request.source.prompt)] == list(request.source.prompt)
     method.close()
@@ -127,7 +152,9 @@ def test_a_peer_starts_again_after_its_process_died(checkpoints: Path) -> None:
     request = bild_lab.load(str(checkpoints / "llama"), policy="vanilla").request(PROMPT, 2)
     first = method.decode(request, Trace())
     method._worker._process.kill()
-    with pytest.raises(RuntimeError, match="the process of openvino ended with status -9: it wrote nothing"):
+    with pytest.raises(
+        RuntimeError, match="the process of openvino ended with status -9: it wrote nothing"
+    ):
         method.decode(request, Trace())
     assert method.decode(request, Trace()) == first
     method.close()
@@ -138,7 +165,12 @@ def test_a_peer_starts_again_after_its_process_died(checkpoints: Path) -> None:
 def test_the_versions_of_a_peer_are_part_of_a_points_name(
     checkpoints: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [f"pair.target={checkpoints / 'llama'}", "dataset=multi30k", f"dataset.path={data}", "policy=openvino"]
+    words = [
+        f"pair.target={checkpoints / 'llama'}",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "policy=openvino",
+    ]
     old = prepare(compose_config(words))
     assert old.facts["versions"] == VERSIONS and old.decoders["method"].method.engine == "openvino"
     newer = VERSIONS | {"openvino": "2.0"}

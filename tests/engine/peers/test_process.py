@@ -91,7 +91,9 @@ def test_a_worker_ends_with_its_object() -> None:
     assert not psutil.pid_exists(number)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel of Linux kills a worker whose parent dies")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="the kernel of Linux kills a worker whose parent dies"
+)
 def test_a_stopped_worker_dies_with_a_killed_parent() -> None:
     command = [sys.executable, str(process.SCRIPT), "serve", json.dumps(JOB)]
     parent = f"""
@@ -105,7 +107,11 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
     number = int(done.stdout)
-    wait_until(lambda: not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE)
+    wait_until(
+        lambda: (
+            not psutil.pid_exists(number) or psutil.Process(number).status() == psutil.STATUS_ZOMBIE
+        )
+    )
 
 
 def test_the_time_that_a_worker_uses_is_known_until_it_ends() -> None:
@@ -123,9 +129,14 @@ def test_the_worker_imports_nothing_of_ours() -> None:
 def test_a_checkpoint_is_converted_once_for_its_weights_engine_versions_and_converter(
     checkpoints: Path, fake_engines: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llama, draft = Checkpoint(str(checkpoints / "llama")), Checkpoint(str(checkpoints / "llama-draft"))
+    llama, draft = (
+        Checkpoint(str(checkpoints / "llama")),
+        Checkpoint(str(checkpoints / "llama-draft")),
+    )
     first = converted(llama, "openvino", {"openvino": "1"})
-    assert (first / "model").read_text() == str(checkpoints / "llama") and first.parent == fake_engines
+    assert (first / "model").read_text() == str(
+        checkpoints / "llama"
+    ) and first.parent == fake_engines
     others = [
         converted(draft, "openvino", {"openvino": "1"}),
         converted(llama, "ctranslate2", {"openvino": "1"}),
@@ -133,7 +144,10 @@ def test_a_checkpoint_is_converted_once_for_its_weights_engine_versions_and_conv
     ]
     with monkeypatch.context() as change:
         change.setattr(process, "_convert", None)
-        assert converted(Checkpoint(str(checkpoints / "llama")), "openvino", {"openvino": "1"}) == first
+        assert (
+            converted(Checkpoint(str(checkpoints / "llama")), "openvino", {"openvino": "1"})
+            == first
+        )
     changed = tmp_path / "worker.py"
     changed.write_text(process.SCRIPT.read_text() + "# another converter")
     monkeypatch.setattr(process, "SCRIPT", changed)
@@ -145,7 +159,9 @@ def test_a_conversion_that_fails_is_refused_and_leaves_nothing(
 ) -> None:
     folder = tmp_path / "unknown"
     folder.symlink_to(checkpoints / "llama")
-    message = "openvino cannot convert .*unknown: ValueError: unknown architecture; use another policy"
+    message = (
+        "openvino cannot convert .*unknown: ValueError: unknown architecture; use another policy"
+    )
     with pytest.raises(UserError, match=message):
         converted(Checkpoint(str(folder)), "openvino", {"openvino": "1"})
     assert [file for file in fake_engines.iterdir() if file.suffix != ".lock"] == []

@@ -1,4 +1,6 @@
-"""What a text costs whose runs are known: a run is a sequence of tokens of which all but the first were predicted."""
+"""What a text costs whose runs are known: a run is a sequence of tokens of which all but the first
+were predicted.
+"""
 
 from __future__ import annotations
 

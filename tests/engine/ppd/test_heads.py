@@ -23,7 +23,11 @@ PROMPTS = ("w5 w9 w30 w12", "w7", "w39 w38 w3 w3 w20")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of four layers: t5, llama, and another llama of the same shapes."""
     folder = tmp_path_factory.mktemp("models")
-    for name, model in (("t5", tiny_t5(3, 4)), ("llama", tiny_llama(3, 4)), ("other", tiny_llama(4, 4))):
+    for name, model in (
+        ("t5", tiny_t5(3, 4)),
+        ("llama", tiny_llama(3, 4)),
+        ("other", tiny_llama(4, 4)),
+    ):
         save(model, folder / name)
     return folder
 
@@ -32,7 +36,9 @@ def target_of(models: Path, name: str) -> NativeModel:
     return bild_lab.load(str(models / name), policy="vanilla").target
 
 
-def fresh(models: Path, name: str, layers: tuple[int, ...] = (2, 3), rank: int | None = None) -> LayerHeads:
+def fresh(
+    models: Path, name: str, layers: tuple[int, ...] = (2, 3), rank: int | None = None
+) -> LayerHeads:
     target = target_of(models, name)
     base = {"path": name, "fingerprint": target.checkpoint.fingerprint}
     return LayerHeads.fresh(target.decoder, base, layers, rank)
@@ -40,12 +46,16 @@ def fresh(models: Path, name: str, layers: tuple[int, ...] = (2, 3), rank: int |
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rank", [None, 3])
-def test_untrained_heads_predict_as_the_models_own(models: Path, family: str, rank: int | None) -> None:
+def test_untrained_heads_predict_as_the_models_own(
+    models: Path, family: str, rank: int | None
+) -> None:
     decoder = target_of(models, family).decoder
     heads = fresh(models, family, rank=rank)
     hidden = torch.randn(5, 32)
     for layer in (2, 3):
-        assert torch.allclose(heads.logits(layer, hidden), decoder.scores(decoder.final(hidden)), atol=1e-5)
+        assert torch.allclose(
+            heads.logits(layer, hidden), decoder.scores(decoder.final(hidden)), atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("rank", [None, 3])
@@ -54,7 +64,8 @@ def test_each_layer_learns_for_itself(models: Path, rank: int | None) -> None:
     hidden = torch.randn(4, 2, 32)
     heads.logits(3, hidden).square().sum().backward()
     learned = {name for name, weight in heads.named_parameters() if weight.grad[1].abs().sum() > 0}
-    assert learned == ({"norms", "matrices"} if rank is None else {"norms", "ups"})  # downs: once ups are not zero
+    # downs: once ups are not zero
+    assert learned == ({"norms", "matrices"} if rank is None else {"norms", "ups"})
     assert all(weight.grad[0].abs().sum() == 0 for weight in heads.parameters())
 
 
@@ -78,8 +89,12 @@ def test_heads_come_back_as_they_were_saved(models: Path, tmp_path: Path, rank: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_pipeline_takes_its_candidates_from_a_folder_of_heads(models: Path, family: str, tmp_path: Path) -> None:
-    """Untrained they are the shared head's; spoilt, there are fewer matches; the text is the target's own."""
+def test_the_pipeline_takes_its_candidates_from_a_folder_of_heads(
+    models: Path, family: str, tmp_path: Path
+) -> None:
+    """Untrained they are the shared head's; spoilt, there are fewer matches; the text is the
+    target's own.
+    """
     heads = fresh(models, family)
     heads.save(tmp_path / "fresh")
     with torch.no_grad():
@@ -88,11 +103,15 @@ def test_the_pipeline_takes_its_candidates_from_a_folder_of_heads(models: Path, 
     found = {}
     for name in ("shared", "fresh", "spoilt"):
         knob = name if name == "shared" else str(tmp_path / name)
-        decoder = bild_lab.load(str(models / family), policy="ppd", exit_layer=3, top_k=2, heads=knob)
+        decoder = bild_lab.load(
+            str(models / family), policy="ppd", exit_layer=3, top_k=2, heads=knob
+        )
         made = [decoder.generate(prompt, 20) for prompt in PROMPTS]
         found[name] = sum(sum(pipeline_log(each.trace).matches) for each in made)
         plain = bild_lab.load(str(models / family), policy="vanilla")
-        assert [each.token_ids for each in made] == [plain.generate(prompt, 20).token_ids for prompt in PROMPTS]
+        assert [each.token_ids for each in made] == [
+            plain.generate(prompt, 20).token_ids for prompt in PROMPTS
+        ]
     assert found["shared"] == found["fresh"] > found["spoilt"]
 
 
@@ -108,7 +127,9 @@ def test_heads_run_in_the_targets_precision_and_learn_nothing(
 
     monkeypatch.setattr(LayerHeads, "logits", noted)
     knobs = {"exit_layer": 3, "heads": str(tmp_path)}
-    bild_lab.load(str(models / "llama"), policy="ppd", dtype="bfloat16", **knobs).generate(PROMPTS[0], 4)
+    bild_lab.load(str(models / "llama"), policy="ppd", dtype="bfloat16", **knobs).generate(
+        PROMPTS[0], 4
+    )
     assert seen == {(torch.bfloat16, False)}
 
 
@@ -124,9 +145,16 @@ def test_heads_of_another_model_or_layer_are_refused(models: Path, tmp_path: Pat
     config = json.loads((tmp_path / "heads_config.json").read_text())
     for name, value in (("hidden_size", 64), ("vocabulary", VOCABULARY + 1)):
         (tmp_path / "heads_config.json").write_text(json.dumps({**config, name: value}))
-        assert f"trained for llama, whose {name} is {value}, but the target's is" in refused(models, "llama", tmp_path)
+        assert f"trained for llama, whose {name} is {value}, but the target's is" in refused(
+            models, "llama", tmp_path
+        )
 
 
-def test_a_folder_without_heads_is_refused_with_the_command_that_makes_them(models: Path, tmp_path: Path) -> None:
+def test_a_folder_without_heads_is_refused_with_the_command_that_makes_them(
+    models: Path, tmp_path: Path
+) -> None:
     message = refused(models, "llama", tmp_path)
-    assert "heads.safetensors and heads_config.json; make one with: python scripts/train_lm_heads.py" in message
+    assert (
+        "heads.safetensors and heads_config.json; make one with: python scripts/train_lm_heads.py"
+        in message
+    )

@@ -1,4 +1,6 @@
-"""The pipeline on a machine: its text is the target's own, and it runs what the paper says it runs."""
+"""The pipeline on a machine: its text is the target's own, and it runs what the paper says it
+runs.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,19 @@ NEVER = frozenset([VOCABULARY])  # an end token that no model can emit
 
 @pytest.fixture(scope="module", params=["native", "hf"])
 def targets(request: pytest.FixtureRequest) -> dict[str, LoadedModel]:
-    """Layers behind the first add less, so that many early predictions come true and many do not."""
+    """Layers behind the first add less, so that many early predictions come true and many do
+    not.
+    """
     found = {}
     for family, make in (("t5", tiny_t5), ("llama", tiny_llama)):
         model = make(7, layers=DEPTH)
         ends = (".o.weight", "o_proj.weight", "wo.weight", "down_proj.weight")
         for name, weight in model.named_parameters():
-            if name.endswith(ends) and name.startswith(("decoder.block", "model.layers")) and ".0." not in name[:16]:
+            if (
+                name.endswith(ends)
+                and name.startswith(("decoder.block", "model.layers"))
+                and ".0." not in name[:16]
+            ):
                 weight.data *= 0.5
         found[family] = in_memory(model, request.param)
     return found
@@ -53,7 +61,11 @@ def requests_of(family: str, count: int, longest: int = 20) -> list[Request]:
     made = []
     for _ in range(count):
         words = chance.choices(range(3, VOCABULARY), k=chance.randint(1, 9))
-        source = Source((PAD,), torch.tensor([[*words, END]])) if family == "t5" else Source((START, *words))
+        source = (
+            Source((PAD,), torch.tensor([[*words, END]]))
+            if family == "t5"
+            else Source((START, *words))
+        )
         made.append(Request(source, Limits(len(source.prompt), longest, NEVER)))
     return made
 
@@ -63,24 +75,34 @@ def alone(target: LoadedModel, request: Request) -> list[int]:
     return DraftThenVerify(target, NoDraft(target), ExactMatch()).decode(request, Trace())
 
 
-def decoded(target: LoadedModel, request: Request, exit_layer: int | None, top_k: int) -> tuple[list[int], Trace]:
+def decoded(
+    target: LoadedModel, request: Request, exit_layer: int | None, top_k: int
+) -> tuple[list[int], Trace]:
     trace = Trace()
     return PredictivePipeline(target, exit_layer, top_k).decode(request, trace), trace
 
 
-@pytest.mark.parametrize(("family", "exit_layer", "top_k"), thinned(product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY]), 9))
-def test_the_text_is_the_targets_own(targets: dict[str, LoadedModel], family: str, exit_layer: int, top_k: int) -> None:
+@pytest.mark.parametrize(
+    ("family", "exit_layer", "top_k"), thinned(product(FAMILIES, EXITS, [1, 2, 3, VOCABULARY]), 9)
+)
+def test_the_text_is_the_targets_own(
+    targets: dict[str, LoadedModel], family: str, exit_layer: int, top_k: int
+) -> None:
     matches = []
     for request in requests_of(family, 5):
         tokens, trace = decoded(targets[family], request, exit_layer, top_k)
         assert tokens == alone(targets[family], request)
         matches += pipeline_log(trace).matches
     assert any(matches)
-    assert all(matches) == (top_k == VOCABULARY), "some predictions fail, unless every token is a candidate"
+    assert all(matches) == (top_k == VOCABULARY), (
+        "some predictions fail, unless every token is a candidate"
+    )
 
 
 @pytest.mark.parametrize("family", thinned(FAMILIES, 2))
-def test_the_text_ends_where_the_targets_own_ends(targets: dict[str, LoadedModel], family: str) -> None:
+def test_the_text_ends_where_the_targets_own_ends(
+    targets: dict[str, LoadedModel], family: str
+) -> None:
     """At end tokens and at length limits anywhere."""
     request = requests_of(family, 1)[0]
     text = alone(targets[family], request)[request.limits.prompt_length :]
@@ -100,7 +122,9 @@ def test_sampled_tokens_are_those_that_the_target_draws_with_the_same_seed(
     sampled = replace(requests_of(family, 1)[0], sampling=Sampling(1.0))
     texts = []
     for seed in range(5):
-        first, second = (replace(sampled, generator=torch.Generator().manual_seed(seed)) for _ in range(2))
+        first, second = (
+            replace(sampled, generator=torch.Generator().manual_seed(seed)) for _ in range(2)
+        )
         texts.append(decoded(targets[family], first, 3, 3)[0])
         assert texts[-1] == alone(targets[family], second)
     assert len({tuple(text) for text in texts}) > 2
@@ -108,12 +132,15 @@ def test_sampled_tokens_are_those_that_the_target_draws_with_the_same_seed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_twenty_decodings_of_one_text_are_alike(targets: dict[str, LoadedModel], family: str) -> None:
+def test_twenty_decodings_of_one_text_are_alike(
+    targets: dict[str, LoadedModel], family: str
+) -> None:
     request = requests_of(family, 1)[0]
     runs = [decoded(targets[family], request, 3, 3) for _ in range(20)]
     assert len({tuple(tokens) for tokens, _ in runs}) == 1
     assert all(trace.rounds == runs[0][1].rounds for _, trace in runs)
-    ran = [Counter(map(repr, trace.forwards)) for _, trace in runs]  # in which order two threads begin is chance
+    # in which order two threads begin is chance
+    ran = [Counter(map(repr, trace.forwards)) for _, trace in runs]
     assert all(each == ran[0] for each in ran)
 
 
@@ -139,7 +166,9 @@ def test_the_units_as_executed_are_those_of_the_theorems_runs(
         assert log.concurrent == emitted * (DEPTH - exit_layer)
 
 
-def test_a_text_that_ends_by_itself_has_candidates_for_every_token(targets: dict[str, LoadedModel]) -> None:
+def test_a_text_that_ends_by_itself_has_candidates_for_every_token(
+    targets: dict[str, LoadedModel],
+) -> None:
     request = requests_of("llama", 1)[0]
     text = alone(targets["llama"], request)[request.limits.prompt_length :]
     ended = replace(request, limits=replace(request.limits, end_tokens=frozenset([text[6]])))
@@ -148,7 +177,9 @@ def test_a_text_that_ends_by_itself_has_candidates_for_every_token(targets: dict
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_recorded_forwards_are_the_layers_that_were_run(targets: dict[str, LoadedModel], family: str) -> None:
+def test_the_recorded_forwards_are_the_layers_that_were_run(
+    targets: dict[str, LoadedModel], family: str
+) -> None:
     request, exit_layer, k = requests_of(family, 1)[0], 4, 3
     if targets[family].engine == "hf":
         pytest.skip("the layers of Transformers are wrapped, not run by a decoder of ours")
@@ -187,7 +218,10 @@ def test_a_text_has_room_for_its_candidates_and_tells_how_it_was_decoded(
     target, rooms = targets["llama"], []
     start = target.start
     monkeypatch.setattr(
-        target, "start", lambda source, room, *rest: (rooms.append(room), start(source, room, *rest))[1], raising=False
+        target,
+        "start",
+        lambda source, room, *rest: (rooms.append(room), start(source, room, *rest))[1],
+        raising=False,
     )
     trace = Trace(stats={"loaded": True})
     PredictivePipeline(target, 3, 2).decode(requests_of("llama", 1)[0], trace)
@@ -202,7 +236,9 @@ def test_candidates_are_not_scored(targets: dict[str, LoadedModel]) -> None:
     assert begun and {each.scored for each in begun} == {0}
 
 
-def test_without_an_exit_layer_half_of_the_layers_are_run_first(targets: dict[str, LoadedModel]) -> None:
+def test_without_an_exit_layer_half_of_the_layers_are_run_first(
+    targets: dict[str, LoadedModel],
+) -> None:
     log = pipeline_log(decoded(targets["t5"], requests_of("t5", 1)[0], None, 1)[1])
     assert (log.layers, log.exit_layer) == (DEPTH, 3)
 

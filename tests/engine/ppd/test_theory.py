@@ -29,7 +29,10 @@ def test_at_half_the_layers_a_long_text_follows_equations_2_4_and_6(rate: float)
 
 
 def test_figure_2_has_the_numbers_that_the_paper_reads_from_it() -> None:
-    """§4.3: latency 0.629 to 0.892, compute 1.561 to 4.973; SQuAD trained at k = 3: 34 % for 3.2 times (truncated)."""
+    """§4.3: latency 0.629 to 0.892, compute 1.561 to 4.973; SQuAD trained at k = 3:
+
+    34 % for 3.2 times (truncated).
+    """
     best, worst = match_rate("SQuAD", 5, True, 20), match_rate("WMT", 1, False, 20)
     assert round(latency_per_token(40, 20, best) / 40, 3) == 0.629
     assert round(latency_per_token(40, 20, worst) / 40, 3) == 0.892
@@ -38,7 +41,12 @@ def test_figure_2_has_the_numbers_that_the_paper_reads_from_it() -> None:
     example = match_rate("SQuAD", 3, True, 20)
     assert round(1 - latency_per_token(40, 20, example) / 40, 2) == 0.34
     assert int(10 * compute_per_time_unit(40, 20, example, 3)) / 10 == 3.2
-    every = [match_rate(dataset, k, trained, 20) for dataset in DATASETS for k in TOP_KS for trained in (False, True)]
+    every = [
+        match_rate(dataset, k, trained, 20)
+        for dataset in DATASETS
+        for k in TOP_KS
+        for trained in (False, True)
+    ]
     assert (min(every), max(every), LAYERS) == (worst, best, 40)
 
 
@@ -62,7 +70,9 @@ def test_the_theorem_is_the_mean_over_all_patterns_of_runs(exit_layer: int, rate
     tokens, layers, k = 6, 7, 2
     latency = compute = 0.0
     for failures in range(tokens):
-        chance = comb(tokens - 1, failures) * (1 - rate) ** failures * rate ** (tokens - 1 - failures)
+        chance = (
+            comb(tokens - 1, failures) * (1 - rate) ** failures * rate ** (tokens - 1 - failures)
+        )
         runs = [1] * failures + [tokens - failures]
         latency += chance * latency_of_runs(runs, layers, exit_layer)
         compute += chance * compute_of_runs(runs, layers, exit_layer, k)

@@ -1,4 +1,6 @@
-"""The pipeline on trained checkpoints in float32, 200 sentences of Multi30k: the target's own text at every exit."""
+"""The pipeline on trained checkpoints in float32, 200 sentences of Multi30k: the target's own text
+at every exit.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def match_rate(logs: list[PipelineLog]) -> float:
 @cache
 def texts_of(family: str) -> tuple[NativeModel, list[tuple[Request, list[int]]]]:
     """A trained target, and its own text of every sentence."""
-    target = load_model(str(SHARED / "models" / f"{family}-large"), None, "cpu", torch.float32, "native")
+    target = load_model(
+        str(SHARED / "models" / f"{family}-large"), None, "cpu", torch.float32, "native"
+    )
     vanilla = DraftThenVerify(target, NoDraft(target), ExactMatch())
     found = []
     for line in (SHARED / "data" / "multi30k" / "test.jsonl").read_text().splitlines()[:SENTENCES]:
@@ -45,7 +49,9 @@ def texts_of(family: str) -> tuple[NativeModel, list[tuple[Request, list[int]]]]
     return target, found
 
 
-@pytest.mark.parametrize(("family", "exit_layer"), [(family, one) for family, exits in EXITS.items() for one in exits])
+@pytest.mark.parametrize(
+    ("family", "exit_layer"), [(family, one) for family, exits in EXITS.items() for one in exits]
+)
 def test_every_text_is_the_targets_own(family: str, exit_layer: int) -> None:
     target, texts = texts_of(family)
     logs = []

@@ -49,7 +49,9 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "ratio": lambda chance: chance.choice([0.05, 0.3, 0.8]),
     "epsilon": lambda chance: chance.choice([0.01, 0.1, 0.5]),
     "delta": lambda chance: chance.choice([0.1, 0.5, 1.0]),
-    "rule": lambda chance: chance.choice(["chow", "diff", "opt", "token_v1", "token_v2", "token_v3"]),
+    "rule": lambda chance: chance.choice(
+        ["chow", "diff", "opt", "token_v1", "token_v2", "token_v3"]
+    ),
     "alpha": lambda chance: chance.uniform(-0.2, 0.5),
     "nodes": lambda chance: chance.randint(1, 15),
     "width": lambda chance: chance.randint(1, 4),
@@ -69,7 +71,9 @@ KNOBS: dict[str, Callable[[random.Random], Any]] = {
     "top_k": lambda chance: chance.randint(1, 4),
 }
 STATES = ("calm", "eagle", "eagle3", "ppd")  # read states inside the model
-RECORDED = [one for one in policy_names() if one not in (*EXTERNAL, REPLAYED, *STATES) and not is_peer(one)]
+RECORDED = [
+    one for one in policy_names() if one not in (*EXTERNAL, REPLAYED, *STATES) and not is_peer(one)
+]
 Models = tuple[Any, Any, Any]
 
 
@@ -77,10 +81,15 @@ Models = tuple[Any, Any, Any]
 def models(family: str, engine: str) -> Models:
     """A target and two relatives that draft for it, in float32."""
     target = TINY[family](5, layers=3)
-    return tuple(in_memory(one, engine) for one in (target, relative_of(target, 6, 0.1), relative_of(target, 7, 0.3)))
+    return tuple(
+        in_memory(one, engine)
+        for one in (target, relative_of(target, 6, 0.1), relative_of(target, 7, 0.3))
+    )
 
 
-def method_of(policy: str, chance: random.Random, three: Models, folder: Path) -> tuple[Method, Method]:
+def method_of(
+    policy: str, chance: random.Random, three: Models, folder: Path
+) -> tuple[Method, Method]:
     """A policy with random knobs, on the models and on their records."""
     node = copy.deepcopy(shipped(policy))
     for knob in node:
@@ -95,17 +104,27 @@ def method_of(policy: str, chance: random.Random, three: Models, folder: Path) -
 
 def built(node: Any, three: Models) -> Method:
     names = ("target", "draft", "second_draft")
-    return build_method(node, {name: lambda one=one: one for name, one in zip(names, three, strict=True)})
+    return build_method(
+        node, {name: lambda one=one: one for name, one in zip(names, three, strict=True)}
+    )
 
 
 def counted(trace: Trace, engine: str) -> tuple[list[Any], list[Any]]:
-    """The rounds without their statistics, but for the fallback, and the forwards without the model's configuration.
+    """The rounds without their statistics, but for the fallback, and the forwards without the
+    model's configuration.
 
     Transformers may run its head for more rows than those asked for.
     """
 
     def plain(one: Round) -> tuple[Any, ...]:
-        return one.drafted, one.accepted, one.next_token, one.draft_calls, one.branch, one.stats.get("fallback")
+        return (
+            one.drafted,
+            one.accepted,
+            one.next_token,
+            one.draft_calls,
+            one.branch,
+            one.stats.get("fallback"),
+        )
 
     def shape(one: Forward) -> tuple[Any, ...]:
         return astuple(replace(one, config=None, **({"scored": 0} if engine == "hf" else {})))  # type: ignore[arg-type]
@@ -113,7 +132,14 @@ def counted(trace: Trace, engine: str) -> tuple[list[Any], list[Any]]:
     return [plain(one) for one in trace.rounds], [shape(one) for one in trace.forwards]
 
 
-def compare(policy: str, family: str, engine: str, settings: int, folder: Path, recorded: Models | None = None) -> None:
+def compare(
+    policy: str,
+    family: str,
+    engine: str,
+    settings: int,
+    folder: Path,
+    recorded: Models | None = None,
+) -> None:
     """Decode random texts with random knobs, live and over one record."""
     live = models(family, engine)
     recorded = recorded or tuple(map(RecordedModel, live))
@@ -127,7 +153,9 @@ def compare(policy: str, family: str, engine: str, settings: int, folder: Path, 
             text = emitted(built(shipped("vanilla"), live), Request(source, limits), Trace())
             request = Request(source, replace(limits, end_tokens=frozenset([chance.choice(text)])))
             traces = Trace(), Trace()
-            texts = [emitted(one, request, trace) for one, trace in zip(methods, traces, strict=True)]
+            texts = [
+                emitted(one, request, trace) for one, trace in zip(methods, traces, strict=True)
+            ]
             assert texts[0] == texts[1], (policy, node)
             assert counted(traces[0], engine) == counted(traces[1], engine), (policy, node)
 
@@ -145,14 +173,18 @@ def compare_families(policy: str, engine: str, settings: int, folder: Path) -> N
         *(pytest.param("kernels", policy, marks=needs_kernels) for policy in RECORDED),
     ],
 )
-def test_what_is_decoded_over_a_record_is_what_is_decoded_live(policy: str, engine: str, tmp_path: Path) -> None:
+def test_what_is_decoded_over_a_record_is_what_is_decoded_live(
+    policy: str, engine: str, tmp_path: Path
+) -> None:
     compare_families(policy, engine, 2 if engine == "kernels" else 1, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["native", "hf", pytest.param("kernels", marks=needs_kernels)])
 @pytest.mark.parametrize("policy", RECORDED)
-def test_thirty_settings_of_every_policy_are_decoded_as_live(policy: str, engine: str, tmp_path: Path) -> None:
+def test_thirty_settings_of_every_policy_are_decoded_as_live(
+    policy: str, engine: str, tmp_path: Path
+) -> None:
     compare_families(policy, engine, 30, tmp_path)
 
 
@@ -175,14 +207,16 @@ def recorded(family: str, folder: Path, engine: str = "native") -> Models:
     """Records on disk of an engine's models."""
     three = models(family, engine)
     return tuple(
-        RecordedModel(one, Store(folder / str(place), {"model": place}), 1e9) for place, one in enumerate(three)
+        RecordedModel(one, Store(folder / str(place), {"model": place}), 1e9)
+        for place, one in enumerate(three)
     )
 
 
 def decode_twice(policy: str, family: str, engine: str, folder: Path) -> list[str]:
     """Decode over a record, save it, and decode over what was saved, as live and without a forward.
 
-    Every row read again has the bits of the row that was recorded. Returns the kinds under which rows are saved.
+    Every row read again has the bits of the row that was recorded. Returns the kinds under which
+    rows are saved.
     """
     first = recorded(family, folder, engine)
     compare(policy, family, engine, 2, folder, first)
@@ -204,16 +238,22 @@ def decode_twice(policy: str, family: str, engine: str, folder: Path) -> list[st
 
 @pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=needs_kernels)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_record_that_was_saved_serves_every_row_without_a_forward(family: str, engine: str, tmp_path: Path) -> None:
+def test_a_record_that_was_saved_serves_every_row_without_a_forward(
+    family: str, engine: str, tmp_path: Path
+) -> None:
     for policy in ("bild", "speculative_tree", "bild_early_exit"):
         kinds = decode_twice(policy, family, engine, tmp_path / policy)
-        assert all(kind.startswith(STATE) == (engine == "kernels") for kind in kinds), "rows were saved otherwise"
+        assert all(kind.startswith(STATE) == (engine == "kernels") for kind in kinds), (
+            "rows were saved otherwise"
+        )
 
 
 @pytest.mark.slow
 @needs_kernels
 @pytest.mark.parametrize("policy", RECORDED)
-def test_every_policy_decodes_over_saved_states_as_over_whole_rows(policy: str, tmp_path: Path) -> None:
+def test_every_policy_decodes_over_saved_states_as_over_whole_rows(
+    policy: str, tmp_path: Path
+) -> None:
     for family in FAMILIES:
         if (policy, family) not in DECODER_ONLY:
             kinds = decode_twice(policy, family, "kernels", tmp_path / family)
@@ -240,13 +280,17 @@ def test_a_row_that_its_state_does_not_give_again_is_saved_whole(
 @pytest.mark.parametrize("policy", [one for one in STATES if (one, "llama") not in DECODER_ONLY])
 def test_methods_that_read_states_are_refused(policy: str, tmp_path: Path) -> None:
     live = models("llama", "native")
-    method = built(method_of(policy, random.Random(0), live, tmp_path), tuple(map(RecordedModel, live)))
+    method = built(
+        method_of(policy, random.Random(0), live, tmp_path), tuple(map(RecordedModel, live))
+    )
     with pytest.raises(UserError, match="reads states inside"):
         method.decode(Request(Source((2, 5, 9)), Limits(3, 4)), Trace())
 
 
 def test_rows_of_siblings_are_their_own(tmp_path: Path) -> None:
-    """Two branches with the same tokens below different ones, fed as a tree, then kept and rolled back."""
+    """Two branches with the same tokens below different ones, fed as a tree, then kept and rolled
+    back.
+    """
     (live, *_) = models("t5", "native")
     source = Source((0,), torch.tensor([[7, 9, 1]]))
     both = live.start(source, 20), RecordedModel(live).start(source, 20)
@@ -267,7 +311,9 @@ def test_rows_of_siblings_are_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", [(0,), (0, 2)])
-def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(layers: tuple[int, ...]) -> None:
+def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(
+    layers: tuple[int, ...],
+) -> None:
     """The same token, drafted behind a drafted token, and behind the same token of the text."""
     (live, *_) = models("llama", "native")
     source = Source((2, 7, 9))
@@ -278,15 +324,24 @@ def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(layers: 
         view.extend([5], LAST)
     for steps in (
         lambda session, view: view.extend([6], LAST),
-        lambda session, view: (view.rollback(3), session.extend([5]), view.rollback(4), view.extend([6], LAST))[-1],
+        lambda session, view: (
+            view.rollback(3),
+            session.extend([5]),
+            view.rollback(4),
+            view.extend([6], LAST),
+        )[-1],
         lambda session, view: (session.extend([6, 8]), view.rollback(0), view.extend([5, 6]))[-1],
     ):
         logits = [steps(session, view).logits for session, view in zip(both, views, strict=True)]
         torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("engine", ["native", pytest.param("kernels", marks=[needs_kernels, pytest.mark.slow])])
-def test_examples_recorded_at_once_are_those_recorded_one_by_one(engine: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "engine", ["native", pytest.param("kernels", marks=[needs_kernels, pytest.mark.slow])]
+)
+def test_examples_recorded_at_once_are_those_recorded_one_by_one(
+    engine: str, tmp_path: Path
+) -> None:
     """Each saves its own rows when it ends, while others go on."""
     target, draft, _ = models("t5", engine)
     chance = random.Random(4)
@@ -295,9 +350,14 @@ def test_examples_recorded_at_once_are_those_recorded_one_by_one(engine: str, tm
     rows, texts = [], []
     for size in (1, 3):
         folder = tmp_path / str(size)
-        two = [RecordedModel(one, Store(folder / name, {})) for one, name in ((target, "large"), (draft, "small"))]
+        two = [
+            RecordedModel(one, Store(folder / name, {}))
+            for one, name in ((target, "large"), (draft, "small"))
+        ]
         node = shipped("bild")
-        method = build_method(node, {"target": lambda two=two: two[0], "draft": lambda two=two: two[1]})
+        method = build_method(
+            node, {"target": lambda two=two: two[0], "draft": lambda two=two: two[1]}
+        )
 
         def loop(request: Request, method: Method = method, two: list = two) -> list[int]:
             own = [method.decode(request, Trace())[1:] for _ in range(2)]  # again, from the record

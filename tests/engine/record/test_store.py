@@ -16,7 +16,10 @@ KEY = {"weights": "a", "precision": "float32"}
 
 def entries(first: int, count: int = 3) -> list[Entry]:
     """A chain of tokens behind the prompt, each with a row of its own."""
-    return [Entry(at, first + at, "logits", torch.full((1, 4), float(first + at))) for at in range(count)]
+    return [
+        Entry(at, first + at, "logits", torch.full((1, 4), float(first + at)))
+        for at in range(count)
+    ]
 
 
 @pytest.fixture
@@ -39,7 +42,9 @@ def test_what_was_saved_is_read_again(store: Store) -> None:
 
 def test_rows_keep_their_precision_and_their_kinds(tmp_path: Path) -> None:
     rows = [torch.randn(1, 4).bfloat16(), torch.randn(1, 2, dtype=torch.float64)]
-    Store(tmp_path / "r", KEY).append("text", [Entry(0, 5, "logits", rows[0]), Entry(0, 5, "head_input", rows[1])], {})
+    Store(tmp_path / "r", KEY).append(
+        "text", [Entry(0, 5, "logits", rows[0]), Entry(0, 5, "head_input", rows[1])], {}
+    )
     ((one, other),) = Store(tmp_path / "r", KEY).read("text")
     assert torch.equal(one.row, rows[0]) and torch.equal(other.row, rows[1])
     assert (one.kind, other.kind) == ("logits", "head_input")
@@ -66,7 +71,9 @@ def test_rows_that_a_kill_left_without_their_line_are_written_over(store: Store)
     assert read(store.folder, "four") == [40.0, 41.0, 42.0]
 
 
-def test_a_changed_row_is_noticed_and_recorded_anew(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_row_is_noticed_and_recorded_anew(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
     content = bytearray((store.folder / ROWS).read_bytes())
     content[50] ^= 1  # the second text
     (store.folder / ROWS).write_bytes(content)

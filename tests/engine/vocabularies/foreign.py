@@ -7,7 +7,15 @@ from functools import lru_cache
 from types import SimpleNamespace
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from bild_lab.engine.models.pieces import Pieces
@@ -23,7 +31,13 @@ TEXTS = [
     "Das Café heißt »Größe 10«, naïve 日本語 und 🙂 inklusive.",
     "unbelievable, unbeliever; believe: the the the theatre.",
 ]
-ENDS = {"byte_level": "<|end|>", "byte_fallback": "</s>", "metaspace": "</s>", "lowercase": "[SEP]", "words": "</s>"}
+ENDS = {
+    "byte_level": "<|end|>",
+    "byte_fallback": "</s>",
+    "metaspace": "</s>",
+    "lowercase": "[SEP]",
+    "words": "</s>",
+}
 
 
 def byte_level() -> Tokenizer:
@@ -32,25 +46,49 @@ def byte_level() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False))
+    made.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, show_progress=False)
+    )
     return made
 
 
 def byte_fallback() -> Tokenizer:
-    """Llama 2's kind: every text begins with a space, and what has no piece is written byte by byte."""
+    """Llama 2's kind: every text begins with a space, and what has no piece is written byte by
+    byte.
+    """
     known = [f"<0x{byte:02X}>" for byte in range(256)]
     seen = sorted({letter for text in TEXTS for letter in text if letter.isascii()} | {"▁"} - {" "})
     words = ["▁the", "th", "he", "▁th", "▁a", "an", "▁man", "▁t", "▁m", "▁ma"]
     pieces = {piece: 3 + at for at, piece in enumerate([*known, *seen, *words])}
-    merges = [("t", "h"), ("h", "e"), ("▁", "th"), ("▁th", "e"), ("▁", "a"), ("a", "n"), ("▁", "t"), ("▁", "m")]
+    merges = [
+        ("t", "h"),
+        ("h", "e"),
+        ("▁", "th"),
+        ("▁th", "e"),
+        ("▁", "a"),
+        ("a", "n"),
+        ("▁", "t"),
+        ("▁", "m"),
+    ]
     merges += [("▁m", "a"), ("▁m", "an")]
     special = {"<unk>": 0, "<s>": 1, "</s>": 2}
-    made = Tokenizer(models.BPE({**special, **pieces}, merges, unk_token="<unk>", byte_fallback=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    made = Tokenizer(
+        models.BPE({**special, **pieces}, merges, unk_token="<unk>", byte_fallback=True)
     )
-    made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    made.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
     return made
 
 
@@ -61,8 +99,12 @@ def metaspace() -> Tokenizer:
     made.pre_tokenizer = pre_tokenizers.Metaspace()
     made.decoder = decoders.Metaspace()
     special = ["<pad>", "</s>", "<unk>"]
-    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=140, special_tokens=special, show_progress=False))
-    made.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    made.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=140, special_tokens=special, show_progress=False)
+    )
+    made.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
     return made
 
 
@@ -74,7 +116,8 @@ def lowercase() -> Tokenizer:
     made.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     special = ["[UNK]", "[SEP]"]
     made.train_from_iterator(
-        TEXTS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False)
+        TEXTS,
+        trainers.WordPieceTrainer(vocab_size=200, special_tokens=special, show_progress=False),
     )
     return made
 
@@ -82,12 +125,21 @@ def lowercase() -> Tokenizer:
 def words() -> Tokenizer:
     """Whole words, joined by spaces."""
     names = sorted({word for text in TEXTS for word in text.split()})
-    made = Tokenizer(models.WordLevel({"</s>": 0, "<unk>": 1, **{w: 2 + at for at, w in enumerate(names)}}, "<unk>"))
+    made = Tokenizer(
+        models.WordLevel(
+            {"</s>": 0, "<unk>": 1, **{w: 2 + at for at, w in enumerate(names)}}, "<unk>"
+        )
+    )
     made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return made
 
 
-KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "metaspace": metaspace, "words": words}
+KINDS = {
+    "byte_level": byte_level,
+    "byte_fallback": byte_fallback,
+    "metaspace": metaspace,
+    "words": words,
+}
 ALL_KINDS = {**KINDS, "lowercase": lowercase}
 
 
@@ -104,9 +156,13 @@ def tokenizer(kind: str) -> PreTrainedTokenizerFast:
 def checkpoint(kind: str, encoder_decoder: bool = False) -> SimpleNamespace:
     """What is read of a checkpoint with this tokenizer."""
     own = tokenizer(kind)
-    made = SimpleNamespace(path=kind, tokenizer=own, encoder_decoder=encoder_decoder, decoder_start=own.eos_token_id)
+    made = SimpleNamespace(
+        path=kind, tokenizer=own, encoder_decoder=encoder_decoder, decoder_start=own.eos_token_id
+    )
     made.end_tokens = frozenset([own.eos_token_id])
-    made.config = SimpleNamespace(get_text_config=lambda decoder: SimpleNamespace(vocab_size=len(own)))
+    made.config = SimpleNamespace(
+        get_text_config=lambda decoder: SimpleNamespace(vocab_size=len(own))
+    )
     made.pieces = Pieces(own)
     return made
 
@@ -122,7 +178,8 @@ def overlap(target: str, draft: str, encoder_decoder: bool = False) -> Overlap:
 
 
 def foreign_words(seed: int) -> tuple[list[int], list[str]]:
-    """Another order of the tiny models' words, two of which are missing and two of which have other names.
+    """Another order of the tiny models' words, two of which are missing and two of which have other
+    names.
 
     Returns the old id of every new one, and the words in the new order.
     """
@@ -142,8 +199,13 @@ def foreign_module(module: PreTrainedModel, seed: int) -> tuple[PreTrainedModel,
     return other, names
 
 
-def foreign(module: PreTrainedModel, engine: str, seed: int, target: LoadedModel) -> TranslatedModel:
-    """The same model in another vocabulary, in the place of one of the target's. In both, w3 is a word like others."""
+def foreign(
+    module: PreTrainedModel, engine: str, seed: int, target: LoadedModel
+) -> TranslatedModel:
+    """The same model in another vocabulary, in the place of one of the target's.
+
+    In both, w3 is a word like others.
+    """
     other, names = foreign_module(module, seed)
     model = in_memory(other, engine)
     encoder_decoder = module.config.is_encoder_decoder

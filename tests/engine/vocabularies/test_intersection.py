@@ -27,7 +27,8 @@ from tests.engine.drafters.chances import by_context, require_targets_distributi
 from tests.stubs import NextLogits, StubModel
 from tests.thinned import thinned
 
-# target tokens 0 and 1 are the draft model's 2 and 0; it writes the target's 2 with two tokens and 3 with three
+# target tokens 0 and 1 are the draft model's 2 and 0; it writes the target's 2 with two tokens and
+# 3 with three
 SHARED = {0: 2, 1: 0}
 STANDING = {0: [2], 1: [0], 2: [1, 1], 3: [1, 3, 1]}
 OWN_PROMPT = (3, 1, 2)
@@ -74,7 +75,8 @@ def test_scores_are_the_draft_models_own_whatever_is_committed_and_taken_back() 
     next_logits, chance = mixed(0), random.Random(0)
     small = Small(next_logits)
     one = session(small)
-    assert torch.equal(one.extend([3]).logits[0], expected(next_logits, []))  # the prompt's last token
+    # the prompt's last token
+    assert torch.equal(one.extend([3]).logits[0], expected(next_logits, []))
     text: list[int] = []
     for _ in range(200):
         new = [chance.randrange(4) for _ in range(chance.randint(1, 4))]
@@ -101,7 +103,9 @@ def test_a_tree_may_hold_tokens_of_any_length_and_one_branch_is_kept() -> None:
         logits = one.extend(Rows(tokens[first:], Tree(torch.tensor(parents)))).logits
         paths = [path_to(node, parents) for node in range(5)]
         for node, row in zip(range(first, 5), logits, strict=True):
-            assert torch.equal(row, expected(next_logits, [*text, *(tokens[at] for at in paths[node])]))
+            assert torch.equal(
+                row, expected(next_logits, [*text, *(tokens[at] for at in paths[node])])
+            )
         path = chance.choice([[], *paths])
         one.keep(path)
         text += [tokens[at] for at in path]
@@ -117,13 +121,19 @@ def path_to(node: int, parents: list[int]) -> list[int]:
     return [] if node == ROOT else [*path_to(parents[node], parents), node]
 
 
-# of every shared token, the target's probability over the draft model's is 1/2, at least 1, or 0; the draft model also
-# has tokens that are not shared, and so has the target
+# of every shared token, the target's probability over the draft model's is 1/2, at least 1, or 0;
+# the draft model also has tokens that are not shared, and so has the target
 TARGET = ([1 / 2, 1 / 4, 1 / 4, 0], [1 / 2, 1 / 4, 0, 1 / 4], [1 / 2, 1 / 2, 0, 0])
-DRAFT = ([1 / 8, 1 / 2, 1 / 8, 1 / 4], [0, 1 / 4, 1 / 2, 1 / 4], [3 / 8, 1 / 8, 3 / 8, 1 / 8])  # its token 2 is our 0
+# its token 2 is our 0
+DRAFT = ([1 / 8, 1 / 2, 1 / 8, 1 / 4], [0, 1 / 4, 1 / 2, 1 / 4], [3 / 8, 1 / 8, 3 / 8, 1 / 8])
 NEW_TOKENS = 3
 # in whatever order the siblings of a tree are tried, each is accepted with probability 0, 1/2 or 1
-HALVED_TARGET = ([1 / 2, 1 / 2, 0, 0], [1 / 2, 0, 1 / 2, 0], [0, 1 / 2, 0, 1 / 2], [0, 0, 1 / 2, 1 / 2])
+HALVED_TARGET = (
+    [1 / 2, 1 / 2, 0, 0],
+    [1 / 2, 0, 1 / 2, 0],
+    [0, 1 / 2, 0, 1 / 2],
+    [0, 0, 1 / 2, 1 / 2],
+)
 
 
 def small_model() -> TranslatedModel:
@@ -138,17 +148,24 @@ DRAFTERS: dict[str, Callable[[], Drafter]] = {
 
 
 @pytest.mark.parametrize("name", thinned(DRAFTERS, 2))
-def test_sampled_text_is_exactly_distributed_as_the_targets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_text_is_exactly_distributed_as_the_targets(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     require_distribution(DRAFTERS[name](), TARGET, NEW_TOKENS, monkeypatch)
 
 
-def test_sampled_text_of_trees_is_exactly_distributed_as_the_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_text_of_trees_is_exactly_distributed_as_the_targets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tree = ModelTreeDrafter(small_model(), nodes=3, window=2, width=2, children=2)
     require_distribution(tree, HALVED_TARGET, 2, monkeypatch)
 
 
 def require_distribution(
-    drafter: Drafter, rows: tuple[list[float], ...], new_tokens: int, monkeypatch: pytest.MonkeyPatch
+    drafter: Drafter,
+    rows: tuple[list[float], ...],
+    new_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every text has the probability that a target of these rows gives it."""
     method = DraftThenVerify(StubModel(by_context(rows)), drafter, SpeculativeSampling())
@@ -185,7 +202,11 @@ def test_nothing_is_drafted_where_the_draft_models_positions_end() -> None:
 def test_rows_of_layers_and_hidden_states_are_refused() -> None:
     one = session(Small(mixed(0)))
     for want in (Want(hidden=(1,)), Want(head_input=True), Want(layers=[0])):
-        with pytest.raises(UserError, match="small has another vocabulary than the target and drafts by its scores"):
+        with pytest.raises(
+            UserError, match="small has another vocabulary than the target and drafts by its scores"
+        ):
             one.extend([3], want)
-    with pytest.raises(UserError, match="reads at most 4 tokens, and in its vocabulary the text has more"):
+    with pytest.raises(
+        UserError, match="reads at most 4 tokens, and in its vocabulary the text has more"
+    ):
         session(Small(mixed(0)), positions=4).extend([3, 3, 3])

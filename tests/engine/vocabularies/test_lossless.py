@@ -1,4 +1,6 @@
-"""Policies whose draft model has another vocabulary give vanilla's tokens, on every family, engine and precision."""
+"""Policies whose draft model has another vocabulary give vanilla's tokens, on every family, engine
+and precision.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from bild_lab.engine.record import RecordedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.lab.decoding.load import build_method
-from tests.engine.lossless.greedy import LOSSLESS, WINDOW_KNOBS, Case, Models, Seen, compare, emitted
+from tests.engine.lossless.greedy import (
+    LOSSLESS,
+    WINDOW_KNOBS,
+    Case,
+    Models,
+    Seen,
+    compare,
+    emitted,
+)
 from tests.engine.lossless.test_random_models import CASES, cases_of, random_target
 from tests.engine.vocabularies.foreign import foreign
 from tests.policies import FAMILIES, in_memory, is_peer, parts, shipped
@@ -29,12 +39,17 @@ OWN_PARTS = ("ModelDrafter", "ModelTreeDrafter", "SpeculativeDrafter")
 DRAFTING = [
     policy
     for policy in sorted({*LOSSLESS, "bild", "bild_tree"})
-    if any(str(value).endswith(OWN_PARTS) for key, value in parts(policy).items() if key.endswith("_target_"))
+    if any(
+        str(value).endswith(OWN_PARTS)
+        for key, value in parts(policy).items()
+        if key.endswith("_target_")
+    )
     and "exit" not in policy
     and "skip" not in policy
     and policy != "alpha"  # which accepts nothing
 ]
-TREES = {"speculative_hierarchy", "speculative_tree", "bild_tree"}  # their texts do not pass through every case
+# their texts do not pass through every case
+TREES = {"speculative_hierarchy", "speculative_tree", "bild_tree"}
 WAYS = [*product(DRAFTING, FAMILIES)]
 
 
@@ -49,11 +64,15 @@ class ForeignModels(Models):
         if "rollback" in node:
             node.rollback = ROLLBACK
         models = {"target": self.target, "draft": self.draft, "second_draft": self.second_draft}
-        return build_method(node, {name: lambda model=model: model for name, model in models.items()})
+        return build_method(
+            node, {name: lambda model=model: model for name, model in models.items()}
+        )
 
 
 @cache
-def models_of(family: str, engine: str, seed: int, dtype: torch.dtype = torch.float64) -> ForeignModels:
+def models_of(
+    family: str, engine: str, seed: int, dtype: torch.dtype = torch.float64
+) -> ForeignModels:
     target = random_target(family, seed)
     large = in_memory(target.to(dtype), engine)
     small = [relative_of(target, 100 + seed, noise).to(dtype) for noise in (0.05, 0.4)]
@@ -67,7 +86,14 @@ def cases(family: str, seed: int, count: int) -> list[Case]:
 
 
 def test_the_drafting_policies_are_known() -> None:
-    models = {"bild", "bild_tree", "speculative", "speculative_tree", "speculative_adaptive", "speculative_hierarchy"}
+    models = {
+        "bild",
+        "bild_tree",
+        "speculative",
+        "speculative_tree",
+        "speculative_adaptive",
+        "speculative_hierarchy",
+    }
     assert models <= set(DRAFTING)
     assert not any(is_peer(policy) for policy in DRAFTING)
 
@@ -95,7 +121,9 @@ def test_every_text_is_vanillas(policy: str, family: str) -> None:
 def test_texts_of_the_kernels_are_vanillas_to_the_last_bit(policy: str, family: str) -> None:
     models = models_of(family, "kernels", 0, torch.bfloat16)
     own = models.method("vanilla", 1)
-    expected = [replace(one, expected=emitted(own, one.request, Trace())) for one in cases(family, 0, FEW)]
+    expected = [
+        replace(one, expected=emitted(own, one.request, Trace())) for one in cases(family, 0, FEW)
+    ]
     compare(policy, models, expected, Seen())
 
 
@@ -115,7 +143,8 @@ def test_a_record_gives_the_texts_and_the_counts_of_live_runs(family: str) -> No
             for one, other in zip(traces[0].rounds, traces[1].rounds, strict=True):
                 assert replace(one, stats={}) == replace(other, stats={})
                 assert one.stats.keys() == other.stats.keys()
-                for name in one.stats:  # a record's scores come from one forward over the whole text
+                # a record's scores come from one forward over the whole text
+                for name in one.stats:
                     assert one.stats[name] == pytest.approx(other.stats[name], abs=1e-9)
             assert [replace(one, config=None) for one in traces[0].forwards] == [
                 replace(one, config=None) for one in traces[1].forwards

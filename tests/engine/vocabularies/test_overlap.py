@@ -32,7 +32,9 @@ def test_a_leading_space_is_one_thing_in_every_kind() -> None:
     both = overlap("byte_level", "metaspace")
     assert both.shared[named("byte_level", "Ġthe")] == named("metaspace", "▁the")
     assert overlap("words", "metaspace").shared[named("words", "the")] == named("metaspace", "▁the")
-    assert both.shared[named("byte_level", "t")] == named("metaspace", "t") != named("metaspace", "▁t")
+    assert (
+        both.shared[named("byte_level", "t")] == named("metaspace", "t") != named("metaspace", "▁t")
+    )
 
 
 def test_bytes_are_shared_by_what_they_write() -> None:
@@ -57,14 +59,18 @@ def test_every_target_token_stands_for_draft_tokens_that_write_it(target: str, d
         standing = both.draft_tokens(token)
         assert standing
         whole += both.draft.pieces.text(standing) == text
-    assert whole >= (len(both.target.pieces.written) if draft in ("byte_level", "byte_fallback") else 1)
+    assert whole >= (
+        len(both.target.pieces.written) if draft in ("byte_level", "byte_fallback") else 1
+    )
 
 
 def test_a_prompt_has_the_special_tokens_of_the_draft_models_tokenizer() -> None:
     text = TEXTS[0]
     both = overlap("byte_fallback", "metaspace")
     source = Source(tuple(tokenizer("byte_fallback")(text)["input_ids"]))
-    assert list(both.source(source).prompt) == tokenizer("metaspace").encode(text, add_special_tokens=False)
+    assert list(both.source(source).prompt) == tokenizer("metaspace").encode(
+        text, add_special_tokens=False
+    )
     back = overlap("metaspace", "byte_fallback")
     source = Source(tuple(tokenizer("metaspace").encode(text, add_special_tokens=False)))
     assert list(back.source(source).prompt) == tokenizer("byte_fallback")(text)["input_ids"]
@@ -77,14 +83,29 @@ def test_a_source_is_read_as_the_draft_models_tokenizer_reads_its_text() -> None
     own = both.source(Source((7,), torch.tensor([ids])))
     assert own.encoder_ids.tolist() == [tokenizer("byte_level")(text)["input_ids"]]
     assert own.prompt == (tokenizer("byte_level").eos_token_id,)
-    assert both.source(Source((7,), torch.tensor([ids])), most_encoded=3).encoder_ids.shape == (1, 3)
+    assert both.source(Source((7,), torch.tensor([ids])), most_encoded=3).encoder_ids.shape == (
+        1,
+        3,
+    )
 
 
 def test_special_tokens_inside_a_prompt_are_kept_where_the_draft_model_has_them() -> None:
     both = overlap("metaspace", "byte_fallback")
-    end, ours, theirs = named("metaspace", "</s>"), tokenizer("metaspace"), tokenizer("byte_fallback")
-    ids = [*ours.encode("the man", add_special_tokens=False), end, *ours.encode("the", add_special_tokens=False)]
-    expected = [*theirs("the man")["input_ids"], named("byte_fallback", "</s>"), named("byte_fallback", "▁the")]
+    end, ours, theirs = (
+        named("metaspace", "</s>"),
+        tokenizer("metaspace"),
+        tokenizer("byte_fallback"),
+    )
+    ids = [
+        *ours.encode("the man", add_special_tokens=False),
+        end,
+        *ours.encode("the", add_special_tokens=False),
+    ]
+    expected = [
+        *theirs("the man")["input_ids"],
+        named("byte_fallback", "</s>"),
+        named("byte_fallback", "▁the"),
+    ]
     assert list(both.source(Source(tuple(ids))).prompt) == expected
 
 
@@ -94,5 +115,7 @@ def test_a_pair_that_shares_hardly_a_piece_is_refused(monkeypatch: pytest.Monkey
     assert require_shared(both) is None
     monkeypatch.setitem(both.target.pieces.__dict__, "tokens_of", {})
     apart = Overlap(both.target, both.draft)
-    with pytest.raises(UserError, match="words .*byte_level .* share 0 pieces; .*choose another draft model"):
+    with pytest.raises(
+        UserError, match="words .*byte_level .* share 0 pieces; .*choose another draft model"
+    ):
         require_shared(apart)

@@ -1,4 +1,6 @@
-"""Costs against PyTorch's own count of operations, counts by hand, and the forwards of whole decodings."""
+"""Costs against PyTorch's own count of operations, counts by hand, and the forwards of whole
+decodings.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,14 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-T5_SIZES = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 12, "d_ff": 40, "num_layers": 2, "num_heads": 3}
+T5_SIZES = {
+    "vocab_size": VOCABULARY,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 40,
+    "num_layers": 2,
+    "num_heads": 3,
+}
 ARCHITECTURES: dict[str, Callable[[], PreTrainedModel]] = {
     "t5 v1.0": lambda: T5ForConditionalGeneration(T5Config(**T5_SIZES, feed_forward_proj="relu")),
     "t5 gated": lambda: tiny_t5(0, layers=2, decoder_layers=3),
@@ -91,11 +100,19 @@ def make(name: str) -> PreTrainedModel:
 
 def source_of(module: PreTrainedModel) -> Source:
     words = torch.tensor([[5, 9, 12, 30, 14, 1]])
-    return Source((PAD,), words) if module.config.is_encoder_decoder else Source((START, *words[0].tolist()))
+    return (
+        Source((PAD,), words)
+        if module.config.is_encoder_decoder
+        else Source((START, *words[0].tolist()))
+    )
 
 
 def open_session(
-    engine: str, module: PreTrainedModel, source: Source, room: int = 40, forwards: list[Forward] | None = None
+    engine: str,
+    module: PreTrainedModel,
+    source: Source,
+    room: int = 40,
+    forwards: list[Forward] | None = None,
 ) -> Session:
     if engine == "hf":
         return hf.open_session(module, source, Opening(forwards))
@@ -112,7 +129,9 @@ def attention_flops(
 
 
 def counted(run: Callable[..., Any], *values: Any) -> tuple[int, Any]:
-    """FLOPs as PyTorch counts them, and what the call returned; on the CPU it knows no fused attention unless told."""
+    """FLOPs as PyTorch counts them, and what the call returned; on the CPU it knows no fused
+    attention unless told.
+    """
     attention = torch.ops.aten.scaled_dot_product_attention
     # the overload, lest it be taken apart; its packet, under which it is counted
     mapping = {attention: attention_flops, attention.default: attention_flops}
@@ -150,7 +169,9 @@ def test_flops_are_those_that_pytorch_counts(name: str, engine: str) -> None:
         ("gemma3, last layer sees all", "native", 2),
     ],
 )
-def test_a_sliding_window_leaves_out_the_keys_that_kernels_mask(name: str, engine: str, windowed_layers: int) -> None:
+def test_a_sliding_window_leaves_out_the_keys_that_kernels_mask(
+    name: str, engine: str, windowed_layers: int
+) -> None:
     counts, forwards = steps_of(engine, make(name))
     for count, (forward,) in zip(counts, forwards, strict=True):
         masked = max(0, forward.cached + forward.rows - 9)
@@ -162,12 +183,21 @@ def test_a_sliding_window_leaves_out_the_keys_that_kernels_mask(name: str, engin
 def test_all_weight_matrices_but_the_embedding_are_read(name: str) -> None:
     module = make(name)
     skipped = ("norm", "bias", "embed_tokens", "shared")
-    matrices = sum(w.numel() for key, w in module.state_dict().items() if not any(part in key for part in skipped))
+    matrices = sum(
+        w.numel()
+        for key, w in module.state_dict().items()
+        if not any(part in key for part in skipped)
+    )
     assert dimensions(module.config).weights == matrices
 
 
 LLAMA = LlamaConfig(
-    vocab_size=10, hidden_size=4, intermediate_size=6, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    vocab_size=10,
+    hidden_size=4,
+    intermediate_size=6,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
 )
 T5 = T5Config(
     vocab_size=10,
@@ -194,10 +224,12 @@ def test_a_llama_forward_counted_by_hand() -> None:
 
 
 def test_a_t5_decoder_forward_counted_by_hand() -> None:
-    # as in the encoder, and query and out of the cross-attention, 4×6 and 6×4; two layers; head 4×10
+    # as in the encoder, and query and out of the cross-attention, 4×6 and 6×4; two layers; head
+    # 4×10
     weights = 2 * (72 + 24 + 24 + 24 + 40 + 20) + 40
     activations = 2 * 2 * (22 + 10 + 10 + 10 + 14 + 9) + 2 * 14
-    attention = 2 * (2 * 12 + 6 * 12) + 2 * (2 * 12 + 3 * 12)  # six keys in the cache, three in the source
+    # six keys in the cache, three in the source
+    attention = 2 * (2 * 12 + 6 * 12) + 2 * (2 * 12 + 3 * 12)
     embedding = 2 * 4
     assert total([Forward(T5, rows=2, cached=4, scored=2, source=3)], bytes_per_value=1) == Cost(
         flops=2 * 2 * weights + 2 * (4 * 2 * 6 * 6 + 4 * 2 * 3 * 6),
@@ -214,7 +246,8 @@ def test_layers_with_different_windows_count_as_a_whole_number_of_their_average(
     matrices = {"layers": Matrices(300, 30), "feed_forward": Matrices(120, 12)}
     sizes = replace(dimensions(LLAMA), **matrices, windows=((5, 1), (math.inf, 2)))
     flops, values = sizes.work(Forward(LLAMA, rows=1, cached=9, layers=1))
-    assert flops == 2 * 300 // 3 + 4 * 5 * 4 // 3 + 2 * (4 * 10 * 4) // 3  # one layer sees 5 keys, two see all 10
+    # one layer sees 5 keys, two see all 10
+    assert flops == 2 * 300 // 3 + 4 * 5 * 4 // 3 + 2 * (4 * 10 * 4) // 3
     read = (8 + 5 * 4) // 3 + 2 * (8 + 10 * 4) // 3  # queries in and outputs out, keys and values
     assert values == (300 + 30) // 3 + read + 4
     assert isinstance(flops, int) and isinstance(values, int)
@@ -230,7 +263,9 @@ def test_an_unknown_architecture_is_refused_by_name() -> None:
     assert knows(LLAMA) and knows(T5)
     for config in (GPT2Config(), BartConfig()):
         assert not knows(config)
-        with pytest.raises(UserError, match=f"known for t5, .*, qwen3, gemma3_text, got {config.model_type}"):
+        with pytest.raises(
+            UserError, match=f"known for t5, .*, qwen3, gemma3_text, got {config.model_type}"
+        ):
             total([Forward(LLAMA, 1), Forward(config, 1)], 2)
 
 
@@ -246,14 +281,19 @@ PARTIAL: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-@pytest.mark.parametrize("name", thinned(["t5 gated", "llama with wide heads", "qwen2", "gemma3", "llama", "qwen3"], 6))
+@pytest.mark.parametrize(
+    "name", thinned(["t5 gated", "llama with wide heads", "qwen2", "gemma3", "llama", "qwen3"], 6)
+)
 @pytest.mark.parametrize(("policy", "knobs"), PARTIAL)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_flops_of_layers_run_apart_are_those_that_pytorch_counts(
     policy: str, knobs: dict[str, object], name: str, engine: str
 ) -> None:
     if engine == "hf" and (policy == "calm" or name == "gemma3"):
-        pytest.skip("Transformers computes queries where only keys and values are wanted, and keys beyond a window")
+        pytest.skip(
+            "Transformers computes queries where only keys and values are wanted, and keys beyond a"
+            " window"
+        )
     target = in_memory(make(name), engine)
     method = build_method(compose_policy(policy, knobs), {"target": lambda: target})
     source = source_of(target.transformers.module)
@@ -264,12 +304,17 @@ def test_flops_of_layers_run_apart_are_those_that_pytorch_counts(
 
 
 def test_a_forward_in_two_parts_costs_what_the_whole_does() -> None:
-    parts = [Forward(T5, 2, 4, source=3, layers=1), Forward(T5, 2, 4, 2, source=3, layers=1, first_layer=1)]
+    parts = [
+        Forward(T5, 2, 4, source=3, layers=1),
+        Forward(T5, 2, 4, 2, source=3, layers=1, first_layer=1),
+    ]
     assert total(parts, 1) == total([Forward(T5, 2, 4, 2, source=3)], 1)
 
 
 @pytest.mark.parametrize("config", [T5, LLAMA])
-def test_a_forward_without_attention_and_one_without_feed_forward_cost_what_one_layer_does(config: object) -> None:
+def test_a_forward_without_attention_and_one_without_feed_forward_cost_what_one_layer_does(
+    config: object,
+) -> None:
     def part(**skipped: int) -> Cost:
         return total([Forward(config, 2, 4, source=3, layers=1, first_layer=1, **skipped)], 1)
 

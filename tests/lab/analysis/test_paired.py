@@ -10,7 +10,14 @@ from sacrebleu.metrics import BLEU
 from sacrebleu.significance import PairedTest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.paired import SACREBLEU_SEED, Compared, Pair, compare_pair, differences, match
+from bild_lab.lab.analysis.paired import (
+    SACREBLEU_SEED,
+    Compared,
+    Pair,
+    compare_pair,
+    differences,
+    match,
+)
 from bild_lab.lab.metrics.quality import judge, judge_values
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup
@@ -56,12 +63,20 @@ def compared(
 
 def test_points_match_by_policy_and_knobs_whatever_else_they_have_in_common() -> None:
     a = [bild(0.3), bild(0.5), sample_result("vanilla", {}, 1.0)]
-    b = [bild(0.5, setting={"dtype": "float32", "code": "new"}), bild(0.7, setting={"dtype": "float32", "code": "new"})]
+    b = [
+        bild(0.5, setting={"dtype": "float32", "code": "new"}),
+        bild(0.7, setting={"dtype": "float32", "code": "new"}),
+    ]
     matching = match(a, b)
-    assert [(pair.a.knobs["fallback"], pair.b.knobs["fallback"]) for pair in matching.pairs] == [(0.5, 0.5)]
+    assert [(pair.a.knobs["fallback"], pair.b.knobs["fallback"]) for pair in matching.pairs] == [
+        (0.5, 0.5)
+    ]
     assert [result.policy for result in matching.only_a] == ["bild", "vanilla"]
     assert [result.knobs["fallback"] for result in matching.only_b] == [0.7]
-    assert differences(matching.pairs) == {"dtype": ("bfloat16", "float32"), "code": ("None", "new")}
+    assert differences(matching.pairs) == {
+        "dtype": ("bfloat16", "float32"),
+        "code": ("None", "new"),
+    }
 
 
 def test_a_setting_that_varies_within_a_sweep_distinguishes_its_points() -> None:
@@ -75,8 +90,12 @@ def test_a_setting_that_varies_within_a_sweep_distinguishes_its_points() -> None
 
 def test_every_value_that_differs_is_told_with_those_of_the_commit() -> None:
     newer = {"environment": {**ENVIRONMENT, "git": "def5678"}}
-    first = Pair(bild(setting={"threads": 2, "note": "old"}), bild(setting={"threads": 4}, **newer), {})
-    second = Pair(bild(setting={"threads": 8, "note": "old"}), bild(setting={"threads": 1}, **newer), {})
+    first = Pair(
+        bild(setting={"threads": 2, "note": "old"}), bild(setting={"threads": 4}, **newer), {}
+    )
+    second = Pair(
+        bild(setting={"threads": 8, "note": "old"}), bild(setting={"threads": 1}, **newer), {}
+    )
     assert differences([first, second]) == {
         "threads": ("2, 8", "4, 1"),
         "note": ("old", "None"),
@@ -102,7 +121,8 @@ def test_another_dataset_metric_or_split_is_refused() -> None:
 
 def test_the_same_rows_under_another_name_are_compared() -> None:
     named = [
-        bild(setting={"data": "x", "dataset": name, "split": split}) for name, split in (("a", "dev"), ("b", "test"))
+        bild(setting={"data": "x", "dataset": name, "split": split})
+        for name, split in (("a", "dev"), ("b", "test"))
     ]
     matching = match(named[:1], named[1:])
     assert differences(matching.pairs) == {"dataset": ("a", "b"), "split": ("dev", "test")}
@@ -128,27 +148,53 @@ def test_a_machine_that_has_become_slower_makes_no_point_slower() -> None:
     """Both take longer in B, the method less so: its speedup rose from 2 to 2.4."""
     a, b = decoded([1.0] * 20), decoded([1.25] * 20, baseline_s=3.0)
     same = compared(a, b, right=bild(setting={"draft": "another", "split": "test"}))
-    assert (same.latency.value, same.latency, same.speed_verdict) == (pytest.approx(2 / 2.4), same.relative, "faster")
+    assert (same.latency.value, same.latency, same.speed_verdict) == (
+        pytest.approx(2 / 2.4),
+        same.relative,
+        "faster",
+    )
     changed = compared(a, b, right=bild(setting={"code": "new"}))
-    assert (changed.latency.value, changed.relative, changed.speed_verdict) == (1.25, same.relative, "unclear")
+    assert (changed.latency.value, changed.relative, changed.speed_verdict) == (
+        1.25,
+        same.relative,
+        "unclear",
+    )
     alone = [replace(one, baseline_latency_s=None) for one in b]
     assert (compared(a, alone).relative, compared(a, alone).speed_verdict) == (None, "slower")
-    everything = compared(a, decoded([0.5] * 20, baseline_s=1.0), right=bild(setting={"code": "new"}))
-    assert (everything.relative.value, everything.speed_verdict) == (1.0, "faster")  # as faster kernels make it
+    everything = compared(
+        a, decoded([0.5] * 20, baseline_s=1.0), right=bild(setting={"code": "new"})
+    )
+    # as faster kernels make it
+    assert (everything.relative.value, everything.speed_verdict) == (1.0, "faster")
 
 
 def test_replayed_texts_are_compared_in_quality_alone() -> None:
     untimed = [replace(one, latency_s=[], baseline_latency_s=[]) for one in decoded([1.0, 2.0])]
-    for a, b in ((untimed, untimed), (decoded([1.0, 2.0]), untimed), (untimed, decoded([1.0, 2.0]))):
+    for a, b in (
+        (untimed, untimed),
+        (decoded([1.0, 2.0]), untimed),
+        (untimed, decoded([1.0, 2.0])),
+    ):
         left, right = (sample_replayed() if side is untimed else bild() for side in (a, b))
         found = compared(a, b, references(2), left, right)
         assert (found.latency, found.speed_verdict) == (None, "not compared")
-        assert (found.unfit, found.quality.verdict) == ("replayed texts were not timed", "no difference")
-    assert compared(untimed[:1], untimed, references(2), sample_replayed(), sample_replayed()).speedups[1].value is None
+        assert (found.unfit, found.quality.verdict) == (
+            "replayed texts were not timed",
+            "no difference",
+        )
+    assert (
+        compared(untimed[:1], untimed, references(2), sample_replayed(), sample_replayed())
+        .speedups[1]
+        .value
+        is None
+    )
 
 
 def test_only_examples_with_the_same_text_count_and_numbers_are_theirs() -> None:
-    a, b = decoded([1.0, 2.0, 4.0]), decoded([1.0, 1.0, 1.0], ["the same words", "the same words", "other words"])
+    a, b = (
+        decoded([1.0, 2.0, 4.0]),
+        decoded([1.0, 1.0, 1.0], ["the same words", "the same words", "other words"]),
+    )
     pair = Pair(bild(setting={"metric": "rouge"}), bild(setting={"metric": "rouge"}), {})
     found = compare_pair(pair, a, b, references(3), same={("0", 1), ("2", 1)})
     assert (found.n_examples, found.decoded) == (2, (3, 3))
@@ -161,7 +207,10 @@ def test_only_examples_with_the_same_text_count_and_numbers_are_theirs() -> None
 
 def test_of_all_examples_speedup_and_quality_are_those_of_the_results() -> None:
     found = compared(decoded([1.0, 2.0]), decoded([1.0, 2.0]))
-    assert [one.value for one in found.speedups] == [1.5, 1.5] and found.quality.values == (41.0, 41.0)
+    assert [one.value for one in found.speedups] == [1.5, 1.5] and found.quality.values == (
+        41.0,
+        41.0,
+    )
 
 
 def test_the_verdict_needs_the_whole_interval() -> None:
@@ -175,18 +224,28 @@ def test_the_verdict_needs_the_whole_interval() -> None:
 
 def test_cards_of_one_kind_are_the_same_hardware() -> None:
     environment = {**ENVIRONMENT, "gpu": "NVIDIA H100"}
-    first, second = (bild(setting={"device": f"cuda:{card}"}, environment=environment) for card in (0, 1))
+    first, second = (
+        bild(setting={"device": f"cuda:{card}"}, environment=environment) for card in (0, 1)
+    )
     assert compared(decoded([1.0]), decoded([0.5]), left=first, right=second).latency.value == 0.5
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"setting": {"hardware": "another CPU"}}, "different hardware: cpu AMD EPYC 7B13, cpu another CPU"),
-        ({"environment": {**ENVIRONMENT, "shared_device": True}}, "timed beside other jobs on the same device"),
+        (
+            {"setting": {"hardware": "another CPU"}},
+            "different hardware: cpu AMD EPYC 7B13, cpu another CPU",
+        ),
+        (
+            {"environment": {**ENVIRONMENT, "shared_device": True}},
+            "timed beside other jobs on the same device",
+        ),
     ],
 )
-def test_latencies_that_say_nothing_are_not_compared_but_quality_is(change: dict, reason: str) -> None:
+def test_latencies_that_say_nothing_are_not_compared_but_quality_is(
+    change: dict, reason: str
+) -> None:
     found = compared(decoded([1.0, 1.0]), decoded([0.5, 0.5]), references(2), right=bild(**change))
     assert (found.latency, found.baseline_latency, found.unfit) == (None, None, reason)
     assert (found.speed_verdict, found.quality.verdict) == ("not compared", "no difference")
@@ -195,13 +254,18 @@ def test_latencies_that_say_nothing_are_not_compared_but_quality_is(change: dict
 def test_the_quality_difference_is_that_of_sacrebleus_paired_bootstrap() -> None:
     worse, expected = corpus(40, seed=0)
     better = [
-        several[0] if index % 3 else text for index, (several, text) in enumerate(zip(expected, worse, strict=True))
+        several[0] if index % 3 else text
+        for index, (several, text) in enumerate(zip(expected, worse, strict=True))
     ]
     expectations = {(str(index), 1): several for index, several in enumerate(expected)}
-    found = compared(decoded([1.0] * 40, worse), decoded([1.0] * 40, better), expectations).quality.difference
+    found = compared(
+        decoded([1.0] * 40, worse), decoded([1.0] * 40, better), expectations
+    ).quality.difference
     streams = [list(stream) for stream in zip(*expected, strict=True)]
     metrics = {"BLEU": BLEU(references=streams)}
-    _, scores = PairedTest([("A", worse), ("B", better)], metrics, None, test_type="bs", n_samples=1000)()
+    _, scores = PairedTest(
+        [("A", worse), ("B", better)], metrics, None, test_type="bs", n_samples=1000
+    )()
     assert found.value == pytest.approx(scores["BLEU"][1].score - scores["BLEU"][0].score)
     assert found.p_value == pytest.approx(scores["BLEU"][1].p_value)
     assert found.p_value < 0.05
@@ -212,13 +276,20 @@ def test_stored_scores_of_examples_are_compared_without_references() -> None:
     """Programs, above all, do not run again."""
     own = {"setting": {"metric": "pass_at_1"}}
     a = [replace(one, scores={"pass_at_1": 0.0}) for one in decoded([1.0] * 30)]
-    b = [replace(one, scores={"pass_at_1": 100.0 * (index % 2)}) for index, one in enumerate(decoded([1.0] * 30))]
+    b = [
+        replace(one, scores={"pass_at_1": 100.0 * (index % 2)})
+        for index, one in enumerate(decoded([1.0] * 30))
+    ]
     found = compared(a, b, left=bild(**own), right=bild(**own))
     assert (found.quality.difference.value, found.quality.verdict) == (50, "better")
     values = [one.scores["pass_at_1"] for one in b]
-    assert found.quality.difference == judge_values("BLEU", values, [0.0] * 30, seed=SACREBLEU_SEED).difference
+    assert (
+        found.quality.difference
+        == judge_values("BLEU", values, [0.0] * 30, seed=SACREBLEU_SEED).difference
+    )
     few = compared(a, b[:10], left=bild(**own), right=bild(**own))
-    assert (few.n_examples, few.quality.values) == (10, (0, 41.0))  # of A's own ten; B has no others
+    # of A's own ten; B has no others
+    assert (few.n_examples, few.quality.values) == (10, (0, 41.0))
 
 
 def test_metrics_that_both_have_are_compared_behind_the_leading_one() -> None:
@@ -228,11 +299,19 @@ def test_metrics_that_both_have_are_compared_behind_the_leading_one() -> None:
         "right": bild(further_qualities={"rouge": rouge}),
     }
     better = ["the same words"] * 30
-    found = compared(decoded([1.0] * 30, ["the same end"] * 30), decoded([1.0] * 30, better), references(30), **sides)
+    found = compared(
+        decoded([1.0] * 30, ["the same end"] * 30),
+        decoded([1.0] * 30, better),
+        references(30),
+        **sides,
+    )
     further = found.judged[1]
     assert (further.metric, further.values, further.verdict) == ("ROUGE-L", (70, 70), "better")
     assert further.difference.value == pytest.approx(100 / 3)
-    assert [(one.metric, one.values) for one in found.judged] == [("BLEU", found.quality.values), ("ROUGE-L", (70, 70))]
+    assert [(one.metric, one.values) for one in found.judged] == [
+        ("BLEU", found.quality.values),
+        ("ROUGE-L", (70, 70)),
+    ]
     stored = [replace(one, scores={"rouge": 50.0}) for one in decoded([1.0])]
     assert compared(stored, stored, **sides).judged[1].difference.metric == "ROUGE-L"
     assert compared(decoded([1.0]), decoded([1.0]), **sides).judged[1].verdict == "not compared"

@@ -20,7 +20,11 @@ def test_front_refuses_points_that_have_no_order(bad):
 
 
 def test_front_agrees_with_comparing_every_pair():
-    points = [((7 * i) % 11 / 10, (5 * i) % 13 / 10) for i in range(40)] + [(0.0, 0.3), (0.0, 0.4), (0.05, 0.4)]
+    points = [((7 * i) % 11 / 10, (5 * i) % 13 / 10) for i in range(40)] + [
+        (0.0, 0.3),
+        (0.0, 0.4),
+        (0.05, 0.4),
+    ]
 
     def dominated(one):
         return any(a[0] <= one[0] and a[1] >= one[1] and a != one for a in points)
@@ -37,7 +41,10 @@ def test_best_at_no_loss_is_the_fastest_at_least_as_good_as_the_baseline():
 
 
 def test_best_at_one_point_of_loss_may_be_one_point_worse_but_not_more():
-    results = [sample_result("bild", {"rollback": 1}, 1.5, -1.0), sample_result("bild", {"rollback": 9}, 1.9, -1.01)]
+    results = [
+        sample_result("bild", {"rollback": 1}, 1.5, -1.0),
+        sample_result("bild", {"rollback": 9}, 1.9, -1.01),
+    ]
     assert best_at_loss(results, 1.0) is results[0]
 
 

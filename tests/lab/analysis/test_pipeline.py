@@ -1,4 +1,6 @@
-"""The summary of a pipeline: units as executed beside the theorem's, and steps from theory to the clock."""
+"""The summary of a pipeline: units as executed beside the theorem's, and steps from theory to the
+clock.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from bild_lab.engine.trace import Round, Trace
-from bild_lab.lab.analysis.prediction import PipelineLog, pipeline_log, pipeline_summary, pipeline_units
+from bild_lab.lab.analysis.prediction import (
+    PipelineLog,
+    pipeline_log,
+    pipeline_summary,
+    pipeline_units,
+)
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.point import prepare
@@ -24,7 +31,11 @@ def trace_of(matches: list[bool]) -> Trace:
     rounds = []
     for begun, matched in zip([False, *matches], [*matches, None], strict=True):
         own = SHAPE["layers"] - AHEAD * begun
-        units = {"latency_units": own, "compute_units": own + AHEAD * SHAPE["top_k"], "concurrent_units": AHEAD}
+        units = {
+            "latency_units": own,
+            "compute_units": own + AHEAD * SHAPE["top_k"],
+            "concurrent_units": AHEAD,
+        }
         rounds.append(Round(next_token=5, stats={**units, "matched": matched}))
     return Trace(rounds=rounds, stats=dict(SHAPE))
 
@@ -42,13 +53,23 @@ def test_units_as_executed_are_the_theorems_at_the_measured_match_rate() -> None
     logs = [log_of([True, True, False]), log_of([False]), log_of([])]
     units = pipeline_units(logs)
     assert units.match_rate == 0.5
-    assert units.latency_units == units.predicted_latency_units == pytest.approx((8 * 7 - 2 * 2) / 7)
-    assert units.compute_units == units.predicted_compute_units == pytest.approx((8 * 7 - 2 * 2 + 3 * 2 * 7) / 7)
+    assert (
+        units.latency_units == units.predicted_latency_units == pytest.approx((8 * 7 - 2 * 2) / 7)
+    )
+    assert (
+        units.compute_units
+        == units.predicted_compute_units
+        == pytest.approx((8 * 7 - 2 * 2 + 3 * 2 * 7) / 7)
+    )
 
 
 def test_each_step_from_theory_to_the_clock_adds_one_thing() -> None:
-    """The target alone: 4 tokens of 8 layers in 0.4 s after a prefill of 0.1 s, so 0.1 s a token."""
-    method = [timed(([True, True, True]), 4, 0.5)]  # 32 − 3 · 2 = 26 units, of which 8 beside candidates
+    """The target alone:
+
+    4 tokens of 8 layers in 0.4 s after a prefill of 0.1 s, so 0.1 s a token.
+    """
+    # 32 − 3 · 2 = 26 units, of which 8 beside candidates
+    method = [timed(([True, True, True]), 4, 0.5)]
     baseline = [timed(None, 4, 0.5)]
     stages = {"prefill": 0.1, "draft": 0.25, "verify": 0.15, "host": 0.05}
     found = pipeline_summary({"method": method, "baseline": baseline}, stages, 10)
@@ -67,7 +88,12 @@ def test_a_point_stores_the_summary_and_the_table_shows_it(
     checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["policy=ppd", "name=pipeline", f"pair.target={checkpoints / 'llama'}", "dataset=multi30k"]
+    words = [
+        "policy=ppd",
+        "name=pipeline",
+        f"pair.target={checkpoints / 'llama'}",
+        "dataset=multi30k",
+    ]
     words += [f"dataset.path={data}", "dataset.limit=2", "decoding.max_new_tokens=6"]
     cfg = compose_config([*words, "measure.repeats=1", "measure.warmup=0"])
     result = run_point(prepare(cfg), Sweep(tmp_path / "outputs" / "pipeline"))

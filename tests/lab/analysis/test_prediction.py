@@ -27,7 +27,8 @@ def baseline_of(tokens: int, prefill_s: float = 0.0) -> Timed:
 
 
 def test_each_step_of_the_account_adds_what_theory_leaves_out() -> None:
-    rounds = [round_of(4, 4), round_of(4, 1), round_of(4, 4), round_of(4, 3)]  # 16 tokens in 4 calls
+    # 16 tokens in 4 calls
+    rounds = [round_of(4, 4), round_of(4, 1), round_of(4, 4), round_of(4, 3)]
     stages = {"prefill": 0.004, "draft": 16 * DRAFT_S, "verify": 4 * 0.013, "host": 4 * 0.001}
     found = predict([text(rounds, 0.092)], [baseline_of(16, 0.004)], stages, 12 / 14)
     assert found is not None
@@ -36,12 +37,15 @@ def test_each_step_of_the_account_adds_what_theory_leaves_out() -> None:
     assert found.rounds == pytest.approx(4 / (4 * 0.2 + 1))
     assert found.host == pytest.approx(4 / (4 * 0.2 + 1.3 + 0.1))
     assert found.prefill == pytest.approx(0.164 / 0.092)
-    slower = {stage: 3 * seconds for stage, seconds in stages.items()}  # a traced pass on a busy machine
+    # a traced pass on a busy machine
+    slower = {stage: 3 * seconds for stage, seconds in stages.items()}
     assert predict([text(rounds, 0.092)], [baseline_of(16, 0.004)], slower, 12 / 14) == found
 
 
 def test_rounds_without_drafts_cost_what_a_token_of_the_target_does() -> None:
-    """As most of prompt lookup's: nothing is gained where verification is added, though it has host code of its own."""
+    """As most of prompt lookup's: nothing is gained where verification is added, though it has host
+    code of its own.
+    """
     rounds = [round_of(0, 0)] * 15 + [round_of(1, 0)]
     stages = {"prefill": 0.004, "draft": 0.0, "verify": 16 * 0.009, "host": 16 * 0.001}
     found = predict([text(rounds, 0.164)], [baseline_of(16, 0.004)], stages, 0.0)
@@ -73,10 +77,14 @@ def test_nothing_is_predicted_without_drafts_or_against_another_baseline() -> No
     drafting = text([round_of(4, 4), round_of(4, 4)], 0.05)
     assert predict([baseline_of(4)], [baseline_of(4)], stages, 0.5) is None
     assert predict([drafting], [drafting], stages, 0.5) is None
-    assert predict([drafting], [Timed([1, 2], [0.1], Trace())], stages, 0.5) is None  # a peer's own loop
+    # a peer's own loop
+    assert predict([drafting], [Timed([1, 2], [0.1], Trace())], stages, 0.5) is None
 
 
 @pytest.mark.parametrize("prefill_s", [0.05, 1.0])
 def test_nothing_is_predicted_from_a_prefill_as_long_as_the_whole_text(prefill_s: float) -> None:
     stages = {"prefill": prefill_s, "draft": 0.01, "verify": 0.04, "host": 0.0}
-    assert predict([text([round_of(4, 4), round_of(4, 4)], 0.2)], [baseline_of(10)], stages, 0.5) is None
+    assert (
+        predict([text([round_of(4, 4), round_of(4, 4)], 0.2)], [baseline_of(10)], stages, 0.5)
+        is None
+    )

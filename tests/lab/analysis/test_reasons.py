@@ -23,10 +23,14 @@ def method_s(draft_s: float = DRAFT_S, verify_s: float = VERIFY_S, host_s: float
 
 
 def traced(pace: float = 1.0) -> Result:
-    """A text of 16 tokens in 4 rounds. pace: seconds of the traced pass over those of the timed one."""
+    """A text of 16 tokens in 4 rounds. pace: seconds of the traced pass over those of the timed
+    one.
+    """
     rounds = [Round(tuple(range(WINDOW_LENGTH)), 3, 9, WINDOW_LENGTH)] * ROUNDS
     own = Timed(list(range(TOKENS)), [method_s()], Trace(rounds))
-    alone = Timed(list(range(TOKENS)), [PREFILL_S + TOKENS * STEP_S], Trace([Round((), 0, 9)] * TOKENS))
+    alone = Timed(
+        list(range(TOKENS)), [PREFILL_S + TOKENS * STEP_S], Trace([Round((), 0, 9)] * TOKENS)
+    )
     stages = {
         "prefill": pace * PREFILL_S,
         "draft": pace * ROUNDS * WINDOW_LENGTH * DRAFT_S,
@@ -36,14 +40,18 @@ def traced(pace: float = 1.0) -> Result:
     found = predict([own], [alone], stages, None)
     speedup = (PREFILL_S + TOKENS * STEP_S) / method_s()
     counts = {"drafted": ROUNDS * WINDOW_LENGTH, "acceptance_rate": None}
-    return sample_result("speculative", {}, speedup, stages_s=stages, prediction=asdict(found), **counts)
+    return sample_result(
+        "speculative", {}, speedup, stages_s=stages, prediction=asdict(found), **counts
+    )
 
 
 @pytest.mark.parametrize("pace", [1.0, 2.0, 0.5])
 def test_costs_are_those_of_the_timed_pass_whatever_the_pace_of_the_traced_one(pace: float) -> None:
     why = reasons(traced(pace))
     assert why.drafter_cost == pytest.approx(DRAFT_S / STEP_S)
-    assert why.drafter_cost == traced(pace).prediction.cost_ratio, "one value in the sentence and in the table"
+    assert why.drafter_cost == traced(pace).prediction.cost_ratio, (
+        "one value in the sentence and in the table"
+    )
     assert why.verification == pytest.approx((VERIFY_S + HOST_S) / STEP_S)
     assert why.shares["draft"] == pytest.approx(ROUNDS * WINDOW_LENGTH * DRAFT_S / method_s())
 

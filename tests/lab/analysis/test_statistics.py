@@ -30,7 +30,9 @@ def test_the_interval_of_a_speedup_covers_the_truth_as_often_as_it_says() -> Non
     for trial in range(200):
         work = rng.uniform(0.5, 2.0, size=(60, 1))
         baseline = work * rng.lognormal(0, 0.1, size=(60, 3))
-        method = work / 1.5 * rng.lognormal(0, 0.3, size=(60, 1)) * rng.lognormal(0, 0.1, size=(60, 3))
+        method = (
+            work / 1.5 * rng.lognormal(0, 0.3, size=(60, 1)) * rng.lognormal(0, 0.1, size=(60, 3))
+        )
         speedup = paired_speedup(baseline, method, seed=trial)
         covered += speedup.low <= 1.5 / np.exp(0.3**2 / 2) <= speedup.high
     assert 0.88 < covered / 200 < 0.99
@@ -51,7 +53,12 @@ def test_an_interval_is_drawn_by_its_seed() -> None:
 
 def test_latency_is_summed_up_over_examples() -> None:
     summary = latency_summary(np.array([[1.0, 9.0, 1.0], [3.0, 3.0, 3.0]]))
-    assert (summary.median, summary.p95, summary.mean, summary.total) == (2.0, pytest.approx(2.9), 2.0, 4.0)
+    assert (summary.median, summary.p95, summary.mean, summary.total) == (
+        2.0,
+        pytest.approx(2.9),
+        2.0,
+        4.0,
+    )
 
 
 def test_the_acceptance_rate_leaves_out_tokens_that_were_never_judged() -> None:
@@ -72,16 +79,23 @@ def test_rounds_that_drafted_nothing_do_not_count_as_nothing_accepted() -> None:
 
 
 def test_positions_behind_a_rejection_are_unobserved_and_not_rejected() -> None:
-    assert judged_by_position([(3, 3), (3, 1), (2, 2), (3, 0), (0, 0)]) == [[3, 1, 0], [2, 1, 1], [1, 0, 2]]
+    assert judged_by_position([(3, 3), (3, 1), (2, 2), (3, 0), (0, 0)]) == [
+        [3, 1, 0],
+        [2, 1, 1],
+        [1, 0, 2],
+    ]
     assert judged_by_position([(0, 0)]) == judged_by_position([]) == []
 
 
-def test_the_error_of_the_clock_is_half_the_interval_over_the_repeats_and_not_over_the_texts() -> None:
+def test_the_error_of_the_clock_is_half_the_interval_over_the_repeats_and_not_over_the_texts() -> (
+    None
+):
     work = np.array([[1.0], [9.0]])  # texts of very different speedups
     method = np.array([[1.0], [3.0]])
     steady = [work * [1, 2, 3], method * [1, 2, 3]]
     assert clock_noise(*steady) == pytest.approx(0, abs=1e-12) and paired_speedup(*steady).low < 2
     shaken = clock_noise(work * [1.0, 1.1, 1.21], method * [1, 1, 1])
-    # Student's t of two degrees of freedom, 4.3027; the logarithms' standard deviation is that of 0, 1 and 2 steps
+    # Student's t of two degrees of freedom, 4.3027; the logarithms' standard deviation is that of
+    # 0, 1 and 2 steps
     assert shaken == pytest.approx(1.1 ** (4.30265 / np.sqrt(3)) - 1, rel=1e-5)
     assert clock_noise(work, method) is None

@@ -25,7 +25,9 @@ FIRST = Example("81", "Write.", "", references=("a poem",), category="writing")
 def test_a_conversation_is_an_example_for_each_turn() -> None:
     first, second, third = conversation(FIRST, ["Write.", "Rewrite.", "Stop."], CHAT)
     assert first == Example("81", "Write.", "[Write.]", ("a poem",), "writing", 1, None)
-    assert second == Example("81/2", "Rewrite.", " | [Rewrite.]", (), "writing", 2, Continuation("81", " "))
+    assert second == Example(
+        "81/2", "Rewrite.", " | [Rewrite.]", (), "writing", 2, Continuation("81", " ")
+    )
     assert (third.id, third.turn, third.continues) == ("81/3", 3, Continuation("81/2", " "))
 
 
@@ -43,12 +45,16 @@ def test_a_later_prompt_holds_all_turns_and_answers_before_it() -> None:
 
 def test_a_question_that_looks_like_a_placeholder_is_kept() -> None:
     turns = conversation(FIRST, ["{answer}", "{answer} {question}"], CHAT)
-    assert with_answers(turns, {"81": "One."})[1].prompt == "[{answer}] One. | [{answer} {question}]"
+    assert (
+        with_answers(turns, {"81": "One."})[1].prompt == "[{answer}] One. | [{answer} {question}]"
+    )
 
 
 def test_a_turn_whose_answer_is_missing_is_named() -> None:
     turns = conversation(FIRST, ["Write.", "Rewrite."], CHAT)
-    with pytest.raises(UserError, match=r"turn 2 of example '81/2' needs the answer to '81'.*dataset.turns=1"):
+    with pytest.raises(
+        UserError, match=r"turn 2 of example '81/2' needs the answer to '81'.*dataset.turns=1"
+    ):
         with_answers(turns, {"82": "Another."})
 
 
@@ -59,32 +65,49 @@ class Chats:
         vocabulary = {piece: place for place, piece in enumerate(("<unk>", "<s>"))}
         plain = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
         plain.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", chat_template=template)
+        self.tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=plain, bos_token="<s>", chat_template=template
+        )
         self.path = "chats"
 
 
 TURNS = """{{ bos_token }}{% for one in messages %}<{{ one.role }}>{{ one.content }}</>{% endfor %}
 {%- if add_generation_prompt %}<assistant>{% endif %}"""
-ANSWERED = "{% for one in messages %}{{ one.content }}{% if loop.last %} now{% endif %}|{% endfor %}"
+ANSWERED = (
+    "{% for one in messages %}{{ one.content }}{% if loop.last %} now{% endif %}|{% endfor %}"
+)
 
 
 def chat_spec(**others: Any) -> DatasetSpec:
-    return DatasetSpec(name="chat", path="x", source_column="prompt", metric=None, chat_template="checkpoint", **others)
+    return DatasetSpec(
+        name="chat",
+        path="x",
+        source_column="prompt",
+        metric=None,
+        chat_template="checkpoint",
+        **others,
+    )
 
 
 def test_a_checkpoints_own_template_writes_both_turns_as_transformers_does() -> None:
     chats = Chats(TURNS)
     spec = for_model(chat_spec(turns=2), chats)
-    whole = with_answers(conversation(FIRST, ["Write {answer}.", "Rewrite."], spec.templates[0]), {"81": " One.\n"})
+    whole = with_answers(
+        conversation(FIRST, ["Write {answer}.", "Rewrite."], spec.templates[0]), {"81": " One.\n"}
+    )
     messages = [("user", "Write {answer}."), ("assistant", " One.\n"), ("user", "Rewrite.")]
     for example, count in zip(whole, (1, 3), strict=True):
         given = [{"role": role, "content": text} for role, text in messages[:count]]
-        written = chats.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
+        written = chats.tokenizer.apply_chat_template(
+            given, tokenize=False, add_generation_prompt=True
+        )
         assert "<s>" + example.prompt == written  # which the tokenizer adds
     assert for_model(spec, Chats(None)) is spec
 
 
-DATED = """{{ strftime_now("%d %B %Y") }}{% if thinking %} think{% endif %} {{ messages[0].content }}"""
+DATED = (
+    """{{ strftime_now("%d %B %Y") }}{% if thinking %} think{% endif %} {{ messages[0].content }}"""
+)
 
 
 def test_a_template_that_writes_the_date_writes_the_same_one_every_day() -> None:
@@ -98,10 +121,16 @@ def test_a_template_that_writes_the_date_writes_the_same_one_every_day() -> None
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"chat_template_date": "24.12.2025"}, "chat_template_date must be a day such as 2026-01-01"),
+        (
+            {"chat_template_date": "24.12.2025"},
+            "chat_template_date must be a day such as 2026-01-01",
+        ),
         ({"chat_template_kwargs": {"thinkin": True}}, "chats does not name thinkin"),
         ({"chat_template_kwargs": {"messages": []}}, "cannot hold messages, which is set here"),
-        ({"chat_template": "{question}", "chat_template_kwargs": {"thinking": True}}, "set template=chat"),
+        (
+            {"chat_template": "{question}", "chat_template_kwargs": {"thinking": True}},
+            "set template=chat",
+        ),
     ],
 )
 def test_settings_that_no_template_reads_are_refused(others: dict[str, Any], message: str) -> None:
@@ -112,7 +141,9 @@ def test_settings_that_no_template_reads_are_refused(others: dict[str, Any], mes
 
 
 def test_a_checkpoint_without_a_usable_template_is_refused() -> None:
-    with pytest.raises(UserError, match=r"tokenizer of chats has no chat template; give another, such as"):
+    with pytest.raises(
+        UserError, match=r"tokenizer of chats has no chat template; give another, such as"
+    ):
         for_model(chat_spec(), Chats(None))
     with pytest.raises(UserError, match=r"later turns cannot continue it; set dataset\.turns=1"):
         for_model(chat_spec(turns=2), Chats(ANSWERED))
@@ -125,10 +156,19 @@ def said(*texts: object, roles: tuple[str, ...] = ("user", "assistant")) -> list
     return [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
-def examples_of(tmp_path: Path, *conversations: list[dict[str, object]], **keys: Any) -> list[Example]:
+def examples_of(
+    tmp_path: Path, *conversations: list[dict[str, object]], **keys: Any
+) -> list[Example]:
     file = tmp_path / "chats.jsonl"
-    file.write_text("".join(json.dumps({"messages": one, "gold": "g"}) + "\n" for one in conversations))
-    keys = {"source_column": "messages", "metric": "agreement", "next_turn_template": " {answer} | {question}", **keys}
+    file.write_text(
+        "".join(json.dumps({"messages": one, "gold": "g"}) + "\n" for one in conversations)
+    )
+    keys = {
+        "source_column": "messages",
+        "metric": "agreement",
+        "next_turn_template": " {answer} | {question}",
+        **keys,
+    }
     return list(load_examples(DatasetSpec(name="chats", path=str(file), **keys), unanswered=True))
 
 
@@ -137,7 +177,10 @@ ANSWERS = {"reference_column": "messages", "history": "references", "turns": Non
 
 def test_messages_with_roles_are_read_as_those_with_speakers(tmp_path: Path) -> None:
     turns = examples_of(tmp_path, said("One?", "1.", "Two?", "2.", "Three?"), **ANSWERS)
-    assert [(one.prompt, one.references) for one in turns] == [("One?", ("1.",)), ("One? 1. | Two?", ("2.",))]
+    assert [(one.prompt, one.references) for one in turns] == [
+        ("One?", ("1.",)),
+        ("One? 1. | Two?", ("2.",)),
+    ]
     shared = [
         {"from": {"user": "human", "assistant": "gpt"}[one["role"]], "value": one["content"]}
         for one in said("One?", "1.", "Two?", "2.", "Three?")
@@ -145,17 +188,23 @@ def test_messages_with_roles_are_read_as_those_with_speakers(tmp_path: Path) -> 
     assert examples_of(tmp_path, shared, **ANSWERS) == turns
 
 
-def test_a_question_needs_no_answer_unless_answers_are_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_question_needs_no_answer_unless_answers_are_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     asked = examples_of(tmp_path, said("One?"), said("Two?", "2."))
     assert [(one.source, one.references) for one in asked] == [("One?", ()), ("Two?", ())]
-    assert [one.references for one in examples_of(tmp_path, said("One?"), reference_column="gold")] == [("g",)]
+    assert [
+        one.references for one in examples_of(tmp_path, said("One?"), reference_column="gold")
+    ] == [("g",)]
     assert not caplog.text
     answered = examples_of(tmp_path, said("One?"), said("Two?", "2."), **ANSWERS)
     assert [one.source for one in answered] == ["Two?"]
     assert "1 conversations without an answered question are left out" in caplog.text
 
 
-def test_a_system_message_stands_before_the_first_question(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_system_message_stands_before_the_first_question(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     system = {"role": "system", "content": "Be brief."}
     with caplog.at_level(logging.WARNING):
         turns = examples_of(tmp_path, [system, *said("One?", "1.", "Two?", "2.")], **ANSWERS)
@@ -166,5 +215,7 @@ def test_a_system_message_stands_before_the_first_question(tmp_path: Path, caplo
 def test_the_parts_of_a_message_are_joined_and_pictures_are_refused(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "?"}]
     assert examples_of(tmp_path, said(parts))[0].source == "One?"
-    with pytest.raises(UserError, match="line 1: the content of a message must be text, got .*image_url"):
+    with pytest.raises(
+        UserError, match="line 1: the content of a message must be text, got .*image_url"
+    ):
         examples_of(tmp_path, said([{"type": "image_url", "image_url": "x"}]))

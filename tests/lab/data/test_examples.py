@@ -19,7 +19,9 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 CONFIGS = sorted((REPOSITORY / "conf" / "dataset").glob("*.yaml"))
 
-needs_shared_data = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="no shared/data folder beside the repository")
+needs_shared_data = pytest.mark.skipif(
+    not SHARED_DATA.is_dir(), reason="no shared/data folder beside the repository"
+)
 
 
 def spec(**fields: object) -> DatasetSpec:
@@ -42,7 +44,9 @@ def rows_file(tmp_path: Path):
     return write
 
 
-def test_an_example_has_its_columns_its_filled_prompt_and_an_id_from_split_and_index(rows_file) -> None:
+def test_an_example_has_its_columns_its_filled_prompt_and_an_id_from_split_and_index(
+    rows_file,
+) -> None:
     path = rows_file({"de": "Ja.", "en": "Yes."}, {"de": "Nein.", "en": "No."})
     examples = load_examples(spec(path=path, prompt_template="de: {source} {x}"))
     assert examples[1] == Example("test-1", "Nein.", "de: Nein. {x}", ("No.",), None)
@@ -60,7 +64,9 @@ def test_an_example_has_its_columns_its_filled_prompt_and_an_id_from_split_and_i
 def test_the_first_column_that_exists_is_taken_a_field_of_one_or_the_first_turn_of_a_list(
     rows_file, row: dict, column: str | list[str], source: str
 ) -> None:
-    asked = spec(path=rows_file(row), source_column=column, reference_column=None, metric="agreement")
+    asked = spec(
+        path=rows_file(row), source_column=column, reference_column=None, metric="agreement"
+    )
     assert [(one.source, one.references) for one in load_examples(asked)] == [(source, ())]
 
 
@@ -70,11 +76,20 @@ def test_with_an_empty_template_texts_are_written_from_nothing(rows_file) -> Non
     assert (example.prompt, example.references) == ("", ("The show goes on .",))
 
 
-ALPACA = {"source_column": "instruction", "input_column": "input", "reference_column": None, "metric": "agreement"}
+ALPACA = {
+    "source_column": "instruction",
+    "input_column": "input",
+    "reference_column": None,
+    "metric": "agreement",
+}
 
 
 def test_an_input_goes_below_its_instruction_unless_it_is_empty(rows_file) -> None:
-    rows = [{"instruction": "Sort.", "input": "b, a"}, {"instruction": "Sing.", "input": ""}, {"instruction": "Hum."}]
+    rows = [
+        {"instruction": "Sort.", "input": "b, a"},
+        {"instruction": "Sing.", "input": ""},
+        {"instruction": "Hum."},
+    ]
     examples = load_examples(spec(path=rows_file(*rows), prompt_template="Q: {source}", **ALPACA))
     assert [example.prompt for example in examples] == ["Q: Sort.\nb, a", "Q: Sing.", "Q: Hum."]
     assert examples[0].source == "Sort.\nb, a"
@@ -83,7 +98,11 @@ def test_an_input_goes_below_its_instruction_unless_it_is_empty(rows_file) -> No
 def test_each_question_is_asked_in_every_chat_template(rows_file) -> None:
     path = rows_file({"de": "Ja.", "en": "Yes."}, {"de": "Nein.", "en": "No."})
     examples = load_examples(
-        spec(path=path, prompt_template="de: {source}", chat_template=["Be nice. [{question}]", "[{question}]"])
+        spec(
+            path=path,
+            prompt_template="de: {source}",
+            chat_template=["Be nice. [{question}]", "[{question}]"],
+        )
     )
     assert [(example.id, example.prompt) for example in examples] == [
         ("test-0@1", "Be nice. [de: Ja.]"),
@@ -94,11 +113,20 @@ def test_each_question_is_asked_in_every_chat_template(rows_file) -> None:
     assert examples[3].references == ("No.",)
 
 
-TURNS = {"source_column": "turns", "reference_column": None, "metric": "agreement", "id_column": "id"}
+TURNS = {
+    "source_column": "turns",
+    "reference_column": None,
+    "metric": "agreement",
+    "id_column": "id",
+}
 
 
-@pytest.mark.parametrize(("turns", "ids"), [(1, ["7"]), (2, ["7", "7/2"]), (None, ["7", "7/2", "7/3"])])
-def test_as_many_turns_are_examples_as_are_asked_for(rows_file, turns: int | None, ids: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("turns", "ids"), [(1, ["7"]), (2, ["7", "7/2"]), (None, ["7", "7/2", "7/3"])]
+)
+def test_as_many_turns_are_examples_as_are_asked_for(
+    rows_file, turns: int | None, ids: list[str]
+) -> None:
     path = rows_file({"turns": ["Write.", "Rewrite.", "Stop."], "id": 7})
     examples = load_examples(spec(path=path, turns=turns, **TURNS), unanswered=True)
     assert [example.id for example in examples] == ids
@@ -109,19 +137,30 @@ def test_later_turns_follow_on_the_history_that_is_given(rows_file, tmp_path: Pa
     (tmp_path / "history").mkdir()
     (tmp_path / "history" / "test-0.jsonl").write_text('{"id": 7, "answer": "A poem."}\n')
     history = str(tmp_path / "history")
-    assert load_examples(spec(path=path, turns=2, history=history, **TURNS))[1].prompt == "Write.\nA poem.\nRewrite."
+    assert (
+        load_examples(spec(path=path, turns=2, history=history, **TURNS))[1].prompt
+        == "Write.\nA poem.\nRewrite."
+    )
 
 
 def test_ids_and_categories_come_from_the_data_where_it_has_them(rows_file) -> None:
-    path = rows_file({"de": "a", "en": "b", "number": 81, "kind": "writing"}, {"de": "c", "en": "d"})
+    path = rows_file(
+        {"de": "a", "en": "b", "number": 81, "kind": "writing"}, {"de": "c", "en": "d"}
+    )
     examples = load_examples(spec(path=path, id_column=["uid", "number"], category_column="kind"))
-    assert [(example.id, example.category) for example in examples] == [("81", "writing"), ("test-1", None)]
+    assert [(example.id, example.category) for example in examples] == [
+        ("81", "writing"),
+        ("test-1", None),
+    ]
 
 
 def test_the_limit_takes_the_first_examples_and_reads_no_further(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"de": "a", "en": "b"}\n{"de": "c", "en": "d"}\nnot json\n')
-    assert [example.source for example in load_examples(spec(path=str(path), limit=2))] == ["a", "c"]
+    assert [example.source for example in load_examples(spec(path=str(path), limit=2))] == [
+        "a",
+        "c",
+    ]
 
 
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
@@ -130,7 +169,11 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
     "other columns": (
         [{"translation": {"fr": "Oui.", "en": "Yes."}, "id": 3}],
         {"source_column": ["de", "translation.de"]},
-        ["line 1: dataset.source_column", "de or translation.de", "translation.fr, translation.en, id"],
+        [
+            "line 1: dataset.source_column",
+            "de or translation.de",
+            "translation.fr, translation.en, id",
+        ],
     ),
     "no reference": ([{"de": "Ja."}], {}, ["dataset.reference_column", "column en", "columns de"]),
     "an input that is no text": (
@@ -138,11 +181,23 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
         ALPACA,
         ["line 1: input must be a string", "['b']"],
     ),
-    "a withheld text": ([{"turns": [WITHHELD], "id": 1}], TURNS, ["line 1", "withholds", "dataset.path=DIR"]),
+    "a withheld text": (
+        [{"turns": [WITHHELD], "id": 1}],
+        TURNS,
+        ["line 1", "withholds", "dataset.path=DIR"],
+    ),
     "one id twice": ([{**GOOD, "id": 1}] * 2, {"id_column": "id"}, ["id '1'", "id_column=null"]),
-    "later turns without a history": ([{"turns": ["a", "b"], "id": 7}], {"turns": 2, **TURNS}, ["dataset.turns=1"]),
+    "later turns without a history": (
+        [{"turns": ["a", "b"], "id": 7}],
+        {"turns": 2, **TURNS},
+        ["dataset.turns=1"],
+    ),
     **{
-        f"source {value!r}": ([GOOD, {"de": value, "en": "b"}], {}, ["line 2: de must be a non-empty string"])
+        f"source {value!r}": (
+            [GOOD, {"de": value, "en": "b"}],
+            {},
+            ["line 2: de must be a non-empty string"],
+        )
         for value in [7, [], [1], {"a": 1}]
     },
     **{
@@ -154,7 +209,11 @@ REFUSED = {  # the rows, what is asked of them, and what the message names
         for value in [["a", None], float("nan"), True, {"a": "b"}]
     },
     **{
-        f"no reference {value!r}": ([{"de": "a", "en": value}], {}, [f"line 1: en holds no reference, got {value!r}"])
+        f"no reference {value!r}": (
+            [{"de": "a", "en": value}],
+            {},
+            [f"line 1: en holds no reference, got {value!r}"],
+        )
         for value in [None, []]
     },
     "one of the reference columns": (
@@ -178,20 +237,37 @@ def test_all_reference_columns_count_and_the_first_is_shown_as_solved(rows_file)
 
 @pytest.mark.parametrize(
     ("value", "texts"),
-    [(18, ("18",)), (18.0, ("18.0",)), (0.5, ("0.5",)), (1e22, ("10000000000000000000000.0",)), ([1, "2"], ("1", "2"))],
+    [
+        (18, ("18",)),
+        (18.0, ("18.0",)),
+        (0.5, ("0.5",)),
+        (1e22, ("10000000000000000000000.0",)),
+        ([1, "2"], ("1", "2")),
+    ],
 )
-def test_numbers_are_references_as_they_are_written(rows_file, value: object, texts: tuple[str, ...]) -> None:
+def test_numbers_are_references_as_they_are_written(
+    rows_file, value: object, texts: tuple[str, ...]
+) -> None:
     (example,) = load_examples(spec(path=rows_file({"de": "a", "en": value})))
     assert example.references == texts
 
 
-def test_rows_without_a_source_are_left_out_and_counted(rows_file, caplog: pytest.LogCaptureFixture) -> None:
-    rows = [GOOD, *({"de": value, "en": "b"} for value in (None, "", "  \n")), {"de": "c", "en": "d"}]
+def test_rows_without_a_source_are_left_out_and_counted(
+    rows_file, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        GOOD,
+        *({"de": value, "en": "b"} for value in (None, "", "  \n")),
+        {"de": "c", "en": "d"},
+    ]
     assert [(one.id, one.source) for one in load_examples(spec(path=rows_file(*rows)))] == [
         ("test-0", "a"),
         ("test-4", "c"),
     ]
-    assert "rows without a source are left out, 3 of them, first " in caplog.text and "line 2" in caplog.text
+    assert (
+        "rows without a source are left out, 3 of them, first " in caplog.text
+        and "line 2" in caplog.text
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,7 +281,12 @@ def test_rows_without_a_source_are_left_out_and_counted(rows_file, caplog: pytes
     ],
 )
 def test_a_split_that_is_not_named_is_the_files_own(path: str | None, split: str) -> None:
-    assert DatasetSpec(name="a", path=path, hub_id="a/b", split=None, source_column="a", metric=None).split == split
+    assert (
+        DatasetSpec(
+            name="a", path=path, hub_id="a/b", split=None, source_column="a", metric=None
+        ).split
+        == split
+    )
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -235,18 +316,31 @@ def test_rows_that_give_no_example_are_refused_by_place_and_key(rows_file, case:
         ({"path": None}, "path=DIR", "'made'"),
         ({"turns": 2}, "turns", "dataset.metric=agreement"),
         ({"turns": None, "metric": "agreement", "max_source_tokens": 9}, "max_source_tokens", "9"),
-        *(({"chat_template": value}, "chat_template", repr(value)) for value in ([], "hello", "<s> {question}")),
+        *(
+            ({"chat_template": value}, "chat_template", repr(value))
+            for value in ([], "hello", "<s> {question}")
+        ),
         *(
             ({"next_turn_template": value}, "next_turn_template", value)
             for value in ("{question}", "{question}{answer}")
         ),
-        ({"metric": "pass_at_1", "reference_template": "{prompt}"}, "reference_template", "{answer}"),
+        (
+            {"metric": "pass_at_1", "reference_template": "{prompt}"},
+            "reference_template",
+            "{answer}",
+        ),
         ({"shots": 2, "split": "training", "shot_split": "train"}, "shot_split", "'training'"),
-        ({"shots": 2, "reference_column": None, "metric": "agreement"}, "shots=2", "reference_column"),
+        (
+            {"shots": 2, "reference_column": None, "metric": "agreement"},
+            "shots=2",
+            "reference_column",
+        ),
         ({"shots": 2, "shot_template": "{source}"}, "shot_template", "'{source}'"),
     ],
 )
-def test_a_spec_that_no_dataset_could_satisfy_is_refused(fields: dict[str, object], key: str, value: str) -> None:
+def test_a_spec_that_no_dataset_could_satisfy_is_refused(
+    fields: dict[str, object], key: str, value: str
+) -> None:
     with pytest.raises(UserError) as caught:
         spec(**{"path": "data.jsonl", **fields})
     assert key in str(caught.value) and value in str(caught.value), caught.value
@@ -266,13 +360,19 @@ def test_the_toy_corpus_needs_neither_path_nor_hub(split: str) -> None:
     assert [example.id for example in examples] == [
         f"{'validation' if split == 'val' else split}-{i}" for i in range(3)
     ]
-    assert all(example.prompt == example.source and len(example.references) == 1 for example in examples)
+    assert all(
+        example.prompt == example.source and len(example.references) == 1 for example in examples
+    )
 
 
 @needs_shared_data
-@pytest.mark.parametrize(("split", "count"), [("test", 1000), ("validation", 1014), ("train", 29000)])
+@pytest.mark.parametrize(
+    ("split", "count"), [("test", 1000), ("validation", 1014), ("train", 29000)]
+)
 def test_multi30k_loads_from_a_folder(split: str, count: int) -> None:
-    examples = load_examples(from_config("multi30k", path=str(SHARED_DATA / "multi30k"), split=split))
+    examples = load_examples(
+        from_config("multi30k", path=str(SHARED_DATA / "multi30k"), split=split)
+    )
     assert len(examples) == count
     if split == "test":
         assert examples[0].prompt == "Ein Mann mit einem orangefarbenen Hut, der etwas anstarrt."
@@ -287,19 +387,47 @@ def test_mt_bench_gives_both_turns_with_their_categories(path: str) -> None:
     assert (examples[0].id, examples[0].category, examples[0].references) == ("81", "writing", ())
     assert examples[0].prompt.startswith("Compose an engaging travel blog post")
     assert (examples[1].id, examples[1].category, examples[1].turn) == ("81/2", "writing", 2)
-    assert examples[1].source == "Rewrite your previous response. Start every sentence with the letter A."
+    assert (
+        examples[1].source
+        == "Rewrite your previous response. Start every sentence with the letter A."
+    )
 
 
 ROWS_OF = {
     "lima": ({"conversations": ["Why?", "Because."], "source": "x"}, "train-0", "Why?"),
-    "alpaca_gpt4": ({"instruction": "Sort.", "input": "b, a", "output": "a, b", "text": "x"}, "train-0", "Sort.\nb, a"),
-    "open_platypus": ({"input": "", "output": "1", "instruction": "Prove.", "data_source": "x"}, "train-0", "Prove."),
+    "alpaca_gpt4": (
+        {"instruction": "Sort.", "input": "b, a", "output": "a, b", "text": "x"},
+        "train-0",
+        "Sort.\nb, a",
+    ),
+    "open_platypus": (
+        {"input": "", "output": "1", "instruction": "Prove.", "data_source": "x"},
+        "train-0",
+        "Prove.",
+    ),
     "cip": ({"prompt": "Hi", "response": "Hello"}, "test-0", "Hi"),
-    "humaneval_x": ({"task_id": "Python/0", "prompt": "def f():", "declaration": "x"}, "Python/0", "def f():"),
-    "spec_bench": ({"question_id": 241, "category": "translation", "turns": ["Translate."]}, "241", "Translate."),
-    "speed_bench": ({"question_id": "ab", "category": "rag", "turns": ["Find."], "source": "x"}, "ab", "Find."),
+    "humaneval_x": (
+        {"task_id": "Python/0", "prompt": "def f():", "declaration": "x"},
+        "Python/0",
+        "def f():",
+    ),
+    "spec_bench": (
+        {"question_id": 241, "category": "translation", "turns": ["Translate."]},
+        "241",
+        "Translate.",
+    ),
+    "speed_bench": (
+        {"question_id": "ab", "category": "rag", "turns": ["Find."], "source": "x"},
+        "ab",
+        "Find.",
+    ),
     "squad": (
-        {"id": "56b", "context": "It rained.", "question": "Did it?", "answers": {"text": ["Yes", "yes"]}},
+        {
+            "id": "56b",
+            "context": "It rained.",
+            "question": "Did it?",
+            "answers": {"text": ["Yes", "yes"]},
+        },
         "56b",
         "We have provided context information below.\nIt rained.\n"
         "### Given this information, please answer the question: Did it?\n### Assistant:",
@@ -324,12 +452,32 @@ def from_template(config: Path, **fields: object) -> DatasetSpec:
 @pytest.mark.parametrize(
     ("name", "prompts"),
     [
-        ("llama2_short", ["[INST] Write. [/INST]", "[INST] Write. [/INST] A poem. </s><s>[INST] Rewrite. [/INST]"]),
-        ("vicuna_short", ["USER: Write. ASSISTANT:", "USER: Write. ASSISTANT: A poem.</s>USER: Rewrite. ASSISTANT:"]),
-        ("falcon", ["User: Write.\nAssistant:", "User: Write.\nAssistant: A poem.\nUser: Rewrite.\nAssistant:"]),
+        (
+            "llama2_short",
+            [
+                "[INST] Write. [/INST]",
+                "[INST] Write. [/INST] A poem. </s><s>[INST] Rewrite. [/INST]",
+            ],
+        ),
+        (
+            "vicuna_short",
+            [
+                "USER: Write. ASSISTANT:",
+                "USER: Write. ASSISTANT: A poem.</s>USER: Rewrite. ASSISTANT:",
+            ],
+        ),
+        (
+            "falcon",
+            [
+                "User: Write.\nAssistant:",
+                "User: Write.\nAssistant: A poem.\nUser: Rewrite.\nAssistant:",
+            ],
+        ),
     ],
 )
-def test_the_short_templates_are_those_of_bitas_table_6(rows_file, tmp_path: Path, name: str, prompts) -> None:
+def test_the_short_templates_are_those_of_bitas_table_6(
+    rows_file, tmp_path: Path, name: str, prompts
+) -> None:
     (tmp_path / "history.json").write_text('[{"id": "7", "answer": "A poem."}]')
     asked = from_template(
         REPOSITORY / "conf" / "template" / f"{name}.yaml",
@@ -344,20 +492,30 @@ def test_the_short_templates_are_those_of_bitas_table_6(rows_file, tmp_path: Pat
 def test_both_templates_of_a_family_are_its_full_and_its_short_one(family: str) -> None:
     folder = REPOSITORY / "conf" / "template"
     full, short, both = (
-        yaml.safe_load((folder / f"{family}_{kind}.yaml").read_text()) for kind in ("full", "short", "both")
+        yaml.safe_load((folder / f"{family}_{kind}.yaml").read_text())
+        for kind in ("full", "short", "both")
     )
-    plain = [text.removesuffix(" ") for text in both["chat_template"]]  # BiTA's released code ends Llama's in a space
+    # BiTA's released code ends Llama's in a space
+    plain = [text.removesuffix(" ") for text in both["chat_template"]]
     assert plain == [full["chat_template"], short["chat_template"]]
     assert both["next_turn_template"] == full["next_turn_template"] == short["next_turn_template"]
     assert full["chat_template"].endswith(short["chat_template"].removeprefix("[INST] "))
 
 
-@pytest.mark.parametrize(("name", "starts"), [("llama2_full", 2), ("vicuna_full", 1), ("falcon", 1)])
-def test_the_start_token_comes_once_before_a_conversation_and_where_a_template_says_so(name: str, starts: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "starts"), [("llama2_full", 2), ("vicuna_full", 1), ("falcon", 1)]
+)
+def test_the_start_token_comes_once_before_a_conversation_and_where_a_template_says_so(
+    name: str, starts: int
+) -> None:
     """The tokenizer adds it in front; Llama-2 has it before every turn."""
-    (template,) = from_template(REPOSITORY / "conf" / "template" / f"{name}.yaml", path="data.jsonl").templates
+    (template,) = from_template(
+        REPOSITORY / "conf" / "template" / f"{name}.yaml", path="data.jsonl"
+    ).templates
     turns = conversation(Example("7", "w5", ""), ["w5", "w6"], template)
-    ids = [tiny_tokenizer(False)(one.prompt)["input_ids"] for one in with_answers(turns, {"7": "w9"})]
+    ids = [
+        tiny_tokenizer(False)(one.prompt)["input_ids"] for one in with_answers(turns, {"7": "w9"})
+    ]
     assert [one.count(START) for one in ids] == [1, starts]
     assert all(one[0] == START for one in ids)
 
@@ -368,29 +526,46 @@ def local(path: str | Path, **fields: object) -> DatasetSpec:
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("reviews.jsonl", "reviews"), ("faq/test.csv", "faq"), ("faq/Dev.tsv", "faq"), ("my.data", "my.data")],
+    [
+        ("reviews.jsonl", "reviews"),
+        ("faq/test.csv", "faq"),
+        ("faq/Dev.tsv", "faq"),
+        ("my.data", "my.data"),
+    ],
 )
-def test_own_data_are_called_as_their_file_or_folder_is(file: str, name: str, tmp_path: Path) -> None:
+def test_own_data_are_called_as_their_file_or_folder_is(
+    file: str, name: str, tmp_path: Path
+) -> None:
     assert local(tmp_path / file).name == name
     assert replace(local(tmp_path / file), name="mine").name == "mine"
 
 
-def test_own_data_are_scored_by_agreement_or_else_need_a_metric_for_their_references(rows_file) -> None:
+def test_own_data_are_scored_by_agreement_or_else_need_a_metric_for_their_references(
+    rows_file,
+) -> None:
     path, question = rows_file({"question": "Who?", "answer": "Me."}), {"source_column": "question"}
     assert local(path, **question).metric == "agreement"
     assert load_examples(local(path, **question))[0].references == ()
     with pytest.raises(UserError, match="dataset.metric must be"):
         local(path, **question, reference_column="answer")
-    assert load_examples(local(path, **question, reference_column="answer", metric="rouge"))[0].references == ("Me.",)
+    assert load_examples(local(path, **question, reference_column="answer", metric="rouge"))[
+        0
+    ].references == ("Me.",)
 
 
 def test_own_data_without_a_column_name_those_that_there_are(rows_file) -> None:
-    with pytest.raises(UserError, match=r"rows.jsonl line 1 .*question, meta.by; .*dataset.source_column="):
+    with pytest.raises(
+        UserError, match=r"rows.jsonl line 1 .*question, meta.by; .*dataset.source_column="
+    ):
         load_examples(local(rows_file({"question": "Who?", "meta": {"by": 1}})))
 
 
-def test_gsm8k_asks_after_eight_solved_problems_of_its_train_split_that_have_a_question(tmp_path: Path) -> None:
-    solved = [{"question": f"What is {n} and {n}?", "answer": f"{2 * n}\n#### {2 * n}"} for n in range(12)]
+def test_gsm8k_asks_after_eight_solved_problems_of_its_train_split_that_have_a_question(
+    tmp_path: Path,
+) -> None:
+    solved = [
+        {"question": f"What is {n} and {n}?", "answer": f"{2 * n}\n#### {2 * n}"} for n in range(12)
+    ]
     empty = {"question": None, "answer": "0"}
     for split, rows in (("train", [*solved[:3], empty, *solved[3:9]]), ("test", solved[9:])):
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -404,7 +579,12 @@ def test_gsm8k_asks_after_eight_solved_problems_of_its_train_split_that_have_a_q
 
 def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) -> None:
     row = {"prompt": "def f():\n", "test": "assert f() == {1}", "entry": {"point": "f"}}
-    made = {"source_column": "prompt", "reference_column": None, "path": rows_file(row), "metric": "pass_at_1"}
+    made = {
+        "source_column": "prompt",
+        "reference_column": None,
+        "path": rows_file(row),
+        "metric": "pass_at_1",
+    }
     template = "{prompt}{answer}\n{test}\ncheck({entry.point}, {})"
     (example,) = load_examples(spec(**made, reference_template=template))
     assert example.references == ("def f():\n{answer}\nassert f() == {1}\ncheck(f, {})",)
@@ -418,16 +598,22 @@ def test_a_reference_may_be_made_of_columns_and_keeps_other_braces(rows_file) ->
 def test_humaneval_has_a_program_for_each_answer() -> None:
     path = str(SHARED_DATA / "humaneval")
     examples = load_examples(from_config("humaneval", path=path, metric="pass_at_1"))
-    assert len(examples) == 164 and all(one.references[0].count("{answer}") == 1 for one in examples)
+    assert len(examples) == 164 and all(
+        one.references[0].count("{answer}") == 1 for one in examples
+    )
     assert examples[0].references[0].startswith(examples[0].prompt)
     assert examples[0].references[0].endswith("\n\ncheck(has_close_elements)\n")
 
 
 @pytest.mark.parametrize("column", ["de", "en"])
-def test_half_a_character_in_a_prompt_or_a_reference_is_refused_with_its_row(rows_file, column: str) -> None:
+def test_half_a_character_in_a_prompt_or_a_reference_is_refused_with_its_row(
+    rows_file, column: str
+) -> None:
     """JSON can name one, and no tokenizer, hash or file can hold it."""
     rows = [{"de": "eins", "en": "one"}, {"de": "zwei", "en": "two"} | {column: "ab\ud800"}]
-    with pytest.raises(UserError, match=r"line 2 must be Unicode text, got \\ud800 alone at character 2"):
+    with pytest.raises(
+        UserError, match=r"line 2 must be Unicode text, got \\ud800 alone at character 2"
+    ):
         load_examples(spec(path=rows_file(*rows)))
 
 
@@ -436,5 +622,11 @@ def test_so_is_one_in_the_answers_of_a_history(rows_file, tmp_path: Path) -> Non
     (tmp_path / "answers.jsonl").write_text(json.dumps({"id": "test-0", "answer": "\udc00"}) + "\n")
     with pytest.raises(UserError, match="must be Unicode text"):
         load_examples(
-            spec(path=path, turns=2, metric="agreement", history=str(tmp_path / "answers.jsonl"), reference_column=None)
+            spec(
+                path=path,
+                turns=2,
+                metric="agreement",
+                history=str(tmp_path / "answers.jsonl"),
+                reference_column=None,
+            )
         )

@@ -1,4 +1,6 @@
-"""Datasets of a hub that serves them, withholds them or breaks off: the real `load_dataset` and `snapshot_download`."""
+"""Datasets of a hub that serves them, withholds them or breaks off: the real `load_dataset` and
+`snapshot_download`.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from tests.loopback_hub import CONVERSION, load_in_a_fresh_process, loopback_hub, printed_in_a_fresh_process
+from tests.loopback_hub import (
+    CONVERSION,
+    load_in_a_fresh_process,
+    loopback_hub,
+    printed_in_a_fresh_process,
+)
 
 CONVERTED = {"hub_revision": CONVERSION, "hub_data_dir": "de-en"}
 SHARDS = "['Ja', 'Nein', 'Gut']"
@@ -58,22 +65,51 @@ REPOSITORIES = {
         "de-en/test/0001.parquet": parquet("Gut"),
     },
 }
-HALF = {"data/test.parquet": REPOSITORIES["me/damaged"]["data/test.parquet"][:400]}  # as it was uploaded
+# as it was uploaded
+HALF = {"data/test.parquet": REPOSITORIES["me/damaged"]["data/test.parquet"][:400]}
 FAULTS = {  # what is asked for, what is said of it, and what comes when the fault is gone
     "missing": ({"hub_id": "me/missing"}, ["doesn't exist on the Hub", "check its name"], None),
     "gated": ({"hub_id": "me/gated"}, ["gated", "must be authenticated", "`hf auth login`"], None),
-    "gated folder": ({"hub_id": "me/gated", "hub_data_dir": "de-en"}, ["gated", "`hf auth login`"], None),
+    "gated folder": (
+        {"hub_id": "me/gated", "hub_data_dir": "de-en"},
+        ["gated", "`hf auth login`"],
+        None,
+    ),
     "no folder": (
         {"hub_id": "me/shards", **CONVERTED, "hub_data_dir": "de-fr"},
         ["no folder 'de-fr'", "hub_data_dir"],
         None,
     ),
-    "revision": ({"hub_id": "me/parquet", "hub_revision": "v9"}, ["Revision 'v9' doesn't exist", "revision"], None),
-    "script": ({"hub_id": "me/script"}, ["scripts are no longer supported", "hub_revision=refs/convert/parquet"], None),
-    "stopped early": ({"hub_id": "me/long"}, ["stopped early; repeat the command"], "['Ja', 'Nein']"),
-    "cut in between": ({"hub_id": "me/short"}, ["stopped early; repeat the command"], "['Ja', 'Nein']"),
-    "damaged": ({"hub_id": "me/damaged"}, ["Parquet", "datasets--me--damaged and repeat"], "['Ja', 'Nein']"),
-    "broken shard": ({"hub_id": "me/shards", **CONVERTED}, ["stopped early; repeat the command"], SHARDS),
+    "revision": (
+        {"hub_id": "me/parquet", "hub_revision": "v9"},
+        ["Revision 'v9' doesn't exist", "revision"],
+        None,
+    ),
+    "script": (
+        {"hub_id": "me/script"},
+        ["scripts are no longer supported", "hub_revision=refs/convert/parquet"],
+        None,
+    ),
+    "stopped early": (
+        {"hub_id": "me/long"},
+        ["stopped early; repeat the command"],
+        "['Ja', 'Nein']",
+    ),
+    "cut in between": (
+        {"hub_id": "me/short"},
+        ["stopped early; repeat the command"],
+        "['Ja', 'Nein']",
+    ),
+    "damaged": (
+        {"hub_id": "me/damaged"},
+        ["Parquet", "datasets--me--damaged and repeat"],
+        "['Ja', 'Nein']",
+    ),
+    "broken shard": (
+        {"hub_id": "me/shards", **CONVERTED},
+        ["stopped early; repeat the command"],
+        SHARDS,
+    ),
 }
 
 
@@ -82,16 +118,26 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = [{"hub_id": "me/parquet"}, *(spec for spec, _, _ in FAULTS.values())]
-    faults = {"truncated": ["long-test.jsonl", "de-en/test/0001.parquet"], "shortened": ["data/short-test.parquet"]}
-    with loopback_hub({**REPOSITORIES, "me/damaged": HALF}, gated=["me/gated"], **faults) as endpoint:
+    faults = {
+        "truncated": ["long-test.jsonl", "de-en/test/0001.parquet"],
+        "shortened": ["data/short-test.parquet"],
+    }
+    with loopback_hub(
+        {**REPOSITORIES, "me/damaged": HALF}, gated=["me/gated"], **faults
+    ) as endpoint:
         whole, *told = load_in_a_fresh_process(endpoint, tmp_path, *asked)
     assert whole == "['Ja']"
     for (spec, phrases, _), message in zip(FAULTS.values(), told, strict=True):
-        assert all(phrase in message for phrase in [*phrases, spec["hub_id"], "dataset.path=DIR"]), message
+        assert all(
+            phrase in message for phrase in [*phrases, spec["hub_id"], "dataset.path=DIR"]
+        ), message
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     shards = spec_of(**FAULTS["broken shard"][0])
-    with monkeypatch.context() as offline, pytest.raises(UserError, match="local cache lacks a part of de-en"):
+    with (
+        monkeypatch.context() as offline,
+        pytest.raises(UserError, match="local cache lacks a part of de-en"),
+    ):
         offline.setenv("HF_HUB_OFFLINE", "1")
         load_examples(shards)
 
@@ -105,7 +151,9 @@ def test_a_faulty_hub_is_named_in_one_message_and_leaves_nothing_half_that_count
         )
     assert "to ask for access" in refused and "on the dataset's page" in refused
     assert script == "['Ja', 'Nein']"
-    assert dict(zip(repaired, read, strict=True)) == {name: rows for name, (_, rows) in repaired.items()}
+    assert dict(zip(repaired, read, strict=True)) == {
+        name: rows for name, (_, rows) in repaired.items()
+    }
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert [one.source for one in load_examples(shards)] == ["Ja", "Nein", "Gut"]
 
@@ -140,13 +188,18 @@ def test_lm1b_is_read_from_the_conversion_of_its_script(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_only_the_files_of_the_split_are_downloaded(tmp_path: Path) -> None:
-    asked = [{"hub_id": "me/large", "hub_data_dir": "de-en", "split": split} for split in ("test", "val", "tset")]
+    asked = [
+        {"hub_id": "me/large", "hub_data_dir": "de-en", "split": split}
+        for split in ("test", "val", "tset")
+    ]
     fetched: list[str] = []
     with loopback_hub(REPOSITORIES, fetched=fetched) as endpoint:
         test, validation, misspelt = load_in_a_fresh_process(endpoint, tmp_path, *asked)
     assert [test, validation] == ["['Ja']", "['Wenig']"]
     assert "no split 'tset' in de-en, only test, train, validation; set dataset.split" in misspelt
-    assert fetched == [f"me/large@main/de-en/{split}-00000-of-00001.parquet" for split in ("test", "validation")]
+    assert fetched == [
+        f"me/large@main/de-en/{split}-00000-of-00001.parquet" for split in ("test", "validation")
+    ]
     absent = {**asked[0], "split": "train"}
     again, lacking = load_in_a_fresh_process("http://127.0.0.1:9", tmp_path, asked[0], absent)
     assert again == test and "local cache lacks a part of de-en" in lacking

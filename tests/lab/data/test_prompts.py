@@ -1,4 +1,6 @@
-"""`dataset.max_source_tokens` cuts the source; what a template, shots or an input put around it stays whole."""
+"""`dataset.max_source_tokens` cuts the source; what a template, shots or an input put around it
+stays whole.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ def cut(folder: Path, most: int | None, **others: Any) -> Example:
         row = {"s": source, "i": "in", "r": "out"}
         (folder / f"{split}.jsonl").write_text(json.dumps(row) + "\n")
     spec = DatasetSpec(
-        name="d", path=str(folder), source_column="s", metric="agreement", max_source_tokens=most, **others
+        name="d",
+        path=str(folder),
+        source_column="s",
+        metric="agreement",
+        max_source_tokens=most,
+        **others,
     )
     (example,) = cut_sources(load_examples(spec), most, words)
     return example
@@ -41,10 +48,15 @@ def cut(folder: Path, most: int | None, **others: Any) -> Example:
         ({"prompt_template": "To {source} with {input}", "input_column": "i"}, "To a b c with in"),
         ({"prompt_template": "To {source} say", "input_column": "i"}, "To a b c \nin say"),
         ({"prompt_template": "To {source}", "chat_template": "[ {question} ]"}, "[ To a b c ]"),
-        ({"reference_column": "r", "shots": 1, "shot_template": "{source} {reference} "}, "x y out a b c"),
+        (
+            {"reference_column": "r", "shots": 1, "shot_template": "{source} {reference} "},
+            "x y out a b c",
+        ),
     ],
 )
-def test_the_source_alone_loses_its_end(tmp_path: Path, others: dict[str, Any], wanted: str) -> None:
+def test_the_source_alone_loses_its_end(
+    tmp_path: Path, others: dict[str, Any], wanted: str
+) -> None:
     whole = cut(tmp_path, None, **others).prompt
     example = cut(tmp_path, 6, **others)
     assert example.prompt.split() == wanted.split() and words(whole) > 6
@@ -53,7 +65,9 @@ def test_the_source_alone_loses_its_end(tmp_path: Path, others: dict[str, Any], 
 
 
 def test_no_room_for_the_source_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"max_source_tokens=3 cuts the source alone, .* around it has 4 tokens"):
+    with pytest.raises(
+        UserError, match=r"max_source_tokens=3 cuts the source alone, .* around it has 4 tokens"
+    ):
         cut(tmp_path, 3, prompt_template="one two {source} three four")
 
 
@@ -70,4 +84,10 @@ def test_texts_around_a_source_nest() -> None:
 
 
 def test_the_longest_that_fits() -> None:
-    assert [longest_fitting(9, lambda n, most=most: n <= most) for most in (0, 1, 5, 8, 20)] == [0, 1, 5, 8, 8]
+    assert [longest_fitting(9, lambda n, most=most: n <= most) for most in (0, 1, 5, 8, 20)] == [
+        0,
+        1,
+        5,
+        8,
+        8,
+    ]

@@ -1,4 +1,6 @@
-"""Tasks as people run them, with the models that `BILD_LAB_REAL_MODELS` names and the data beside the repository."""
+"""Tasks as people run them, with the models that `BILD_LAB_REAL_MODELS` names and the data beside
+the repository.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,12 @@ def model() -> str:
 
 
 def asked(model: str, name: str, *words: str) -> tuple[Example, ...]:
-    cfg = compose_config([f"dataset={name}", f"dataset.path={DATA / name.partition('_instruct')[0]}", *words])
-    return load_examples(for_model(typed(DatasetSpec, cfg.dataset, "dataset"), Checkpoint(model)), unanswered=True)
+    cfg = compose_config(
+        [f"dataset={name}", f"dataset.path={DATA / name.partition('_instruct')[0]}", *words]
+    )
+    return load_examples(
+        for_model(typed(DatasetSpec, cfg.dataset, "dataset"), Checkpoint(model)), unanswered=True
+    )
 
 
 def test_both_turns_of_mt_bench_are_the_tokens_of_transformers_chat(model: str) -> None:
@@ -41,7 +47,10 @@ def test_both_turns_of_mt_bench_are_the_tokens_of_transformers_chat(model: str) 
     for first, second in zip(turns[::2], turns[1::2], strict=True):
         messages = [{"role": "user", "content": first.source}]
         assert checkpoint.source(first.prompt) == checkpoint.source(messages)
-        messages += [{"role": "assistant", "content": answers[first.id]}, {"role": "user", "content": second.source}]
+        messages += [
+            {"role": "assistant", "content": answers[first.id]},
+            {"role": "user", "content": second.source},
+        ]
         assert checkpoint.source(second.prompt) == checkpoint.source(messages)
     assert len(turns) == 160
 

@@ -45,7 +45,9 @@ def found(path: Path, split: str, *subfolders: str) -> list[str]:
     ],
 )
 @pytest.mark.parametrize("split", ["validation", "val", "valid", "dev"])
-def test_every_name_of_the_validation_split_finds_every_layout(folder, name: str, split: str) -> None:
+def test_every_name_of_the_validation_split_finds_every_layout(
+    folder, name: str, split: str
+) -> None:
     assert found(folder(name, "test.jsonl"), split) == [name]
 
 
@@ -57,9 +59,15 @@ CONFIGS = ["de-en/test-00000-of-00001.parquet", "fr-en/test-00000-of-00001.parqu
     ("files", "asked", "names"),
     [
         (SHARDS[::-1], ["train"], SHARDS),  # in order
-        (CONFIGS, ["test", "absent", "de-en"], CONFIGS[:1]),  # of the first folder of these that exists
-        (["questions.jsonl", "dataset_infos.json", ".cache/test.jsonl"], ["test"], ["questions.jsonl"]),
-        (["flickr.jsonl", "test.jsonl"], ["flickr"], ["flickr.jsonl"]),  # a split with a name of its own
+        # of the first folder of these that exists
+        (CONFIGS, ["test", "absent", "de-en"], CONFIGS[:1]),
+        (
+            ["questions.jsonl", "dataset_infos.json", ".cache/test.jsonl"],
+            ["test"],
+            ["questions.jsonl"],
+        ),
+        # a split with a name of its own
+        (["flickr.jsonl", "test.jsonl"], ["flickr"], ["flickr.jsonl"]),
     ],
 )
 def test_the_files_of_a_split_are_its_shards_and_nothing_else(
@@ -76,12 +84,23 @@ def test_a_lone_file_without_a_split_word_serves_any_split(folder) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["test-00000-of-00003.parquet", "test-00002-of-00003.parquet"], "is one of 3 shards, got 2"),
-        (["train.jsonl", "val.jsonl", "other.jsonl"], "has no split 'test', only train, validation; set dataset.split"),
-        (["a.jsonl", "b.jsonl"], "cannot tell which file .* got a.jsonl, b.jsonl; name it test.jsonl"),
+        (
+            ["test-00000-of-00003.parquet", "test-00002-of-00003.parquet"],
+            "is one of 3 shards, got 2",
+        ),
+        (
+            ["train.jsonl", "val.jsonl", "other.jsonl"],
+            "has no split 'test', only train, validation; set dataset.split",
+        ),
+        (
+            ["a.jsonl", "b.jsonl"],
+            "cannot tell which file .* got a.jsonl, b.jsonl; name it test.jsonl",
+        ),
     ],
 )
-def test_a_folder_without_the_whole_split_is_refused(folder, files: list[str], message: str) -> None:
+def test_a_folder_without_the_whole_split_is_refused(
+    folder, files: list[str], message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         found(folder(*files), "test")
 
@@ -106,7 +125,11 @@ def test_text_formats_give_the_same_rows(tmp_path: Path, name: str, content: str
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
 def test_a_shard_without_rows_is_refused(tmp_path: Path, suffix: str) -> None:
     table = pyarrow.table({"de": ["Ja"]})
-    contents = {"jsonl": ('{"de": "Ja"}\n', ""), "csv": ("de\nJa\n", "de\n"), "parquet": (table, table[:0])}
+    contents = {
+        "jsonl": ('{"de": "Ja"}\n', ""),
+        "csv": ("de\nJa\n", "de\n"),
+        "parquet": (table, table[:0]),
+    }
     for index, content in enumerate(contents[suffix]):
         file = tmp_path / f"test-0000{index}-of-00002.{suffix}"
         if suffix == "parquet":
@@ -115,7 +138,9 @@ def test_a_shard_without_rows_is_refused(tmp_path: Path, suffix: str) -> None:
             file.write_text(content)
     rows = local_rows(tmp_path, "test")
     assert next(rows)[1] == {"de": "Ja"}
-    with pytest.raises(UserError, match=rf"test-00001-of-00002.{suffix} has no rows, but is one of 2 shards"):
+    with pytest.raises(
+        UserError, match=rf"test-00001-of-00002.{suffix} has no rows, but is one of 2 shards"
+    ):
         next(rows)
 
 
@@ -123,7 +148,9 @@ def test_parquet_shards_are_joined_with_nested_columns(tmp_path: Path) -> None:
     for index in range(2):
         table = pyarrow.table({"translation": [{"de": f"Satz {index}", "en": f"Sentence {index}"}]})
         (tmp_path / "de-en").mkdir(exist_ok=True)
-        pyarrow.parquet.write_table(table, tmp_path / "de-en" / f"test-0000{index}-of-00002.parquet")
+        pyarrow.parquet.write_table(
+            table, tmp_path / "de-en" / f"test-0000{index}-of-00002.parquet"
+        )
     rows = [row["translation"] for _, row in local_rows(tmp_path, "test")]
     assert rows == [{"de": "Satz 0", "en": "Sentence 0"}, {"de": "Satz 1", "en": "Sentence 1"}]
 
@@ -143,22 +170,32 @@ def test_parquet_shards_are_joined_with_nested_columns(tmp_path: Path) -> None:
         ("a.csv", "a,b\nMüller,1\n".encode("utf-16"), "if it is UTF-16: iconv -f UTF-16 -t UTF-8"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16-le"), "if it is UTF-16: iconv"),
         ("a.csv", b"a,b,a\n1,2,3\n", "two columns are called 'a'"),
-        ("a.jsonl", b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n', "a.jsonl line 2: an object: two columns are called 'a'"),
+        (
+            "a.jsonl",
+            b'{"a": 1, "b": 2}\n{"a": 1, "a": 2}\n',
+            "a.jsonl line 2: an object: two columns are called 'a'",
+        ),
         ("a.json", b'[{"a": {"b": 1, "b": 2}}]', "two columns are called 'b'"),
         ("a.jsonl.gz", b"\x1f\x8bno", "a.jsonl.gz"),
         ("a.arrow", b"not one", "a.arrow"),
         ("a.parquet", b"version https://git-lfs", "a.parquet"),
     ],
 )
-def test_a_malformed_file_is_refused_with_its_line(tmp_path: Path, name: str, content: bytes, place: str) -> None:
+def test_a_malformed_file_is_refused_with_its_line(
+    tmp_path: Path, name: str, content: bytes, place: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as caught:
         list(read_rows(tmp_path / name))
     assert name in str(caught.value) and place in str(caught.value)
 
 
-def test_texts_stay_texts_and_a_changed_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they would not with `datasets`: dates, numbers with zeros in front, one id as text and one as number."""
+def test_texts_stay_texts_and_a_changed_file_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they would not with `datasets`: dates, numbers with zeros in front, one id as text and one
+    as number.
+    """
     monkeypatch.setenv("HOME", "/nowhere")
     dates = [{"id": "007", "de": "2024-01-01"}, {"id": 8, "de": "2024-01-02"}]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in dates))
@@ -183,11 +220,16 @@ def test_fields_of_any_length_and_semicolons_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
 @pytest.mark.parametrize(
-    ("name", "text"), [("a.jsonl", '{"a": "ü"}\n'), ("a.json", '[\n{"a": "ü"}]'), ("a.csv", "a\nü\n")]
+    ("name", "text"),
+    [("a.jsonl", '{"a": "ü"}\n'), ("a.json", '[\n{"a": "ü"}]'), ("a.csv", "a\nü\n")],
 )
-def test_compressed_files_are_read_as_others(tmp_path: Path, suffix: str, name: str, text: str) -> None:
+def test_compressed_files_are_read_as_others(
+    tmp_path: Path, suffix: str, name: str, text: str
+) -> None:
     file = tmp_path / f"train-{name}{suffix}"
-    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": pyarrow.Codec("zstd").compress}[suffix]
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".zst": pyarrow.Codec("zstd").compress}[
+        suffix
+    ]
     file.write_bytes(pack(text.encode()))
     assert values(file) == [{"a": "ü"}]
     assert found(tmp_path, "train") == [file.name]
@@ -196,17 +238,27 @@ def test_compressed_files_are_read_as_others(tmp_path: Path, suffix: str, name: 
 def saved(folder: Path, shards: int = 1) -> None:
     import datasets
 
-    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])})
-    rows = datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [1, 0, 1]}, features=features)
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    rows = datasets.Dataset.from_dict(
+        {"text": ["a", "b", "c"], "label": [1, 0, 1]}, features=features
+    )
     rows.save_to_disk(folder, num_shards=shards)
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_folder_that_datasets_saved_is_read_with_the_names_of_its_classes(tmp_path: Path, shards: int) -> None:
+def test_a_folder_that_datasets_saved_is_read_with_the_names_of_its_classes(
+    tmp_path: Path, shards: int
+) -> None:
     saved(tmp_path / "saved", shards)
     (tmp_path / "saved" / "cache-12ab.arrow").write_bytes(b"what a map has left")
     rows = [row for _, row in local_rows(tmp_path / "saved", "test")]
-    assert rows == [{"text": "a", "label": "yes"}, {"text": "b", "label": "no"}, {"text": "c", "label": "yes"}]
+    assert rows == [
+        {"text": "a", "label": "yes"},
+        {"text": "b", "label": "no"},
+        {"text": "c", "label": "yes"},
+    ]
     saved(tmp_path / "splits" / "train")
     saved(tmp_path / "splits" / "test")
     assert found(tmp_path / "splits", "test") == ["test/data-00000-of-00001.arrow"]
@@ -219,7 +271,9 @@ def test_a_lost_shard_of_a_saved_folder_is_missed(tmp_path: Path) -> None:
         find_split_files(tmp_path, "test")
 
 
-def test_parquet_keeps_the_names_of_classes_and_refuses_two_columns_of_one_name(tmp_path: Path) -> None:
+def test_parquet_keeps_the_names_of_classes_and_refuses_two_columns_of_one_name(
+    tmp_path: Path,
+) -> None:
     saved(tmp_path / "saved")
     with pyarrow.memory_map(str(tmp_path / "saved" / "data-00000-of-00001.arrow")) as source:
         table = pyarrow.ipc.open_stream(source).read_all()

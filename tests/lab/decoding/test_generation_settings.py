@@ -34,10 +34,17 @@ def told_anew() -> None:
 
 
 def test_none_and_a_silent_checkpoint_change_nothing() -> None:
-    silent = checkpoint(max_new_tokens=20, do_sample=True, temperature=0.6, num_beams=4, repetition_penalty=1.0)
+    silent = checkpoint(
+        max_new_tokens=20, do_sample=True, temperature=0.6, num_beams=4, repetition_penalty=1.0
+    )
     assert not processors_of("none", checkpoint(**FORCED))
     assert not processors_of("checkpoint", silent)
-    assert load((build("llama"), word_tokenizer()), policy=shipped("vanilla")).request([5], 4).source.processors is None
+    assert (
+        load((build("llama"), word_tokenizer()), policy=shipped("vanilla"))
+        .request([5], 4)
+        .source.processors
+        is None
+    )
 
 
 def test_a_checkpoint_asks_for_what_generate_would_follow() -> None:
@@ -76,10 +83,17 @@ def test_anything_else_is_refused(wanted: Any, message: str) -> None:
 
 
 def test_processors_that_run_the_model_again_are_refused() -> None:
-    with pytest.raises(UserError, match="must depend on the text and its scores alone, got guidance_scale"):
+    with pytest.raises(
+        UserError, match="must depend on the text and its scores alone, got guidance_scale"
+    ):
         processors_of("checkpoint", checkpoint(guidance_scale=1.5))
-    guided = {"_target_": "transformers.ClassifierFreeGuidanceLogitsProcessor", "guidance_scale": 1.5}
-    with pytest.raises(UserError, match="got ClassifierFreeGuidanceLogitsProcessor, which runs the model again"):
+    guided = {
+        "_target_": "transformers.ClassifierFreeGuidanceLogitsProcessor",
+        "guidance_scale": 1.5,
+    }
+    with pytest.raises(
+        UserError, match="got ClassifierFreeGuidanceLogitsProcessor, which runs the model again"
+    ):
         processors_of([guided], checkpoint())
 
 
@@ -99,7 +113,10 @@ def test_what_generate_would_follow_is_named(caplog: pytest.LogCaptureFixture) -
     settings = {"stop_strings": ["w31"], "num_beams": 4, "min_length": 5, "max_length": 20}
     warn_of_what_is_left_out("none", Languages(), checkpoint(**settings))
     asked, left_out = caplog.messages
-    assert asked == "some/bart asks for min_length, stop_strings; decoding.processors=checkpoint follows it"
+    assert (
+        asked
+        == "some/bart asks for min_length, stop_strings; decoding.processors=checkpoint follows it"
+    )
     assert left_out.startswith("some/bart sets num_beams for `generate`, which is left out")
     warn.cache_clear()
     warn_of_what_is_left_out([NGRAM], Languages(), checkpoint(**settings))
@@ -117,5 +134,7 @@ def test_a_checkpoints_stop_strings_are_followed_with_its_processors() -> None:
 
 
 def test_other_engines_are_refused_processors(checkpoints: Path, fake_engines: Path) -> None:
-    with pytest.raises(UserError, match="openvino knows neither processors nor target languages here; set"):
+    with pytest.raises(
+        UserError, match="openvino knows neither processors nor target languages here; set"
+    ):
         load(str(checkpoints / "llama"), policy=shipped("openvino"), processors=[NGRAM])

@@ -1,4 +1,6 @@
-"""Translation models read and write the languages that are asked for, by their tokenizers' own tables."""
+"""Translation models read and write the languages that are asked for, by their tokenizers' own
+tables.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ def m2m_100() -> M2M100Tokenizer:
         folder = Path(name)
         (folder / "text").write_text("a b c d e a b\n" * 30)
         options = {"vocab_size": 12, "hard_vocab_limit": False, "minloglevel": 2}
-        sentencepiece.SentencePieceTrainer.train(input=folder / "text", model_prefix=folder / "pieces", **options)
-        (folder / "vocab.json").write_text(json.dumps({piece: place for place, piece in enumerate(PIECES)}))
+        sentencepiece.SentencePieceTrainer.train(
+            input=folder / "text", model_prefix=folder / "pieces", **options
+        )
+        (folder / "vocab.json").write_text(
+            json.dumps({piece: place for place, piece in enumerate(PIECES)})
+        )
         return M2M100Tokenizer(str(folder / "vocab.json"), str(folder / "pieces.model"))
 
 
@@ -47,7 +53,9 @@ TOKENIZERS = {
     "mbart": lambda: MBartTokenizer(vocab=SCORED),
     "mbart50": lambda: MBart50Tokenizer(vocab=SCORED),
     "m2m_100": m2m_100,
-    "nllb": lambda: NllbTokenizer(vocab={piece: place for place, piece in enumerate(PIECES)}, merges=[]),
+    "nllb": lambda: NllbTokenizer(
+        vocab={piece: place for place, piece in enumerate(PIECES)}, merges=[]
+    ),
 }
 CODES = {  # two languages and a word that is none
     "mbart": ("de_DE", "ro_RO", "de"),
@@ -75,10 +83,14 @@ def generated(name: str, source: str, target: str) -> list[int]:
     module, tokenizer = translator(name)
     tokenizer.src_lang = source
     first = tokenizer.convert_tokens_to_ids(f"__{target}__" if name == "m2m_100" else target)
-    options = {"decoder_start_token_id": first} if name == "mbart" else {"forced_bos_token_id": first}
+    options = (
+        {"decoder_start_token_id": first} if name == "mbart" else {"forced_bos_token_id": first}
+    )
     inputs = tokenizer("a b a", return_tensors="pt")
     spoken = 1 if name == "mbart" else 2
-    out = module.generate(**inputs, **options, max_new_tokens=NEW + spoken - 1, do_sample=False)[0].tolist()
+    out = module.generate(**inputs, **options, max_new_tokens=NEW + spoken - 1, do_sample=False)[
+        0
+    ].tolist()
     assert first in out[:2]
     return out[spoken:]
 
@@ -102,7 +114,10 @@ def test_texts_are_those_of_generate_in_these_languages(name: str, policy: str) 
 def test_an_unknown_language_is_refused_with_the_nearest(name: str) -> None:
     module, tokenizer = translator(name)
     known, _, unknown = CODES[name]
-    with pytest.raises(UserError, match=f"pair.target_language must be a language of .*, got '{unknown}'; .*{known}"):
+    with pytest.raises(
+        UserError,
+        match=f"pair.target_language must be a language of .*, got '{unknown}'; .*{known}",
+    ):
         load((module, tokenizer), policy=shipped("vanilla"), target_language=unknown)
     with pytest.raises(UserError, match="pair.source_language must be a language"):
         load((module, tokenizer), policy=shipped("vanilla"), source_language=unknown)
@@ -111,5 +126,7 @@ def test_an_unknown_language_is_refused_with_the_nearest(name: str) -> None:
 def test_other_tokenizers_have_no_languages() -> None:
     assert languages_of(word_tokenizer()) == {}
     checkpoint = LoadedCheckpoint("a T5", own_tokenizer=word_tokenizer())
-    with pytest.raises(UserError, match="names a language of mBART, .* got 'de' for a T5 .*; leave it null"):
+    with pytest.raises(
+        UserError, match="names a language of mBART, .* got 'de' for a T5 .*; leave it null"
+    ):
         Languages(target="de").check(checkpoint)

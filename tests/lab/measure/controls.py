@@ -1,6 +1,7 @@
 """Decoders with one fault each, which a certificate must find, and sound ones, on chains and trees.
 
-python -m tests.lab.measure.controls FILE.csv runs them on the trained pairs of shared/, for docs/results/kernels.md.
+python -m tests.lab.measure.controls FILE.csv runs them on the trained pairs of shared/, for
+docs/results/kernels.md.
 """
 
 from __future__ import annotations
@@ -28,7 +29,17 @@ from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import ALONE, EVERYTHING, LoadedModel, Model, Opening, Rows, Scores, Session, Want
+from bild_lab.engine.session import (
+    ALONE,
+    EVERYTHING,
+    LoadedModel,
+    Model,
+    Opening,
+    Rows,
+    Scores,
+    Session,
+    Want,
+)
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.config import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -43,7 +54,10 @@ WINDOW = 3
 
 @dataclass(frozen=True)
 class Unmasked(Tree):
-    """Every row sees every other, whatever the order. On PyTorch: the kernels read parents alone."""
+    """Every row sees every other, whatever the order.
+
+    On PyTorch: the kernels read parents alone.
+    """
 
     @cached_property
     def ancestors(self) -> Bool[Tensor, "m m"]:
@@ -69,7 +83,9 @@ def shape_of(work: Pass) -> Int[Tensor, " m"]:
 
 @dataclass
 class FaultyLayers:
-    """An engine's layers with a fault in the forward. rejected: whether a row has been dropped so far."""
+    """An engine's layers with a fault in the forward. rejected: whether a row has been dropped so
+    far.
+    """
 
     layers: Layers
     fault: str
@@ -90,7 +106,10 @@ class FaultyLayers:
 
 
 class FaultySession(CachedSession):
-    """A session over faulty layers. With a stale cache it keeps the first rejected row after the accepted ones."""
+    """A session over faulty layers.
+
+    With a stale cache it keeps the first rejected row after the accepted ones.
+    """
 
     def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
         self._rows = len(rows.tokens if isinstance(rows, Rows) else rows)
@@ -114,11 +133,15 @@ class FaultyModel:
 
     def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
         sound = self.model.start(source, 3 * room + 32)  # a stale cache grows
-        return FaultySession(FaultyLayers(sound.layers, self.fault), source.prompt, opening.forwards)
+        return FaultySession(
+            FaultyLayers(sound.layers, self.fault), source.prompt, opening.forwards
+        )
 
 
 class SampledTree(Drafter):
-    """Two tokens after the text and two after the first of them, drawn one after another without replacement."""
+    """Two tokens after the text and two after the first of them, drawn one after another without
+    replacement.
+    """
 
     drafts_trees = True
 
@@ -133,7 +156,9 @@ class SampledTree(Drafter):
         first = self._siblings(tokens, torch.rand(2, dtype=torch.float64, generator=generator))
         if self._request.limits.room(tokens) == 1:
             return replace(first, parents=torch.tensor([ROOT, ROOT]))
-        below = self._siblings([*tokens, first.token_list[0]], torch.rand(2, dtype=torch.float64, generator=generator))
+        below = self._siblings(
+            [*tokens, first.token_list[0]], torch.rand(2, dtype=torch.float64, generator=generator)
+        )
         return Draft(
             torch.cat([first.tokens, below.tokens]),
             torch.tensor([ROOT, ROOT, 0, 0]),
@@ -147,14 +172,25 @@ class SampledTree(Drafter):
         without = q.clone()
         without[0, one] = 0.0
         without = without / without.sum()
-        return Draft(torch.cat([one, pick(without, uniforms[1:])]), None, torch.cat([q, without]), uniforms=uniforms)
+        return Draft(
+            torch.cat([one, pick(without, uniforms[1:])]),
+            None,
+            torch.cat([q, without]),
+            uniforms=uniforms,
+        )
 
 
 class Misdeclared(Drafter):
-    """Gives another distribution than the one its tokens were drawn from: as at half the temperature."""
+    """Gives another distribution than the one its tokens were drawn from: as at half the
+    temperature.
+    """
 
     def __init__(self, drafter: Drafter) -> None:
-        self._drafter, self.drafts_trees, self.draws_from = drafter, drafter.drafts_trees, drafter.draws_from
+        self._drafter, self.drafts_trees, self.draws_from = (
+            drafter,
+            drafter.drafts_trees,
+            drafter.draws_from,
+        )
 
     def begin(self, request: Request, target: Session) -> None:
         self._drafter = self._drafter.start(request, target)
@@ -185,14 +221,20 @@ class Undrawn(Misdeclared):
 class FromTarget(SpeculativeSampling):
     """Draws from p after a rejection, where it must draw from what q leaves of p."""
 
-    def __call__(self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
+    def __call__(
+        self, draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request
+    ) -> Verdict:
         verdict = super().__call__(draft, logits, request)
         row = verdict.path[-1] + 1 if verdict.path else 0
         if not judged_nodes(draft)[row]:
             return verdict
-        return replace(verdict, next_token=int(request.sampling.choose(logits[row][None], request.generator)))
+        return replace(
+            verdict, next_token=int(request.sampling.choose(logits[row][None], request.generator))
+        )
 
-    def output_distribution(self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode) -> PerRow:
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow:
         p, q = self.distributions(draft, logits, request)
         return output_by(lambda left, node: (acceptance(left, q[node]), left), draft, p, drawn)
 
@@ -205,7 +247,9 @@ OTHER_FAULTS: dict[str, Callable[[Drafter, Acceptance], tuple[Drafter, Acceptanc
 }
 
 
-def decoder(target: LoadedModel, draft: Model, trees: bool, fault: str | None, greedy: bool = False) -> DraftThenVerify:
+def decoder(
+    target: LoadedModel, draft: Model, trees: bool, fault: str | None, greedy: bool = False
+) -> DraftThenVerify:
     """Speculative decoding by chains or trees, with this fault, or sound."""
     rule: Acceptance = ExactMatch() if greedy else SpeculativeSampling()
     if not trees:
@@ -214,7 +258,9 @@ def decoder(target: LoadedModel, draft: Model, trees: bool, fault: str | None, g
         drafter = ModelTreeDrafter(draft, 6, WINDOW, 2, 2) if greedy else SampledTree(draft)
     if fault in OTHER_FAULTS:
         drafter, rule = OTHER_FAULTS[fault](drafter, rule)
-    return DraftThenVerify(FaultyModel(target, fault) if fault in TARGET_FAULTS else target, drafter, rule)
+    return DraftThenVerify(
+        FaultyModel(target, fault) if fault in TARGET_FAULTS else target, drafter, rule
+    )
 
 
 PAIRS = {
@@ -225,12 +271,20 @@ TEXTS, LENGTH = 4, 24
 
 
 def on_trained_models(family: str) -> Iterator[dict[str, object]]:
-    """What the certificates say of each control and of the sound decoder, on texts of a trained pair in float32."""
+    """What the certificates say of each control and of the sound decoder, on texts of a trained
+    pair in float32.
+    """
     large, small, template = PAIRS[family]
     paths = [str(SHARED / "models" / name) for name in (large, small)]
     decoded_by = bild_lab.load(*paths, "speculative", dtype="float32", engine="native")
-    words = ["dataset=multi30k", f"dataset.path={SHARED / 'data' / 'multi30k'}", f"dataset.limit={TEXTS}"]
-    spec = OmegaConf.to_container(compose_config([*words, f"dataset.prompt_template='{template}'"]).dataset)
+    words = [
+        "dataset=multi30k",
+        f"dataset.path={SHARED / 'data' / 'multi30k'}",
+        f"dataset.limit={TEXTS}",
+    ]
+    spec = OmegaConf.to_container(
+        compose_config([*words, f"dataset.prompt_template='{template}'"]).dataset
+    )
     prompts = [example.prompt for example in load_examples(DatasetSpec(**spec))]
     decoded_by.load_weights()
     target, draft = decoded_by.models
@@ -242,7 +296,9 @@ def on_trained_models(family: str) -> Iterator[dict[str, object]]:
                 request = decoded_by.request(prompt, LENGTH, Sampling(1.0))
                 method = decoder(target, draft, shape == "trees", fault)
                 text = emitted(method, seeded(request, 0, index))
-                sampled.append(certify_sampled(method, method.target, seeded(request, 0, index), text))
+                sampled.append(
+                    certify_sampled(method, method.target, seeded(request, 0, index), text)
+                )
                 if fault in (None, *TARGET_FAULTS):
                     request = decoded_by.request(prompt, LENGTH)
                     method = decoder(target, draft, shape == "trees", fault, greedy=True)
@@ -267,4 +323,6 @@ def emitted(method: DraftThenVerify, request: Request) -> list[int]:
 
 if __name__ == "__main__":  # python -m tests.lab.measure.controls FILE.csv
     torch.set_num_threads(1)
-    pd.DataFrame([row for family in PAIRS for row in on_trained_models(family)]).to_csv(sys.argv[1], index=False)
+    pd.DataFrame([row for family in PAIRS for row in on_trained_models(family)]).to_csv(
+        sys.argv[1], index=False
+    )

@@ -76,7 +76,9 @@ def test_what_counts_as_a_tie_is_what_the_targets_own_scores_vary_by() -> None:
 def test_scores_of_two_tokens_vary_by_their_rounding_at_least() -> None:
     eps = torch.finfo(torch.float32).eps
     assert certify(scoring({3: 8.0, 4: 7.0, 5: 64.0}), REQUEST, [4], [3]).noise == 8 * eps
-    tied, different = (certify(scoring({3: 8.0, 4: 8.0 - gap}), REQUEST, [4], [3]) for gap in (32 * eps, 33 * eps))
+    tied, different = (
+        certify(scoring({3: 8.0, 4: 8.0 - gap}), REQUEST, [4], [3]) for gap in (32 * eps, 33 * eps)
+    )
     assert (tied.verdict, different.verdict) == (TIE, DEFECT)  # four times the noise, and more
 
 
@@ -93,7 +95,9 @@ def test_a_text_that_goes_on_where_the_target_ends_is_a_defect() -> None:
 
 def test_a_forbidden_token_is_a_defect_and_forbidden_ones_are_no_scores() -> None:
     forbidden = -float("inf")
-    assert certify(scoring({3: 5.0, 4: forbidden}), REQUEST, [4], [3]) == Certificate(DEFECT, 0, 4, 3)
+    assert certify(scoring({3: 5.0, 4: forbidden}), REQUEST, [4], [3]) == Certificate(
+        DEFECT, 0, 4, 3
+    )
     tied = certify(scoring({2: forbidden, 3: 5.0, 4: 5.0}), REQUEST, [4], [3])
     assert (tied.verdict, tied.gap) == (TIE, 0.0)
     assert certify(scoring({2: forbidden, 3: 5.0, 4: 4.9}), REQUEST, [4], [3]).verdict == DEFECT
@@ -105,7 +109,9 @@ def test_verdicts_are_counted() -> None:
 
 
 def by_width(off: dict[int, float], dtype: torch.dtype = torch.float32) -> StubModel:
-    """Token 3 is more likely than token 4 by 0.01 nats; a forward of so many rows adds this to token 4."""
+    """Token 3 is more likely than token 4 by 0.01 nats; a forward of so many rows adds this to
+    token 4.
+    """
 
     class ByWidth(StubModel):
         def start(self, source: Source, room: int, *_: object):  # type: ignore[no-untyped-def]
@@ -120,7 +126,9 @@ def by_width(off: dict[int, float], dtype: torch.dtype = torch.float32) -> StubM
             session.extend = moved  # type: ignore[method-assign]
             return session
 
-    return ByWidth(lambda _: torch.tensor([0, 0, 0, 5.0, 4.99, 0], dtype=torch.float64), dtype=dtype)
+    return ByWidth(
+        lambda _: torch.tensor([0, 0, 0, 5.0, 4.99, 0], dtype=torch.float64), dtype=dtype
+    )
 
 
 class Fours(Drafter):
@@ -141,7 +149,8 @@ def test_a_text_is_scored_again_with_as_many_rows_as_verified_it() -> None:
     assert (found.verdict, found.position, found.rows) == (TIE, 0, 3)
     assert found.gap == pytest.approx(0.01)
     assert found.wide_gap == pytest.approx(-0.002)
-    alone = certify(target, request, [4, 4], [3, 3])  # a method without rounds: the prefix in one forward
+    # a method without rounds: the prefix in one forward
+    alone = certify(target, request, [4, 4], [3, 3])
     assert (alone.rows, alone.wide_gap) == (1, pytest.approx(0.01))
 
 
@@ -219,7 +228,9 @@ def shape(rows: Rows) -> tuple[list[int], list[int] | None]:
 
 
 @pytest.mark.parametrize(("drafter", "width"), [(Fours(), 3), (Guesses(), 43)])
-def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(drafter: Drafter, width: int) -> None:
+def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(
+    drafter: Drafter, width: int
+) -> None:
     request, prompt = Request(Source((2, 0)), Limits(2, 8)), [2, 0]
     target = noting()
     method = DraftThenVerify(target, drafter, ExactMatch())
@@ -229,7 +240,9 @@ def test_each_context_is_scored_again_after_the_same_tokens_in_the_same_rows(dra
         rows, alone, wide = verification(target, request, text[:length], method)
         assert rows == width
         assert len(wide) == 2  # anew, and what the rule read
-        assert all(torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in (alone, *wide))
+        assert all(
+            torch.equal(logits, by_text([*prompt, *text[:length]])) for logits in (alone, *wide)
+        )
         assert shape(target.rows[-1]) in verified
     assert set(target.rooms) == {8}
 
@@ -256,7 +269,9 @@ LONG = Request(Source((10,)), Limits(1, 6))
 
 
 def steps(text: list[int]) -> Tensor:
-    """After token n comes n + 1; from 12 on n + 2 is tied with it, and after 20 the text ends with token 0."""
+    """After token n comes n + 1; from 12 on n + 2 is tied with it, and after 20 the text ends with
+    token 0.
+    """
     logits = torch.zeros(40, dtype=torch.float64)
     logits[0 if text[-1] > 20 else text[-1] + 1] = 8.0
     if 12 <= text[-1] <= 20:
@@ -272,7 +287,13 @@ def replayed(tokens: list[int], request: Request = LONG) -> Certificate:
 
 def test_a_replayed_text_is_judged_on_after_a_tie() -> None:
     tied = replayed([11, 12, 14, 15, 17, 18])
-    assert (tied.verdict, tied.position, tied.token, tied.target_token, tied.gap) == (TIE, 2, 14, 13, 0.0)
+    assert (tied.verdict, tied.position, tied.token, tied.target_token, tied.gap) == (
+        TIE,
+        2,
+        14,
+        13,
+        0.0,
+    )
     swapped = replayed([11, 12, 14, 15, 18, 19])
     assert (swapped.verdict, swapped.position, swapped.token, swapped.gap) == (DEFECT, 4, 18, 8.0)
     assert replayed([11, 12, 13, 14, 15, 16]) == Certificate(EQUAL)
@@ -284,15 +305,25 @@ def test_a_replayed_text_that_stops_early_after_a_tie_is_a_defect() -> None:
     assert replayed([11, 12, 14, 15, 0], ended).position == 4  # its end token is no tie
     assert replayed([11, 12, 14, 15]) == Certificate(DEFECT, 4)
     late = Request(Source((18,)), Limits(1, 6, frozenset([0])))
-    assert certify_replayed(Scored(steps, engine="hf"), late, [20, 22, 0], [19, 20, 21, 0]).verdict == TIE
+    assert (
+        certify_replayed(Scored(steps, engine="hf"), late, [20, 22, 0], [19, 20, 21, 0]).verdict
+        == TIE
+    )
 
 
 def test_what_two_engines_differ_by_is_noise_of_a_replayed_text() -> None:
-    """Tokens 3 and 4 are 0.001 nats from each other; another engine's scores are off by as much, or are not."""
+    """Tokens 3 and 4 are 0.001 nats from each other; another engine's scores are off by as much, or
+    are not.
+    """
 
     def near(off: float) -> StubModel:
-        return StubModel(lambda _: torch.tensor([0, 0, 0, 8.0, 7.999 + off, 7.0 - off], dtype=torch.float64))
+        return StubModel(
+            lambda _: torch.tensor([0, 0, 0, 8.0, 7.999 + off, 7.0 - off], dtype=torch.float64)
+        )
 
     request = Request(Source((0,)), Limits(1, 1))
-    models = [Scored(near(0.0).next_logits, engine="kernels", transformers=near(off)) for off in (0.0, 0.001)]
+    models = [
+        Scored(near(0.0).next_logits, engine="kernels", transformers=near(off))
+        for off in (0.0, 0.001)
+    ]
     assert [certify_replayed(model, request, [4], [3]).verdict for model in models] == [DEFECT, TIE]

@@ -1,4 +1,6 @@
-"""Every policy that claims the target's distribution when sampling gets the certificate for it, on both families."""
+"""Every policy that claims the target's distribution when sampling gets the certificate for it, on
+both families.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,24 @@ import pytest
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.measure.certificate import DEFECT, EXACT, NO_FORM, OUTPUT, ROUNDING, certify_sampled
+from bild_lab.lab.measure.certificate import (
+    DEFECT,
+    EXACT,
+    NO_FORM,
+    OUTPUT,
+    ROUNDING,
+    certify_sampled,
+)
 from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, is_peer, load
 from tests.sessions import needs_kernels
 from tests.thinned import thinned
 
 NEW_TOKENS = 10
-CASES = [(policy, family) for policy, family in RUNNABLE if policy not in GREEDY_ONLY and not is_peer(policy)]
+CASES = [
+    (policy, family)
+    for policy, family in RUNNABLE
+    if policy not in GREEDY_ONLY and not is_peer(policy)
+]
 
 
 @needs_kernels

@@ -32,15 +32,27 @@ def test_the_log_probability_is_over_all_tokens_and_its_difference_is_paired() -
     assert found.log_probability == pytest.approx(-13 / 13)
     assert found.log_probability_baseline == pytest.approx(-8.5 / 13)
     assert found.log_probability_difference == pytest.approx(-4.5 / 13)
-    assert found.log_probability_difference_low <= -4.5 / 13 <= found.log_probability_difference_high
-    same = change_of(dict.fromkeys(TIMED, TIMED["method"]), dict.fromkeys(TIMED, LIKELY["method"]), True, 0)
+    assert (
+        found.log_probability_difference_low <= -4.5 / 13 <= found.log_probability_difference_high
+    )
+    same = change_of(
+        dict.fromkeys(TIMED, TIMED["method"]), dict.fromkeys(TIMED, LIKELY["method"]), True, 0
+    )
     assert (same.changed, same.first_difference, same.length_ratio) == (0, None, 1)
     assert (same.log_probability_difference, same.log_probability_difference_low) == (0, 0)
 
 
 def test_sampled_texts_differ_anyway_and_without_a_baseline_nothing_is_compared() -> None:
     sampled = change_of(TIMED, LIKELY, greedy=False, seed=0)
-    assert sampled.changed is None and sampled.first_difference is None and sampled.length_ratio == 1.0
-    alone = change_of({"method": TIMED["method"]}, {"method": LIKELY["method"]}, greedy=True, seed=0)
-    assert alone.length_ratio is None and alone.changed is None and alone.log_probability_difference is None
+    assert (
+        sampled.changed is None and sampled.first_difference is None and sampled.length_ratio == 1.0
+    )
+    alone = change_of(
+        {"method": TIMED["method"]}, {"method": LIKELY["method"]}, greedy=True, seed=0
+    )
+    assert (
+        alone.length_ratio is None
+        and alone.changed is None
+        and alone.log_probability_difference is None
+    )
     assert alone.log_probability == pytest.approx(-1)

@@ -1,4 +1,6 @@
-"""Controls that must fail: a certificate finds each planted fault, on chains and trees, and clears sound decoders."""
+"""Controls that must fail: a certificate finds each planted fault, on chains and trees, and clears
+sound decoders.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def sampled(family: str, shape: str, fault: str | None, texts: int = 1) -> Certi
 
 def greedy(family: str, shape: str, fault: str | None) -> list[Certificate]:
     target, draft = models(family)
-    method, vanilla = (decoder(target, draft, shape == "trees", each, greedy=True) for each in (fault, None))
+    method, vanilla = (
+        decoder(target, draft, shape == "trees", each, greedy=True) for each in (fault, None)
+    )
     texts = [
         (request, emitted(method, request), emitted(vanilla, request))
         for request in requests(family, 0.0, TEXTS, GREEDY_LENGTH)
@@ -81,8 +85,11 @@ def greedy(family: str, shape: str, fault: str | None) -> list[Certificate]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_sound_decoder_has_the_targets_distribution_in_every_context(family: str, shape: str) -> None:
-    found = sampled(family, shape, None, TEXTS)  # each text, as a verdict that is not exact ends the search
+def test_a_sound_decoder_has_the_targets_distribution_in_every_context(
+    family: str, shape: str
+) -> None:
+    # each text, as a verdict that is not exact ends the search
+    found = sampled(family, shape, None, TEXTS)
     assert (found.verdict, found.check, found.contexts) == (EXACT, None, LENGTH)
     assert found.output < 1e-12
     assert max(found.rounding) > 1
@@ -102,7 +109,9 @@ def test_each_control_is_caught_and_by_this_check(fault: str, family: str, shape
     judged(fault, family, shape)
 
 
-@pytest.mark.parametrize(("fault", "family", "shape"), thinned(product(FURTHER, FAMILIES, SHAPES), 5))
+@pytest.mark.parametrize(
+    ("fault", "family", "shape"), thinned(product(FURTHER, FAMILIES, SHAPES), 5)
+)
 def test_further_faults_are_caught_too(fault: str, family: str, shape: str) -> None:
     judged(fault, family, shape)
 
@@ -118,7 +127,9 @@ def test_a_misdeclared_draft_is_seen_in_its_law_too(family: str, shape: str) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "shape"), list(product(FAMILIES, SHAPES)))
 @pytest.mark.parametrize("fault", [None, *TARGET_FAULTS])
-def test_faults_of_the_target_are_caught_in_greedy_texts(fault: str | None, family: str, shape: str) -> None:
+def test_faults_of_the_target_are_caught_in_greedy_texts(
+    fault: str | None, family: str, shape: str
+) -> None:
     verdicts = {found.verdict for found in greedy(family, shape, fault)}
     if fault is None:
         assert verdicts == {EQUAL}

@@ -13,7 +13,14 @@ import pytest
 import torch
 
 from bild_lab.lab.measure import environment
-from bild_lab.lab.measure.environment import DeviceUse, Energy, OtherLoad, name_in, peak_memory_mb, wait_for_quiet
+from bild_lab.lab.measure.environment import (
+    DeviceUse,
+    Energy,
+    OtherLoad,
+    name_in,
+    peak_memory_mb,
+    wait_for_quiet,
+)
 
 
 def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
@@ -22,7 +29,10 @@ def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
     while time.monotonic() < until:
         pass
     quiet = own.percent()
-    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
     try:
         time.sleep(0.3)
         others = OtherLoad()
@@ -35,14 +45,17 @@ def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
     assert loud > quiet + 10  # the other half of the tests may be running too
 
 
-def test_other_load_is_what_neither_we_nor_our_helpers_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_load_is_what_neither_we_nor_our_helpers_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seconds = iter([(0.0, 0.0, 0.0), (10.0, 8.0 * (os.cpu_count() or 1), 3.0)])  # wall, busy, own
     monkeypatch.setattr(OtherLoad, "_seconds", lambda self: next(seconds))
     assert OtherLoad().percent() == pytest.approx(80 - 30.0 / (os.cpu_count() or 1))
 
 
 @pytest.mark.parametrize(
-    ("most_s", "loads", "waited_s"), [(120, [8], 0), (120, [60, 11, 10], 4), (6, [60, 60, 60, 60], 6), (0, [], 0)]
+    ("most_s", "loads", "waited_s"),
+    [(120, [8], 0), (120, [60, 11, 10], 4), (6, [60, 60, 60, 60], 6), (0, [], 0)],
 )
 def test_a_busy_machine_is_waited_for_but_not_for_ever(
     most_s: float, loads: list[float], waited_s: float, monkeypatch: pytest.MonkeyPatch
@@ -89,7 +102,9 @@ def test_a_process_that_is_killed_leaves_the_device_free(tmp_path: Path) -> None
     assert not DeviceUse(CPU, tmp_path).shared()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems keep the peak of the whole process")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems keep the peak of the whole process"
+)
 def test_the_peak_of_a_point_is_without_what_was_freed_before_it(tmp_path: Path) -> None:
     held = torch.ones(50_000_000)
     before = peak_memory_mb(held.device)
@@ -105,7 +120,11 @@ def test_the_peak_of_a_point_is_without_what_was_freed_before_it(tmp_path: Path)
 def test_energy_is_that_of_the_packages_also_where_a_counter_begins_anew(tmp_path: Path) -> None:
     def put(zone: str, name: str, used: int | str) -> None:
         (tmp_path / zone).mkdir(exist_ok=True)
-        for file, content in (("name", name), ("energy_uj", used), ("max_energy_range_uj", 9_999_999)):
+        for file, content in (
+            ("name", name),
+            ("energy_uj", used),
+            ("max_energy_range_uj", 9_999_999),
+        ):
             (tmp_path / zone / file).write_text(f"{content}\n")
 
     assert Energy(CPU, tmp_path).since() is None
@@ -114,7 +133,11 @@ def test_energy_is_that_of_the_packages_also_where_a_counter_begins_anew(tmp_pat
     put("intel-rapl:0:0", "core", 5)  # a part of the package
     put("intel-rapl:2", "psys", 5)  # which has the packages, too
     energy = Energy(CPU, tmp_path)
-    for zone, name, used in (("0", "package-0", 3_000_000), ("1", "package-1", 500_000), ("0:0", "core", 900_000)):
+    for zone, name, used in (
+        ("0", "package-0", 3_000_000),
+        ("1", "package-1", 500_000),
+        ("0:0", "core", 900_000),
+    ):
         put(f"intel-rapl:{zone}", name, used)
     assert energy.since() == pytest.approx(2.0 + 1.0)
     assert energy.since() == 0

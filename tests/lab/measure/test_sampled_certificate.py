@@ -1,4 +1,6 @@
-"""The sampled certificate on tables of probabilities: what is exact, what is rounding, what is a defect, and where."""
+"""The sampled certificate on tables of probabilities: what is exact, what is rounding, what is a
+defect, and where.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ LENGTH = 12
 
 
 class Loaded(TableModel):
-    """A table that counts as loaded. off: what the logits of several rows are moved by, in texts up to `until`."""
+    """A table that counts as loaded. off: what the logits of several rows are moved by, in texts up
+    to `until`.
+    """
 
     dtype, depth, off, until = torch.float32, 2, 0.0, 99
 
@@ -74,7 +78,9 @@ def loaded(probs: Tensor, **changes: Any) -> Loaded:
 
 
 def request(seed: int = 3, length: int = LENGTH) -> Request:
-    return Request(Source((0,)), Limits(1, length), Sampling(0.8), torch.Generator().manual_seed(seed))
+    return Request(
+        Source((0,)), Limits(1, length), Sampling(0.8), torch.Generator().manual_seed(seed)
+    )
 
 
 def certified(
@@ -88,7 +94,12 @@ def certified(
 
 def test_a_lossless_rule_is_exact_in_every_context() -> None:
     found = certified(SpeculativeSampling())
-    assert (found.verdict, found.check, found.position, found.contexts) == (EXACT, None, None, LENGTH)
+    assert (found.verdict, found.check, found.position, found.contexts) == (
+        EXACT,
+        None,
+        None,
+        LENGTH,
+    )
     assert found.output < 1e-9
     assert 4 in found.rounding  # three drafted tokens and the last committed one
     assert set(found.rounding.values()) == {0.0}
@@ -115,7 +126,9 @@ def test_a_rule_without_a_closed_form_has_no_verdict_but_its_logits_are_compared
 
 
 def test_a_method_without_rounds_has_no_verdict() -> None:
-    assert certify_sampled(SimpleNamespace(), loaded(TARGET), request(), [1]) == Certificate(NO_FORM)
+    assert certify_sampled(SimpleNamespace(), loaded(TARGET), request(), [1]) == Certificate(
+        NO_FORM
+    )
 
 
 def test_what_rounding_can_explain_is_reported_by_the_number_of_rows() -> None:
@@ -126,24 +139,33 @@ def test_what_rounding_can_explain_is_reported_by_the_number_of_rows() -> None:
     assert (more.verdict, more.check) == (SESSION_DEFECT, LOGITS)
     half = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-2, dtype=torch.bfloat16))
     assert half.verdict == ROUNDING
-    once = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-4, until=1))  # in the first round alone
+    # in the first round alone
+    once = certified(SpeculativeSampling(), target=loaded(TARGET, off=1e-4, until=1))
     assert once.verdict == ROUNDING
 
 
 def test_another_text_than_the_seeds_is_a_defect_at_its_first_other_token() -> None:
-    method = DraftThenVerify(loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling())
+    method = DraftThenVerify(
+        loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling()
+    )
     tokens = method.decode(request(), Trace())[1:]
     tokens[4] = (tokens[4] + 1) % 5
     found = certify_sampled(method, method.target, request(), tokens)
     assert (found.verdict, found.check, found.position) == (DEFECT, TEXT, 4)
-    shorter = certify_sampled(method, method.target, request(), method.decode(request(), Trace())[1:8])
+    shorter = certify_sampled(
+        method, method.target, request(), method.decode(request(), Trace())[1:8]
+    )
     assert (shorter.verdict, shorter.check, shorter.position) == (DEFECT, TEXT, 7)
 
 
 def test_tokens_that_no_round_verified_are_a_defect() -> None:
-    method = DraftThenVerify(loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling(), verify_tail=False)
+    method = DraftThenVerify(
+        loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling(), verify_tail=False
+    )
     found = [
-        certify_sampled(method, method.target, request(seed), method.decode(request(seed), Trace())[1:])
+        certify_sampled(
+            method, method.target, request(seed), method.decode(request(seed), Trace())[1:]
+        )
         for seed in range(6)
     ]
     assert {(one.verdict, one.check) for one in found} <= {(EXACT, None), (DEFECT, UNVERIFIED)}
@@ -151,7 +173,9 @@ def test_tokens_that_no_round_verified_are_a_defect() -> None:
 
 
 class Colder(ModelDrafter):
-    """Declares a colder distribution than the one that it draws from, and hides its random numbers."""
+    """Declares a colder distribution than the one that it draws from, and hides its random
+    numbers.
+    """
 
     def propose(self, tokens: list[int]) -> Draft:
         draft = super().propose(tokens)
@@ -162,14 +186,19 @@ class Colder(ModelDrafter):
 def test_a_distribution_that_is_not_the_models_is_found_by_the_output_alone() -> None:
     found = certified(SpeculativeSampling(), Colder(loaded(DRAFTER), 3))
     assert (found.verdict, found.check) == (DEFECT, OUTPUT)
-    unknown = Colder(loaded(DRAFTER, dtype=torch.bfloat16), 3)  # rounding may be as large: q counts as declared
+    # rounding may be as large: q counts as declared
+    unknown = Colder(loaded(DRAFTER, dtype=torch.bfloat16), 3)
     assert certified(SpeculativeSampling(), unknown).verdict == EXACT
-    kernels = Colder(loaded(DRAFTER, dtype=torch.bfloat16, engine="kernels"), 3)  # whose rows are all the same
+    # whose rows are all the same
+    kernels = Colder(loaded(DRAFTER, dtype=torch.bfloat16, engine="kernels"), 3)
     assert certified(SpeculativeSampling(), kernels).check == OUTPUT
 
 
 def test_tokens_are_drawn_again_from_their_q() -> None:
-    probs, uniforms = DRAFTER.repeat(20, 1), torch.rand(100, generator=torch.Generator().manual_seed(0)).double()
+    probs, uniforms = (
+        DRAFTER.repeat(20, 1),
+        torch.rand(100, generator=torch.Generator().manual_seed(0)).double(),
+    )
     draft = Draft(pick(probs, uniforms), probs=probs, uniforms=uniforms)
     assert drawn_as_declared(draft)
     assert drawn_as_declared(replace(draft, probs=probs.float()))
@@ -184,8 +213,14 @@ def test_tokens_are_drawn_again_from_their_q() -> None:
 
 @pytest.mark.parametrize(("miss", "drawn"), [(DRAWN, True), (2 * DRAWN, False)])
 @pytest.mark.parametrize(("token", "side"), [(0, 1), (1, -1)])
-def test_a_random_number_may_miss_a_share_by_rounding_alone(token: int, side: int, miss: float, drawn: bool) -> None:
-    draft = Draft(torch.tensor([token]), probs=torch.tensor([[0.5, 0.5]]), uniforms=torch.tensor([0.5]).double())
+def test_a_random_number_may_miss_a_share_by_rounding_alone(
+    token: int, side: int, miss: float, drawn: bool
+) -> None:
+    draft = Draft(
+        torch.tensor([token]),
+        probs=torch.tensor([[0.5, 0.5]]),
+        uniforms=torch.tensor([0.5]).double(),
+    )
     assert drawn_as_declared(draft)
     assert drawn_as_declared(replace(draft, uniforms=draft.uniforms + side * miss)) == drawn
 
@@ -210,7 +245,9 @@ def test_sampled_verdicts_are_counted_with_the_largest_variations() -> None:
     ]
     counts = count_verdicts(several)
     rounding = {"2": 0.0, "3": 0.2, "4": 1e-4}
-    assert counts == CertificateCounts(equal=1, ties=1, defects=1, unjudged=1, output=1e-8, rounding=rounding)
+    assert counts == CertificateCounts(
+        equal=1, ties=1, defects=1, unjudged=1, output=1e-8, rounding=rounding
+    )
     assert list(counts.rounding) == ["2", "3", "4"]
 
 
@@ -240,13 +277,19 @@ def test_rows_after_the_end_of_the_text_are_no_contexts(length: int) -> None:
     """Every draft is accepted, as the target drafts, so the last round's own token has no room."""
     target = loaded(TARGET)
     method = DraftThenVerify(target, ModelDrafter(target, 4), SpeculativeSampling())
-    found = certify_sampled(method, target, request(3, length), method.decode(request(3, length), Trace())[1:])
+    found = certify_sampled(
+        method, target, request(3, length), method.decode(request(3, length), Trace())[1:]
+    )
     assert (found.verdict, found.contexts) == (EXACT, length)
 
 
 def test_an_empty_text_has_no_verdict() -> None:
-    method = DraftThenVerify(loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling())
-    assert certify_sampled(method, method.target, request(length=0), []) == Certificate(NO_FORM, contexts=0)
+    method = DraftThenVerify(
+        loaded(TARGET), ModelDrafter(loaded(DRAFTER), 3), SpeculativeSampling()
+    )
+    assert certify_sampled(method, method.target, request(length=0), []) == Certificate(
+        NO_FORM, contexts=0
+    )
 
 
 def test_rows_that_forbid_other_tokens_are_a_defect_of_the_session() -> None:

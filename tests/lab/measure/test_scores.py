@@ -1,4 +1,6 @@
-"""The scores of finished texts: those they were decoded with, without NaN, and their log-probability."""
+"""The scores of finished texts: those they were decoded with, without NaN, and their
+log-probability.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,12 @@ from bild_lab.errors import UserError
 from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
 from bild_lab.lab.decoding.load import load
 from bild_lab.lab.measure import summary
-from bild_lab.lab.measure.summary import log_probabilities, log_probability, require_no_nan, text_logits
+from bild_lab.lab.measure.summary import (
+    log_probabilities,
+    log_probability,
+    require_no_nan,
+    text_logits,
+)
 from tests.tiny import END
 
 
@@ -31,7 +38,9 @@ def broken(checkpoint: Path, copy: Path, row: int) -> Path:
 
 @pytest.mark.parametrize("engine", ["native", "hf"])
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_the_scores_of_a_text_are_those_it_was_decoded_with(family: str, engine: str, checkpoints: Path) -> None:
+def test_the_scores_of_a_text_are_those_it_was_decoded_with(
+    family: str, engine: str, checkpoints: Path
+) -> None:
     decoder = load(str(checkpoints / family), policy="vanilla", engine=engine)
     generated = decoder.generate("w5 w9 w12", max_new_tokens=10)
     request = decoder.request("w5 w9 w12", 10)
@@ -45,9 +54,13 @@ def test_a_token_that_breaks_a_model_is_found_in_the_text_that_has_it(
 ) -> None:
     path = broken(checkpoints / "llama", tmp_path / "llama", row=7)
     decoder = load(str(path), policy=policy)
-    request, trace = decoder.request("w5 w9", 10), StageTrace(log_probability=float("nan"), scored=3)
+    request, trace = (
+        decoder.request("w5 w9", 10),
+        StageTrace(log_probability=float("nan"), scored=3),
+    )
     log_probabilities(decoder.running[0], [request], {METHOD: [Timed([5, 6, END], [0.1], Trace())]})
-    for text, how in (([5, 7, END], Trace()), ([5, 6, END], trace)):  # scored by a forward, and by the timed rounds
+    # scored by a forward, and by the timed rounds
+    for text, how in (([5, 7, END], Trace()), ([5, 6, END], trace)):
         with pytest.raises(UserError, match="/llama .*NaN in float32"):
             log_probabilities(decoder.running[0], [request], {METHOD: [Timed(text, [0.1], how)]})
 
@@ -69,12 +82,18 @@ KNOBS = {
 FAMILIES = [*(("llama", policy) for policy in KNOBS), ("t5", "bild")]
 
 
-@pytest.mark.parametrize(("engine", "temperature"), [("kernels", 0.0), ("native", 1.0), ("hf", 0.0)])
+@pytest.mark.parametrize(
+    ("engine", "temperature"), [("kernels", 0.0), ("native", 1.0), ("hf", 0.0)]
+)
 @pytest.mark.parametrize(("family", "policy"), FAMILIES)
 def test_the_rows_of_decoding_give_a_text_what_one_forward_gives(
     family: str, policy: str, engine: str, temperature: float, checkpoints: Path
 ) -> None:
-    draft = str(checkpoints / f"{family}-draft") if policy in ("speculative", "bild", "speculative_tree") else None
+    draft = (
+        str(checkpoints / f"{family}-draft")
+        if policy in ("speculative", "bild", "speculative_tree")
+        else None
+    )
     decoder = load(str(checkpoints / family), draft, policy=policy, engine=engine, **KNOBS[policy])
     request = decoder.request("w5 w9 w12", 12, Sampling(temperature), seed=3)
     trace = StageTrace(score=log_probability)
@@ -84,13 +103,17 @@ def test_the_rows_of_decoding_give_a_text_what_one_forward_gives(
     assert trace.log_probability == pytest.approx(own, abs=1e-3)
 
 
-def test_a_text_that_ends_in_unverified_tokens_is_not_scored_by_its_rounds(checkpoints: Path) -> None:
+def test_a_text_that_ends_in_unverified_tokens_is_not_scored_by_its_rounds(
+    checkpoints: Path,
+) -> None:
     pair = str(checkpoints / "llama"), str(checkpoints / "llama-draft")
     decoder = load(*pair, policy="bild", fallback=0.0, rollback=float("inf"), verify_tail=False)
     request, trace = decoder.request("w5 w9 w12", 10), StageTrace(score=log_probability)
     tokens = decoder.method.decode(request, trace)[request.limits.prompt_length :]
     assert trace.scored < len(tokens)
-    found = log_probabilities(decoder.running[0], [request], {METHOD: [Timed(tokens, [0.1], trace)]})[METHOD]
+    found = log_probabilities(
+        decoder.running[0], [request], {METHOD: [Timed(tokens, [0.1], trace)]}
+    )[METHOD]
     assert found == [log_probability(text_logits(decoder.target, request, tokens), tokens)]
 
 
@@ -112,7 +135,9 @@ def test_it_is_the_sum_over_the_tokens_of_the_text(
         with torch.no_grad():
             expected += float(module(**given).logits[0, -1].log_softmax(-1)[token])
     monkeypatch.setattr(summary, "ROWS", 3)  # also across parts
-    assert log_probability(text_logits(decoder.target, request, emitted), emitted) == pytest.approx(expected, abs=1e-3)
+    assert log_probability(text_logits(decoder.target, request, emitted), emitted) == pytest.approx(
+        expected, abs=1e-3
+    )
     assert log_probability(text_logits(decoder.target, request, []), []) == 0.0
 
 
@@ -126,5 +151,8 @@ def test_a_text_whose_value_is_known_is_not_scored_again(monkeypatch: pytest.Mon
 
     several = {METHOD: timed([1, 2], [4, 4, 4], [5, 5, 5], known=-0.5)}
     several[BASELINE] = timed([1, 2], [3], [5, 5, 5], known=-0.25)
-    assert log_probabilities(None, [0, 1, 2], several) == {METHOD: [-2, -0.5, -0.25], BASELINE: [-2, -1, -0.25]}
+    assert log_probabilities(None, [0, 1, 2], several) == {
+        METHOD: [-2, -0.5, -0.25],
+        BASELINE: [-2, -1, -0.25],
+    }
     assert scored == [(1, 2), (3,)]

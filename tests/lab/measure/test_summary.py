@@ -11,7 +11,14 @@ from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.decoding.decoder import Timed
-from bild_lab.lab.measure.summary import by_category, counts, decoding_costs, qualities, speed, summarize
+from bild_lab.lab.measure.summary import (
+    by_category,
+    counts,
+    decoding_costs,
+    qualities,
+    speed,
+    summarize,
+)
 from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
 
@@ -23,14 +30,19 @@ def timed(tokens: int, median_s: float, drafted: int = 0, accepted: int = 0) -> 
     return Timed(list(range(tokens)), [median_s, 9.0, median_s], trace)
 
 
-EXAMPLES = [Example(str(index), "", "", category=name) for index, name in enumerate(["math", "stem", "math", None])]
+EXAMPLES = [
+    Example(str(index), "", "", category=name)
+    for index, name in enumerate(["math", "stem", "math", None])
+]
 TIMED = {
     "method": [timed(4, 1.0, drafted=4, accepted=3), timed(6, 2.0), timed(8, 3.0), timed(2, 4.0)],
     "baseline": [timed(4, 2.0), timed(6, 2.0), timed(4, 4.0), timed(2, 6.0)],
 }
 
 
-def quality(metric: str, examples: list[Example], texts: dict[str, list[str]], seed: int = 0) -> Quality:
+def quality(
+    metric: str, examples: list[Example], texts: dict[str, list[str]], seed: int = 0
+) -> Quality:
     return qualities(Scoring((metric,)), examples, texts, seed)[0][metric]
 
 
@@ -103,7 +115,12 @@ def test_other_numbers_of_a_result_are_of_the_method_not_of_the_baseline() -> No
 
 
 def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
-    sizes = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
     config = LlamaConfig(**sizes, vocab_size=20)
 
     def of(*forwards: Forward, tokens: int) -> list[Timed]:
@@ -113,23 +130,33 @@ def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
     several = {"method": of(own, own, tokens=3), "baseline": of(base, base, base, tokens=1)}
     found = decoding_costs(several, 2)
     spent, alone = total([own, own], 2), total([base] * 3, 2)
-    assert found.flops_per_token == spent.flops / 6 and found.bytes_per_token == spent.bytes_moved / 6
+    assert (
+        found.flops_per_token == spent.flops / 6 and found.bytes_per_token == spent.bytes_moved / 6
+    )
     assert found.flops_per_byte == spent.flops / spent.bytes_moved
     assert found.flops_ratio == spent.flops / alone.flops > 2
     assert found.bytes_ratio == spent.bytes_moved / alone.bytes_moved < 2
-    assert found.intensity_ratio == pytest.approx((spent.flops / spent.bytes_moved) / (alone.flops / alone.bytes_moved))
+    assert found.intensity_ratio == pytest.approx(
+        (spent.flops / spent.bytes_moved) / (alone.flops / alone.bytes_moved)
+    )
     assert decoding_costs({"method": several["method"]}, 2).flops_ratio is None
     assert decoding_costs({"method": of(Forward(MambaConfig(), 1), tokens=1)}, 2) is None
     assert decoding_costs({"method": of(tokens=1)}, 2) is None
 
 
 def test_in_a_batch_the_latency_is_with_the_waits_and_the_speed_without() -> None:
-    both = {name: [replace(one, waited_s=[7.0] * 3) for one in several] for name, several in TIMED.items()}
+    both = {
+        name: [replace(one, waited_s=[7.0] * 3) for one in several]
+        for name, several in TIMED.items()
+    }
     found, alone = summarize(EXAMPLES, both, seed=0), summarize(EXAMPLES, TIMED, seed=0)
     assert found["latency_s"].total == found["baseline_latency_s"].total == 4 * 7
     assert (found["tokens_per_s"], found["speedup"]) == (alone["tokens_per_s"], alone["speedup"])
 
 
 def test_a_baseline_without_tokens_has_no_ratio() -> None:
-    silent = {"method": TIMED["method"], "baseline": [replace(one, token_ids=[]) for one in TIMED["baseline"]]}
+    silent = {
+        "method": TIMED["method"],
+        "baseline": [replace(one, token_ids=[]) for one in TIMED["baseline"]],
+    }
     assert speed(silent, seed=0)["tokens_per_s_ratio"] is None

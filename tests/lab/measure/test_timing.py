@@ -28,7 +28,9 @@ from tests.stubs import StubModel
 
 def next_number() -> StubModel:
     """Always says the number after the last one."""
-    return StubModel(lambda tokens: torch.nn.functional.one_hot(torch.tensor(tokens[-1] + 1), 10).double())
+    return StubModel(
+        lambda tokens: torch.nn.functional.one_hot(torch.tensor(tokens[-1] + 1), 10).double()
+    )
 
 
 def test_the_spans_of_an_example_are_its_rounds_in_turn_and_add_up_to_the_stages() -> None:
@@ -44,7 +46,9 @@ def test_the_spans_of_an_example_are_its_rounds_in_turn_and_add_up_to_the_stages
         moments = [moment for _, start, end in spans for moment in (start, end)]
         assert 0 < moments[0] and moments == sorted(moments)
     for stage in ("prefill", "draft", "verify"):
-        parts = [end - start for spans in spans_of_all for name, start, end in spans if name == stage]
+        parts = [
+            end - start for spans in spans_of_all for name, start, end in spans if name == stage
+        ]
         assert seconds[stage] == pytest.approx(sum(parts))
     assert seconds["host"] > 0
 
@@ -57,7 +61,9 @@ def _no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Noted:
-    """A method that notes its name, the example and its seed, and emits the number of notes so far."""
+    """A method that notes its name, the example and its seed, and emits the number of notes so
+    far.
+    """
 
     name: str
     notes: list[tuple[str, int, int | None]]
@@ -72,20 +78,29 @@ class Noted:
         return [*request.source.prompt, len(self.notes)]
 
 
-def noted(temperature: float = 0.0, examples: int = 3) -> tuple[dict[str, Noted], list[tuple], list[Request]]:
+def noted(
+    temperature: float = 0.0, examples: int = 3
+) -> tuple[dict[str, Noted], list[tuple], list[Request]]:
     notes: list[tuple[str, int, int | None]] = []
     methods = {name: Noted(name, notes) for name in ("method", "baseline")}
-    return methods, notes, [Request(Source((7 + i,)), Limits(1, 4), Sampling(temperature)) for i in range(examples)]
+    return (
+        methods,
+        notes,
+        [Request(Source((7 + i,)), Limits(1, 4), Sampling(temperature)) for i in range(examples)],
+    )
 
 
 def test_method_and_baseline_take_turns_at_being_first() -> None:
     methods, notes, requests = noted(examples=2)
     calls = []
-    timed = time_methods(methods, requests, 3, 0, lambda: None, lambda texts: calls.append((len(notes), texts)))
+    timed = time_methods(
+        methods, requests, 3, 0, lambda: None, lambda texts: calls.append((len(notes), texts))
+    )
     turns, others = ["method", "baseline"], ["baseline", "method"]
     assert [name for name, _, _ in notes] == [*turns, *others, *turns, *others, *turns, *others]
     assert [example for _, example, _ in notes] == [7] * 6 + [8] * 6
-    assert calls == [(count, pytest.approx(1 / 6)) for count in range(1, 13)]  # after each, by shares of a text
+    # after each, by shares of a text
+    assert calls == [(count, pytest.approx(1 / 6)) for count in range(1, 13)]
     # the tokens are the first repeat's, without the prompt
     assert {name: [one.token_ids for one in several] for name, several in timed.items()} == {
         "method": [[1], [8]],
@@ -99,21 +114,29 @@ def test_method_and_baseline_take_turns_at_being_first() -> None:
 def test_every_method_is_warmed_up_on_the_first_examples() -> None:
     methods, notes, requests = noted(temperature=1.0)
     warm_up(methods, requests, 2, 5)
-    assert notes == [(name, 7 + i, 5 * 1_000_003 + i) for i in range(2) for name in ("method", "baseline")]
+    assert notes == [
+        (name, 7 + i, 5 * 1_000_003 + i) for i in range(2) for name in ("method", "baseline")
+    ]
 
 
-def test_a_warm_up_stops_after_some_tokens_in_the_memory_of_the_whole_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_up_stops_after_some_tokens_in_the_memory_of_the_whole_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     notes: list = []
 
     class Streaming(Noted):
         def stream(self, request: Request, trace: Trace) -> Iterator[list[int]]:
             for token in range(request.limits.max_new_tokens):
-                notes.append((self.name, request.source.prompt[0], request.limits.max_new_tokens, token))
+                notes.append(
+                    (self.name, request.source.prompt[0], request.limits.max_new_tokens, token)
+                )
                 yield [token, token]
 
     class Whole(Noted):
         def decode(self, request: Request, trace: Trace) -> list[int]:
-            notes.append((self.name, request.source.prompt[0], request.limits.max_new_tokens, "all"))
+            notes.append(
+                (self.name, request.source.prompt[0], request.limits.max_new_tokens, "all")
+            )
             return list(request.source.prompt)
 
     monkeypatch.setattr(runner, "WARM_TOKENS", 6)
@@ -149,7 +172,9 @@ def test_clocks_run_in_the_first_repeat_alone_and_stand_still_while_tokens_are_s
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     first = lambda: StageTrace(score=score, started=now[0])  # noqa: E731
     requests = noted(examples=1)[2]
-    (timed,) = time_methods({"method": Staged()}, requests, 3, 0, lambda: None, first_trace=first)["method"]
+    (timed,) = time_methods({"method": Staged()}, requests, 3, 0, lambda: None, first_trace=first)[
+        "method"
+    ]
     assert timed.latency_s == [2, 2, 2] and traces == [StageTrace, Trace, Trace]
     assert timed.trace.spans == [("verify", 0, 1), ("verify", 1, 2)]
     assert (timed.trace.log_probability, timed.trace.scored) == (-1.0, 4)
@@ -164,8 +189,13 @@ def test_a_pass_with_clocks_ends_after_some_tokens() -> None:
 def test_each_example_has_a_seed_of_its_own_that_repeats_and_methods_share() -> None:
     methods, notes, requests = noted(temperature=1.0)
     time_methods(methods, requests, 2, 5, lambda: None)
-    assert {(example, seed) for _, example, seed in notes} == {(7 + i, 5 * 1_000_003 + i) for i in range(3)}
-    assert seeded(requests[0], 0, 1).generator.initial_seed() != seeded(requests[0], 1, 0).generator.initial_seed()
+    assert {(example, seed) for _, example, seed in notes} == {
+        (7 + i, 5 * 1_000_003 + i) for i in range(3)
+    }
+    assert (
+        seeded(requests[0], 0, 1).generator.initial_seed()
+        != seeded(requests[0], 1, 0).generator.initial_seed()
+    )
 
 
 def test_no_garbage_is_collected_while_a_text_is_timed() -> None:
@@ -204,9 +234,17 @@ def test_the_clock_stops_when_the_device_is_done(monkeypatch: pytest.MonkeyPatch
 def test_a_text_during_which_a_step_was_compiled_is_timed_again() -> None:
     methods, notes, requests = noted(examples=1)
     (timed,) = time_methods(
-        {"method": methods["method"]}, requests, 2, 0, lambda: None, compiled_steps=lambda: min(len(notes), 2)
+        {"method": methods["method"]},
+        requests,
+        2,
+        0,
+        lambda: None,
+        compiled_steps=lambda: min(len(notes), 2),
     )["method"]
-    time_methods({"method": methods["method"]}, requests, 1, 0, lambda: None, compiled_steps=lambda: 1)  # earlier
+    # earlier
+    time_methods(
+        {"method": methods["method"]}, requests, 1, 0, lambda: None, compiled_steps=lambda: 1
+    )
     notes.pop()
     assert len(notes) == 4  # three times for the first repeat, in two of which a step was compiled
     assert timed.token_ids == [3] and len(timed.latency_s) == 2
@@ -224,7 +262,9 @@ def test_a_method_that_fails_says_at_which_example() -> None:
     assert gc.isenabled()
 
 
-def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, seen = [0.0], []
 
     class Staged:
@@ -241,7 +281,9 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
             return []
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(score, "StageTrace", lambda synchronize: StageTrace(synchronize=synchronize, started=now[0]))
+    monkeypatch.setattr(
+        score, "StageTrace", lambda synchronize: StageTrace(synchronize=synchronize, started=now[0])
+    )
     requests = noted(temperature=1.0, examples=2)[2]
     seconds, spans_of_all = stages_of(traced_pass(Staged(), requests, 5, lambda: None))
     assert seconds == {"prefill": 2, "draft": 8, "verify": 8, "host": 64}
@@ -252,10 +294,16 @@ def test_the_stages_of_all_examples_add_up_and_the_rest_is_host_code(monkeypatch
 @pytest.mark.parametrize("repeats", [1, 2, 3])
 def test_of_several_methods_each_has_every_place_equally_often(repeats: int) -> None:
     names = ["a", "b", "c"]
-    turns = [order(names, index, repeat, repeats) for index in range(6) for repeat in range(repeats)]
+    turns = [
+        order(names, index, repeat, repeats) for index in range(6) for repeat in range(repeats)
+    ]
     assert turns[:3] == [["a", "b", "c"], ["c", "b", "a"], ["b", "c", "a"]]
     assert all(sorted(turn) == names for turn in turns)
-    assert all([turn[place] for turn in turns].count(name) == 2 * repeats for place in range(3) for name in names)
+    assert all(
+        [turn[place] for turn in turns].count(name) == 2 * repeats
+        for place in range(3)
+        for name in names
+    )
 
 
 @dataclass
@@ -268,11 +316,15 @@ class Slow(Noted):
         return [*request.source.prompt, request.source.prompt[0] + 1]
 
 
-def in_batches(*methods: Noted, count: int, batch: int = 2, repeats: int = 1, **calls: object) -> dict[str, list]:
+def in_batches(
+    *methods: Noted, count: int, batch: int = 2, repeats: int = 1, **calls: object
+) -> dict[str, list]:
     """Timed on texts 0, 1, … with seed 5."""
     requests = [Request(Source((at,)), Limits(1, 4), Sampling(1.0)) for at in range(count)]
     waits = calls.pop("synchronize", lambda: None)
-    return time_methods({one.name: one for one in methods}, requests, repeats, 5, waits, batch=batch, **calls)
+    return time_methods(
+        {one.name: one for one in methods}, requests, repeats, 5, waits, batch=batch, **calls
+    )
 
 
 def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_seed() -> None:
@@ -283,11 +335,17 @@ def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_see
     first, second = list(range(size)), list(range(size, size + rest))
     turns = [("method", first), ("baseline", first), ("baseline", first), ("method", first)]
     turns += [("baseline", second), ("method", second), ("method", second), ("baseline", second)]
-    assert [(name, at) for name, at, _ in notes] == [(name, at) for name, some in turns for at in some]
+    assert [(name, at) for name, at, _ in notes] == [
+        (name, at) for name, some in turns for at in some
+    ]
     assert all(seed == 5 * 1_000_003 + at for _, at, seed in notes)
     assert advanced == [1 / 4] * 4 * (size + rest)  # with each text, not when a block is over
     assert [one.token_ids for one in found["method"]] == [[at + 1] for at in range(size + rest)]
-    assert all(len(one.latency_s) == len(one.waited_s) == 2 for several in found.values() for one in several)
+    assert all(
+        len(one.latency_s) == len(one.waited_s) == 2
+        for several in found.values()
+        for one in several
+    )
 
 
 def test_a_method_with_batches_of_its_own_gets_so_many_texts_at_a_time() -> None:
@@ -303,7 +361,10 @@ def test_a_method_with_batches_of_its_own_gets_so_many_texts_at_a_time() -> None
     assert [count for _, count, _ in notes] == [2, 2, 1]
     assert [one.token_ids for one in found] == [[7]] * 5
     first, last = found[0], found[-1]
-    assert first.waited_s[0] == pytest.approx(2 * first.latency_s[0]) and last.waited_s == last.latency_s
+    assert (
+        first.waited_s[0] == pytest.approx(2 * first.latency_s[0])
+        and last.waited_s == last.latency_s
+    )
 
 
 def test_a_batch_is_prepared_and_waited_for_before_and_after_its_work() -> None:
@@ -314,12 +375,16 @@ def test_a_batch_is_prepared_and_waited_for_before_and_after_its_work() -> None:
             self.notes.append(("prepare", request.source.prompt[0]))
 
         def decode(self, request: Request, trace: Trace) -> list[int]:
-            work = Wanted("step", 1, lambda several: self.notes.append(("run", len(several))) or several, None)
+            work = Wanted(
+                "step", 1, lambda several: self.notes.append(("run", len(several))) or several, None
+            )
             current_batch().wait(work)
             trace.stats["text"] = request.source.prompt[0]
             return [*request.source.prompt, 1]
 
-    found = in_batches(Prepared("method", notes), count=3, synchronize=lambda: notes.append("waited"))
+    found = in_batches(
+        Prepared("method", notes), count=3, synchronize=lambda: notes.append("waited")
+    )
     prepared = [("prepare", 0), ("prepare", 1), ("prepare", 2)]
     assert notes == [*prepared, "waited", ("run", 2), "waited", ("run", 1), "waited"]
     assert [one.trace.stats for one in found["method"]] == [{"text": at} for at in range(3)]
@@ -330,7 +395,8 @@ def test_further_repeats_are_added_to_the_earlier_ones_and_go_on_taking_turns() 
     timed = time_methods(methods, requests, 1, 0, lambda: None)
     texts = [one.token_ids for one in timed["method"]]
     assert time_methods(methods, requests, 1, 0, lambda: None, before=timed) is timed
-    assert [name for name, _, _ in notes[4:]] == ["baseline", "method", "method", "baseline"]  # as a second repeat
+    # as a second repeat
+    assert [name for name, _, _ in notes[4:]] == ["baseline", "method", "method", "baseline"]
     assert [one.token_ids for one in timed["method"]] == texts
     assert runner.repeats_of(timed) == 2 and {len(one.latency_s) for one in timed["method"]} == {2}
 
@@ -342,7 +408,9 @@ def test_repeats_end_when_the_speedup_is_known_or_their_number_is_reached() -> N
 
     steady, shaken = [1.0, 1.0, 1.0], [1.0, 1.5, 1.0]
     assert not too_noisy(method=steady, baseline=steady)
-    assert too_noisy(method=shaken, baseline=steady) and not too_noisy(method=shaken, baseline=shaken)
+    assert too_noisy(method=shaken, baseline=steady) and not too_noisy(
+        method=shaken, baseline=shaken
+    )
     assert not too_noisy(most=3, method=shaken, baseline=steady)
     assert too_noisy(method=[1.0], baseline=[1.0])  # of one repeat nothing is known
     assert not runner.is_too_noisy({"method": [Timed([1], shaken, Trace())]}, MeasureSpec())

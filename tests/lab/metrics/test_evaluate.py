@@ -1,4 +1,6 @@
-"""Metrics of `evaluate`: their scale, their direction, whether they are means, and what is refused."""
+"""Metrics of `evaluate`: their scale, their direction, whether they are means, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,10 @@ def distinct(predictions: list[str], references: list[str]) -> dict[str, float]:
     return {"share": len({*predictions} & {*references}) / len({*references})}
 
 
-PREDICTIONS, REFERENCES = ["a", "b", "z", "d", " e\n", "z"], [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]]
+PREDICTIONS, REFERENCES = (
+    ["a", "b", "z", "d", " e\n", "z"],
+    [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]],
+)
 
 
 def test_a_mean_of_shares_is_in_percent_with_a_value_for_each_example(metric) -> None:
@@ -69,7 +74,10 @@ def test_a_mean_of_shares_is_in_percent_with_a_value_for_each_example(metric) ->
 
 def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None:
     metric(distinct, _hash="0123456789abcdef")
-    predictions, references = ["a", "a", "b", "c", "d", "e"], [["b"], ["a"], ["b"], ["x"], ["y"], ["z"]]
+    predictions, references = (
+        ["a", "a", "b", "c", "d", "e"],
+        [["b"], ["a"], ["b"], ["x"], ["y"], ["z"]],
+    )
     measure = evaluated("evaluate:share", predictions, references)
     assert measure.statistics is None and measure.per_example is None
     assert (measure.metric, measure.signature) == ("share", "evaluate:share|script:0123456789ab")
@@ -78,14 +86,19 @@ def test_a_metric_that_is_no_mean_is_computed_for_every_resample(metric) -> None
     one = distinct([predictions[at] for at in drawn], [references[at][0] for at in drawn])["share"]
     resampled = measure.resampled(7)
     assert len(resampled) == 100 and resampled[0] == pytest.approx(100 * one)
-    assert measure.value([0, 0, 3]) == pytest.approx(0) and measure.value([1, 0]) == pytest.approx(50)
+    assert measure.value([0, 0, 3]) == pytest.approx(0) and measure.value([1, 0]) == pytest.approx(
+        50
+    )
     assert measure.resampled(7, [1, 1]).tolist() == pytest.approx([100] * 100)
-    right = [several[0] for several in references]  # whose every value is 100, as that of a mean would be
+    # whose every value is 100, as that of a mean would be
+    right = [several[0] for several in references]
     assert evaluated("evaluate:share", right, references).per_example is not None
     difference = judge("evaluate:share", right, predictions, references, seed=7).difference
     resampled = 100 - measure.resampled(7)
     assert difference.value == pytest.approx(60)
-    assert (difference.low, difference.high) == pytest.approx((sorted(resampled)[2], sorted(resampled)[-3]))
+    assert (difference.low, difference.high) == pytest.approx(
+        (sorted(resampled)[2], sorted(resampled)[-3])
+    )
 
 
 def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metric) -> None:
@@ -96,33 +109,45 @@ def test_a_list_of_values_is_a_mean_and_a_key_chooses_among_several_results(metr
     metric(several)
     assert evaluated("evaluate:share@f1", PREDICTIONS, REFERENCES).per_example is not None
     assert score("evaluate:share@f1", PREDICTIONS, REFERENCES).metric == "f1"
-    with pytest.raises(UserError, match=r"evaluate:share gives f1, other, words; choose .* evaluate:share@KEY"):
+    with pytest.raises(
+        UserError, match=r"evaluate:share gives f1, other, words; choose .* evaluate:share@KEY"
+    ):
         score("evaluate:share", PREDICTIONS, REFERENCES)
 
 
 def test_a_metric_that_judges_nothing_or_fails_is_refused(metric) -> None:
     metric(lambda predictions, references: {"share": 0.5})
-    with pytest.raises(UserError, match="^evaluate:share gives the references themselves 0.5, and 'x' too"):
+    with pytest.raises(
+        UserError, match="^evaluate:share gives the references themselves 0.5, and 'x' too"
+    ):
         score("evaluate:share", PREDICTIONS, REFERENCES)
     metric(lambda predictions, references: 1 / 0)
     with pytest.raises(UserError, match="evaluate:share fails: ZeroDivisionError"):
         score("evaluate:share", PREDICTIONS, REFERENCES)
 
 
-def test_a_metric_gets_one_reference_or_all_as_it_asks(metric, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_metric_gets_one_reference_or_all_as_it_asks(
+    metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
     metric(share)
-    with pytest.raises(UserError, match="^evaluate:share takes one reference for each text, got several"):
+    with pytest.raises(
+        UserError, match="^evaluate:share takes one reference for each text, got several"
+    ):
         score("evaluate:share", ["a"], [["a", "b"]])
     module = text_metrics._module("share")
     module.features = [texts("Sequence"), texts()]
-    module.compute = lambda predictions, references: share(predictions, [one[-1] for one in references])
+    module.compute = lambda predictions, references: share(
+        predictions, [one[-1] for one in references]
+    )
     assert score("evaluate:share", ["b", "d"], [["a", "b"], ["d"]]).value == 100
     module.features = {"predictions": None}
     with pytest.raises(UserError, match="^evaluate:share compares no predictions with references"):
         score("evaluate:share", ["a"], [["a"]])
 
 
-def test_a_metric_for_english_is_cautioned_with_other_references(metric, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_metric_for_english_is_cautioned_with_other_references(
+    metric, caplog: pytest.LogCaptureFixture
+) -> None:
     metric(share)
     module = text_metrics._module("share")
     module.name = "rouge"
@@ -133,7 +158,9 @@ def test_a_metric_for_english_is_cautioned_with_other_references(metric, caplog:
 
 
 @pytest.mark.slow
-def test_metrics_of_a_local_folder_run_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_a_local_folder_run_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real modules of `evaluate`, which is imported: that takes seconds."""
     import evaluate
 
@@ -144,11 +171,16 @@ def test_metrics_of_a_local_folder_run_offline(tmp_path: Path, monkeypatch: pyte
         (
             "own_any",
             several,
-            '{"own_any": sum(one in many for one, many in zip(predictions, references)) / len(predictions)}',
+            (
+                '{"own_any": sum(one in many for one, many in zip(predictions, references)) /'
+                " len(predictions)}"
+            ),
         ),
     ):
         (tmp_path / name).mkdir()
-        (tmp_path / name / f"{name}.py").write_text(SCRIPT.format(references=references, result=result))
+        (tmp_path / name / f"{name}.py").write_text(
+            SCRIPT.format(references=references, result=result)
+        )
     own = judge(f"evaluate:{tmp_path / 'own_share'}", PREDICTIONS, None, REFERENCES, seed=2)
     assert (own.score.metric, own.score.value) == ("share", pytest.approx(400 / 6))
     assert own.per_example == pytest.approx((100, 100, 0, 100, 100, 0))

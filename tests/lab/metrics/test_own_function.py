@@ -48,14 +48,22 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own")
 def test_a_plain_function_of_ones_own_is_a_metric() -> None:
     found = judge("own_metric.share", ["a b", "c"], ["a", "c"], [["a b c d"], ["c"]])
-    assert (found.score.metric, found.score.value, found.per_example) == ("share", 75.0, (50.0, 100.0))
+    assert (found.score.metric, found.score.value, found.per_example) == (
+        "share",
+        75.0,
+        (50.0, 100.0),
+    )
     assert found.difference.value == 12.5
     assert score("own_metric.begins", ["a b", "c"], [["x", "a"], ["d"]]).value == 50.0
     for name, message in {
         "own_metric.wrong": "the metric wrong must give a number from 0 to 100, got -1 for 'a'",
-        "own_metric.raises": "the metric raises fails for 'a': ZeroDivisionError: .*; correct the function",
+        "own_metric.raises": (
+            "the metric raises fails for 'a': ZeroDivisionError: .*; correct the function"
+        ),
         "own_metric.scaled": "own_metric.scaled must have scale = 1 or scale = 100, got 10",
-        "own_metric.none": "own_metric.none cannot be used .*PYTHONPATH=DIR says where its module lies",
+        "own_metric.none": (
+            "own_metric.none cannot be used .*PYTHONPATH=DIR says where its module lies"
+        ),
         "nowhere.function": "nowhere.function cannot be used",
         "own_metric.WORD": "own_metric.WORD cannot be used .it is a str.",
         "os.system": "os.system cannot be used .it belongs to Python itself.",
@@ -72,17 +80,23 @@ def test_a_function_says_its_scale_and_its_direction() -> None:
 
 
 @pytest.mark.usefixtures("own")
-def test_numbers_from_0_to_1_without_a_scale_are_cautioned(caplog: pytest.LogCaptureFixture) -> None:
+def test_numbers_from_0_to_1_without_a_scale_are_cautioned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     score("own_metric.percent", ["a"], [["a"]])
     score("own_metric.errors", ["a"], [["b"]])
     score("own_metric.begins", ["a"], [["a"]])  # true and false are clear
     assert not caplog.text
     assert score("own_metric.f1", ["a"], [["a"]]).value == 1.0
-    assert "the metric f1 gives numbers from 0 to 1" in caplog.text and "f1.scale = 1" in caplog.text
+    assert (
+        "the metric f1 gives numbers from 0 to 1" in caplog.text and "f1.scale = 1" in caplog.text
+    )
 
 
 @pytest.mark.usefixtures("own")
 def test_a_function_can_be_certified_as_each_text_has_its_loss() -> None:
     assert metric_named("own_metric.share").bounded and not metric_named("bleu").bounded
     pool = measure_of("own_metric.errors", ["a", "b"], [["a"], ["a"]], False)
-    assert losses_of("own_metric.errors", pool, [[0, 0], [1, 0]]).each == pytest.approx(np.array([[1.0, 0.0]]))
+    assert losses_of("own_metric.errors", pool, [[0, 0], [1, 0]]).each == pytest.approx(
+        np.array([[1.0, 0.0]])
+    )

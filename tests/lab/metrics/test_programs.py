@@ -13,7 +13,9 @@ from bild_lab.lab.metrics import programs
 from bild_lab.lab.metrics.programs import code_of, ends_well, passes
 from bild_lab.lab.metrics.quality import Scoring, score
 
-HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl"
+HUMANEVAL = (
+    Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl"
+)
 TESTED = "def double(x):\n{answer}\n\nassert double(2) == 4\n"
 REFUSED = """
 try:
@@ -84,7 +86,9 @@ def test_nothing_runs_without_permission_or_limits(monkeypatch: pytest.MonkeyPat
         score("pass_at_1", ["    return 2 * x"], [[TESTED]], run_code=True)
 
 
-def test_an_interpreter_that_fails_every_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interpreter_that_fails_every_program_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(programs, "ends_well", lambda program: False)
     with pytest.raises(UserError, match="a program that does nothing wrong fails"):
         passes(["    return 2 * x"], [[TESTED]])
@@ -98,30 +102,48 @@ def test_a_reference_must_be_one_program_with_a_place_for_the_answer(references:
 
 def test_of_an_answer_in_prose_the_first_block_of_code_counts() -> None:
     assert code_of("    return 1") == "    return 1"
-    assert code_of("Sure!\n```python\nx = 1\ny = 2\n```\nOr:\n```\nx = 3\n```") == "\nx = 1\ny = 2\n"
+    assert (
+        code_of("Sure!\n```python\nx = 1\ny = 2\n```\nOr:\n```\nx = 3\n```") == "\nx = 1\ny = 2\n"
+    )
     assert code_of("```\nx = 1") == "\nx = 1\n"
     assert code_of("1. So:\n   ``` Python \nx = 1\n   ```\nThat is it.") == "\nx = 1\n"
 
 
 @pytest.mark.parametrize(
     "block",
-    ["def double(x):\n    return two() * x", "    return two() * x", "y = two() * x\nif y:\n    return y\nreturn 0"],
+    [
+        "def double(x):\n    return two() * x",
+        "    return two() * x",
+        "y = two() * x\nif y:\n    return y\nreturn 0",
+    ],
 )
-def test_a_block_is_the_function_anew_or_its_body_after_the_prompts_imports_and_head(block: str) -> None:
-    prompt = 'from math import ceil\n\ndef two():\n    return ceil(1.5)\n\ndef double(x):\n    """Twice x."""\n'
+def test_a_block_is_the_function_anew_or_its_body_after_the_prompts_imports_and_head(
+    block: str,
+) -> None:
+    prompt = (
+        'from math import ceil\n\ndef two():\n    return ceil(1.5)\n\ndef double(x):\n    """Twice'
+        ' x."""\n'
+    )
     reference = prompt + "{answer}\n\nassert double(2) == 4\n"
     assert passes([f"Here it is:\n```python\n{block}\n```\nIt doubles."], [[reference]]) == [100]
-    assert passes([block.replace("two()", "1") for block in (block, f"```\n{block}\n```")], [[reference]] * 2) == [0, 0]
+    assert passes(
+        [block.replace("two()", "1") for block in (block, f"```\n{block}\n```")], [[reference]] * 2
+    ) == [0, 0]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HUMANEVAL.is_file(), reason="no shared/data folder beside the repository")
 def test_humanevals_own_solutions_pass_and_no_others() -> None:
     rows = [json.loads(line) for line in HUMANEVAL.read_text().splitlines()]
-    references = [[f"{row['prompt']}{{answer}}\n\n{row['test']}\n\ncheck({row['entry_point']})\n"] for row in rows]
+    references = [
+        [f"{row['prompt']}{{answer}}\n\n{row['test']}\n\ncheck({row['entry_point']})\n"]
+        for row in rows
+    ]
     solutions = [row["canonical_solution"] for row in rows]
     assert passes(solutions, references) == [100] * 164
-    whole = [f"Sure:\n```python\n{row['prompt']}{row['canonical_solution']}\n```\nDone." for row in rows]
+    whole = [
+        f"Sure:\n```python\n{row['prompt']}{row['canonical_solution']}\n```\nDone." for row in rows
+    ]
     bodies = [f"```\n{textwrap.dedent(solution)}```" for solution in solutions]
     assert passes(whole, references) == passes(bodies, references) == [100] * 164
     assert sum(passes(["    return None\n"] * 164, references)) == 0
@@ -129,10 +151,17 @@ def test_humanevals_own_solutions_pass_and_no_others() -> None:
 
 def test_a_program_that_is_no_python_around_any_answer_is_refused_before_decoding() -> None:
     scoring = Scoring(("pass_at_1",), run_code=True)
-    whole = ["{answer}\nassert f()", "x = {answer}\n", "if x:\n{answer}\n", "def f():\n    {answer}\n"]
+    whole = [
+        "{answer}\nassert f()",
+        "x = {answer}\n",
+        "if x:\n{answer}\n",
+        "def f():\n    {answer}\n",
+    ]
     assert scoring.fitted([[one] for one in [TESTED, *whole]]).metrics == ("pass_at_1",)
     broken = "{answer}\nassert f( == 4\n"
-    with pytest.raises(UserError, match=r"the program of example 1 is no Python around any answer \(.*line 2"):
+    with pytest.raises(
+        UserError, match=r"the program of example 1 is no Python around any answer \(.*line 2"
+    ):
         scoring.fitted([[TESTED], [broken]])
     with pytest.raises(UserError, match="example 0 must be one program"):
         scoring.fitted([["assert f()"]])

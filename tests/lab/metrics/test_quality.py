@@ -11,7 +11,15 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.metrics import text_metrics
 from bild_lab.lab.metrics.measures import resampled_sums
-from bild_lab.lab.metrics.quality import Difference, Scoring, judge, judge_values, p_value, score, score_pool
+from bild_lab.lab.metrics.quality import (
+    Difference,
+    Scoring,
+    judge,
+    judge_values,
+    p_value,
+    score,
+    score_pool,
+)
 from bild_lab.lab.metrics.text_metrics import METRICS
 from tests.lab.metrics.test_text_metrics import corpus
 
@@ -27,10 +35,12 @@ def test_metrics_of_tokens_are_over_all_tokens_and_over_all_texts_with_paired_di
     ours, theirs = [(2, -1.0), (8, -2.0)], [(4, -1.0), (8, -2.0)]
     found = scoring.judge(["a", "b"], ["c", "b"], [(), ()], seed=3, tokens=(ours, theirs))
     likely, length = found["log_probability"], found["length"]
-    assert (likely.score.metric, likely.score.value) == ("log-probability", pytest.approx(-3 / 10))  # no mean of means
+    # no mean of means
+    assert (likely.score.metric, likely.score.value) == ("log-probability", pytest.approx(-3 / 10))
     assert likely.difference.value == pytest.approx(-3 / 10 + 3 / 12) and likely.per_example is None
     assert (length.score.value, length.difference.value, length.per_example) == (5, -1, (2, 8))
-    assert length.difference.low == -2 and length.difference.high == 0  # the second text has its length in both
+    # the second text has its length in both
+    assert length.difference.low == -2 and length.difference.high == 0
     alone = scoring.judge(["a", "b"], None, [(), ()], seed=3, tokens=(ours, None))
     assert alone["length"].difference is None and alone["length"].score.value == length.score.value
 
@@ -55,7 +65,10 @@ def test_the_interval_of_a_mean_is_near_the_binomial_one() -> None:
 def test_the_difference_is_that_of_the_scores_and_changes_sign_with_its_order(metric: str) -> None:
     worse, references = corpus(40, seed=0)
     better = [several[0] for several in references]
-    difference, reverse = (compare(metric, better, worse, references), compare(metric, worse, better, references))
+    difference, reverse = (
+        compare(metric, better, worse, references),
+        compare(metric, worse, better, references),
+    )
     expected = score(metric, better, references).value - score(metric, worse, references).value
     assert difference.value == pytest.approx(expected) == pytest.approx(-reverse.value)
     assert 0 < difference.low <= difference.value <= difference.high
@@ -74,13 +87,18 @@ def test_pairing_makes_a_small_constant_gain_certain() -> None:
 
 
 def test_a_p_value_counts_centred_differences_that_are_as_large() -> None:
-    assert p_value(np.array([1.0, 2.0, 3.0, 5.0]), 2.0) == (1 + 1) / (4 + 1)  # 3 from the centre, as one is
+    # 3 from the centre, as one is
+    assert p_value(np.array([1.0, 2.0, 3.0, 5.0]), 2.0) == (1 + 1) / (4 + 1)
     assert p_value(np.array([0.0, 4.0, 3.0]), 2.0) == (2 + 1) / (3 + 1)  # exactly as large
 
 
-def test_programs_run_in_every_function_only_where_that_was_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_run_in_every_function_only_where_that_was_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ran: list[str] = []
-    monkeypatch.setattr(text_metrics, "passes", lambda texts, _: ran.extend(texts) or [0.0] * len(texts))
+    monkeypatch.setattr(
+        text_metrics, "passes", lambda texts, _: ran.extend(texts) or [0.0] * len(texts)
+    )
     given = "pass_at_1", ["a", "b"], [["{answer}"]] * 2
     for measured in (
         lambda **run: score(*given, **run),
@@ -111,13 +129,17 @@ def test_resamples_are_sums_over_draws_with_replacement() -> None:
         (["a"], ["a"], "example 0"),
     ],
 )
-def test_inputs_that_cannot_be_scored_are_refused(predictions: list, references: list, message: str) -> None:
+def test_inputs_that_cannot_be_scored_are_refused(
+    predictions: list, references: list, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         score("rouge", predictions, references)
 
 
 @pytest.mark.parametrize("metric", ["bleu", "rouge"])
-def test_a_text_is_scored_once_however_many_resamples_there_are(metric: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_scored_once_however_many_resamples_there_are(
+    metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scored: list[str] = []
     row = METRICS[metric]
 
@@ -139,7 +161,9 @@ def test_a_text_is_scored_once_however_many_resamples_there_are(metric: str, mon
 @pytest.mark.parametrize("metric", OF_TEXTS)
 def test_a_pool_of_texts_gives_every_system_the_scores_it_has_alone(metric: str) -> None:
     pool = ["a b c d e", "a b c d f", "b c d e f g", "x y z w v", "b c d e f", "x y z w u"]
-    references = [["a b c d e"]] * 2 + [["b c d e f"], ["x y z w v"]] + [["b c d e f"], ["x y z w v"]]
+    references = (
+        [["a b c d e"]] * 2 + [["b c d e f"], ["x y z w v"]] + [["b c d e f"], ["x y z w v"]]
+    )
     systems, baseline = [[0, 2, 3], [1, 4, 5], [0, 2, 3], [1, 2, 3]], [0, 4, 3]
     found = score_pool(metric, pool, references, systems, baseline, seed=3)
     base, own = [pool[at] for at in baseline], [references[at] for at in baseline]
@@ -147,7 +171,9 @@ def test_a_pool_of_texts_gives_every_system_the_scores_it_has_alone(metric: str)
         texts = [pool[at] for at in picks]
         alone = score(metric, texts, own, seed=3)
         assert scored.metric == alone.metric
-        assert (scored.value, scored.low, scored.high) == pytest.approx((alone.value, alone.low, alone.high))
+        assert (scored.value, scored.low, scored.high) == pytest.approx(
+            (alone.value, alone.low, alone.high)
+        )
         assert vars(difference) == pytest.approx(vars(compare(metric, texts, base, own, seed=3)))
 
 
@@ -192,7 +218,9 @@ def test_an_empty_reference_is_one_for_exact_match_and_no_matter_to_agreement() 
 def test_a_metric_that_fails_on_its_first_call_is_found_before_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "failing_metric.py").write_text("def fails(text, references):\n    return references['a']\n")
+    (tmp_path / "failing_metric.py").write_text(
+        "def fails(text, references):\n    return references['a']\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match="the metric fails fails for 'a': TypeError"):
         Scoring(("chrf", "failing_metric.fails")).fitted([("a",), ("b",)])

@@ -30,7 +30,10 @@ RUSSIAN, HINDI, ARABIC = "Кошка спит на диване.", "बिल्
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("The café was naïve, said Beyoncé, " + "and everybody went home early that day. " * 20, ENGLISH),
+        (
+            "The café was naïve, said Beyoncé, " + "and everybody went home early that day. " * 20,
+            ENGLISH,
+        ),
         ("42", ENGLISH),
         ("Die Frau grüßt den Müller vor dem Haus.", SPACED),
         (RUSSIAN, SPACED),
@@ -70,7 +73,10 @@ def test_a_language_decides_before_the_letters_do(code: str, bleu: str, rouge: s
 @pytest.mark.parametrize("text", [RUSSIAN, HINDI, ARABIC, "Müller grüßt"])
 def test_rouge_of_another_alphabet_is_full_for_equal_texts_and_less_for_others(text: str) -> None:
     quality = score("rouge1", [text, f"{text} 2026"], [[text], [f"{text[::-1]} 2026"]])
-    assert quality.metric == "ROUGE-1 (unicode)" and "tokenizer:unicode|stemmer:no" in quality.signature
+    assert (
+        quality.metric == "ROUGE-1 (unicode)"
+        and "tokenizer:unicode|stemmer:no" in quality.signature
+    )
     assert 50 <= quality.value < 80
 
 
@@ -93,7 +99,9 @@ def test_chinese_is_counted_by_sacrebleus_own_tokenizer() -> None:
     texts, references = ["我喜欢在花园里散步。"], [[CHINESE]]
     quality = score("bleu", texts, references)
     assert quality.metric == "BLEU (zh)" and "tok:zh" in quality.signature
-    assert quality.value == pytest.approx(BLEU(tokenize="zh").corpus_score(texts, [[CHINESE]]).score)
+    assert quality.value == pytest.approx(
+        BLEU(tokenize="zh").corpus_score(texts, [[CHINESE]]).score
+    )
     assert score("rouge1", texts, references).value == pytest.approx(100 * 8 / 9)
     asian = TER(normalized=True, asian_support=True).corpus_score(texts, [[CHINESE]]).score
     ter = score("ter", texts, references)
@@ -124,38 +132,54 @@ def imported_anew() -> Iterator[None]:
 
 @pytest.mark.usefixtures("imported_anew")
 @pytest.mark.parametrize(
-    ("text", "extra", "package"), [(JAPANESE, "ja", "MeCab"), (KOREAN, "ko", "mecab_ko")], ids=["ja", "ko"]
+    ("text", "extra", "package"),
+    [(JAPANESE, "ja", "MeCab"), (KOREAN, "ko", "mecab_ko")],
+    ids=["ja", "ko"],
 )
 @pytest.mark.parametrize("metric", ["bleu", "rougeL"])
 def test_a_tokenizer_that_is_not_installed_is_named_with_its_package(
     text: str, extra: str, package: str, metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"pip install 'sacrebleu\[{extra}\]', or .*dataset\.tokenize=char"):
+    with pytest.raises(
+        UserError, match=rf"pip install 'sacrebleu\[{extra}\]', or .*dataset\.tokenize=char"
+    ):
         score(metric, [text], [[text]])
     with pytest.raises(UserError, match=rf"{extra}-mecab cannot be used"):
         Scoring((metric,)).fitted([[text]])  # before a text is decoded
-    assert score(metric, [text], [[text]], writing=Writing(tokenize="char")).value == pytest.approx(100)
+    assert score(metric, [text], [[text]], writing=Writing(tokenize="char")).value == pytest.approx(
+        100
+    )
 
 
 @pytest.mark.parametrize(
     ("package", "text", "tokens"),
     [("MeCab", JAPANESE, ["私", "は", "公園"]), ("mecab_ko", KOREAN, ["나", "는", "공원"])],
 )
-def test_a_tokenizer_that_is_installed_finds_words(package: str, text: str, tokens: Sequence[str]) -> None:
+def test_a_tokenizer_that_is_installed_finds_words(
+    package: str, text: str, tokens: Sequence[str]
+) -> None:
     pytest.importorskip(package, reason="an extra of sacrebleu")
     quality = score("bleu", [text], [[text]])
     assert quality.value == pytest.approx(100) and "mecab" in quality.metric
-    assert WordTokenizer("ja-mecab" if package == "MeCab" else "ko-mecab").tokenize(text)[:3] == tokens
+    assert (
+        WordTokenizer("ja-mecab" if package == "MeCab" else "ko-mecab").tokenize(text)[:3] == tokens
+    )
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"metric": "bleu", "tokenize": "ascii"}, r"dataset\.tokenize must be one of 13a, .* for bleu, got 'ascii'"),
+        (
+            {"metric": "bleu", "tokenize": "ascii"},
+            r"dataset\.tokenize must be one of 13a, .* for bleu, got 'ascii'",
+        ),
         ({"metric": "rouge", "tokenize": "13a"}, r"one of ascii, unicode, .* for rouge, got '13a'"),
         ({"metric": "chrf", "tokenize": "zh"}, "is for bleu and rouge, got metric chrf"),
-        ({"metric": "bleu", "language": "German"}, "code of two letters such as en, de or zh-CN, got 'German'"),
+        (
+            {"metric": "bleu", "language": "German"},
+            "code of two letters such as en, de or zh-CN, got 'German'",
+        ),
     ],
 )
 def test_a_tokenizer_that_no_metric_has_is_refused(keys: dict[str, str], message: str) -> None:

@@ -25,11 +25,19 @@ def test_points_that_differ_in_the_batch_alone_are_a_curve() -> None:
     )
     assert (curve.policy, other.policy) == ("speculative", "bild")
     assert (curve.label, other.label) == ("speculative", "bild")
-    assert [(one.setting.batch, one.speedup.value) for one in curve.points] == [(1, 2.0), (4, 1.6), (8, 1.2)]
-    exact = sample_result("speculative", {"window": 5}, 1.4, setting={"batch": 2, "dtype": "float32"})
+    assert [(one.setting.batch, one.speedup.value) for one in curve.points] == [
+        (1, 2.0),
+        (4, 1.6),
+        (8, 1.2),
+    ]
+    exact = sample_result(
+        "speculative", {"window": 5}, 1.4, setting={"batch": 2, "dtype": "float32"}
+    )
     assert batch_curves([at(1, 2.0), exact]) == []  # another precision is another curve
     knobs = [{"window": 5, "fallback": 0.5}, {"fallback": 0.5, "window": 5}]
-    (one,) = batch_curves([sample_result("bild", each, 1.5, setting={"batch": n}) for n, each in enumerate(knobs, 2)])
+    (one,) = batch_curves(
+        [sample_result("bild", each, 1.5, setting={"batch": n}) for n, each in enumerate(knobs, 2)]
+    )
     assert len(one.points) == 2  # the order of the knobs tells nothing
     other_knob = sample_result("speculative", {"window": 3}, 1.4, setting={"batch": 2})
     assert batch_curves([at(1, 2.0), other_knob]) == []

@@ -1,19 +1,31 @@
 """Tests of grouping results by setting."""
 
 from bild_lab.lab.results.groups import Position, by_setting, differing_keys, setting_title
-from tests.report.sample import sample_baseline, sample_replayed, sample_result, sample_sweep, with_quality
+from tests.report.sample import (
+    sample_baseline,
+    sample_replayed,
+    sample_result,
+    sample_sweep,
+    with_quality,
+)
 
 
 def test_results_of_different_settings_never_share_a_group():
     groups = by_setting(sample_sweep() + sample_sweep(setting={"dataset": "iwslt"}))
-    assert [{result.setting.dataset for result in group.results} for group in groups] == [{"multi30k"}, {"iwslt"}]
+    assert [{result.setting.dataset for result in group.results} for group in groups] == [
+        {"multi30k"},
+        {"iwslt"},
+    ]
     assert differing_keys(groups) == ["dataset"]
 
 
 def test_a_position_is_one_over_the_speedup_and_the_paired_difference():
     result = sample_result("bild", {}, 1.6, -0.5)
     (group,) = by_setting([sample_baseline(), result])
-    horizontal, vertical = (1 / 1.6, 1 / (1.6 + 0.05), 1 / (1.6 - 0.05)), (40.5, 41.0 + (-0.5 - 0.45), 41.0)
+    horizontal, vertical = (
+        (1 / 1.6, 1 / (1.6 + 0.05), 1 / (1.6 - 0.05)),
+        (40.5, 41.0 + (-0.5 - 0.45), 41.0),
+    )
     assert group.position(result) == Position(*horizontal, *vertical)
 
 
@@ -32,7 +44,14 @@ def test_a_point_that_the_baseline_beats_is_not_on_the_front():
 def test_the_front_of_the_sample_sweep_trades_speed_for_quality():
     (group,) = by_setting(sample_sweep())
     front = [(result.speedup.value, result.quality.difference) for result in group.front()]
-    assert front == [(1.83, -1.31), (1.70, -0.74), (1.68, -0.42), (1.61, -0.12), (1.55, 0.05), (1.53, 0.21)]
+    assert front == [
+        (1.83, -1.31),
+        (1.70, -0.74),
+        (1.68, -0.42),
+        (1.61, -0.12),
+        (1.55, 0.05),
+        (1.53, 0.21),
+    ]
 
 
 def test_a_label_names_the_knobs_that_vary_or_of_a_lone_point_those_that_differ_from_its_file():
@@ -46,11 +65,16 @@ def test_a_label_names_the_knobs_that_vary_or_of_a_lone_point_those_that_differ_
 
 def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_nothing():
     slow = [sample_result("hf_generate", {}, speedup, -0.1) for speedup in (0.04, 0.2)]
-    fast = [sample_baseline(), sample_result("bild", {}, 2.0), sample_result("hf_assisted", {}, 0.5)]
+    fast = [
+        sample_baseline(),
+        sample_result("bild", {}, 2.0),
+        sample_result("hf_assisted", {}, 0.5),
+    ]
     (group,) = by_setting([*fast, *slow])
     assert [one.speedup.value for one in group.beyond] == [0.2, 0.04] and not group.wide
     assert group.limits()[0][1] < 2.5 and len(group.placed) == 3
-    better = sample_result("calm", {}, 0.2, 1.0)  # a slow point that is better beyond chance is drawn
+    # a slow point that is better beyond chance is drawn
+    better = sample_result("calm", {}, 0.2, 1.0)
     (group,) = by_setting([*fast, better])
     assert group.beyond == [] and group.wide
     (group,) = by_setting([fast[0], *slow])  # so is one without others
@@ -59,7 +83,9 @@ def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_not
 
 def test_titles_name_models_by_their_last_part():
     (group,) = by_setting([sample_result("bild", {}, 1.5, setting={"target": "google/mt5-large"})])
-    assert setting_title(group.setting) == "mt5-large drafted by t5-tiny, multi30k test, 100 examples"
+    assert (
+        setting_title(group.setting) == "mt5-large drafted by t5-tiny, multi30k test, 100 examples"
+    )
 
 
 def test_a_whole_number_is_the_same_setting_however_it_was_written():
@@ -72,9 +98,14 @@ def test_the_baselines_policy_with_other_knobs_is_compared_with_it():
     setting = {"baseline": "bita"}
     own = sample_result("bita", {"top_k": 4}, 1.0, setting=setting, same_as_baseline=True)
     fewer = sample_result("bita", {"top_k": 2}, 1.5, setting=setting, same_as_baseline=False)
-    (group,) = by_setting([with_quality(own, value=30.0), with_quality(fewer, value=29.0, baseline=30.0)])
+    (group,) = by_setting(
+        [with_quality(own, value=30.0), with_quality(fewer, value=29.0, baseline=30.0)]
+    )
     assert (group.policies, group.baseline_quality) == (["bita"], 30.0)
-    assert [[one.knobs["top_k"] for one in chosen] for chosen in (group.of_policy("bita"), group.front())] == [[2], [2]]
+    assert [
+        [one.knobs["top_k"] for one in chosen]
+        for chosen in (group.of_policy("bita"), group.front())
+    ] == [[2], [2]]
     assert [one.knobs["top_k"] for one in group.notable()] == [2, 4]
     assert group.best(1.0).knobs == {"top_k": 2} and group.best(0.0) is None
     assert group.position(fewer).x == 1 / 1.5
@@ -93,9 +124,12 @@ def test_points_of_half_the_quality_or_twice_the_latency_squeeze_no_axis_even_on
 
 def test_a_lone_point_is_named_by_what_differs_from_its_policys_file():
     usual = {"fallback": 0.5, "rollback": 2.0, "window": 10, "verify_tail": True}
-    (group,) = by_setting([sample_baseline(), sample_result("bild", {**usual, "fallback": 0.4}, 1.5)])
+    (group,) = by_setting(
+        [sample_baseline(), sample_result("bild", {**usual, "fallback": 0.4}, 1.5)]
+    )
     assert group.label(group.of_policy("bild")[0]) == "bild (fallback 0.4)"
-    (own,) = by_setting([sample_result("users_own", {"depth": 3}, 1.5)])  # there is no file to compare with
+    # there is no file to compare with
+    (own,) = by_setting([sample_result("users_own", {"depth": 3}, 1.5)])
     assert own.label(own.results[0]) == "users_own (depth 3)"
     pair = [sample_result("bild", {**usual, "rollback": value}, 1.5) for value in (2.0, 5.0)]
     (group,) = by_setting(pair)

@@ -30,9 +30,16 @@ def result(point: str = "abc", tokens: int = 1, **changes: Any) -> Result:
 def test_a_point_appears_whole(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
     assert sweep.newest("abc") is None
-    examples = [sample_example("a"), sample_example("ä", rounds=[{"drafted": [3], "accepted": 1, "next_token": None}])]
+    examples = [
+        sample_example("a"),
+        sample_example("ä", rounds=[{"drafted": [3], "accepted": 1, "next_token": None}]),
+    ]
     folder = sweep.write_point("abc", "name: x\n", result(), examples)
-    assert sorted(file.name for file in folder.iterdir()) == ["config.yaml", "examples.jsonl", "result.json"]
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "config.yaml",
+        "examples.jsonl",
+        "result.json",
+    ]
     found = sweep.newest("abc")
     assert found.stored_at is not None and found.folder == folder
     assert replace(found, stored_at=None) == result()
@@ -76,7 +83,9 @@ def test_a_point_measured_twice_at_once_is_stored_once(tmp_path: Path) -> None:
 def test_a_point_measured_anew_stands_beside_the_older_one(tmp_path: Path) -> None:
     sweep = Sweep(tmp_path / "sweep")
     for tokens in (1, 2, 3):
-        sweep.write_point("abc", "", result(tokens=tokens), [sample_example(str(tokens))], beside=True)
+        sweep.write_point(
+            "abc", "", result(tokens=tokens), [sample_example(str(tokens))], beside=True
+        )
     assert sorted(folder.name for folder in sweep.points.glob("[!.]*")) == ["abc", "abc.2", "abc.3"]
     assert sweep.newest("abc").tokens == 3
     assert [one.tokens for one in sweep.all_results()] == [1, 2, 3]
@@ -107,7 +116,8 @@ def test_the_newest_is_the_last_stored_also_when_the_clock_was_set_back(
     assert sweep.newest("first").tokens == 3
     Clock.hour_now = 14
     sweep.write_point("second", "", result("second", 4), [], beside=True)
-    assert sweep.newest("second").stored_at == "2026-01-01T14:00:00.000+00:00"  # the clock's own again
+    # the clock's own again
+    assert sweep.newest("second").stored_at == "2026-01-01T14:00:00.000+00:00"
 
 
 DAMAGED = ["", '{"point": "ab', "\0\0\0", "[]", "{}", '{"schema": 3, "point": "abc"}']
@@ -136,7 +146,9 @@ def test_a_damaged_result_is_told_and_measured_again(content: str, tmp_path: Pat
         ("speedup.low", 0.0),
     ],
 )
-def test_a_damaged_result_that_can_be_read_takes_no_other_point_with_it(key: str, value: Any, tmp_path: Path) -> None:
+def test_a_damaged_result_that_can_be_read_takes_no_other_point_with_it(
+    key: str, value: Any, tmp_path: Path
+) -> None:
     sweep = Sweep(tmp_path / "sweep")
     kept, lost = (sample_result("bild", {"fallback": one}, 1.5, point=f"p{one}") for one in (1, 2))
     file = [sweep.write_point(one.point, "", one, []) for one in (kept, lost)][1] / "result.json"
@@ -150,7 +162,9 @@ def test_a_damaged_result_that_can_be_read_takes_no_other_point_with_it(key: str
     file.write_text(json.dumps(content))
     assert "decodes 1.50×" in headline(sweep.results())
     (failure,) = sweep.failures()
-    assert [one.point for one in sweep.results()] == [kept.point] and f"{file} cannot be read" in failure.error.message
+    assert [one.point for one in sweep.results()] == [
+        kept.point
+    ] and f"{file} cannot be read" in failure.error.message
 
 
 def test_a_quality_that_is_no_number_has_no_place_on_the_front() -> None:

@@ -29,7 +29,11 @@ def test_several_sweeps_are_one_frame_with_a_row_per_point(tmp_path: Path) -> No
     frame = bild_lab.load_results(tmp_path / "first", str(tmp_path / "second"))
     assert frame["sweep"].tolist() == ["first", "first", "second"]
     assert frame["policy"].tolist() == ["bild", "vanilla", "speculative"]
-    assert frame["fallback"].tolist()[0] == 0.5 and math.isnan(frame["fallback"][2]) and frame["window"][2] == 4
+    assert (
+        frame["fallback"].tolist()[0] == 0.5
+        and math.isnan(frame["fallback"][2])
+        and frame["window"][2] == 4
+    )
     write_table(first.results(), tmp_path / "sweep.csv")
     columns = (tmp_path / "sweep.csv").read_text().splitlines()[0].split(",")
     assert bild_lab.load_results(tmp_path / "first").columns.tolist() == ["sweep", *columns]
@@ -42,7 +46,9 @@ def test_an_infinite_knob_is_a_number(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_points_and_no_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere has no finished points; give the folder of a sweep"):
+    with pytest.raises(
+        UserError, match="nowhere has no finished points; give the folder of a sweep"
+    ):
         bild_lab.load_results(tmp_path / "nowhere")
     with pytest.raises(UserError, match="a folder is needed, got none"):
         bild_lab.load_results()
@@ -69,13 +75,27 @@ def test_the_package_has_what_it_lists() -> None:
 def test_metrics_behind_the_leading_one_are_the_last_columns() -> None:
     both = sample_result("bild", {}, 1.5, further_qualities={"chrf": FURTHER})
     frame = to_frame([sample_result("vanilla", {}, 1.0), both])
-    names = ["chrf", "chrf_low", "chrf_high", "chrf_difference", "chrf_difference_low", "chrf_difference_high"]
+    names = [
+        "chrf",
+        "chrf_low",
+        "chrf_high",
+        "chrf_difference",
+        "chrf_difference_low",
+        "chrf_difference_high",
+    ]
     assert frame.columns.tolist()[-6:] == names
     assert frame.iloc[1][names].tolist() == [61.0, 60.0, 62.0, -0.5, -1.0, 0.1]
     assert frame.iloc[0][names].isna().all()
 
 
 FURTHER = {
-    **{"metric": "chrF", "value": 61.0, "low": 60.0, "high": 62.0, "baseline": 61.5, "p_value": 0.2},
+    **{
+        "metric": "chrF",
+        "value": 61.0,
+        "low": 60.0,
+        "high": 62.0,
+        "baseline": 61.5,
+        "p_value": 0.2,
+    },
     **{"difference": -0.5, "difference_low": -1.0, "difference_high": 0.1, "signature": "nc:6"},
 }

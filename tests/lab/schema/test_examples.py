@@ -1,4 +1,6 @@
-"""What is stored of every example: the same lines as ever, whatever a method records of its rounds."""
+"""What is stored of every example: the same lines as ever, whatever a method records of its
+rounds.
+"""
 
 from __future__ import annotations
 
@@ -19,25 +21,38 @@ ROUND = Round((3, 4), 1, 9, 2, stats=STATS)
 
 
 def test_a_round_keeps_what_was_recorded_to_four_digits() -> None:
-    assert measured_round(ROUND).statistics == {"confidence": [0.9123, 0.4], "distance": [0.12, math.inf]}
-    assert measured_round(replace(ROUND, stats={"confidence": (), "distance": (), "exit_layer": 3})).statistics == {
-        "exit_layer": 3
+    assert measured_round(ROUND).statistics == {
+        "confidence": [0.9123, 0.4],
+        "distance": [0.12, math.inf],
     }
+    assert measured_round(
+        replace(ROUND, stats={"confidence": (), "distance": (), "exit_layer": 3})
+    ).statistics == {"exit_layer": 3}
     whole = {"latency_units": 123456, "lane": "second"}
     assert measured_round(replace(ROUND, stats={**whole, "matched": None})).statistics == whole
 
 
 def test_examples_are_stored_with_the_baselines_and_their_certificates() -> None:
-    examples = [Example("a", "ein", "", ("one",), category="math"), Example("b", "zwei", "", ("two",), turn=2)]
+    examples = [
+        Example("a", "ein", "", ("one",), category="math"),
+        Example("b", "zwei", "", ("two",), turn=2),
+    ]
     timed = {
-        "method": [Timed([3, 9], [0.1, 0.2], Trace([ROUND])), Timed([4], [0.3, 0.4], Trace([ROUND]))],
+        "method": [
+            Timed([3, 9], [0.1, 0.2], Trace([ROUND])),
+            Timed([4], [0.3, 0.4], Trace([ROUND])),
+        ],
         "baseline": [Timed([3, 9], [0.5], Trace()), Timed([5], [0.6], Trace())],
     }
     texts = {"method": ["one", "too"], "baseline": ["one", "two"]}
     certificates = [Certificate("equal"), Certificate(TIE, 0, 4, 5)]
     first, second = measured_examples(examples, timed, texts, certificates)
     assert (first.category, first.turn, second.category, second.turn) == ("math", 1, None, 2)
-    assert (second.prediction, second.baseline_prediction, second.baseline_token_ids) == ("too", "two", [5])
+    assert (second.prediction, second.baseline_prediction, second.baseline_token_ids) == (
+        "too",
+        "two",
+        [5],
+    )
     assert (second.latency_s, second.baseline_latency_s) == ([0.3, 0.4], [0.6])
     assert (second.certificate["verdict"], second.certificate["position"]) == (TIE, 0)
     assert "turn" not in first.to_json() and second.to_json()["turn"] == 2
@@ -48,16 +63,23 @@ def test_examples_are_stored_with_the_baselines_and_their_certificates() -> None
     assert first.scores is None and first.log_probability is first.baseline_log_probability is None
     likely = {"method": [-1.0, -2.0], "baseline": [-3.0, -4.0]}
     told = measured_examples(examples, timed, texts, log_probabilities=likely)
-    assert [(one.log_probability, one.baseline_log_probability) for one in told] == [(-1.0, -3.0), (-2.0, -4.0)]
+    assert [(one.log_probability, one.baseline_log_probability) for one in told] == [
+        (-1.0, -3.0),
+        (-2.0, -4.0),
+    ]
 
 
 def test_a_traced_example_has_the_text_of_every_token_emitted_or_drafted() -> None:
     example = sample_example(token_ids=[3, 9], rounds=[measured_round(ROUND).to_json()])
     spans = [("prefill", 0.0000004, 0.1234567)]
-    traced = with_trace(example, "ein", spans, lambda tokens: {token: f"<{token}>" for token in tokens})
+    traced = with_trace(
+        example, "ein", spans, lambda tokens: {token: f"<{token}>" for token in tokens}
+    )
     assert traced.pieces == {"3": "<3>", "4": "<4>", "9": "<9>"}
     assert traced.spans == (("prefill", 0.0, 0.123457),)
-    assert MeasuredExample.from_json(json.loads(json.dumps(traced.to_json()))).pieces == traced.pieces
+    assert (
+        MeasuredExample.from_json(json.loads(json.dumps(traced.to_json()))).pieces == traced.pieces
+    )
 
 
 def test_a_result_that_lies_in_no_folder_has_no_examples() -> None:

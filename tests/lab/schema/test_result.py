@@ -22,10 +22,20 @@ def through_a_file(result: Result) -> Result:
 
 
 def test_a_result_survives_its_file() -> None:
-    pipeline = {"layers": 8, "exit_layer": 4, "match_rate": None, "latency_units": 4.6, "compute_units": 9.0}
+    pipeline = {
+        "layers": 8,
+        "exit_layer": 4,
+        "match_rate": None,
+        "latency_units": 4.6,
+        "compute_units": 9.0,
+    }
     predicted = {"predicted_latency_units": 4.5, "predicted_compute_units": 9.1, "theorem": 1.33}
     category = {"n_examples": 2, "tokens": 9, "tokens_per_s": 3.0, "baseline_tokens_per_s": None}
-    category |= {"tokens_per_s_ratio": None, "speedup": {"value": 2.0}, "tokens_per_target_call": 1.5}
+    category |= {
+        "tokens_per_s_ratio": None,
+        "speedup": {"value": 2.0},
+        "tokens_per_target_call": 1.5,
+    }
     result = sample_drafted(
         "bild",
         {"fallback": 0.5, "adapter": None, "tail": True},
@@ -51,7 +61,11 @@ def test_numbers_that_json_does_not_have_survive() -> None:
     result = with_speedup(sample_result("bild", {"rollback": math.inf}, 1.5), high=math.inf)
     result = with_quality(result, value=math.nan)
     content = result.to_json()
-    assert (content["knobs"]["rollback"], content["speedup"]["high"], content["quality"]["value"]) == (
+    assert (
+        content["knobs"]["rollback"],
+        content["speedup"]["high"],
+        content["quality"]["value"],
+    ) == (
         "inf",
         "inf",
         None,
@@ -79,7 +93,10 @@ def test_a_file_of_another_version_is_refused(schema: int) -> None:
         ({"latency_s": 1.0}, "latency_s must hold a dict"),
         ({"latency_s": {"median": 1.0}}, "p95 is missing in latency_s"),
         ({"seconds": {"load": "long"}}, r"seconds\.load must be a number"),
-        ({"counts": {"acceptance_by_position": [0.5, "x"]}}, r"counts\.acceptance_by_position\[1\] must be a number"),
+        (
+            {"counts": {"acceptance_by_position": [0.5, "x"]}},
+            r"counts\.acceptance_by_position\[1\] must be a number",
+        ),
         ({"policy": None}, "policy must hold a str, got None"),
     ],
 )
@@ -91,7 +108,12 @@ def test_what_is_no_result_is_refused(change: dict[str, Any], message: str) -> N
 
 def test_a_setting_is_read_by_name_and_by_key() -> None:
     setting = sample_result("bild", {}, 1.5, setting={"hardware": "EPYC", "own": 1}).setting
-    assert (setting.dataset, setting.temperature, setting.hardware, setting["own"]) == ("multi30k", 0.0, "EPYC", 1)
+    assert (setting.dataset, setting.temperature, setting.hardware, setting["own"]) == (
+        "multi30k",
+        0.0,
+        "EPYC",
+        1,
+    )
     assert dict(setting) == to_json(setting)
     assert sample_result("bild", {}, 1.5).setting == sample_result("vanilla", {}, 1.0).setting
 

@@ -23,12 +23,27 @@ def words(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> list[s
     (data / "test.jsonl").write_text("".join(rows[3:]))
     models = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
     prompt = "dataset.prompt_template='{source}'"
-    dataset = ["dataset=multi30k", f"dataset.path={data}", prompt, "decoding.max_new_tokens=8", "name=grid"]
-    clock = ["measure.repeats=1", "measure.warmup=0", "measure.traced_examples=0", "runtime.threads=1"]
+    dataset = [
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        prompt,
+        "decoding.max_new_tokens=8",
+        "name=grid",
+    ]
+    clock = [
+        "measure.repeats=1",
+        "measure.warmup=0",
+        "measure.traced_examples=0",
+        "runtime.threads=1",
+    ]
     return [*models, *dataset, *clock, "screen.timed_s=0.2"]
 
 
 @pytest.fixture
 def screen(command: Command, words: list[str]) -> Command:
-    """Runs scripts/screen.py on tiny checkpoints in an empty folder; returns its exit code and what it printed."""
-    return lambda *others: command(script, *as_overrides([*words, *others], "screen.space"), config="screen")
+    """Runs scripts/screen.py on tiny checkpoints in an empty folder; returns its exit code and what
+    it printed.
+    """
+    return lambda *others: command(
+        script, *as_overrides([*words, *others], "screen.space"), config="screen"
+    )

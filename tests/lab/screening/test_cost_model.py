@@ -9,7 +9,12 @@ import pytest
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.screening.replay import TimedText, features_of, fit
 
-PRICES = {"texts": 0.002, "target forwards": 0.006, "target rows": 0.0004, "drafter 1 forwards": 0.0005}
+PRICES = {
+    "texts": 0.002,
+    "target forwards": 0.006,
+    "target rows": 0.0004,
+    "drafter 1 forwards": 0.0005,
+}
 
 
 def texts(noise: float, systems: int = 6) -> list[TimedText]:
@@ -19,10 +24,18 @@ def texts(noise: float, systems: int = 6) -> list[TimedText]:
     for system in range(systems):
         for _ in range(20):
             calls = chance.randint(3, 12)
-            features = {"texts": 1, "target forwards": calls, "target rows": calls * chance.randint(1, system + 1)}
-            features |= {"drafter 1 forwards": calls * system * chance.randint(1, 2)} if system else {}
+            features = {
+                "texts": 1,
+                "target forwards": calls,
+                "target rows": calls * chance.randint(1, system + 1),
+            }
+            features |= (
+                {"drafter 1 forwards": calls * system * chance.randint(1, 2)} if system else {}
+            )
             seconds = sum(PRICES[name] * count for name, count in features.items())
-            found.append(TimedText(str(system), features, seconds * chance.uniform(1 - noise, 1 + noise)))
+            found.append(
+                TimedText(str(system), features, seconds * chance.uniform(1 - noise, 1 + noise))
+            )
     return found
 
 

@@ -1,4 +1,6 @@
-"""What is certified keeps its loss as often as it says: exactly for one test, by simulation for whole choices."""
+"""What is certified keeps its loss as often as it says: exactly for one test, by simulation for
+whole choices.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ ASKED = GuaranteeSpec(loss=0.1, probability=0.9)
 
 
 def means(each: np.ndarray) -> Losses:
-    return Losses(each.shape[1], lambda times: times @ each.T / times.sum(axis=1, keepdims=True), each)
+    return Losses(
+        each.shape[1], lambda times: times @ each.T / times.sum(axis=1, keepdims=True), each
+    )
 
 
 @pytest.mark.parametrize("lost", [1.0, 0.3])
@@ -43,7 +47,9 @@ def means(each: np.ndarray) -> Losses:
 def test_a_loss_that_is_just_too_large_has_a_small_p_value_as_seldom_as_it_says(
     lost: float, probability: float
 ) -> None:
-    """Exactly, for ten texts in every order that lose `lost` or gain 0.5 and have a mean loss of 0.1."""
+    """Exactly, for ten texts in every order that lose `lost` or gain 0.5 and have a mean loss of
+    0.1.
+    """
     chance, asked = (0.1 + 0.5) / (lost + 0.5), GuaranteeSpec(0.1, probability)
     every = np.array(list(itertools.product((True, False), repeat=10)))
     weights = np.where(every, chance, 1 - chance).prod(axis=1)
@@ -66,7 +72,9 @@ def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
     for _ in range(150):
         others, each = (generator.random((settings, count)) < rare for _ in range(2))
         order = sequence(asked, speeds, means(others.astype(float)))
-        result = guarantee(asked, speeds[order], others[order].astype(float), means(each[order].astype(float)), 0)
+        result = guarantee(
+            asked, speeds[order], others[order].astype(float), means(each[order].astype(float)), 0
+        )
         found.append(result.chosen is not None)
     return float(np.mean(found))
 
@@ -94,7 +102,9 @@ def along_all(asked: GuaranteeSpec, speeds: np.ndarray, select: Losses) -> list[
     ],
 )
 def test_what_is_certified_is_broken_no_more_often_than_asked_and_planted_faults_break_it(
-    faults: dict[str, Callable[..., Any]], world: tuple[int, int, float, float], monkeypatch: pytest.MonkeyPatch
+    faults: dict[str, Callable[..., Any]],
+    world: tuple[int, int, float, float],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert share_broken(*world) <= 0.1
     for name, fault in faults.items():
@@ -104,26 +114,36 @@ def test_what_is_certified_is_broken_no_more_often_than_asked_and_planted_faults
 
 
 def test_the_number_that_would_be_enough_is_and_a_tenth_of_it_is_not() -> None:
-    assert enough(np.zeros(20), GuaranteeSpec(0.02)) == math.ceil(-math.log(0.05) / 0.9 / 0.02) == 167
+    assert (
+        enough(np.zeros(20), GuaranteeSpec(0.02)) == math.ceil(-math.log(0.05) / 0.9 / 0.02) == 167
+    )
     assert enough(np.full(20, 0.02), GuaranteeSpec(0.02)) is None
     generator = np.random.default_rng(0)
     for spread in (0.05, 0.2):
         count = enough(np.array([0.005 - spread, 0.005 + spread]), GuaranteeSpec(0.02))
         each = np.clip(generator.normal(0.005, spread, (2, 100, count)), -1, 1)
-        certified = [np.array(p_values(GuaranteeSpec(0.02), *each[..., :n])) <= 0.05 for n in (count, count // 10)]
+        certified = [
+            np.array(p_values(GuaranteeSpec(0.02), *each[..., :n])) <= 0.05
+            for n in (count, count // 10)
+        ]
         assert certified[0].mean() >= 0.95 and certified[1].mean() <= 0.6
 
 
 def test_the_surest_settings_of_the_front_are_tested_first_until_one_fails() -> None:
     generator = np.random.default_rng(0)
     true = np.array([0.0, 0.3, 0.03, 0.5, 0.06])
-    speeds = np.array([1.0, 2.0, 1.5, 1.4, 1.7])  # the fourth is slower than the third and loses more
-    others, each = (np.clip(generator.normal(true[:, None], 0.05, (5, 300)), -1, 1) for _ in range(2))
+    # the fourth is slower than the third and loses more
+    speeds = np.array([1.0, 2.0, 1.5, 1.4, 1.7])
+    others, each = (
+        np.clip(generator.normal(true[:, None], 0.05, (5, 300)), -1, 1) for _ in range(2)
+    )
     order = sequence(ASKED, speeds, means(others))
     assert order == [0, 2, 4, 1]
     found = guarantee(ASKED, speeds[order], others[order], means(each[order]), 0)
     assert (found.kept, found.chosen) == ([0, 1, 2], 2)
-    assert found.p_values[2] < 0.1 < found.p_values[3] and found.mean[3] == pytest.approx(0.3, abs=0.02)
+    assert found.p_values[2] < 0.1 < found.p_values[3] and found.mean[3] == pytest.approx(
+        0.3, abs=0.02
+    )
     each[2] += 0.2  # the next is not looked at after one that fails
     assert guarantee(ASKED, speeds[order], others[order], means(each[order]), 0).kept == [0]
 
@@ -136,10 +156,18 @@ def test_a_text_loses_what_its_metric_says_on_a_scale_of_one() -> None:
     picks = [[0, 2], [1, 2], [1, 3]]  # the target alone, and two settings
     for metric in ("chrf", "rouge", "exact_match"):
         pool = measure_of(metric, TEXTS, REFERENCES, False)
-        single = [measure_of(metric, [text], [own], False).value() for text, own in zip(TEXTS, REFERENCES, strict=True)]
-        lost = [[(single[0] - single[1]) / 100, 0], [(single[0] - single[1]) / 100, (single[2] - single[3]) / 100]]
+        single = [
+            measure_of(metric, [text], [own], False).value()
+            for text, own in zip(TEXTS, REFERENCES, strict=True)
+        ]
+        lost = [
+            [(single[0] - single[1]) / 100, 0],
+            [(single[0] - single[1]) / 100, (single[2] - single[3]) / 100],
+        ]
         found = losses_of(metric, pool, picks)
-        assert found.each == pytest.approx(np.array(lost)) and found.mean == pytest.approx(np.mean(lost, axis=1))
+        assert found.each == pytest.approx(np.array(lost)) and found.mean == pytest.approx(
+            np.mean(lost, axis=1)
+        )
         assert 0 < found.each.max() <= 1
     nats = METRICS["log_probability"].of([(-2.0, 4), (-6.0, 4), (-1.0, 1), (-9.0, 1)], [("",)] * 4)
     lost = losses_of("log_probability", nats, [picks[0], [1, 3], [0, 2]]).each
@@ -149,7 +177,9 @@ def test_a_text_loses_what_its_metric_says_on_a_scale_of_one() -> None:
     pool = measure_of("bleu", TEXTS, REFERENCES, False)
     bleu = losses_of("bleu", pool, picks)
     assert bleu.each is None
-    assert bleu.mean == pytest.approx([(pool.value(picks[0]) - pool.value(one)) / 100 for one in picks[1:]])
+    assert bleu.mean == pytest.approx(
+        [(pool.value(picks[0]) - pool.value(one)) / 100 for one in picks[1:]]
+    )
 
 
 def test_a_bootstrap_over_the_choice_is_stricter_than_the_choice() -> None:
@@ -171,9 +201,12 @@ def test_random_halves_break_a_choice_by_the_mean_and_not_a_guarantee() -> None:
     asked, own, broken, taken = GuaranteeSpec(loss=0.1, probability=0.9), each.mean(axis=1), [], []
     for _ in range(100):
         half = each[:, generator.permutation(400)[:200]]
-        (naive,) = np.flatnonzero(half.mean(axis=1) <= asked.loss)[-1:]  # the fastest whose mean is within the loss
+        # the fastest whose mean is within the loss
+        (naive,) = np.flatnonzero(half.mean(axis=1) <= asked.loss)[-1:]
         certified = guarantee(asked, speeds, others, means(half), 0).chosen
-        broken.append((own[naive] > asked.loss, certified is not None and own[certified] > asked.loss))
+        broken.append(
+            (own[naive] > asked.loss, certified is not None and own[certified] > asked.loss)
+        )
         taken.append((speeds[naive], 1.0 if certified is None else speeds[certified]))
     naive, certified = np.mean(broken, axis=0)
     assert certified <= 0.1 and naive > 0.2
@@ -193,19 +226,31 @@ def test_a_guarantee_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_the_command_certifies_or_says_what_would_be_enough(screen: Command) -> None:
-    lists = ["policy=bild", "policy.fallback=0.2,0.9", "policy.rollback=0.69,5", "dataset.metric=chrf"]
+    lists = [
+        "policy=bild",
+        "policy.fallback=0.2,0.9",
+        "policy.rollback=0.69,5",
+        "dataset.metric=chrf",
+    ]
     sure = ["screen.guarantee.loss=0.9", "screen.guarantee.probability=0.6"]
     code, printed = screen(*lists, *sure, "screen.confirmations=1")
     assert code == 0, printed
     assert "certified on 3 texts of test: bild (" in printed
     summary = json.loads(Path("outputs/grid/screen.json").read_text())
     found = summary["guarantee"]
-    assert (found["loss"], found["probability"], found["metric"], found["n"]) == (0.9, 0.6, "chrf", 3)
+    assert (found["loss"], found["probability"], found["metric"], found["n"]) == (
+        0.9,
+        0.6,
+        "chrf",
+        3,
+    )
     assert found["certified"] and found["policy"] == "bild" and found["enough"] == 2
     rows = pd.read_csv("outputs/grid/screen.csv")
     kept = [one["knobs"] for one in found["tested"] if one["kept"]]
     assert len(kept) == rows.certified.notna().sum() and found["knobs"] in kept
-    assert "mean loss at most 0.9 with probability 0.6" in Path("outputs/grid/report.html").read_text()
+    assert (
+        "mean loss at most 0.9 with probability 0.6" in Path("outputs/grid/report.html").read_text()
+    )
     assert found["knobs"] in [one["knobs"] for one in summary["confirmed"]]  # measured live too
 
     strict = ["screen.guarantee.loss=0.02", "screen.confirmations=0"]

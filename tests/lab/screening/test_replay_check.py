@@ -1,4 +1,6 @@
-"""A replayed text that differs from the live one: a tie where rounding explains it, a defect where a row is wrong."""
+"""A replayed text that differs from the live one: a tie where rounding explains it, a defect where
+a row is wrong.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +33,29 @@ class Replayed:
     def __init__(self, checkpoints: Path, folder: Path, knobs: Sequence[str] = ()) -> None:
         data = write_data(folder / "data", rows=3)
         (data / "test.jsonl").replace(data / "validation.jsonl")
-        words = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}", "name=grid"]
-        words += ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=12", "runtime.threads=1"]
-        words += ["runtime.dtype=bfloat16", "runtime.engine=native", "dataset.prompt_template='{source}'", *knobs]
+        words = [
+            f"pair.target={checkpoints / 'llama'}",
+            f"pair.draft={checkpoints / 'llama-draft'}",
+            "name=grid",
+        ]
+        words += [
+            "dataset=multi30k",
+            f"dataset.path={data}",
+            "decoding.max_new_tokens=12",
+            "runtime.threads=1",
+        ]
+        words += [
+            "runtime.dtype=bfloat16",
+            "runtime.engine=native",
+            "dataset.prompt_template='{source}'",
+            *knobs,
+        ]
         self.screening = Screening(grid_of(words, POLICIES, "screen"), "validation", "screen")
         self.screened = self.screening.decode(self.screening.grid.candidates)
         live = self.screening.point.decoders["method"].target
-        self.target = next(one for one in self.screening.records.models.values() if one.model is live)
+        self.target = next(
+            one for one in self.screening.records.models.values() if one.model is live
+        )
 
     def over(self, candidate: Candidate) -> partial:
         """Gives the policy's decoder over wrapped models."""
@@ -57,7 +75,9 @@ class Replayed:
         one, request = self.screened[place], self.screening.requests[index]
         over = self.over(one.candidate)
         text = decoded(one.candidate.name, over(self.screening.records), request).token_ids
-        return text != one.texts[index].token_ids, judge(over, self.screening.records, request, text)
+        return text != one.texts[index].token_ids, judge(
+            over, self.screening.records, request, text
+        )
 
 
 def plant(node: Node, row: torch.Tensor) -> None:
@@ -89,12 +109,17 @@ def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_s
     monkeypatch.chdir(tmp_path)
     anything = Replayed(checkpoints, tmp_path, ["policy.fallback=0", "policy.rollback=99"])
     firsts = [
-        (index, text.token_ids[0], anything.nodes(2, index)[0]) for index, text in enumerate(anything.screened[2].texts)
+        (index, text.token_ids[0], anything.nodes(2, index)[0])
+        for index, text in enumerate(anything.screened[2].texts)
     ]
-    index, drafted, node = next(one for one in firsts if int(one[2].rows[LOGITS].argmax()) != one[1])
+    index, drafted, node = next(
+        one for one in firsts if int(one[2].rows[LOGITS].argmax()) != one[1]
+    )
     scores = node.rows[LOGITS]
     distance = -float(scores[0].float().log_softmax(-1)[drafted])
-    replayed = Replayed(checkpoints, tmp_path, ["policy.fallback=0", f"policy.rollback={distance + 1e-4}"])
+    replayed = Replayed(
+        checkpoints, tmp_path, ["policy.fallback=0", f"policy.rollback={distance + 1e-4}"]
+    )
     changed, _ = replayed.judged(2, index)
     assert not changed and replayed.screened[2].texts[index].token_ids[0] == drafted
     further = scores.clone()
@@ -102,7 +127,11 @@ def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_s
     assert 0 < float(scores[0, drafted] - further[0, drafted]) < 0.02 * float(scores.abs().max())
     plant(replayed.nodes(2, index)[0], further)
     changed, found = replayed.judged(2, index)
-    assert changed and found.verdict == TIE and 0 < found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
+    assert (
+        changed
+        and found.verdict == TIE
+        and 0 < found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
+    )
 
 
 def test_points_are_scored_by_the_targets_likelihood_over_the_record(
@@ -113,27 +142,44 @@ def test_points_are_scored_by_the_targets_likelihood_over_the_record(
     screening = (replayed := Replayed(checkpoints, tmp_path, knobs)).screening
     ran = replayed.target.forwards(request.source for request in screening.requests)
     speculative, bild = screening.rows(replayed.screened, None)
-    assert replayed.target.forwards(request.source for request in screening.requests) == ran  # the rows are there
+    # the rows are there
+    assert replayed.target.forwards(request.source for request in screening.requests) == ran
     pairs = [
-        (request, text.token_ids) for request, text in zip(screening.requests, replayed.screened[2].texts, strict=True)
+        (request, text.token_ids)
+        for request, text in zip(screening.requests, replayed.screened[2].texts, strict=True)
     ]
     live = replayed.target.model
-    nats = [log_probability(text_logits(live, request, tokens), tokens) for request, tokens in pairs]
-    assert bild.quality == pytest.approx(sum(nats) / sum(len(tokens) for _, tokens in pairs), abs=0.02)
-    assert speculative.quality_difference == 0 > bild.quality_difference and bild.quality_metric == "log-probability"
+    nats = [
+        log_probability(text_logits(live, request, tokens), tokens) for request, tokens in pairs
+    ]
+    assert bild.quality == pytest.approx(
+        sum(nats) / sum(len(tokens) for _, tokens in pairs), abs=0.02
+    )
+    assert (
+        speculative.quality_difference == 0 > bild.quality_difference
+        and bild.quality_metric == "log-probability"
+    )
 
 
-def test_fewer_points_are_timed_where_a_text_takes_long(replayed: Replayed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_points_are_timed_where_a_text_takes_long(
+    replayed: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alone, _, bild = replayed.screened
     points = [
         Screened(
-            bild.candidate, [replace(one, counts=Counter({**one.counts, "target_calls": calls})) for one in bild.texts]
+            bild.candidate,
+            [
+                replace(one, counts=Counter({**one.counts, "target_calls": calls}))
+                for one in bild.texts
+            ],
         )
         for calls in range(1, 6)
     ]
     counted: list[int] = []
     monkeypatch.setattr(
-        screen, "time_methods", lambda methods, *others: counted.append(len(methods)) or time_methods(methods, *others)
+        screen,
+        "time_methods",
+        lambda methods, *others: counted.append(len(methods)) or time_methods(methods, *others),
     )
     for seconds in (1e-9, 1e4):
         replayed.screening.timed([alone, *points], seconds)

@@ -1,4 +1,6 @@
-"""A grid of knobs screened over a record and confirmed live: grids, the command as a whole, and what it refuses."""
+"""A grid of knobs screened over a record and confirmed live: grids, the command as a whole, and
+what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +31,26 @@ Command = Callable[..., tuple[int, str]]
 
 
 def test_lists_are_those_of_a_sweep_in_the_order_of_their_numbers() -> None:
-    lists = read_lists(["policy.rollback=10,2,1", "policy.window=range(3,6)", "policy.rule=opt,chow", "policy=bild"])
+    lists = read_lists(
+        [
+            "policy.rollback=10,2,1",
+            "policy.window=range(3,6)",
+            "policy.rule=opt,chow",
+            "policy=bild",
+        ]
+    )
     assert lists == {
         "policy.rollback": ("policy.rollback=1", "policy.rollback=2", "policy.rollback=10"),
         "policy.window": ("policy.window=3", "policy.window=4", "policy.window=5"),
         "policy.rule": ("policy.rule=opt", "policy.rule=chow"),
         "policy": ("policy=bild",),
     }
-    assert read_lists(["policy.window=3,5", "policy.window=7"]) == {"policy.window": ("policy.window=7",)}
+    assert read_lists(["policy.window=3,5", "policy.window=7"]) == {
+        "policy.window": ("policy.window=7",)
+    }
     (steps,) = read_lists(["policy.fallback=range(0.05,0.25,0.05)"]).values()
-    assert [step.partition("=")[2] for step in steps] == ["0.05", "0.1", "0.15", "0.2"]  # not 0.15000000000000002
+    # not 0.15000000000000002
+    assert [step.partition("=")[2] for step in steps] == ["0.05", "0.1", "0.15", "0.2"]
 
 
 @pytest.mark.parametrize("word", ["policy.window=interval(1,5)", "policy=glob(*)"])
@@ -48,7 +60,12 @@ def test_what_is_no_list_of_values_is_refused(word: str) -> None:
 
 
 def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
-    lists = ["policy=bild,typical_acceptance", "policy.fallback=0.3,0.6", "policy.epsilon=0.1,0.2", "policy.window=3,5"]
+    lists = [
+        "policy=bild,typical_acceptance",
+        "policy.fallback=0.3,0.6",
+        "policy.epsilon=0.1,0.2",
+        "policy.window=3,5",
+    ]
     grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists, "config")
     found = [(one.name, dict(one.knobs)) for one in grid.candidates]
     assert len(found) == 8 and grid.shared == ("dataset.limit=7",)
@@ -68,7 +85,10 @@ def test_a_point_of_the_grid_is_composed_as_run_py_does() -> None:
     ("lists", "wanted"),
     [
         (["dataset.limit=3,5"], "got a list for dataset.limit"),
-        (["policy.epsilon=0.1,0.2"], "bild has no knob 'epsilon'; it has fallback, rollback, window, verify_tail"),
+        (
+            ["policy.epsilon=0.1,0.2"],
+            "bild has no knob 'epsilon'; it has fallback, rollback, window, verify_tail",
+        ),
         (["policy=bild,vanilla", "policy.alpha=1,2"], "bild, vanilla has no knob 'alpha'"),
     ],
 )
@@ -83,13 +103,21 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
     code, printed = screen(*lists, "screen.confirmations=1")
     assert code == 0, printed
     assert "chosen on validation, measured on test: bild" in printed
-    frame, summary = pd.read_csv("outputs/grid/screen.csv"), json.loads(Path("outputs/grid/screen.json").read_text())
+    frame, summary = (
+        pd.read_csv("outputs/grid/screen.csv"),
+        json.loads(Path("outputs/grid/screen.json").read_text()),
+    )
     assert len(frame) == summary["points"] == 6 and set(frame.split) == {"validation"}
     assert frame.confirmed.notna().sum() == len(summary["confirmed"]) == 1
     assert frame.on_front.any() and frame.target_calls.sum() == summary["live_target_calls"]
     assert (
-        summary["vanilla_target_calls"] <= summary["recorded_target_calls"] < summary["live_target_calls"]
-        and summary["replayed_differently"] == summary["replayed_ties"] == summary["replayed_defects"] == 0
+        summary["vanilla_target_calls"]
+        <= summary["recorded_target_calls"]
+        < summary["live_target_calls"]
+        and summary["replayed_differently"]
+        == summary["replayed_ties"]
+        == summary["replayed_defects"]
+        == 0
     )
     assert summary["prediction_error_median"] == summary["prediction_error_largest"] > 0
     (one,) = summary["confirmed"]
@@ -99,10 +127,16 @@ def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
     (point,) = pd.read_csv("outputs/grid/sweep.csv").point
     assert point == frame.confirmed.dropna().item()
 
-    code, printed = screen("policy=typical_acceptance,speculative", "policy.epsilon=0.1,0.5", "screen.confirmations=0")
+    code, printed = screen(
+        "policy=typical_acceptance,speculative", "policy.epsilon=0.1,0.5", "screen.confirmations=0"
+    )
     assert code == 0, printed
     both = pd.read_csv("outputs/grid/screen.csv")
-    assert both.policy.value_counts().to_dict() == {"bild": 6, "typical_acceptance": 2, "speculative": 1}
+    assert both.policy.value_counts().to_dict() == {
+        "bild": 6,
+        "typical_acceptance": 2,
+        "speculative": 1,
+    }
     again = json.loads(Path("outputs/grid/screen.json").read_text())
     assert again["recorded_target_calls"] >= summary["recorded_target_calls"]
 
@@ -131,10 +165,17 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
     screen: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lists = ["policy=bild", "policy.fallback=0.2,0.9", "policy.rollback=0.5,3", "screen.confirmations=0"]
+    lists = [
+        "policy=bild",
+        "policy.fallback=0.2,0.9",
+        "policy.rollback=0.5,3",
+        "screen.confirmations=0",
+    ]
     program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *lists]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, *program], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     cut = {file: file.read_bytes() for file in Path("outputs/grid/record").glob("*/index.jsonl")}
     whole = {file: content[: content.rfind(b"\n") + 1] for file, content in cut.items()}
@@ -151,7 +192,9 @@ def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
     assert all(file.read_bytes().startswith(content) for file, content in whole.items())
     code, printed = screen(*lists, "name=fresh")
     assert code == 0, printed
-    counted = [json.loads(Path(f"outputs/{name}/screen.json").read_text()) for name in ("grid", "fresh")]
+    counted = [
+        json.loads(Path(f"outputs/{name}/screen.json").read_text()) for name in ("grid", "fresh")
+    ]
     assert counted[0]["recorded_target_calls"] == counted[1]["recorded_target_calls"]
     frames = [pd.read_csv(f"outputs/{name}/screen.csv") for name in ("grid", "fresh")]
     timed = ["predicted_speedup", "on_front"]
@@ -188,16 +231,34 @@ def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
 
 
 def row(speedup: float, quality: float, **knobs: Any) -> Row:
-    own = {"policy": "bild", "knobs": knobs, "split": "validation", "n_examples": 3, "quality_metric": "BLEU"}
+    own = {
+        "policy": "bild",
+        "knobs": knobs,
+        "split": "validation",
+        "n_examples": 3,
+        "quality_metric": "BLEU",
+    }
     own |= {"quality": quality, "predicted_speedup": speedup, "quality_difference": quality - 40}
-    return Row(**dict.fromkeys(Row.__dataclass_fields__, 0) | {"on_front": False, "confirmed": ""} | own)
+    return Row(
+        **dict.fromkeys(Row.__dataclass_fields__, 0) | {"on_front": False, "confirmed": ""} | own
+    )
 
 
 def test_rows_of_several_commands_make_one_table_with_one_front(tmp_path: Path) -> None:
-    write_rows(tmp_path, with_front([row(2.0, 40.0, fallback=0.5), row(1.5, 39.0, fallback=1, verify_tail=True)]))
-    write_rows(tmp_path, with_front([row(1.2, 41.0, fallback=1.0, verify_tail=True), row(1.1, 40.5, rule="opt")]))
+    write_rows(
+        tmp_path,
+        with_front([row(2.0, 40.0, fallback=0.5), row(1.5, 39.0, fallback=1, verify_tail=True)]),
+    )
+    write_rows(
+        tmp_path,
+        with_front([row(1.2, 41.0, fallback=1.0, verify_tail=True), row(1.1, 40.5, rule="opt")]),
+    )
     frame = pd.read_csv(tmp_path / "screen.csv")
-    assert list(zip(frame.predicted_speedup, frame.on_front, strict=True)) == [(2.0, True), (1.2, True), (1.1, False)]
+    assert list(zip(frame.predicted_speedup, frame.on_front, strict=True)) == [
+        (2.0, True),
+        (1.2, True),
+        (1.1, False),
+    ]
     assert list(frame.columns[:3]) == ["policy", "fallback", "verify_tail"]
 
 
@@ -208,12 +269,17 @@ def test_a_row_is_known_again_whatever_its_knobs_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["dataset", "weights", "dtype", "weight_bits"])
-def test_a_table_of_other_data_models_or_precision_is_not_added_to(key: str, tmp_path: Path) -> None:
+def test_a_table_of_other_data_models_or_precision_is_not_added_to(
+    key: str, tmp_path: Path
+) -> None:
     setting = {"dataset": "multi30k", "weights": "abc", "dtype": "float32", "split": "validation"}
     require_same_setting(tmp_path, setting)
     (tmp_path / "screen.json").write_text(json.dumps({"setting": setting}))
     require_same_setting(tmp_path, {**setting, "split": "test"})
-    with pytest.raises(UserError, match=f"was screened with {key} {setting.get(key)}, this command has other; choose"):
+    with pytest.raises(
+        UserError,
+        match=f"was screened with {key} {setting.get(key)}, this command has other; choose",
+    ):
         require_same_setting(tmp_path, {**setting, key: "other"})
 
 
@@ -232,12 +298,16 @@ def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:
     assert to_confirm(rows, replace(spec, confirmations=20)) == list(range(12))
     assert to_confirm(rows, replace(spec, confirmations=0)) == []
     assert to_confirm(rows, replace(spec, confirmations=1)) == [6]
-    assert to_confirm(rows, replace(spec, confirmations=1, max_loss=1)) == [3]  # the fastest within the loss
+    # the fastest within the loss
+    assert to_confirm(rows, replace(spec, confirmations=1, max_loss=1)) == [3]
 
 
 def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
     rows = with_front(
-        [replace(row(3 - place / 10, 40 - 3 + place), quality_difference=place - 3) for place in range(6)]
+        [
+            replace(row(3 - place / 10, 40 - 3 + place), quality_difference=place - 3)
+            for place in range(6)
+        ]
     )
     spec = ScreenSpec(**{**SPEC, "max_loss": 1})
     assert to_confirm(rows, spec) == [2, 3, 4, 5]
@@ -246,7 +316,10 @@ def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
 
 def test_each_policy_can_have_its_own_front_confirmed() -> None:
     faster = [row(3, 40), row(2, 41)]
-    slower = [replace(one, policy="typical_acceptance") for one in (row(1.5, 39), row(1.4, 38), row(1.2, 40))]
+    slower = [
+        replace(one, policy="typical_acceptance")
+        for one in (row(1.5, 39), row(1.4, 38), row(1.2, 40))
+    ]
     rows = with_front([*faster, *slower])
     assert to_confirm(rows, ScreenSpec(**SPEC)) == [0, 1]
     assert to_confirm(rows, ScreenSpec(**{**SPEC, "each_policy": True})) == [0, 1, 2, 4]

@@ -1,4 +1,6 @@
-"""The pages' copy of plotly.js is the one that npm has, colours stand out, and figures have the page's look."""
+"""The pages' copy of plotly.js is the one that npm has, colours stand out, and figures have the
+page's look.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ from pathlib import Path
 from bild_lab.report.page.base import error_bars, plotly_js, scatter
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, marks
 
-BASIC_4_1_1 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"  # of plotly-basic.min.js
+# of plotly-basic.min.js
+BASIC_4_1_1 = "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
 STYLE = Path(__file__).parents[3] / "bild_lab" / "report" / "page" / "report.css"
 
 
 def luminance(colour: str) -> float:
     """Relative luminance, as WCAG defines it."""
     channels = [int(colour[start : start + 2], 16) / 255 for start in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 

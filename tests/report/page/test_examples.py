@@ -1,4 +1,6 @@
-"""Single texts: every point's beside the baseline's, those that differ most first; and who wrote which token."""
+"""Single texts: every point's beside the baseline's, those that differ most first; and who wrote
+which token.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ SLOW = sample_drafted("bild", {"rollback": 1}, 1.2, 0.0, (0.8, 1.0))
 
 
 def example(number: int, text: str, latency_s: float = 1.0) -> MeasuredExample:
-    own = {"baseline_prediction": TARGET, "baseline_token_ids": [1], "baseline_latency_s": [2.0, 3.0, 9.0]}
+    own = {
+        "baseline_prediction": TARGET,
+        "baseline_token_ids": [1],
+        "baseline_latency_s": [2.0, 3.0, 9.0],
+    }
     return sample_example(f"test-{number}", prediction=text, latency_s=[latency_s], **own)
 
 
@@ -45,10 +51,16 @@ def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -
         (FAST, [example(0, TARGET), example(1, "a man in a blue hat", 4.0)]),
         (SLOW, [example(0, TARGET), example(1, TARGET)]),
     )
-    assert [point["label"] for point in page["points"]] == ["bild (rollback 5)", "bild (rollback 1)"]
+    assert [point["label"] for point in page["points"]] == [
+        "bild (rollback 5)",
+        "bild (rollback 1)",
+    ]
     first, second = page["examples"]
     assert (first["id"], first["of"]) == ("test-1", [0, 1])
-    assert first["texts"] == [[(SAME, "a man in a"), (BEFORE, "red"), (AFTER, "blue"), (SAME, "hat")], [(SAME, TARGET)]]
+    assert first["texts"] == [
+        [(SAME, "a man in a"), (BEFORE, "red"), (AFTER, "blue"), (SAME, "hat")],
+        [(SAME, TARGET)],
+    ]
     assert first["changes"] == [pytest.approx(1 / 6, abs=1e-4), 0.0]
     assert first["speedups"] == [0.75, 3.0]  # of medians
     assert (second["id"], second["texts"], second["of"]) == ("test-0", [[(SAME, TARGET)]], [0, 0])
@@ -56,7 +68,10 @@ def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -
 
 def test_an_example_that_a_point_lacks_has_no_text_of_it() -> None:
     page = browsed((FAST, [example(0, TARGET), example(1, TARGET)]), (SLOW, [example(1, TARGET)]))
-    assert {one["id"]: one["of"] for one in page["examples"]} == {"test-0": [0, None], "test-1": [0, 0]}
+    assert {one["id"]: one["of"] for one in page["examples"]} == {
+        "test-0": [0, None],
+        "test-1": [0, 0],
+    }
 
 
 def test_change_is_the_share_of_words_that_differ() -> None:
@@ -65,9 +80,13 @@ def test_change_is_the_share_of_words_that_differ() -> None:
     assert change("one", "two") == change("one", "") == 1
 
 
-def test_only_the_most_changed_examples_are_kept_if_the_texts_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_most_changed_examples_are_kept_if_the_texts_are_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(examples, "MOST_CHARACTERS", 80)
-    page = browsed((FAST, [example(number, TARGET if number != 7 else "another text") for number in range(9)]))
+    page = browsed(
+        (FAST, [example(number, TARGET if number != 7 else "another text") for number in range(9)])
+    )
     assert page["count"] == 9
     assert [one["id"] for one in page["examples"]] == ["test-7", "test-0", "test-1"]
 
@@ -81,7 +100,9 @@ def test_sources_and_references_are_read_from_the_data_set(tmp_path: Path, data:
     config = f"""
 dataset: {{name: multi30k, path: "{data}", split: test, source_column: de, reference_column: en, metric: bleu}}
 """
-    known = data_hash(load_examples(typed(DatasetSpec, OmegaConf.create(config).dataset, "dataset")))
+    known = data_hash(
+        load_examples(typed(DatasetSpec, OmegaConf.create(config).dataset, "dataset"))
+    )
     result = replace(FAST, setting=Setting({**FAST.setting, "data": known}))
     Sweep(tmp_path).write_point(FAST.point, config, result, [example(0, "a man in a blue hat")])
     (group,) = by_setting(Sweep(tmp_path).results())
@@ -95,7 +116,13 @@ dataset: {{name: multi30k, path: "{data}", split: test, source_column: de, refer
 
 
 def a_round(drafted: list[int], accepted: int, next_token: int | None, **more: Any) -> dict:
-    return {"drafted": drafted, "accepted": accepted, "next_token": next_token, "fallback": False, **more}
+    return {
+        "drafted": drafted,
+        "accepted": accepted,
+        "next_token": next_token,
+        "fallback": False,
+        **more,
+    }
 
 
 def rounds_of(rounds: list[dict], token_ids: list[int]) -> list[dict]:
@@ -110,7 +137,12 @@ def rounds_of(rounds: list[dict], token_ids: list[int]) -> list[dict]:
 
 def test_a_rejected_draft_is_dropped_and_the_target_replaces_it() -> None:
     first, second = rounds_of([a_round([10, 13, 12], 1, 11), a_round([12], 1, 1)], [10, 11, 12, 1])
-    assert first["tokens"] == [(" a", "accepted"), (" bus↵\n", "dropped"), (" car", "dropped"), (" red", "replacement")]
+    assert first["tokens"] == [
+        (" a", "accepted"),
+        (" bus↵\n", "dropped"),
+        (" car", "dropped"),
+        (" red", "replacement"),
+    ]
     assert first["said"] == "1 of 3 drafted tokens were accepted."
     assert second["tokens"] == [(" car", "accepted"), ("</s>", "own")]
 
@@ -126,10 +158,17 @@ def test_a_fallback_asks_the_target_and_numbers_have_their_threshold() -> None:
     ]
 
 
-@pytest.mark.parametrize("next_token", [13, None], ids=["an accepted token ends the text", "nobody verified the tail"])
-def test_a_text_that_ends_with_a_draft_has_no_token_of_the_targets_after_it(next_token: int | None) -> None:
+@pytest.mark.parametrize(
+    "next_token", [13, None], ids=["an accepted token ends the text", "nobody verified the tail"]
+)
+def test_a_text_that_ends_with_a_draft_has_no_token_of_the_targets_after_it(
+    next_token: int | None,
+) -> None:
     (only,) = rounds_of([a_round([10, 1], 2, next_token)], [10, 1])
-    assert (only["tokens"], only["said"]) == ([(" a", "accepted"), ("</s>", "accepted")], "The text ends there.")
+    assert (only["tokens"], only["said"]) == (
+        [(" a", "accepted"), ("</s>", "accepted")],
+        "The text ends there.",
+    )
 
 
 def test_a_tree_of_drafts_is_shown_whole() -> None:
@@ -140,4 +179,6 @@ def test_a_tree_of_drafts_is_shown_whole() -> None:
 
 def test_points_without_traced_texts_are_not_shown() -> None:
     (group,) = by_setting([FAST])
-    assert traced_points(group, {name_of(FAST): [sample_example(rounds=[a_round([10], 1, 11)])]}) == []
+    assert (
+        traced_points(group, {name_of(FAST): [sample_example(rounds=[a_round([10], 1, 11)])]}) == []
+    )

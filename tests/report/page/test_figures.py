@@ -1,4 +1,6 @@
-"""The figures beside quality against latency hold the numbers that were measured, and nothing where there are none."""
+"""The figures beside quality against latency hold the numbers that were measured, and nothing where
+there are none.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,10 @@ def test_stage_bars_add_up_to_the_mean_latency_however_few_examples_were_traced(
 
 
 def test_points_with_equal_labels_have_bars_of_their_own() -> None:
-    twins = [sample_result("bild", {}, speedup, point=name) for speedup, name in ((1.5, "one"), (1.4, "two"))]
+    twins = [
+        sample_result("bild", {}, speedup, point=name)
+        for speedup, name in ((1.5, "one"), (1.4, "two"))
+    ]
     (group,) = by_setting(twins)
     assert figures.stages_figure(group)["data"][0]["y"] == ["bild", "bild two"]
 
@@ -60,7 +65,9 @@ def differences(*certificates: dict[str, Any] | None) -> Any:
 def test_differences_are_counted_by_gap_and_by_kind() -> None:
     figure = differences(BY_ROWS, BY_ROWS, OTHER_TIE, DEFECT, SESSION, EQUAL, FURTHER, None)
     counted = {
-        trace["name"]: {label: count for label, count in zip(trace["x"], trace["y"], strict=True) if count}
+        trace["name"]: {
+            label: count for label, count in zip(trace["x"], trace["y"], strict=True) if count
+        }
         for trace in figure["data"]
     }
     assert counted == {
@@ -73,7 +80,15 @@ def test_differences_are_counted_by_gap_and_by_kind() -> None:
 
 def test_speedups_are_drawn_over_the_batch() -> None:
     results = [
-        sample_drafted("bild", {}, 2.0 / batch, 0.0, (0.8, 1.0), setting={"batch": batch}, baseline_tokens_per_s=rate)
+        sample_drafted(
+            "bild",
+            {},
+            2.0 / batch,
+            0.0,
+            (0.8, 1.0),
+            setting={"batch": batch},
+            baseline_tokens_per_s=rate,
+        )
         for batch, rate in ((1, 10.0), (4, 30.0))
     ]
     (measured,) = figures.batch_figure(batch_curves(results), marks(["bild"]))["data"]
@@ -92,12 +107,18 @@ def test_a_fitted_tree_has_every_node_with_rank_masks_and_chances() -> None:
     lines, nodes = figures.tree_figure("medusa", content)["data"]
     assert [text.strip() for text in nodes["text"]] == ["+2", "1 +1", "2", "3"]
     assert nodes["x"] == [0, 1, 2, 1] and len(set(zip(nodes["x"], nodes["y"], strict=True))) == 4
-    assert "right in 25 %" in nodes["hovertext"][2] and "accepted in 12 % of all rounds" in nodes["hovertext"][2]
-    assert nodes["marker"]["size"][2] == pytest.approx(nodes["marker"]["size"][1] / 2)  # a quarter of the area
+    assert (
+        "right in 25 %" in nodes["hovertext"][2]
+        and "accepted in 12 % of all rounds" in nodes["hovertext"][2]
+    )
+    # a quarter of the area
+    assert nodes["marker"]["size"][2] == pytest.approx(nodes["marker"]["size"][1] / 2)
     assert lines["x"] == [0, 1, None, 1, 2, None, 0, 1, None]
 
 
-def compared(latency: tuple | None = (0.8, 0.7, 0.9), quality: tuple | None = (0.5, 0.1, 0.9, 0.01)) -> Compared:
+def compared(
+    latency: tuple | None = (0.8, 0.7, 0.9), quality: tuple | None = (0.5, 0.1, 0.9, 0.01)
+) -> Compared:
     result, unknown = sample_result("bild", {}, 1.5), (Speedup(), Speedup())
     ratio = None if latency is None else Speedup(*latency)
     difference = None if quality is None else Difference("BLEU", *quality)

@@ -37,11 +37,20 @@ def test_each_point_is_in_the_cell_of_its_knobs() -> None:
         one.point for one in sample_sweep()
     }
     (trace,) = losses["data"]
-    assert "−1.31" in trace["text"] and "+0.21" in trace["text"] and len(set(trace["marker"]["color"])) == 2
+    assert (
+        "−1.31" in trace["text"]
+        and "+0.21" in trace["text"]
+        and len(set(trace["marker"]["color"])) == 2
+    )
 
 
 def test_a_menu_chooses_the_values_of_other_knobs() -> None:
-    results = [sample_result("bild", {"a": a, "b": b, "c": c}, 1.2) for a in (1, 2) for b in (1, 2) for c in (5, 6)]
+    results = [
+        sample_result("bild", {"a": a, "b": b, "c": c}, 1.2)
+        for a in (1, 2)
+        for b in (1, 2)
+        for c in (5, 6)
+    ]
     speeds, _ = maps([sample_baseline(), *results])
     (menu,) = speeds["layout"]["updatemenus"]
     assert [button["label"] for button in menu["buttons"]] == ["c 5", "c 6"]
@@ -51,9 +60,23 @@ def test_a_menu_chooses_the_values_of_other_knobs() -> None:
 
 
 def row(policy: str = "bild", place: int = 0, **knobs: object) -> Row:
-    quality = {"quality": 40.0 + place, "quality_low": 39.0, "quality_high": 42.0, "quality_metric": "BLEU"}
-    difference = {"quality_difference": float(place), "quality_difference_low": -1.0, "quality_difference_high": 1.0}
-    counts = {"tokens_per_target_call": 2.5, "target_calls": 10 + place, "draft_calls": 30, "acceptance_rate": 0.75}
+    quality = {
+        "quality": 40.0 + place,
+        "quality_low": 39.0,
+        "quality_high": 42.0,
+        "quality_metric": "BLEU",
+    }
+    difference = {
+        "quality_difference": float(place),
+        "quality_difference_low": -1.0,
+        "quality_difference_high": 1.0,
+    }
+    counts = {
+        "tokens_per_target_call": 2.5,
+        "target_calls": 10 + place,
+        "draft_calls": 30,
+        "acceptance_rate": 0.75,
+    }
     counts |= {"tokens": 25, "drafted": 30, "accepted": 15, "fallbacks": 4, "rollbacks": 3}
     own = {"policy": policy, "knobs": knobs, "split": "validation", "n_examples": 7}
     return Row(**own, **quality, **difference, **counts, predicted_speedup=2.0 - place / 10)
@@ -69,7 +92,10 @@ ROWS = [
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    write_rows(tmp_path, [replace(ROWS[0], confirmed=LIVE), replace(ROWS[1], certified="a small loss"), *ROWS[2:]])
+    write_rows(
+        tmp_path,
+        [replace(ROWS[0], confirmed=LIVE), replace(ROWS[1], certified="a small loss"), *ROWS[2:]],
+    )
     return tmp_path
 
 
@@ -81,11 +107,18 @@ def test_every_screened_point_has_its_knobs_and_numbers(folder: Path) -> None:
         {"fallback": 0.05, "rollback": 2.0},
         {"window": 5.0},
     ]
-    assert [(one.speedup, one.difference) for one in points] == [(2.0, 0.0), (1.9, 1.0), (1.8, 2.0), (2.1, -1.0)]
+    assert [(one.speedup, one.difference) for one in points] == [
+        (2.0, 0.0),
+        (1.9, 1.0),
+        (1.8, 2.0),
+        (2.1, -1.0),
+    ]
     (grid,) = grids(points, marks(["bild", "speculative"]))
     assert (grid.split, grid.examples, grid.count, len(grid.maps)) == ("validation", 7, 4, 2)
     drawn = {trace["name"]: trace for trace in grid.cloud["data"]}
-    assert drawn["bild"]["x"] == pytest.approx([1 / 2, 1 / 1.9, 1 / 1.8]) and drawn["bild"]["y"] == [0, 1, 2]
+    assert drawn["bild"]["x"] == pytest.approx([1 / 2, 1 / 1.9, 1 / 1.8]) and drawn["bild"][
+        "y"
+    ] == [0, 1, 2]
     assert "11 target calls" in drawn["bild"]["text"][1]
 
 
@@ -93,7 +126,9 @@ def test_a_certified_point_has_a_ring_and_a_mark_in_the_maps(folder: Path) -> No
     (grid,) = grids(screened_points(folder, []), marks(["bild", "speculative"]))
     (ring,) = [trace for trace in grid.cloud["data"] if trace["name"].startswith("certified")]
     assert (ring["name"], ring["x"], ring["y"]) == ("certified: a small loss", [1 / 1.9], [1.0])
-    assert [one for trace in grid.maps[0]["data"] for one in trace["text"] if "✓" in one] == ["1.90<br>✓"]
+    assert [one for trace in grid.maps[0]["data"] for one in trace["text"] if "✓" in one] == [
+        "1.90<br>✓"
+    ]
 
 
 def test_a_confirmed_point_has_the_numbers_of_its_live_run(folder: Path) -> None:

@@ -71,7 +71,8 @@ def page(tmp_path_factory):
         "Where an example\u2019s time goes",
         "policy speedup Thm 3.8 rounds + verify, host + prefill",
         "speculative window 4 1.38\u00d7 [1.33, 1.43] 1.81\u00d7 1.71\u00d7",
-        "bild fallback 0.3, rollback 1 1.55\u00d7 [1.50, 1.60] \u2013 1.92\u00d7",  # no fixed window
+        # no fixed window
+        "bild fallback 0.3, rollback 1 1.55\u00d7 [1.50, 1.60] \u2013 1.92\u00d7",
         "On which hardware? AMD EPYC 7B13, 2 threads of 2 cores; bfloat16, batch 1",
         "0.076 33.6 2.24 1.40\u00d7 0.60\u00d7 2.33\u00d7",  # operations and traffic
         "Acceptance by draft position",
@@ -96,8 +97,8 @@ def test_every_figure_and_scrolling_table_says_what_it_is(page):
 def test_the_front_is_listed_with_its_knobs_and_every_point_opens(page):
     words = page.text.split("Quality against latency")[2].split("Fastest where")[0]
     assert (
-        "bild (fallback 0.3, rollback 5) 1.83\u00d7 [1.78, 1.88], BLEU 39.69, \u22121.31 [\u22121.76, \u22120.81]"
-        in words
+        "bild (fallback 0.3, rollback 5) 1.83\u00d7 [1.78, 1.88], BLEU 39.69, \u22121.31"
+        " [\u22121.76, \u22120.81]" in words
     )
     assert len([1 for _, attrs in page.tags if attrs.get("href", "").startswith("points/")]) == 20
     opened = {attrs["data-open"] for _, attrs in page.tags if "data-open" in attrs}
@@ -110,13 +111,24 @@ def test_shares_of_time_cover_the_whole(page):
 
 
 def test_the_report_loads_nothing_from_anywhere_and_forbids_it(page):
-    loads = [attrs[key] for _, attrs in page.tags for key in ("src", "srcset", "data", "poster") if key in attrs]
-    styles = [attrs for tag, attrs in page.tags if tag in ("link", "iframe", "object", "embed", "base")]
+    loads = [
+        attrs[key]
+        for _, attrs in page.tags
+        for key in ("src", "srcset", "data", "poster")
+        if key in attrs
+    ]
+    styles = [
+        attrs for tag, attrs in page.tags if tag in ("link", "iframe", "object", "embed", "base")
+    ]
     assert (loads, styles) == ([], [])
     style = re.search(r"<style>(.*?)</style>", page.source, re.DOTALL).group(1)
     assert "url(" not in style and "@import" not in style
     assert page.source.count("plotly.js (basic") == 1 and len(page.source) < 1_500_000
-    (policy,) = [attrs["content"] for tag, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
+    (policy,) = [
+        attrs["content"]
+        for tag, attrs in page.tags
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    ]
     assert policy.startswith("default-src 'none';") and "http" not in policy
 
 
@@ -128,7 +140,8 @@ def test_markup_in_names_outputs_and_paths_stays_text(tmp_path):
     failure = sample_failure(f"the prediction was {ATTACK}")
     page = report(tmp_path, [hostile], [failure], name=ATTACK)
     scripts = [attrs for tag, attrs in page.tags if tag == "script"]
-    assert [attrs for attrs in scripts if attrs != {"type": "application/json"}] == [{}] * 3  # plotly's and ours
+    # plotly's and ours
+    assert [attrs for attrs in scripts if attrs != {"type": "application/json"}] == [{}] * 3
     assert "img" not in {tag for tag, _ in page.tags}
     assert f"the prediction was {ATTACK}" in page.text
     assert f"Sweep \u201c{ATTACK}\u201d" in page.text
@@ -142,7 +155,8 @@ def test_a_sweep_without_a_single_result_still_reports(tmp_path):
 
 def test_the_legend_explains_every_column_and_stage(page):
     legend = page.text.split("What the words mean", 2)[2].split("The environment")[0].lower()
-    knobs = {"lenience", "decoder_mask", "verify_tail"}  # of single policies, explained in conf/policy
+    # of single policies, explained in conf/policy
+    knobs = {"lenience", "decoder_mask", "verify_tail"}
     titles = {title for table in page.tables for title in table} - knobs
     assert {"speedup", "tokens/call", "none accepted", "gflop/token", "+ prefill"} <= titles
     assert [title for title in sorted(titles) if title.strip("+ ") not in legend] == []
@@ -152,7 +166,8 @@ def test_replayed_texts_are_in_the_tables_and_not_in_the_pictures(tmp_path: Path
     page = report(tmp_path, [*sample_sweep(), sample_replayed()], [])
     assert "97 equal" in page.text and "2 ties, 1 defects" in page.text
     assert "file theirs.jsonl" in page.text and "replayed texts are not timed" in page.text
-    two = [sample_replayed(), sample_replayed(setting={"draft": "another"})]  # settings that could share a picture
+    # settings that could share a picture
+    two = [sample_replayed(), sample_replayed(setting={"draft": "another"})]
     alone = report(tmp_path, two, [])
     assert "97 equal" in alone.text and "Quality against latency" not in alone.text
     assert "Quality against latency" in report(tmp_path, [*two, *sample_sweep()], []).text

@@ -1,4 +1,6 @@
-"""Quality against latency on the page: every point once, numbered front, and settings that share a picture."""
+"""Quality against latency on the page: every point once, numbered front, and settings that share a
+picture.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,16 @@ def test_the_figure_holds_every_point_once_and_each_mark_opens_its_point() -> No
         "hf_prompt_lookup": 1,
         "vanilla": 1,
     }
-    assert {name for trace in traces for name in trace["customdata"]} == {result.point for result in sample_sweep()}
+    assert {name for trace in traces for name in trace["customdata"]} == {
+        result.point for result in sample_sweep()
+    }
 
 
 def test_the_front_is_numbered() -> None:
     (group,) = by_setting(sample_sweep())
-    (numbers,) = [trace for trace in drawn(sample_sweep())["data"] if trace["mode"] == "markers+text"]
+    (numbers,) = [
+        trace for trace in drawn(sample_sweep())["data"] if trace["mode"] == "markers+text"
+    ]
     assert numbers["text"] == [f"<b>{place}</b>" for place in range(1, 7)]
     assert numbers["x"] == [group.position(result).x for result in group.front()]
 
@@ -46,7 +52,8 @@ def test_latencies_that_differ_much_are_drawn_on_logarithmic_axes() -> None:
     layout = drawn(far)["layout"]
     assert (layout["xaxis"]["type"], layout["xaxis2"]["type"]) == ("log", "log")
     assert layout["xaxis"]["range"] == pytest.approx((math.log10(low), math.log10(high)))
-    slow = drawn([*near, sample_result("hf_generate", {}, 0.04)])["layout"]  # named, as it would squeeze the others
+    # named, as it would squeeze the others
+    slow = drawn([*near, sample_result("hf_generate", {}, 0.04)])["layout"]
     assert drawn(near)["layout"]["xaxis2"]["type"] == slow["xaxis2"]["type"] == "linear"
     assert "; beyond the axis: hf_generate 0.04×)" in slow["xaxis"]["title"]["text"]
 
@@ -68,27 +75,44 @@ def test_hovering_shows_every_knob_and_number_escaped() -> None:
 
 
 def test_drafters_are_drawn_together_relative_to_their_common_baseline() -> None:
-    (picture,) = overlays(by_setting(sample_sweep() + sample_sweep(setting={"draft": "models/t5-mini"})))
+    (picture,) = overlays(
+        by_setting(sample_sweep() + sample_sweep(setting={"draft": "models/t5-mini"}))
+    )
     assert picture.differing == ["draft"] and picture.whole.relative
     assert [(part.number, part.label, part.baseline_s) for part in picture.parts] == [
         (1, "t5-tiny", None),
         (2, "t5-mini", None),
     ]
     figure = overlay_figure(picture)
-    counts = {trace["name"]: len(trace["x"]) for trace in figure["data"] if len(trace.get("text", [])) > 1}
+    counts = {
+        trace["name"]: len(trace["x"]) for trace in figure["data"] if len(trace.get("text", [])) > 1
+    }
     assert counts["bild, t5-tiny"] == counts["bild, t5-mini"] == 12
     assert figure["layout"]["xaxis2"]["title"]["text"] == "Speedup"
 
 
 def test_settings_with_baselines_of_their_own_are_drawn_in_seconds() -> None:
-    (picture,) = overlays(by_setting(sample_sweep() + sample_sweep(setting={"dtype": "float32", "decoding": DECODING})))
+    (picture,) = overlays(
+        by_setting(
+            sample_sweep() + sample_sweep(setting={"dtype": "float32", "decoding": DECODING})
+        )
+    )
     assert picture.differing == ["dtype", "temperature"] and not picture.whole.relative
-    assert [part.label for part in picture.parts] == ["dtype bfloat16, temperature 0", "dtype float32, temperature 0.7"]
+    assert [part.label for part in picture.parts] == [
+        "dtype bfloat16, temperature 0",
+        "dtype float32, temperature 0.7",
+    ]
     assert [part.baseline_s for part in picture.parts] == [0.11, 0.11]
-    crosses = [trace for trace in overlay_figure(picture)["data"] if trace.get("marker", {}).get("symbol") == "x-thin"]
+    crosses = [
+        trace
+        for trace in overlay_figure(picture)["data"]
+        if trace.get("marker", {}).get("symbol") == "x-thin"
+    ]
     assert [trace["x"] for trace in crosses] == [[0.11], [0.11]]
 
 
-@pytest.mark.parametrize("setting", [{"target": "t5-small"}, {"n_examples": 50}, {"device": "cuda"}])
+@pytest.mark.parametrize(
+    "setting", [{"target": "t5-small"}, {"n_examples": 50}, {"device": "cuda"}]
+)
 def test_settings_of_other_targets_data_or_machines_share_no_picture(setting: dict) -> None:
     assert overlays(by_setting(sample_sweep() + sample_sweep(setting=setting))) == []

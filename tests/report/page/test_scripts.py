@@ -1,4 +1,6 @@
-"""What a reader can do on the pages: open a point, walk through texts and rounds, sort and filter a table."""
+"""What a reader can do on the pages: open a point, walk through texts and rounds, sort and filter a
+table.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,22 @@ from tests.report.test_comparison import compared
 Dom = Callable[[Path, str], str]
 TARGET = "a man in a red hat"
 ERRORS = "const faults = []; addEventListener('error', (event) => faults.push(event.message));"
-WORDS = {"1": "</s>", "10": " a", "11": " red", "12": " car", "13": " bus", "14": "<script>alert(1)</script>"}
+WORDS = {
+    "1": "</s>",
+    "10": " a",
+    "11": " red",
+    "12": " car",
+    "13": " bus",
+    "14": "<script>alert(1)</script>",
+}
 ROUNDS = [
-    {"drafted": [10, 13], "accepted": 1, "next_token": 11, "confidence": [0.9, 0.7], "distance": [0.1, 2.5]},
+    {
+        "drafted": [10, 13],
+        "accepted": 1,
+        "next_token": 11,
+        "confidence": [0.9, 0.7],
+        "distance": [0.1, 2.5],
+    },
     {"drafted": [14], "accepted": 1, "next_token": 12, "confidence": [0.8, 0.3], "fallback": True},
 ]
 TRACED = {
@@ -31,7 +46,10 @@ TRACED = {
     "prompt": "ein rotes Auto",
     "spans": [["prefill", 0, 0.001], ["draft", 0.001, 0.002], ["verify", 0.002, 0.004]],
 }
-PRESS = "const press = (key) => document.querySelector('.viewer').dispatchEvent(new KeyboardEvent('keydown', {key}));"
+PRESS = (
+    "const press = (key) => document.querySelector('.viewer').dispatchEvent(new"
+    " KeyboardEvent('keydown', {key}));"
+)
 
 
 @pytest.fixture
@@ -40,8 +58,16 @@ def page(tmp_path: Path) -> Path:
     sweep = Sweep(tmp_path / "first")
     for result in sample_sweep():
         word = "<b>blue</b>" if result.policy == "bild" else "red"
-        own = {"baseline_prediction": TARGET, "baseline_token_ids": [1], "baseline_latency_s": [2.0], **TRACED}
-        texts = [sample_example(f"test-{at}", prediction=f"a man in a {word} hat", **own) for at in (0, 1)]
+        own = {
+            "baseline_prediction": TARGET,
+            "baseline_token_ids": [1],
+            "baseline_latency_s": [2.0],
+            **TRACED,
+        }
+        texts = [
+            sample_example(f"test-{at}", prediction=f"a man in a {word} hat", **own)
+            for at in (0, 1)
+        ]
         sweep.write_point(result.point, "", result, texts)
     report = sweep.folder / "report.html"
     write_html("first", sweep.results(), [], report)
@@ -54,7 +80,9 @@ def between(dom: str, begin: str, end: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_button_opens_everything_about_its_point_until_it_is_closed(dom_of: Dom, page: Path) -> None:
+def test_a_button_opens_everything_about_its_point_until_it_is_closed(
+    dom_of: Dom, page: Path
+) -> None:
     script = """
 document.querySelector('ol.front a').click();
 const opened = location.hash.slice(0, 7), dialog_ = document.getElementById('point'), shown = dialog_.cloneNode(true);
@@ -68,20 +96,29 @@ document.body.append(shown);
     assert dialog.startswith(' aria-labelledby="point-title" open')
     assert "bild (fallback 0.3, rollback 5, window 10, verify_tail on)" in dialog
     assert ">speedup</dt><dd>1.83× [1.78, 1.88]</dd>" in dialog
-    assert '<a href="#texts">Examples' in dialog and '<a href="#viewer">' in dialog and "config.yaml</a>" in dialog
+    assert (
+        '<a href="#texts">Examples' in dialog
+        and '<a href="#viewer">' in dialog
+        and "config.yaml</a>" in dialog
+    )
 
 
 @pytest.mark.slow
 def test_a_mark_of_a_figure_opens_its_point(dom_of: Dom, page: Path) -> None:
     point = next(result.point for result in sample_sweep() if result.policy == "hf_assisted")
-    click = f"document.querySelector('.figure').emit('plotly_click', {{points: [{{customdata: '{point}'}}]}});"
+    click = (
+        "document.querySelector('.figure').emit('plotly_click', {points: [{customdata:"
+        f" '{point}'}}]}});"
+    )
     dom = dom_of(page, click)
     assert 'id="point-title">hf_assisted (window 5)<' in dom
     assert dom.count('class="figure js-plotly-plot"') == 5  # points, two maps, stages, acceptance
 
 
 @pytest.mark.slow
-def test_texts_have_their_differences_marked_and_rounds_their_authors(dom_of: Dom, page: Path) -> None:
+def test_texts_have_their_differences_marked_and_rounds_their_authors(
+    dom_of: Dom, page: Path
+) -> None:
     dom = dom_of(page, "")
     texts = between(dom, '<div class="list"', "</article>")
     assert "17 % of the words differ" in texts
@@ -95,7 +132,10 @@ def test_texts_have_their_differences_marked_and_rounds_their_authors(dom_of: Do
 
 @pytest.mark.slow
 def test_a_title_sorts_its_table(dom_of: Dom, page: Path) -> None:
-    script = "[...document.querySelectorAll('.tall th button')].find((each) => each.textContent === 'speedup').click();"
+    script = (
+        "[...document.querySelectorAll('.tall th button')].find((each) => each.textContent ==="
+        " 'speedup').click();"
+    )
     rows = re.findall(r'<tr class="[^"]*" id="point-\w+" data-point="(\w+)"', dom_of(page, script))
     slowest = sorted(sample_sweep(), key=lambda result: result.speedup.value)
     assert rows[:3] == [result.point for result in slowest[:3]]
@@ -115,7 +155,9 @@ def test_words_filter_the_list_of_runs(dom_of: Dom, page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1280, 500])  # a window is not narrower
-def test_a_table_that_is_cut_names_the_columns_out_of_sight(dom_of: Dom, page: Path, width: int) -> None:
+def test_a_table_that_is_cut_names_the_columns_out_of_sight(
+    dom_of: Dom, page: Path, width: int
+) -> None:
     dom = dom_of(page, "", width)
     hints = re.findall(r'<p class="note cut">([^<]*)</p><div class="scroll tall', dom)
     (hint,) = hints
@@ -124,10 +166,14 @@ def test_a_table_that_is_cut_names_the_columns_out_of_sight(dom_of: Dom, page: P
 
 
 @pytest.mark.slow
-def test_on_a_narrow_screen_the_marks_of_a_comparison_have_room(dom_of: Dom, tmp_path: Path) -> None:
+def test_on_a_narrow_screen_the_marks_of_a_comparison_have_room(
+    dom_of: Dom, tmp_path: Path
+) -> None:
     one = compared()
     long = replace(one.pair, distinct={"a long name of a key": "and its value"})
-    write_comparison(tmp_path, ("a", "b"), [replace(one, pair=long, latency=one.speedups[0])] * 2, [])
+    write_comparison(
+        tmp_path, ("a", "b"), [replace(one, pair=long, latency=one.speedups[0])] * 2, []
+    )
     script = "document.title = document.querySelector('.figure')._fullLayout._size.w"
     wide = float(between(dom_of(tmp_path / "compare.html", script, 500), "<title>", "</title>"))
     assert wide > 350

@@ -11,7 +11,13 @@ from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.tables import Table, cell_of, points_table, tables
 from tests.lab.results.test_table import FURTHER
-from tests.report.sample import ENVIRONMENT, sample_baseline, sample_drafted, sample_result, sample_sweep
+from tests.report.sample import (
+    ENVIRONMENT,
+    sample_baseline,
+    sample_drafted,
+    sample_result,
+    sample_sweep,
+)
 
 CHANGE = {
     **{"changed": 0.25, "first_difference": 7.0, "length_ratio": 1.02},
@@ -37,10 +43,15 @@ def texts(table: Table) -> list[list[str]]:
 
 
 def test_the_table_says_what_changed_beside_what_was_lost() -> None:
-    lossy = sample_result("bild", {"rollback": 5.0}, 1.8, -0.9, change=CHANGE, further_qualities={"chrf": FURTHER})
+    lossy = sample_result(
+        "bild", {"rollback": 5.0}, 1.8, -0.9, change=CHANGE, further_qualities={"chrf": FURTHER}
+    )
     change = shown(sample_baseline(), lossy, sample_result("speculative", {}, 1.4))["change"]
     (row,) = change.rows  # the baseline and older results have none
-    cells = {column.title: (cell.text, cell.detail) for column, cell in zip(change.columns, row.cells, strict=True)}
+    cells = {
+        column.title: (cell.text, cell.detail)
+        for column, cell in zip(change.columns, row.cells, strict=True)
+    }
     assert [cell.text for cell in row.cells][:2] == ["bild", "−0.90"]
     assert cells["chrF"] == ("61.00", "−0.50 [−1.00, +0.10]")
     assert cells["changed"] == ("25.0 %", "") and cells["first difference"] == ("7.0", "")
@@ -61,29 +72,49 @@ def test_a_baseline_that_is_no_point_has_a_row_of_what_was_timed_beside() -> Non
     assert len(others) == 19 and last.is_baseline and not any(row.is_baseline for row in others)
     cells = by_title(points, -1)
     assert cells["policy"] == ("vanilla", "timed beside 19 points")
-    assert (cells["speedup"][0], cells["BLEU"][0], cells["tokens/s"][0]) == ("1.00×", "41.00", "150.0")
+    assert (cells["speedup"][0], cells["BLEU"][0], cells["tokens/s"][0]) == (
+        "1.00×",
+        "41.00",
+        "150.0",
+    )
 
 
 def test_on_a_narrow_screen_the_first_columns_say_which_point_how_fast_and_how_good() -> None:
     table = shown(*sample_sweep())["points"]
-    assert [column.title for column in table.columns[:5]] == ["policy", "speedup", "BLEU", "difference", "fallback"]
+    assert [column.title for column in table.columns[:5]] == [
+        "policy",
+        "speedup",
+        "BLEU",
+        "difference",
+        "fallback",
+    ]
     assert by_title(table)["policy"] == ("bild", "fallback 0.3, rollback 5")
 
 
 def certified(policy: str, **counts: Any) -> Result:
-    return sample_result(policy, {}, 1.4, certificate={"equal": 1, "ties": 2, "defects": 0, **counts})
+    return sample_result(
+        policy, {}, 1.4, certificate={"equal": 1, "ties": 2, "defects": 0, **counts}
+    )
 
 
 def test_certificates_have_a_column_where_there_are_any() -> None:
     assert "certificate" not in by_title(shown(*sample_sweep())["points"])
-    assert by_title(shown(certified("bild"))["points"])["certificate"] == ("1 equal", "2 ties, 0 defects")
+    assert by_title(shown(certified("bild"))["points"])["certificate"] == (
+        "1 equal",
+        "2 ties, 0 defects",
+    )
 
 
 def test_the_table_gives_the_variation_by_number_of_rows() -> None:
     sampled = certified("speculative", output=2e-16, rounding={"4": 3e-5, "10": 4.56e-4})
     lossy = certified("typical_acceptance", output=0.2, rounding={"1": 0.0, "4": 1e-5})
     rounding = shown(sample_baseline(), sampled, lossy, certified("bild"))["rounding"]
-    assert [column.title for column in rounding.columns[1:]] == ["rule", "1 row", "4 rows", "10 rows"]
+    assert [column.title for column in rounding.columns[1:]] == [
+        "rule",
+        "1 row",
+        "4 rows",
+        "10 rows",
+    ]
     assert [row[1:] for row in texts(rounding)] == [
         ["2.0e-16", "–", "3.0e-05", "4.6e-04"],
         ["2.0e-01", "0", "1.0e-05", "–"],
@@ -97,7 +128,12 @@ def part(speedup: float, examples: int) -> dict:
         "tokens_per_s": 20 * speedup,
         "baseline_tokens_per_s": 20.0,
         "tokens_per_s_ratio": speedup,
-        "speedup": {"value": speedup, "low": speedup - 0.2, "high": speedup + 0.3, "median": speedup},
+        "speedup": {
+            "value": speedup,
+            "low": speedup - 0.2,
+            "high": speedup + 0.3,
+            "median": speedup,
+        },
         "tokens_per_target_call": 1.1 * speedup,
         "acceptance_rate": 0.5,
     }
@@ -111,8 +147,16 @@ def with_categories(window: int, speedup: float) -> Result:
 
 def test_every_category_has_a_row_for_each_point_and_all_examples_the_last() -> None:
     table = shown(sample_baseline(), with_categories(2, 1.5), with_categories(4, 2.0))["categories"]
-    assert [column.title for column in table.columns[:4]] == ["category", "policy", "examples", "speedup"]
-    rows = [(row.cells[0].text, row.cells[1].detail, row.cells[2].text, row.cells[3].text) for row in table.rows]
+    assert [column.title for column in table.columns[:4]] == [
+        "category",
+        "policy",
+        "examples",
+        "speedup",
+    ]
+    rows = [
+        (row.cells[0].text, row.cells[1].detail, row.cells[2].text, row.cells[3].text)
+        for row in table.rows
+    ]
     assert rows == [
         ("writing", "window 4", "20", "1.50\u00d7"),
         ("writing", "window 2", "20", "1.00\u00d7"),
@@ -127,9 +171,18 @@ def test_every_category_has_a_row_for_each_point_and_all_examples_the_last() -> 
 
 
 def test_a_speedup_of_a_busy_machine_says_so_in_every_table() -> None:
-    own = {"environment": {**ENVIRONMENT, "busy_elsewhere_percent": 74.4}, "categories": {"news": part(1.4, 9)}}
+    own = {
+        "environment": {**ENVIRONMENT, "busy_elsewhere_percent": 74.4},
+        "categories": {"news": part(1.4, 9)},
+    }
     found = shown(sample_result("bild", {}, 1.5, **own))
-    for name, row in (("points", 0), ("best", 0), ("best", 1), ("categories", 0), ("categories", 1)):
+    for name, row in (
+        ("points", 0),
+        ("best", 0),
+        ("best", 1),
+        ("categories", 0),
+        ("categories", 1),
+    ):
         assert by_title(found[name], row)["speedup"][1].endswith("], machine 74 % busy"), name
 
 

@@ -1,4 +1,6 @@
-"""The Weights & Biases logger: what runs are given, offline runs, and the way there when nothing can be reached."""
+"""The Weights & Biases logger: what runs are given, offline runs, and the way there when nothing
+can be reached.
+"""
 
 from __future__ import annotations
 
@@ -19,19 +21,30 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.results.records import Sweep
-from bild_lab.report.wandb.logger import TRAINING, NoLogger, WandbLogger, flat_metrics, noted, private_mode
+from bild_lab.report.wandb.logger import (
+    TRAINING,
+    NoLogger,
+    WandbLogger,
+    flat_metrics,
+    noted,
+    private_mode,
+)
 from bild_lab.report.wandb.panels import front_key, front_lines, panels, title
 from bild_lab.training.reports import LogToRun
 from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
 
 
 def logger(directory, mode):
-    return WandbLogger("bild_lab", None, group="first", mode=mode, tags=["test"], directory=str(directory))
+    return WandbLogger(
+        "bild_lab", None, group="first", mode=mode, tags=["test"], directory=str(directory)
+    )
 
 
 def offline_runs(directory):
     """The ids of the runs: the names of their folders without the word offline and the time."""
-    return sorted(path.name.split("-", 3)[3] for path in (directory / "wandb").glob("offline-run-*"))
+    return sorted(
+        path.name.split("-", 3)[3] for path in (directory / "wandb").glob("offline-run-*")
+    )
 
 
 @pytest.mark.slow
@@ -40,7 +53,9 @@ def test_every_point_becomes_one_offline_run_under_the_outputs(tmp_path):
     offline = logger(tmp_path / "outputs" / "first", "offline")
     for result in (*results, *results):  # the second time they are known
         offline.log_point(result, {"policy": {"fallback": 0.5}})
-    assert offline_runs(tmp_path / "outputs" / "first") == sorted(f"first-{result.point}" for result in results)
+    assert offline_runs(tmp_path / "outputs" / "first") == sorted(
+        f"first-{result.point}" for result in results
+    )
 
 
 class GivenRun:
@@ -49,7 +64,13 @@ class GivenRun:
     url = "https://wandb.example/run"
 
     def __init__(self, **about: Any) -> None:
-        self.about, self.logged, self.summary, self.artifacts, self.finished = about, {}, {}, [], False
+        self.about, self.logged, self.summary, self.artifacts, self.finished = (
+            about,
+            {},
+            {},
+            [],
+            False,
+        )
         self.metrics: dict[str, dict[str, Any]] = {}
 
     def log(self, several: dict[str, Any]) -> None:
@@ -77,23 +98,36 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     runs: list[GivenRun], tmp_path: Path, data: Path
 ) -> None:
     folder = tmp_path / "my sweep"
-    words = ["dataset=multi30k", f"dataset.path={data}", "pair.target=/models/big", "pair.draft=/models/small"]
+    words = [
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "pair.target=/models/big",
+        "pair.draft=/models/small",
+    ]
     config = compose_config(words)
     examples = load_examples(DatasetSpec(**OmegaConf.to_container(config.dataset)))
-    result = sample_drafted("bild", {"fallback": 0.5, "rollback": 2.0, "window": 3}, 1.6, 0.1, (0.8, 0.5))
+    result = sample_drafted(
+        "bild", {"fallback": 0.5, "rollback": 2.0, "window": 3}, 1.6, 0.1, (0.8, 0.5)
+    )
     setting = replace(result.setting, entries={**result.setting, "data": data_hash(examples)})
     texts = [sample_example(one.id, prediction=one.references[0]) for one in examples]
     sweep, result = Sweep(folder), replace(result, setting=setting)
-    point = replace(result, folder=sweep.write_point(result.point, OmegaConf.to_yaml(config), result, texts))
+    point = replace(
+        result, folder=sweep.write_point(result.point, OmegaConf.to_yaml(config), result, texts)
+    )
     for name in ("report.html", "sweep.csv"):
         (folder / name).write_text(f"{name} of a sweep")
     Image.new("RGB", (8, 4)).save(folder / "pareto.png")
-    online = WandbLogger("ours", None, group="my sweep", mode="online", tags=["test"], directory=str(folder))
+    online = WandbLogger(
+        "ours", None, group="my sweep", mode="online", tags=["test"], directory=str(folder)
+    )
     online.log_point(point, OmegaConf.to_container(config, resolve=True))
     online.log_sweep(sweep)
     run, whole = runs
     assert run.about["id"].endswith(point.point) and run.about["id"].startswith("my-sweep-")
-    assert {key: run.about[key] for key in ("project", "group", "name", "job_type", "tags", "mode")} == {
+    assert {
+        key: run.about[key] for key in ("project", "group", "name", "job_type", "tags", "mode")
+    } == {
         "project": "ours",
         "group": "my sweep",
         "name": "bild (fallback 0.5, window 3)",
@@ -108,13 +142,19 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     panel = "multi30k test, BLEU"
     assert [run.summary[key] for key in ("policy", "panel", "on_front")] == ["bild", panel, True]
     table = run.logged["examples"]
-    (first, *others) = [dict(zip(table.columns, row, strict=True)) for row in table.data]
+    first, *others = [dict(zip(table.columns, row, strict=True)) for row in table.data]
     assert first["reference"] == first["prediction"] and first["prompt"] and len(others) == 5
     assert run.logged["points"].data[0][:2] == ["bild", "fallback 0.5, rollback 2, window 3"]
     assert run.logged["acceptance_by_position"].table.data == [[1, 0.86], [2, 0.83], [3, 0.8]]
     assert (whole.about["name"], whole.about["job_type"]) == ("my sweep", "sweep")
-    assert "1.60×" in whole.summary["headline"] and whole.about["notes"] == whole.summary["headline"]
-    assert whole.logged["sweep_points"].data[0][:3] == [True, "bild", "fallback 0.5, rollback 2, window 3"]
+    assert (
+        "1.60×" in whole.summary["headline"] and whole.about["notes"] == whole.summary["headline"]
+    )
+    assert whole.logged["sweep_points"].data[0][:3] == [
+        True,
+        "bild",
+        "fallback 0.5, rollback 2, window 3",
+    ]
     assert "pareto" in whole.logged and whole.summary["panels"] == [panel]
     front = whole.logged[front_key(panel)].table
     assert front.columns == ["step", "lineKey", "lineVal"]
@@ -129,7 +169,9 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
     ]
     assert run.about["settings"].x_disable_stats
     assert run.finished and whole.finished
-    assert online.closing() == [f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"]
+    assert online.closing() == [
+        f"logged to Weights & Biases: 2 runs in group my sweep. {GivenRun.url}"
+    ]
 
 
 def test_what_a_point_does_not_have_is_no_panel():
@@ -138,7 +180,9 @@ def test_what_a_point_does_not_have_is_no_panel():
     assert set(panels(sample_baseline(), [], {})) == {"points"}
 
 
-def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_panel_two_data_sets() -> None:
+def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_panel_two_data_sets() -> (
+    None
+):
     fast, good = (
         sample_result("bild", {"fallback": 0.3}, 2.0, -1.0),
         sample_result("bild", {"fallback": 0.5}, 1.25, 1.0),
@@ -151,8 +195,12 @@ def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_pane
     assert bild[:-1] == [(0.5, 40.0), (0.8, 40.0), (0.8, 42.0)] and bild[-1][1] == 42.0
     assert vanilla == [(1.0, 41.0), (bild[-1][0], 41.0)] and bild[-1][0] > 1.0
     assert list(lines["xsum test, BLEU"]) == ["speculative, first", "vanilla (baseline), first"]
-    pairs = [sample_result("bild", {}, 2.0, setting={"draft": draft}) for draft in ("small", "tiny")]
-    assert [line for line in front_lines(pairs, "s")["multi30k test, BLEU"] if "baseline" not in line] == [
+    pairs = [
+        sample_result("bild", {}, 2.0, setting={"draft": draft}) for draft in ("small", "tiny")
+    ]
+    assert [
+        line for line in front_lines(pairs, "s")["multi30k test, BLEU"] if "baseline" not in line
+    ] == [
         "bild, s, draft small",
         "bild, s, draft tiny",
     ]
@@ -160,14 +208,20 @@ def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_pane
 
 def test_a_point_that_left_the_front_is_logged_again(runs: list[GivenRun], tmp_path: Path) -> None:
     sweep, config = Sweep(tmp_path / "first"), OmegaConf.to_yaml(compose_config(["policy=bild"]))
-    online = WandbLogger("ours", None, group="first", mode="online", tags=[], directory=str(sweep.folder))
+    online = WandbLogger(
+        "ours", None, group="first", mode="online", tags=[], directory=str(sweep.folder)
+    )
     for speedup in (1.5, 2.0):
         result = sample_result("bild", {"window": int(4 * speedup)}, speedup)
         folder = sweep.write_point(result.point, config, result, [])
         online.log_point(replace(result, folder=folder), {})
     online.log_sweep(sweep)
     online.log_sweep(sweep)
-    points = [(run.about["name"], run.summary["on_front"]) for run in runs if run.about["job_type"] == "point"]
+    points = [
+        (run.about["name"], run.summary["on_front"])
+        for run in runs
+        if run.about["job_type"] == "point"
+    ]
     slow, fast = "bild (window 6)", "bild (window 8)"
     assert points == [(slow, True), (fast, True), (slow, False)]
     assert [one.on_front for one in noted(sweep.folder)] == [True, True, False, None, None]
@@ -178,10 +232,14 @@ def test_a_trainings_curves_have_its_steps_also_after_resuming_and_the_machine_i
 ) -> None:
     run = logger(tmp_path, "offline").begin("one", "one", {}, TRAINING)
     assert not run.about["settings"].x_disable_stats
-    LogToRun(run, "bleu").on_log(None, SimpleNamespace(global_step=7), None, {"loss": 1.5, "note": "text"})
+    LogToRun(run, "bleu").on_log(
+        None, SimpleNamespace(global_step=7), None, {"loss": 1.5, "note": "text"}
+    )
     assert run.logged == {"loss": 1.5, "step": 7}
     assert run.metrics["*"] == {"step_metric": "step"}
-    assert {name: about.get("summary") for name, about in run.metrics.items() if "eval" in name} == {
+    assert {
+        name: about.get("summary") for name, about in run.metrics.items() if "eval" in name
+    } == {
         "eval_loss": "min",
         "eval_bleu": "max",
     }
@@ -192,7 +250,9 @@ def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tm
     with caplog.at_level(logging.WARNING):
         online.log_point(sample_baseline(), {})
         online.log_point(sample_result("bild", {}, 1.5), {})
-    warnings = [record.message for record in caplog.records if record.name == "bild_lab.report.wandb.logger"]
+    warnings = [
+        record.message for record in caplog.records if record.name == "bild_lab.report.wandb.logger"
+    ]
     assert len(warnings) == 1  # the second point does not try again
     assert "logged offline" in warnings[0]
     assert len(offline_runs(tmp_path)) == 2
@@ -200,13 +260,19 @@ def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tm
 
 def test_metrics_are_flat_and_missing_ones_are_left_out():
     metrics = flat_metrics(sample_baseline())
-    assert (metrics["quality/value"], metrics["speedup/value"], metrics["stages_s/draft"]) == (41.0, 1.0, 0.0)
+    assert (metrics["quality/value"], metrics["speedup/value"], metrics["stages_s/draft"]) == (
+        41.0,
+        1.0,
+        0.0,
+    )
     assert not {"acceptance_rate", "quality/difference", "policy", "setting/seed"} & set(metrics)
 
 
 def test_a_run_is_named_by_policy_and_knobs_of_paths_the_last_part_at_most_128_characters():
     assert title(sample_baseline()) == "vanilla"
-    own = sample_result("medusa", {"heads": "outputs/medusa/heads", "top_k": 3, "tree": "auto"}, 1.5)
+    own = sample_result(
+        "medusa", {"heads": "outputs/medusa/heads", "top_k": 3, "tree": "auto"}, 1.5
+    )
     assert title(own) == "medusa (heads medusa, tree auto)"
     long = title(sample_result("bild", {f"knob_{number}": number for number in range(40)}, 1.5))
     assert len(long) == 128 and long.endswith("…")
@@ -238,8 +304,17 @@ def test_no_logger_writes_nothing(tmp_path, monkeypatch):
         ({"tags": [{"a": 1}]}, "logger.tags must be a list"),
     ],
 )
-def test_what_wandb_would_refuse_later_is_refused_at_once(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:
-    usual = {"project": "bild_lab", "entity": None, "group": "first", "mode": "offline", "tags": [], "directory": "x"}
+def test_what_wandb_would_refuse_later_is_refused_at_once(
+    wrong: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    usual = {
+        "project": "bild_lab",
+        "entity": None,
+        "group": "first",
+        "mode": "offline",
+        "tags": [],
+        "directory": "x",
+    }
     with pytest.raises(UserError, match=message):
         WandbLogger(**{**usual, **wrong})
     WandbLogger(**{**usual, "tags": ["t" * 64, 3], "entity": "owner", "group": "a b/c" * 40})
@@ -257,11 +332,15 @@ def test_what_wandb_would_refuse_later_is_refused_at_once(wrong: dict[str, Any],
         ("online", "", "online"),
     ],
 )
-def test_the_more_private_of_environment_and_key_counts(mode: str, environment: str | None, counts: str) -> None:
+def test_the_more_private_of_environment_and_key_counts(
+    mode: str, environment: str | None, counts: str
+) -> None:
     assert private_mode(mode, environment) == counts
 
 
-def test_where_wandb_is_disabled_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_wandb_is_disabled_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     silent = logger(tmp_path / "first", "online")
     silent.log_point(sample_baseline(), {})
@@ -273,7 +352,9 @@ def test_where_wandb_is_disabled_nothing_is_written(tmp_path: Path, monkeypatch:
         logger(tmp_path, "online")
 
 
-def test_the_environments_project_and_owner_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environments_project_and_owner_are_the_usual_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("WANDB_PROJECT", "theirs")
     monkeypatch.setenv("WANDB_ENTITY", "team")
     chosen = compose_config(["logger=wandb"]).logger

@@ -24,8 +24,12 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def command(command: Command) -> Command:
-    """Runs scripts/wandb_report.py in an empty folder; returns its exit code and everything it printed."""
-    return lambda *words: command(script, *words_as_list(list(words), "groups"), config="wandb_report")
+    """Runs scripts/wandb_report.py in an empty folder; returns its exit code and everything it
+    printed.
+    """
+    return lambda *words: command(
+        script, *words_as_list(list(words), "groups"), config="wandb_report"
+    )
 
 
 @pytest.fixture
@@ -34,18 +38,26 @@ def logged(command: Command) -> Command:
     for name in ("first", "second"):
         folder = Path("outputs") / name
         note(folder, Logged(f"{name}-1", "2026-11-22", "online", "bild_lab", None))
-        result = sample_result("bild", {}, 1.5, setting={"dataset": "multi30k" if name == "first" else "xsum"})
+        result = sample_result(
+            "bild", {}, 1.5, setting={"dataset": "multi30k" if name == "first" else "xsum"}
+        )
         Sweep(folder).write_point(result.point, "", result, [])
     return command
 
 
-def test_without_a_login_the_spec_is_written_and_the_command_fails_in_one_line(logged: Command) -> None:
+def test_without_a_login_the_spec_is_written_and_the_command_fails_in_one_line(
+    logged: Command,
+) -> None:
     code, printed = logged("first", "second", "project=mine", "entity=us")
     assert code == 2
     (error,) = [line for line in printed.splitlines() if line.startswith("error")]
     assert "not published" in error and "wandb login" in error
     spec = json.loads(Path("outputs/wandb_report/report.json").read_text())
-    assert (spec["project"], spec["entity"], spec["display_name"]) == ("mine", "us", "bild_lab: first, second")
+    assert (spec["project"], spec["entity"], spec["display_name"]) == (
+        "mine",
+        "us",
+        "bild_lab: first, second",
+    )
 
 
 @pytest.mark.parametrize("words", [(), ("offline=true",)])
@@ -57,7 +69,9 @@ def test_a_sweep_that_was_never_logged_is_refused_with_the_command_that_logs_it(
     assert not Path("outputs/wandb_report").exists()
 
 
-def test_the_report_holds_all_groups_together_and_each_alone_with_what_runs_log(logged: Command) -> None:
+def test_the_report_holds_all_groups_together_and_each_alone_with_what_runs_log(
+    logged: Command,
+) -> None:
     logged("first", "outputs/second/", "offline=true")
     spec = json.loads(Path("outputs/wandb_report/report.json").read_text())["spec"]
     grids = [block["metadata"] for block in spec["blocks"] if block["type"] == "panel-grid"]
@@ -70,19 +84,32 @@ def test_the_report_holds_all_groups_together_and_each_alone_with_what_runs_log(
     more = [{"jobType": "sweep"}, *({"panel": panel} for panel in panels), {}, {}]
     for grid, filters in zip(grids, more, strict=True):
         for runset in grid["runSets"]:
-            chosen = {one["key"]["name"]: one["value"] for one in runset["filters"]["filters"] if one["op"] == "="}
+            chosen = {
+                one["key"]["name"]: one["value"]
+                for one in runset["filters"]["filters"]
+                if one["op"] == "="
+            }
             assert chosen == {"group": runset["name"], **filters}
             grouped = [key["name"] for key in runset["grouping"]]
-            assert grouped == (["policy.value.name", "pair.value.name"] if "panel" in filters else [])
+            assert grouped == (
+                ["policy.value.name", "pair.value.name"] if "panel" in filters else []
+            )
     *charts, picture, _ = fronts = grids[0]["panelBankSectionConfig"]["panels"]
-    assert [(one["config"]["panelDefId"], one["config"]["stringSettings"]["title"]) for one in charts] == [
-        ("wandb/lineseries/v0", panel) for panel in panels
-    ]
-    assert picture["config"]["mediaKeys"] == ["pareto"] and picture["layout"]["x"] == charts[0]["layout"]["w"]
+    assert [
+        (one["config"]["panelDefId"], one["config"]["stringSettings"]["title"]) for one in charts
+    ] == [("wandb/lineseries/v0", panel) for panel in panels]
+    assert (
+        picture["config"]["mediaKeys"] == ["pareto"]
+        and picture["layout"]["x"] == charts[0]["layout"]["w"]
+    )
     shown = [json.dumps(grid["panelBankSectionConfig"]["panels"]) for grid in grids]
     assert all(f'"{front_key(panel)}_table"' in json.dumps(fronts) for panel in panels)
-    assert all(key in shown[1] for key in ("speedup/value", "acceptance_rate", "quality/difference"))
-    assert all(f'"{key}"' in shown[3] for key in ("acceptance_by_position_table", "points", "examples"))
+    assert all(
+        key in shown[1] for key in ("speedup/value", "acceptance_rate", "quality/difference")
+    )
+    assert all(
+        f'"{key}"' in shown[3] for key in ("acceptance_by_position_table", "points", "examples")
+    )
 
 
 class Service:
@@ -100,11 +127,15 @@ class Service:
 def test_panels_are_asked_of_the_service_where_somebody_is_logged_in(tmp_path: Path) -> None:
     assert logged_panels(["first"], "ours", None, tmp_path, Service()) == ["xsum test, ROUGE-L"]
     for groups, project in ((["first", "second"], "ours"), (["first"], "other")):
-        with pytest.raises(UserError, match=f"'{groups[-1]}' has no runs in project '{project}'.*wandb sync"):
+        with pytest.raises(
+            UserError, match=f"'{groups[-1]}' has no runs in project '{project}'.*wandb sync"
+        ):
             logged_panels(groups, project, None, tmp_path, Service())
 
 
-def test_without_the_library_the_remedy_is_printed(logged: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_remedy_is_printed(
+    logged: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     code, printed = logged("first")
     assert code == 2 and "pip install 'bild_lab[reports]'" in printed

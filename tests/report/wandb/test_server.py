@@ -1,4 +1,6 @@
-"""What the real client sends, kept by a server on the loopback: runs, artifacts, reports, and runs sent later."""
+"""What the real client sends, kept by a server on the loopback: runs, artifacts, reports, and runs
+sent later.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,16 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackWandb]:
 def sweep(command: Command, data: Path) -> Sweep:
     """Two finished points under outputs/first."""
     written = Sweep(Path("outputs/first"))
-    config = OmegaConf.to_yaml(compose_config(["policy=bild", "dataset=multi30k", f"dataset.path={data}"]))
-    for result in (sample_baseline(), sample_drafted("bild", {"fallback": 0.5}, 1.6, 0.1, (0.8, 0.5))):
-        written.write_point(result.point, config, result, [sample_example(str(number)) for number in range(6)])
+    config = OmegaConf.to_yaml(
+        compose_config(["policy=bild", "dataset=multi30k", f"dataset.path={data}"])
+    )
+    for result in (
+        sample_baseline(),
+        sample_drafted("bild", {"fallback": 0.5}, 1.6, 0.1, (0.8, 0.5)),
+    ):
+        written.write_point(
+            result.point, config, result, [sample_example(str(number)) for number in range(6)]
+        )
     Image.new("RGB", (8, 4)).save(written.folder / "pareto.png")
     return written
 
@@ -54,11 +63,16 @@ def sent(server: LoopbackWandb, kind: str) -> list[dict]:
     return sorted(server.of_kind(kind), key=lambda run: run["about"]["displayName"])
 
 
-def test_a_sweeps_runs_and_its_report_arrive(server: LoopbackWandb, sweep: Sweep, command: Command) -> None:
+def test_a_sweeps_runs_and_its_report_arrive(
+    server: LoopbackWandb, sweep: Sweep, command: Command
+) -> None:
     code, printed = command(sweeps, *sweeps.as_overrides(["log", "outputs/first"]), config="sweeps")
     assert code == 0, printed
     bild, vanilla = sent(server, "point")
-    assert [run["about"]["displayName"] for run in (bild, vanilla)] == ["bild (fallback 0.5)", "vanilla"]
+    assert [run["about"]["displayName"] for run in (bild, vanilla)] == [
+        "bild (fallback 0.5)",
+        "vanilla",
+    ]
     assert {run["about"]["groupName"] for run in server.runs.values()} == {"first"}
     summary = bild["summary"]
     assert [summary[key] for key in ("policy", "panel", "on_front")] == ["bild", PANEL, True]
@@ -67,15 +81,22 @@ def test_a_sweeps_runs_and_its_report_arrive(server: LoopbackWandb, sweep: Sweep
     assert whole["summary"]["panels"] == [PANEL] and "1.60×" in whole["summary"]["headline"]
     assert any("pareto" in name and content for name, content in whole["files"].items())
     assert all(artifact["committed"] for artifact in server.artifacts)
-    assert {"result.json", "report.html"} & set().union(*(artifact["files"] for artifact in server.artifacts))
+    assert {"result.json", "report.html"} & set().union(
+        *(artifact["files"] for artifact in server.artifacts)
+    )
 
-    code, printed = command(wandb_report, *words_as_list(["first"], "groups"), config="wandb_report")
+    code, printed = command(
+        wandb_report, *words_as_list(["first"], "groups"), config="wandb_report"
+    )
     assert code == 0 and "published at" in printed, printed
     (report,) = server.reports
-    (first, *_) = [block["metadata"] for block in report["spec"]["blocks"] if block["type"] == "panel-grid"]
+    (first, *_) = [
+        block["metadata"] for block in report["spec"]["blocks"] if block["type"] == "panel-grid"
+    ]
     chart = first["panelBankSectionConfig"]["panels"][0]["config"]
     assert chart["stringSettings"]["title"] == PANEL
-    (read,) = [key for key in whole["summary"] if f'"{key}"' in json.dumps(chart)]  # of the summary, by the chart
+    # of the summary, by the chart
+    (read,) = [key for key in whole["summary"] if f'"{key}"' in json.dumps(chart)]
     assert whole["summary"][read]["_type"] == "table-file"
 
 
@@ -83,13 +104,23 @@ def test_runs_that_were_written_offline_arrive_by_the_printed_command(
     server: LoopbackWandb, sweep: Sweep, command: Command
 ) -> None:
     code, printed = command(
-        sweeps, *sweeps.as_overrides(["log", "outputs/first", "logger.mode=offline"]), config="sweeps"
+        sweeps,
+        *sweeps.as_overrides(["log", "outputs/first", "logger.mode=offline"]),
+        config="sweeps",
     )
     assert code == 0 and server.runs == {}, printed
     order = sync_command(Path("outputs/first"))
     assert order in printed
     wandb_command = Path(sys.executable).parent / "wandb"
-    subprocess.run(order.replace("wandb", shlex.quote(str(wandb_command)), 1), shell=True, check=True, timeout=120)
-    assert [run["about"]["displayName"] for run in sent(server, "point")] == ["bild (fallback 0.5)", "vanilla"]
+    subprocess.run(
+        order.replace("wandb", shlex.quote(str(wandb_command)), 1),
+        shell=True,
+        check=True,
+        timeout=120,
+    )
+    assert [run["about"]["displayName"] for run in sent(server, "point")] == [
+        "bild (fallback 0.5)",
+        "vanilla",
+    ]
     (whole,) = sent(server, "sweep")
     assert whole["summary"]["panels"] == [PANEL]

@@ -18,7 +18,12 @@ from tests.tiny import WORDS
 from tests.training import jobs
 
 MICRO = replace(
-    jobs.MICRO, optimizer="adamw", learning_rate=0.03, scale_parameter=False, schedule="cosine", max_target_tokens=20
+    jobs.MICRO,
+    optimizer="adamw",
+    learning_rate=0.03,
+    scale_parameter=False,
+    schedule="cosine",
+    max_target_tokens=20,
 )
 BITA = BitaSpec(prompt="deep", prompt_tokens=2, mask_tokens=3, splits=2, consecutive=False)
 
@@ -37,13 +42,19 @@ def answers(count: int, shortest: int = 4) -> tuple[Answer, ...]:
 
 def calibration(base: Checkpoint, rows: tuple[Answer, ...]) -> Calibration:
     """Answers as if the model had given them."""
-    spec = DatasetSpec(name="words", split="train", source_column="de", metric="agreement", path="words")
+    spec = DatasetSpec(
+        name="words", split="train", source_column="de", metric="agreement", path="words"
+    )
     model = {"path": base.path, "revision": None, "fingerprint": base.fingerprint}
-    return Calibration(Path("words"), {"model": model, "dataset": asdict(spec), "hash": f"{len(rows)} rows"}, rows)
+    return Calibration(
+        Path("words"), {"model": model, "dataset": asdict(spec), "hash": f"{len(rows)} rows"}, rows
+    )
 
 
 def frozen_job(folder: Path, base: Path, **changes: Any) -> FrozenJob:
-    """A BiTA adapter of three masks; keywords change the job, or the recipe where it has that field."""
+    """A BiTA adapter of three masks; keywords change the job, or the recipe where it has that
+    field.
+    """
     checkpoint = Checkpoint(str(base))
     recipe = {key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__}
     values = {

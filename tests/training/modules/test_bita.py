@@ -73,9 +73,12 @@ def test_masks_predict_in_training_what_they_predict_in_decoding(
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_groups_of_one_forward_do_not_see_each_other(prompt: str, bases: dict[str, Checkpoint]) -> None:
+def test_groups_of_one_forward_do_not_see_each_other(
+    prompt: str, bases: dict[str, Checkpoint]
+) -> None:
     rows, text = rows_beside(bases["llama"], adapter_for(bases["llama"], prompt)), texts(2, 12)
-    contexts = torch.tensor([[3, 7, 8, 12], [5, 6, 1, 1]])  # the second sample has two, and two that pad
+    # the second sample has two, and two that pad
+    contexts = torch.tensor([[3, 7, 8, 12], [5, 6, 1, 1]])
     together = rows(text, contexts)
     for sample, group in ((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)):
         length = int(contexts[sample, group])
@@ -100,7 +103,9 @@ def test_the_attention_mask_is_that_of_the_papers_figure() -> None:
 def test_the_adapter_learns_and_nothing_else(prompt: str, bases: dict[str, Checkpoint]) -> None:
     adapter = BitaAdapter.fresh(bases["llama"].config, {}, prompt, 4, 3, seed=0)
     rows = rows_beside(bases["llama"], adapter)
-    loss = PredictionLoss((1.0, 1.0, 1.0))(rows(texts(2, 8), torch.tensor([[4], [6]])), texts(6, 1).view(2, 1, 3))
+    loss = PredictionLoss((1.0, 1.0, 1.0))(
+        rows(texts(2, 8), torch.tensor([[4], [6]])), texts(6, 1).view(2, 1, 3)
+    )
     loss.backward()
     assert all(bool(weight.grad.abs().sum() > 0) for weight in adapter.parameters())
     assert set(rows.state_dict()) == {f"weights.{name}" for name in adapter.state_dict()}
@@ -120,7 +125,14 @@ REFUSED = {
 @pytest.mark.parametrize("key", REFUSED)
 def test_an_adapter_that_cannot_be_meant_is_refused(key: str, bases: dict[str, Checkpoint]) -> None:
     value, message = REFUSED[key]
-    values = {"prompt": "deep", "prompt_tokens": 4, "mask_tokens": 3, "splits": 2, "consecutive": False, key: value}
+    values = {
+        "prompt": "deep",
+        "prompt_tokens": 4,
+        "mask_tokens": 3,
+        "splits": 2,
+        "consecutive": False,
+        key: value,
+    }
     with pytest.raises(UserError, match=message):
         BitaSpec(**values).check(bases["llama"].config)
 
@@ -128,10 +140,15 @@ def test_an_adapter_that_cannot_be_meant_is_refused(key: str, bases: dict[str, C
 def test_attention_that_cannot_be_given_a_prompt_is_refused(bases: dict[str, Checkpoint]) -> None:
     config = FalconConfig(vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
     spec = BitaSpec(prompt="none", prompt_tokens=0, mask_tokens=1, splits=1, consecutive=False)
-    with pytest.raises(UserError, match=r"cannot reach into a falcon model: its attention does not go .*Llama or Qwen"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot reach into a falcon model: its attention does not go .*Llama or Qwen",
+    ):
         spec.check(config)  # before weights are read
     windowed = bases["llama"].weights(torch.float32)
     windowed.config.sliding_window = 4
     for attempt in (lambda: spec.check(windowed.config), lambda: spec.build(windowed, {}, seed=0)):
-        with pytest.raises(UserError, match="a llama model: its layers see only a window of the text"):
+        with pytest.raises(
+            UserError, match="a llama model: its layers see only a window of the text"
+        ):
             attempt()

@@ -1,4 +1,6 @@
-"""ShareGPT's conversations: how rows become turns, which tokens are learned, and a training of heads on a file."""
+"""ShareGPT's conversations: how rows become turns, which tokens are learned, and a training of
+heads on a file.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from tests.loopback_hub import loopback_hub, printed_in_a_fresh_process
 from tests.tiny import END, START
 
 Command = Callable[..., tuple[int, str]]
-CHAT = Template("w20 {question} w21", " {answer}</s>w20 {question} w21")  # as Vicuna's, </s> after each answer
+# as Vicuna's, </s> after each answer
+CHAT = Template("w20 {question} w21", " {answer}</s>w20 {question} w21")
 TALK = [("human", "w4 w5"), ("gpt", "w6 w7"), ("human", "w8"), ("gpt", "w9 w10 w11")]
 SPEC = DatasetSpec(**yaml.safe_load((config_dir() / "dataset/sharegpt.yaml").read_text()))
 
@@ -45,7 +48,10 @@ for words in ([], ["dataset.hub_data_dir=ShareGPT_V4.json"]):
 
 
 def row(name: str, messages: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {"id": name, "conversations": [{"from": speaker, "value": text} for speaker, text in messages]}
+    return {
+        "id": name,
+        "conversations": [{"from": speaker, "value": text} for speaker, text in messages],
+    }
 
 
 def file(folder: Path, *talks: list[tuple[str, Any]]) -> str:
@@ -93,42 +99,72 @@ def test_conversations_without_an_answered_question_are_counted(
     assert "sharegpt: 3 conversations without an answered question are left out" in caplog.text
 
 
-def test_only_answers_and_the_end_tokens_after_them_are_learned(tmp_path: Path, checkpoints: Path) -> None:
-    """The mask against the roles of the tokens, written out, as FastChat's `preprocess` masks them."""
+def test_only_answers_and_the_end_tokens_after_them_are_learned(
+    tmp_path: Path, checkpoints: Path
+) -> None:
+    """The mask against the roles of the tokens, written out, as FastChat's `preprocess` masks
+    them.
+    """
     turns = load_examples(spec(file(tmp_path, TALK), history=None), unanswered=True)
     base = OneRowCheckpoint(str(checkpoints / "llama"))
     (found,) = tokenize_conversations(base, CHAT, turns, longest=100)
     line = found.row(100)
     assert line.tokens.tolist() == [START, 20, 4, 5, 21, 6, 7, END, 20, 8, 21, 9, 10, 11, END]
-    assert line.tokens[line.learned].tolist() == [6, 7, END, 9, 10, 11, END] and line.prompt_length == 5
-    chosen = choose_contexts(line, LayerHeadsSpec(layers=[1, 2], rank=None, labels="data").predictors)
+    assert (
+        line.tokens[line.learned].tolist() == [6, 7, END, 9, 10, 11, END]
+        and line.prompt_length == 5
+    )
+    chosen = choose_contexts(
+        line, LayerHeadsSpec(layers=[1, 2], rank=None, labels="data").predictors
+    )
     assert chosen.contexts.tolist() == [5, 6, 7, 11, 12, 13, 14]
     assert chosen.labels.tolist() == [[token, token] for token in (6, 7, END, 9, 10, 11, END)]
     assert IGNORED not in chosen.labels
     (cut,) = tokenize_conversations(base, CHAT, turns, longest=9)
-    assert cut.row(100).tokens.tolist() == [START, 20, 4, 5, 21, 6, 7, END, 20] and cut.finish_reason == "length"
+    assert (
+        cut.row(100).tokens.tolist() == [START, 20, 4, 5, 21, 6, 7, END, 20]
+        and cut.finish_reason == "length"
+    )
     (unlearned,) = tokenize_conversations(base, CHAT, turns, longest=4)
     assert unlearned.row(100).answer_length == 0  # a training leaves it out
     with pytest.raises(UserError, match=r"is an encoder–decoder; set dataset.turns=1"):
         list(tokenize_conversations(Checkpoint(str(checkpoints / "t5")), CHAT, turns, 9))
 
 
-def test_heads_train_on_a_file_of_conversations(command: Command, checkpoints: Path, tmp_path: Path) -> None:
+def test_heads_train_on_a_file_of_conversations(
+    command: Command, checkpoints: Path, tmp_path: Path
+) -> None:
     path = file(tmp_path, *[TALK] * 8)
-    line = ["name=heads", f"model.path={checkpoints / 'llama'}", "dataset=sharegpt", f"dataset.path={path}"]
-    line += ["layers=[1]", "held_out=1", "train.max_steps=2", "train.batch_size=4", "train.accumulate=1"]
+    line = [
+        "name=heads",
+        f"model.path={checkpoints / 'llama'}",
+        "dataset=sharegpt",
+        f"dataset.path={path}",
+    ]
+    line += [
+        "layers=[1]",
+        "held_out=1",
+        "train.max_steps=2",
+        "train.batch_size=4",
+        "train.accumulate=1",
+    ]
     line += ["train.evaluate_every=null", "train.device=cpu", f"dataset.chat_template={CHAT.first}"]
     code, printed = command(train_lm_heads, *line, f"dataset.next_turn_template={CHAT.next_turn}")
     assert code == 0, printed
     metrics = json.loads(Path("outputs/heads/metrics.json").read_text())
-    assert (metrics["train_examples"], metrics["dropped_examples"]) == (7, 0)  # conversations, not turns
+    # conversations, not turns
+    assert (metrics["train_examples"], metrics["dropped_examples"]) == (7, 0)
     assert metrics["data"] == "references of sharegpt (train)"
 
 
 @pytest.mark.slow
 def test_the_hub_gives_the_one_file_that_is_named(tmp_path: Path) -> None:
     named = json.dumps([row("one", TALK)]).encode()
-    files = {SPEC.hub_data_dir: named, "HTML_cleaned_raw_dataset/sg_90k_part1.json": b"broken", "README.md": b""}
+    files = {
+        SPEC.hub_data_dir: named,
+        "HTML_cleaned_raw_dataset/sg_90k_part1.json": b"broken",
+        "README.md": b"",
+    }
     with loopback_hub({SPEC.hub_id: files}) as endpoint:
         found, missing = printed_in_a_fresh_process(LOAD, endpoint, tmp_path)
     assert found == "['w4 w5', 'w8']" and "no folder 'ShareGPT_V4.json'" in missing

@@ -1,4 +1,6 @@
-"""EAGLE's training: its steps are those of decoding, what they learn, and that a killed training resumes."""
+"""EAGLE's training: its steps are those of decoding, what they learn, and that a killed training
+resumes.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def test_the_steps_of_training_are_those_of_decoding(variant: str, family: str) 
         behind = eagle_behind(eagle, module, tokens[:length])
         for step in range(3):
             expected = behind(tokens[length : length + step])
-            torch.testing.assert_close(found[sample, group, step].detach(), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(
+                found[sample, group, step].detach(), expected, rtol=1e-5, atol=1e-5
+            )
 
 
 def outputs_of(variant: str, train: bool) -> tuple[EagleModule, Any, Tensor]:
@@ -70,16 +74,25 @@ def test_eagle_3_learns_the_models_own_distribution_at_every_step() -> None:
     for group, context in enumerate((4, 7)):
         for step in range(3):
             q = found.logits[0, group, step].log_softmax(-1)
-            torch.testing.assert_close(found.losses[0, group, step], -(own[context - 1 + step] * q).sum())
+            torch.testing.assert_close(
+                found.losses[0, group, step], -(own[context - 1 + step] * q).sum()
+            )
     expected = (found.losses * torch.tensor([1.0, 0.8, 0.64])).sum() / 6
-    torch.testing.assert_close(PredictionLoss(spec(variant=EAGLE3).predictors.weights)(found, labels), expected)
+    torch.testing.assert_close(
+        PredictionLoss(spec(variant=EAGLE3).predictors.weights)(found, labels), expected
+    )
 
 
 def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> None:
-    rows = [AnsweredPrompt(np.array(row), 4) for row in ([START, 4, 4, 4, *TEXT, 7, 7, 9], [4, 4, 4, 5, 9, 12, 3, 12])]
+    rows = [
+        AnsweredPrompt(np.array(row), 4)
+        for row in ([START, 4, 4, 4, *TEXT, 7, 7, 9], [4, 4, 4, 5, 9, 12, 3, 12])
+    ]
     learned = np.array([False, True, False, True, True])  # the 4 between is a user's
     small = spec(variant=EAGLE3, draft_vocabulary=3)
-    assert small.from_answers([*rows, AnsweredPrompt(np.array([4, 7, 4, 9, 12]), 1, learned)]) == {"tokens": [7, 9, 12]}
+    assert small.from_answers([*rows, AnsweredPrompt(np.array([4, 7, 4, 9, 12]), 1, learned)]) == {
+        "tokens": [7, 9, 12]
+    }
     assert spec(variant=EAGLE3).from_answers(rows) == {}
     base, known = tiny_llama(4, layers=3).eval(), [7, 9, 12]
     eagle = small.build(base, {}, 0, **small.from_answers(rows)).train()
@@ -95,12 +108,18 @@ def test_eagle_3_learns_its_heads_own_tokens_alone_and_chooses_among_them() -> N
     assert (found.losses > 0).tolist() == (wanted == 9).tolist()  # the head cannot give 8, 10 or 11
     behind = eagle_behind(eagle.weights, base, text[0, :5].tolist())([])
     assert choices[0, 1, 0].tolist() == behind.topk(3).indices.tolist()
-    torch.testing.assert_close(found.losses[0, 1, 0], -(own[4] * behind[known].log_softmax(-1)).sum())
+    torch.testing.assert_close(
+        found.losses[0, 1, 0], -(own[4] * behind[known].log_softmax(-1)).sum()
+    )
 
 
-def test_an_eagle_3_with_a_part_of_the_vocabulary_is_trained_and_read_again(tmp_path: Path, checkpoints: Path) -> None:
+def test_an_eagle_3_with_a_part_of_the_vocabulary_is_trained_and_read_again(
+    tmp_path: Path, checkpoints: Path
+) -> None:
     part = spec(variant=EAGLE3, draft_vocabulary=5)
-    metrics = train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", spec=part, max_steps=2, evaluate_every=1))
+    metrics = train_beside_frozen(
+        frozen_job(tmp_path, checkpoints / "llama", spec=part, max_steps=2, evaluate_every=1)
+    )
     eagle = read_eagle(tmp_path / "heads", 2)
     assert eagle.config.draft_vocabulary == len(set(eagle.tokens.tolist())) == 5
     assert metrics["best"]["top_5_step_1"] > 0
@@ -119,15 +138,20 @@ def test_eagle_1_learns_states_and_a_tenth_of_the_tokens_at_the_first_step() -> 
         expected = smooth_l1_loss(drafted, final[3]) - 0.1 * (own[3] * logits.log_softmax(-1)).sum()
     torch.testing.assert_close(found.losses[0, 0, 0], expected, rtol=1e-3, atol=1e-3)
     total = PredictionLoss(spec().predictors.weights)(found, labels)
-    torch.testing.assert_close(total, found.losses.mean())  # whatever the number of steps it is scored on
+    # whatever the number of steps it is scored on
+    torch.testing.assert_close(total, found.losses.mean())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", [EAGLE, EAGLE3])
-def test_a_training_leaves_an_eagle_that_learned(variant: str, tmp_path: Path, checkpoints: Path) -> None:
+def test_a_training_leaves_an_eagle_that_learned(
+    variant: str, tmp_path: Path, checkpoints: Path
+) -> None:
     base = Checkpoint(str(checkpoints / "llama"))
     changes = {"spec": spec(variant=variant), "max_steps": 60, "evaluate_every": 20, "log_every": 5}
-    metrics = train_beside_frozen(frozen_job(tmp_path, Path(base.path), **changes, learning_rate=0.02))
+    metrics = train_beside_frozen(
+        frozen_job(tmp_path, Path(base.path), **changes, learning_rate=0.02)
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
     (_, first), *_, (_, last) = losses(metrics)
     assert last < 0.95 * first
@@ -143,7 +167,9 @@ def test_a_killed_training_resumes_with_the_same_noise(tmp_path: Path, checkpoin
     with pytest.raises(KeyboardInterrupt):
         train_beside_frozen(job(tmp_path / "killed", callbacks=(Kill(3),)))
     assert losses(train_beside_frozen(job(tmp_path / "killed"))) == losses(whole)
-    ours, theirs = (load_file(tmp_path / name / "heads" / "model.safetensors") for name in ("killed", "whole"))
+    ours, theirs = (
+        load_file(tmp_path / name / "heads" / "model.safetensors") for name in ("killed", "whole")
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     quiet = train_beside_frozen(job(tmp_path / "quiet", spec=spec()))
     assert losses(quiet) != losses(whole)
@@ -154,9 +180,14 @@ def test_what_cannot_be_trained_is_refused() -> None:
         spec(variant="eagle2")
     with pytest.raises(UserError, match="module.steps must be a whole number >= 1, got 0"):
         spec(steps=0)
-    with pytest.raises(UserError, match="module.draft_vocabulary must be a whole number >= 1, got 0; null takes all"):
+    with pytest.raises(
+        UserError,
+        match="module.draft_vocabulary must be a whole number >= 1, got 0; null takes all",
+    ):
         spec(variant=EAGLE3, draft_vocabulary=0)
-    with pytest.raises(UserError, match="module.variant with a draft vocabulary must be one of eagle3, got 'eagle'"):
+    with pytest.raises(
+        UserError, match="module.variant with a draft vocabulary must be one of eagle3, got 'eagle'"
+    ):
         spec(draft_vocabulary=5)
     with pytest.raises(UserError, match="module.noise must lie in"):
         spec(noise=-1)

@@ -25,13 +25,17 @@ Command = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, checkpoints: Path) -> tuple[Path, dict[str, Any]]:
+def whole(
+    tmp_path_factory: pytest.TempPathFactory, checkpoints: Path
+) -> tuple[Path, dict[str, Any]]:
     """A training that was not interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     return folder, train_beside_frozen(frozen_job(folder, checkpoints / "llama"))
 
 
-def test_a_training_leaves_the_adapter_and_nothing_else(whole: tuple[Path, dict[str, Any]], checkpoints: Path) -> None:
+def test_a_training_leaves_the_adapter_and_nothing_else(
+    whole: tuple[Path, dict[str, Any]], checkpoints: Path
+) -> None:
     folder, metrics = whole
     assert [path.name for path in folder.iterdir()] == ["adapter"]
     names = ["adapter.safetensors", "adapter_config.json", "metrics.json"]
@@ -39,7 +43,11 @@ def test_a_training_leaves_the_adapter_and_nothing_else(whole: tuple[Path, dict[
     adapter = BitaAdapter.load(folder / "adapter")
     assert adapter.config.base["path"] == str(checkpoints / "llama")
     assert metrics["parameters"] == 2 * 2 * 2 * 2 * 8 + 3 * 32
-    assert (metrics["train_examples"], metrics["held_out_examples"], metrics["dropped_examples"]) == (14, 4, 0)
+    assert (
+        metrics["train_examples"],
+        metrics["held_out_examples"],
+        metrics["dropped_examples"],
+    ) == (14, 4, 0)
     assert metrics["evaluations"] == 3 and metrics["best"]["accepted"] >= 0
 
 
@@ -51,19 +59,28 @@ def test_a_killed_training_resumes_as_if_it_had_not_been_killed(
         train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", callbacks=(Kill(step),)))
     saved = load_file(TrainingFolder(tmp_path).last_checkpoint() / "model.safetensors")
     assert {name.split(".")[0] for name in saved} == {"weights"}
-    assert losses(train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama"))) == losses(whole[1])
-    ours, theirs = (load_file(folder / "adapter" / "adapter.safetensors") for folder in (tmp_path, whole[0]))
+    assert losses(train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama"))) == losses(
+        whole[1]
+    )
+    ours, theirs = (
+        load_file(folder / "adapter" / "adapter.safetensors") for folder in (tmp_path, whole[0])
+    )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_answers_too_short_for_the_masks_are_dropped_and_counted(tmp_path: Path, checkpoints: Path) -> None:
+def test_answers_too_short_for_the_masks_are_dropped_and_counted(
+    tmp_path: Path, checkpoints: Path
+) -> None:
     job = frozen_job(tmp_path, checkpoints / "llama")
     rows = answers(18, shortest=2)
     short = sum(len(row.answer_token_ids) < 4 for row in rows)
     mixed = replace(job, calibration=calibration(job.base, rows))
     assert 0 < short and len(mixed.rows) == 18 - short
     many = replace(job, spec=replace(BITA, mask_tokens=12))
-    message = r"of the 18 answers in words, 18 are dropped: they have fewer than the 13 tokens that 12 predictions need"
+    message = (
+        r"of the 18 answers in words, 18 are dropped: they have fewer than the 13 tokens that 12"
+        r" predictions need"
+    )
     with pytest.raises(UserError, match=message):
         train_beside_frozen(many)
     assert list(tmp_path.iterdir()) == []
@@ -73,28 +90,52 @@ def test_prompt_and_answer_are_cut_together(tmp_path: Path, checkpoints: Path) -
     job = frozen_job(tmp_path, checkpoints / "llama", max_tokens=8)
     longer = frozen_job(tmp_path, checkpoints / "llama").rows
     assert max(row.length for row in longer) > 8 == max(row.length for row in job.rows)
-    cut = [(row.tokens[:8].tolist(), row.prompt_length) for row in longer if 8 - row.prompt_length >= 4]
+    cut = [
+        (row.tokens[:8].tolist(), row.prompt_length) for row in longer if 8 - row.prompt_length >= 4
+    ]
     kept = [(row.tokens.tolist(), row.prompt_length) for row in job.rows]
-    assert cut == kept and len(kept) < len(longer)  # a prompt that leaves too little room is dropped
+    # a prompt that leaves too little room is dropped
+    assert cut == kept and len(kept) < len(longer)
 
 
 def test_answers_of_another_model_are_refused(tmp_path: Path, checkpoints: Path) -> None:
     job = frozen_job(tmp_path, checkpoints / "llama")
-    with pytest.raises(UserError, match="with other weights than .*llama-draft, but a BiTA adapter learns the"):
+    with pytest.raises(
+        UserError, match="with other weights than .*llama-draft, but a BiTA adapter learns the"
+    ):
         frozen_job(tmp_path, checkpoints / "llama-draft", calibration=job.calibration)
 
 
 def test_a_folder_of_another_base_is_refused(tmp_path: Path, checkpoints: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", callbacks=(Kill(3),)))
-    with pytest.raises(UserError, match=r"model.weights=\w+, but this command has model.weights=\w+; choose another"):
+    with pytest.raises(
+        UserError,
+        match=r"model.weights=\w+, but this command has model.weights=\w+; choose another",
+    ):
         train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama-draft"))
-    with pytest.raises(UserError, match="holds a training with bita.splits=2, but this command has bita.splits=3"):
-        train_beside_frozen(frozen_job(tmp_path, checkpoints / "llama", spec=replace(BITA, splits=3)))
+    with pytest.raises(
+        UserError, match="holds a training with bita.splits=2, but this command has bita.splits=3"
+    ):
+        train_beside_frozen(
+            frozen_job(tmp_path, checkpoints / "llama", spec=replace(BITA, splits=3))
+        )
 
 
-QUICK = ["train.max_steps=2", "train.batch_size=4", "train.accumulate=1", "train.evaluate_every=2", "train.log_every=1"]
-QUICK += ["train.device=cpu", "train.precision=float32", "held_out=2", "answers.max_new_tokens=8", "dataset.split=test"]
+QUICK = [
+    "train.max_steps=2",
+    "train.batch_size=4",
+    "train.accumulate=1",
+    "train.evaluate_every=2",
+    "train.log_every=1",
+]
+QUICK += [
+    "train.device=cpu",
+    "train.precision=float32",
+    "held_out=2",
+    "answers.max_new_tokens=8",
+    "dataset.split=test",
+]
 
 
 def words(data: Path) -> list[str]:
@@ -102,30 +143,51 @@ def words(data: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_answers_are_generated_first_and_kept(command: Command, checkpoints: Path, data: Path) -> None:
+def test_the_answers_are_generated_first_and_kept(
+    command: Command, checkpoints: Path, data: Path
+) -> None:
     line = ["name=bita", f"model.path={checkpoints / 'llama'}", *words(data), "bita.mask_tokens=1"]
     line += ["dataset.prompt_template=German: {source} English:"]
     code, printed = command(train_bita, *line)
     assert code == 0, printed
-    assert "outputs/bita/adapter: 2 steps, loss" in printed and "policy.adapter=outputs/bita/adapter" in printed
+    assert (
+        "outputs/bita/adapter: 2 steps, loss" in printed
+        and "policy.adapter=outputs/bita/adapter" in printed
+    )
     for_target = printed_point(printed)
-    assert for_target.policy == "bita" and for_target.setting["target"] == str(checkpoints / "llama")
-    assert for_target.examples[0].prompt.startswith("German: ") and for_target.setting["dataset"] == "multi30k"
+    assert for_target.policy == "bita" and for_target.setting["target"] == str(
+        checkpoints / "llama"
+    )
+    assert (
+        for_target.examples[0].prompt.startswith("German: ")
+        and for_target.setting["dataset"] == "multi30k"
+    )
     metrics = json.loads(Path("outputs/bita/metrics.json").read_text())
     assert metrics["answers"]["folder"] == "outputs/bita/calibration"
     code, printed = command(train_bita, *line)
     assert code == 0 and "step 1:" not in printed  # nothing is trained again
-    heads = ["name=medusa", f"model.path={checkpoints / 'llama'}", *QUICK, "calibration=outputs/bita/calibration"]
+    heads = [
+        "name=medusa",
+        f"model.path={checkpoints / 'llama'}",
+        *QUICK,
+        "calibration=outputs/bita/calibration",
+    ]
     code, printed = command(train_module, *heads, "module.heads=1", "dataset.path=nowhere")
     assert code == 0, printed
     assert "policy=medusa policy.heads=outputs/medusa/heads" in printed
-    assert printed_point(printed).examples == for_target.examples  # of the answers, not of the path that is nowhere
-    assert sorted(path.name for path in Path("outputs/medusa").iterdir()) == ["heads", "metrics.json"]
+    # of the answers, not of the path that is nowhere
+    assert printed_point(printed).examples == for_target.examples
+    assert sorted(path.name for path in Path("outputs/medusa").iterdir()) == [
+        "heads",
+        "metrics.json",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_the_command_trains_beside_both_families(family: str, command: Command, checkpoints: Path, data: Path) -> None:
+def test_the_command_trains_beside_both_families(
+    family: str, command: Command, checkpoints: Path, data: Path
+) -> None:
     line = ["module=eagle3", f"model.path={checkpoints / family}", *words(data), "module.steps=2"]
     code, printed = command(train_module, *line)
     assert code == 0, printed
@@ -140,15 +202,29 @@ def test_ngrams_take_a_pair(command: Command, checkpoints: Path) -> None:
 
 BAD_INPUT = {
     "no model": ([], "model.path must be a folder or a hub id, got null"),
-    "an encoder–decoder": (["model.path={t5}"], "a BiTA adapter needs a decoder-only model, got the encoder–decoder"),
-    "no masks": (["model.path={llama}", "bita.mask_tokens=0"], "bita.mask_tokens must be a whole number >= 1"),
-    "no calibration": (["model.path={llama}", "calibration=nowhere"], "no calibration data in nowhere"),
-    "in the way": (["model.path={llama}", "name=taken"], "taken/adapter is in the way: it is not the result of a"),
+    "an encoder–decoder": (
+        ["model.path={t5}"],
+        "a BiTA adapter needs a decoder-only model, got the encoder–decoder",
+    ),
+    "no masks": (
+        ["model.path={llama}", "bita.mask_tokens=0"],
+        "bita.mask_tokens must be a whole number >= 1",
+    ),
+    "no calibration": (
+        ["model.path={llama}", "calibration=nowhere"],
+        "no calibration data in nowhere",
+    ),
+    "in the way": (
+        ["model.path={llama}", "name=taken"],
+        "taken/adapter is in the way: it is not the result of a",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_gives_one_line_and_no_answers(case: str, command: Command, checkpoints: Path, data: Path) -> None:
+def test_bad_input_gives_one_line_and_no_answers(
+    case: str, command: Command, checkpoints: Path, data: Path
+) -> None:
     Path("outputs/taken/adapter").mkdir(parents=True)
     changed, message = BAD_INPUT[case]
     paths = {"{t5}": str(checkpoints / "t5"), "{llama}": str(checkpoints / "llama")}

@@ -39,17 +39,23 @@ def random_heads(base: Checkpoint, shared: bool, rank: int) -> MedusaHeads:
 
 
 @pytest.mark.parametrize(("shared", "rank"), [(False, 0), (True, 0), (False, 4)])
-def test_heads_predict_in_training_what_they_predict_in_decoding(base: Checkpoint, shared: bool, rank: int) -> None:
+def test_heads_predict_in_training_what_they_predict_in_decoding(
+    base: Checkpoint, shared: bool, rank: int
+) -> None:
     heads = random_heads(base, shared, rank)
     text = torch.randint(3, VOCABULARY, (2, 9), generator=torch.Generator().manual_seed(5))
-    trained = MedusaModule(base.weights(torch.float32).eval(), heads)(text, torch.tensor([[4, 9], [6, 1]]))
+    trained = MedusaModule(base.weights(torch.float32).eval(), heads)(
+        text, torch.tensor([[4, 9], [6, 1]])
+    )
     target = NativeModel(HuggingFaceModel(base, torch.device("cpu"), torch.float32))
     for sample, group, length in ((0, 0, 4), (0, 1, 9), (1, 0, 6)):
         context = text[sample, :length].tolist()
         final = target.start(Source(tuple(context)), 8).extend([context[-1]]).head_input
         before = text[sample, [min(length + head, 8) for head in range(3)]]
         bias = 0 if heads.markov is None else heads.markov(before)
-        torch.testing.assert_close(trained[sample, group], heads(final)[:, 0] + bias, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            trained[sample, group], heads(final)[:, 0] + bias, rtol=1e-4, atol=1e-4
+        )
 
 
 @pytest.mark.parametrize(("shared", "rank", "contexts"), [(False, 0, None), (True, 4, 3)])
@@ -57,7 +63,13 @@ def test_a_training_leaves_heads_that_learned(
     base: Checkpoint, shared: bool, rank: int, contexts: int | None, tmp_path: Path
 ) -> None:
     spec = MedusaSpec(heads=2, layers=1, shared=shared, markov_rank=rank, contexts=contexts)
-    changes = {"spec": spec, "max_steps": 60, "evaluate_every": 20, "log_every": 5, "learning_rate": 0.05}
+    changes = {
+        "spec": spec,
+        "max_steps": 60,
+        "evaluate_every": 20,
+        "log_every": 5,
+        "learning_rate": 0.05,
+    }
     metrics = train_beside_frozen(frozen_job(tmp_path, Path(base.path), **changes))
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
     assert metrics["loss"] < 0.5  # nats; as long as nothing is learned it is more than 4
@@ -72,9 +84,13 @@ def test_a_training_leaves_heads_that_learned(
 def test_what_cannot_have_heads_is_refused(checkpoints: Path) -> None:
     with pytest.raises(UserError, match="module.heads must be a whole number >= 1, got 0"):
         MedusaSpec(heads=0, layers=1)
-    with pytest.raises(UserError, match="module.contexts must be a whole number >= 1, got 0; null takes all"):
+    with pytest.raises(
+        UserError, match="module.contexts must be a whole number >= 1, got 0; null takes all"
+    ):
         MedusaSpec(heads=3, layers=1, contexts=0)
-    with pytest.raises(UserError, match="Medusa needs a decoder-only model, got the encoder–decoder t5"):
+    with pytest.raises(
+        UserError, match="Medusa needs a decoder-only model, got the encoder–decoder t5"
+    ):
         MedusaSpec(heads=3, layers=1).check(Checkpoint(str(checkpoints / "t5")).config)
 
 
@@ -83,5 +99,7 @@ def test_each_head_predicts_after_the_one_before_and_weighs_four_fifths_of_it() 
     assert medusa.weights == pytest.approx((1.0, 0.8, 0.64))
     assert medusa.offsets == (1, 2, 3)  # the model's own head predicts the token at 0
     row = AnsweredPrompt(np.arange(40, dtype=np.int32), 5)
-    some = choose_contexts(row, MedusaSpec(heads=3, layers=1, contexts=7).predictors, np.random.default_rng(0))
+    some = choose_contexts(
+        row, MedusaSpec(heads=3, layers=1, contexts=7).predictors, np.random.default_rng(0)
+    )
     assert len(some.contexts) == 7 < len(choose_contexts(row, medusa).contexts)

@@ -26,8 +26,14 @@ from bild_lab.training.modules.predictors import (
 
 def test_labels_are_the_tokens_after_the_next_one() -> None:
     chosen = choose_contexts(ROW, predictors(1, 2, 3))
-    assert chosen.contexts.tolist() == [3, 4, 5, 6]  # the first is the prompt alone, the last has one label left
-    assert chosen.labels.tolist() == [[21, 22, 23], [22, 23, 24], [23, 24, IGNORED], [24, IGNORED, IGNORED]]
+    # the first is the prompt alone, the last has one label left
+    assert chosen.contexts.tolist() == [3, 4, 5, 6]
+    assert chosen.labels.tolist() == [
+        [21, 22, 23],
+        [22, 23, 24],
+        [23, 24, IGNORED],
+        [24, IGNORED, IGNORED],
+    ]
 
 
 def test_predictors_of_equal_offset_have_the_same_labels() -> None:
@@ -42,24 +48,39 @@ def test_contexts_are_chosen_again_in_every_epoch_and_for_every_answer() -> None
         return RandomContexts([row] * 2, some, seed)[epoch, index].contexts.tolist()
 
     assert contexts(0, 0) == contexts(0, 0) == sorted(set(contexts(0, 0)))
-    assert len({tuple(each) for each in (contexts(0, 0), contexts(1, 0), contexts(0, 1), contexts(0, 0, 1))}) == 4
+    assert (
+        len(
+            {
+                tuple(each)
+                for each in (contexts(0, 0), contexts(1, 0), contexts(0, 1), contexts(0, 0, 1))
+            }
+        )
+        == 4
+    )
     assert choose_contexts(row, some).contexts.tolist() == [2, 21, 40]
 
 
 def test_consecutive_contexts_start_anywhere_and_have_every_label() -> None:
-    """BiTA's released code: the first is the prompt alone, the last leaves a label to every mask."""
+    """BiTA's released code: the first is the prompt alone, the last leaves a label to every
+    mask.
+    """
     masks = replace(predictors(1, 2, 3, per_answer=4), consecutive=True)
-    row = AnsweredPrompt(np.arange(100, 114), prompt_length=3)  # contexts of 3 to 10 tokens have all labels
+    # contexts of 3 to 10 tokens have all labels
+    row = AnsweredPrompt(np.arange(100, 114), prompt_length=3)
     starts = set()
     for epoch in range(40):
         chosen = RandomContexts([row], masks, seed=0)[epoch, 0]
         first = int(chosen.contexts[0])
         assert chosen.contexts.tolist() == [*range(first, first + 4)]
-        assert chosen.labels.tolist() == [[100 + n + offset for offset in (1, 2, 3)] for n in chosen.contexts]
-        assert chosen.tokens.tolist() == [*range(100, 103 + first)]  # the last context reads no further
+        assert chosen.labels.tolist() == [
+            [100 + n + offset for offset in (1, 2, 3)] for n in chosen.contexts
+        ]
+        # the last context reads no further
+        assert chosen.tokens.tolist() == [*range(100, 103 + first)]
         starts.add(first)
     assert starts == {3, 4, 5, 6, 7}
-    few = choose_contexts(ROW, masks, np.random.default_rng(0))  # an answer of five has two such contexts
+    # an answer of five has two such contexts
+    few = choose_contexts(ROW, masks, np.random.default_rng(0))
     assert few.contexts.tolist() == [3, 4] and few.labels.tolist() == [[21, 22, 23], [22, 23, 24]]
 
 
@@ -98,7 +119,8 @@ class Parrot(nn.Module):
 
 
 def test_an_evaluation_counts_hits_by_predictor_and_the_leading_ones() -> None:
-    chosen = torch.tensor([[[21, 22], [5, 23], [23, 0], [24, 0]]])  # of labels 21 22, 22 23, 23 24, 24 –
+    # of labels 21 22, 22 23, 23 24, 24 –
+    chosen = torch.tensor([[[21, 22], [5, 23], [23, 0], [24, 0]]])
     logits = 10.0 * nn.functional.one_hot(chosen, 30).float()
     logits[0, 2, 1, 24] = 9.0  # the second choice
     evaluate = PredictionEvaluator([ROW], predictors(1, 2), batch_size=4)
@@ -118,7 +140,9 @@ def test_an_evaluation_counts_hits_by_predictor_and_the_leading_ones() -> None:
     assert sums.dtype == torch.double  # a small loss counts beside the sum of many
     right, rest = -np.log(np.e**10 / (np.e**10 + 29)), np.log(np.e**10 + 29)
     second = np.log(np.e**10 + np.e**9 + 28) - 9
-    assert scores["loss"] == pytest.approx((3 * right + rest + 0.5 * (2 * right + second)) / 7, rel=1e-5)
+    assert scores["loss"] == pytest.approx(
+        (3 * right + rest + 0.5 * (2 * right + second)) / 7, rel=1e-5
+    )
 
 
 class Learner(Parrot):
@@ -147,9 +171,12 @@ def test_a_loss_is_weighted_by_predictor_and_divided_by_the_labels_of_the_whole_
     right, wrong = -np.log(np.e**2 / (np.e**2 + 2)), np.log(np.e**2 + 2)
     loss = PredictionLoss((1.0, 0.5))
     assert loss.total(logits, labels).item() == pytest.approx(right + 0.5 * wrong + wrong)
-    assert loss.total(logits[0], labels[0]).item() == loss.total(logits, labels).item()  # of one row
+    # of one row
+    assert loss.total(logits[0], labels[0]).item() == loss.total(logits, labels).item()
     assert loss(logits, labels).item() == pytest.approx((right + 1.5 * wrong) / 3)
-    assert loss(logits, labels, num_items_in_batch=10).item() == pytest.approx((right + 1.5 * wrong) / 10)
+    assert loss(logits, labels, num_items_in_batch=10).item() == pytest.approx(
+        (right + 1.5 * wrong) / 10
+    )
 
 
 def test_a_modules_own_losses_may_be_of_the_first_predictors_alone() -> None:
@@ -159,5 +186,7 @@ def test_a_modules_own_losses_may_be_of_the_first_predictors_alone() -> None:
 
 
 def test_leading_hits_end_at_the_first_wrong_choice_of_each_context() -> None:
-    hits = torch.tensor([[True, True, False], [False, True, True], [True, False, True], [True, True, True]])
+    hits = torch.tensor(
+        [[True, True, False], [False, True, True], [True, False, True], [True, True, True]]
+    )
     assert leading_hits(hits).tolist() == [2.0, 0.0, 1.0, 3.0]

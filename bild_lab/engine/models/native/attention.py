@@ -1,4 +1,6 @@
-"""Code shared by the T5 and Llama decoders: placed rows, normalization, and attention over a KV cache."""
+"""Code shared by the T5 and Llama decoders: placed rows, normalization, and attention over a KV
+cache.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ from bild_lab.engine.session import on_device
 class PlacedRows:
     """Rows about to be run: their cache slots, positions and attention mask.
 
-    slots: the cache slots they fill. stop: how many cache slots are read. positions: [m], logical: siblings in a tree
-    share one. visible: [m stop], which slots each row attends to; None for a single row that attends to all of them.
+    slots: the cache slots they fill. stop: how many cache slots are read. positions: [m], logical:
+    siblings in a tree share one. visible: [m stop], which slots each row attends to; None for a
+    single row that attends to all of them.
     key_positions: [stop], the logical position of every slot; None if it is the slot's index.
     """
 
@@ -46,14 +49,17 @@ def place_rows(
     reserved: int = 0,
     probe: Bool[Tensor, " m"] | None = None,
 ) -> PlacedRows:
-    """Place `count` rows after `start` cached slots. The first `reserved` slots hold a prefix for probe rows only.
+    """Place `count` rows after `start` cached slots. The first `reserved` slots hold a prefix for
+    probe rows only.
 
-    tree: None for a chain; it may begin with rows that are cached. probe: [m], which rows are probes; None: no row.
+    tree: None for a chain; it may begin with rows that are cached. probe: [m], which rows are
+    probes; None: no row.
     """
     slots, stop = slice(start, start + count), start + count
     first = start - reserved  # logical position of the first row
     if count == 1 and not reserved and (tree is None or len(tree) == 1):
-        return PlacedRows(slots, stop, torch.full((1,), first, device=device))  # torch.tensor would synchronize
+        # torch.tensor would synchronize
+        return PlacedRows(slots, stop, torch.full((1,), first, device=device))
     if tree is None:
         behind = torch.arange(first, first + count, device=device)
         among = torch.ones(count, count, dtype=torch.bool, device=device).tril()
@@ -68,7 +74,11 @@ def place_rows(
     elif tree is None:
         return PlacedRows(slots, stop, positions, visible)
     return PlacedRows(
-        slots, stop, positions, visible, torch.cat([torch.arange(-reserved, first, device=device), behind])
+        slots,
+        stop,
+        positions,
+        visible,
+        torch.cat([torch.arange(-reserved, first, device=device), behind]),
     )
 
 
@@ -80,10 +90,11 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 def normalize(
     x: Float[Tensor, "*m dim"], weight: Float[Tensor, "*heads dim"], epsilon: float
 ) -> Float[Tensor, "*m dim"]:
-    """Root-mean-square normalization. Half precision is computed in float32, as in PyTorch's kernel.
+    """Root-mean-square normalization. Half precision is computed in float32, as in PyTorch's
+    kernel.
 
-    weight: [dim] for all rows, or [1, heads, dim] for each head. If it has more precision than x, it is applied
-    before the result is rounded to x's precision.
+    weight: [dim] for all rows, or [1, heads, dim] for each head. If it has more precision than x,
+    it is applied before the result is rounded to x's precision.
     """
     if weight.dtype != x.dtype:
         return normalize(x.to(weight.dtype), weight, epsilon).to(x.dtype)
@@ -99,7 +110,9 @@ def attend(
     mask: Tensor | None,
     scale: float,
 ) -> Float[Tensor, "m features"]:
-    """Attention of each row over n slots. mask: broadcastable to [heads, m, n], boolean or additive."""
+    """Attention of each row over n slots. mask: broadcastable to [heads, m, n], boolean or
+    additive.
+    """
     m, heads, _ = queries.shape
     out = scaled_dot_product_attention(
         queries.transpose(0, 1)[None],
@@ -113,10 +126,16 @@ def attend(
 
 
 class KeyValueCache:
-    """Keys and values of every layer: [layers, heads, capacity, head_dim]. The caller tracks which slots are valid."""
+    """Keys and values of every layer: [layers, heads, capacity, head_dim].
 
-    def __init__(self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device) -> None:
-        self.keys = torch.zeros(shape, dtype=dtype, device=device)  # zeros: masked slots must not hold NaN
+    The caller tracks which slots are valid.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        # zeros: masked slots must not hold NaN
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
@@ -124,7 +143,11 @@ class KeyValueCache:
         return self.keys.shape[2]
 
     def write(
-        self, layer: int, rows: PlacedRows, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
+        self,
+        layer: int,
+        rows: PlacedRows,
+        keys: Float[Tensor, "m heads dim"],
+        values: Float[Tensor, "m heads dim"],
     ) -> None:
         """Store the keys and values of a layer's rows in their slots."""
         for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
@@ -134,14 +157,21 @@ class KeyValueCache:
                 store.index_copy_(1, rows.slots, new.transpose(0, 1))
 
     def attend(
-        self, layer: int, rows: PlacedRows, queries: Float[Tensor, "m heads dim"], mask: Tensor | None, scale: float
+        self,
+        layer: int,
+        rows: PlacedRows,
+        queries: Float[Tensor, "m heads dim"],
+        mask: Tensor | None,
+        scale: float,
     ) -> Float[Tensor, "m features"]:
         """Attention of the rows over the slots that they read. mask: as in `attention.attend`."""
         keys, values = self.keys[layer, :, : rows.stop], self.values[layer, :, : rows.stop]
         return attend(queries, keys, values, mask, scale)
 
     def gather(self, start: int, rows: Sequence[int], layers: slice) -> None:
-        """Move these rows, counted from slot `start`, to slot `start` and the following; one gather for all layers."""
+        """Move these rows, counted from slot `start`, to slot `start` and the following; one gather
+        for all layers.
+        """
         taken = on_device([start + row for row in rows], self.keys.device)  # [k]
         for store in (self.keys[layers], self.values[layers]):
             store[:, :, start : start + len(rows)] = store.index_select(2, taken)

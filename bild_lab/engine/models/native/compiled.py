@@ -1,4 +1,6 @@
-"""Forwards and drafts of fixed shape: compiled once for each number of rows, one CUDA graph each on a GPU."""
+"""Forwards and drafts of fixed shape: compiled once for each number of rows, one CUDA graph each on
+a GPU.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,12 @@ from bild_lab.engine.models.native.t5 import Memory, T5Decoder
 from bild_lab.engine.session import Chain, DraftedChain
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # other numbers of rows are padded up to the next of these
-MOST_FED = 8  # tokens before a window that is drafted as one program; more of them run by themselves
+# tokens before a window that is drafted as one program; more of them run by themselves
+MOST_FED = 8
 LEAST_CAPACITY = 128
 BACKEND = "inductor"
-COMPILED_SHAPES = 256  # limit for one process; PyTorch's default is 8, after which it stops compiling
+# limit for one process; PyTorch's default is 8, after which it stops compiling
+COMPILED_SHAPES = 256
 
 Result = TypeVar("Result")
 Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and the head's input
@@ -30,7 +34,9 @@ Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and
 
 @dataclass
 class Step:
-    """The compiled step for one number of rows: inputs at fixed memory addresses, and the function that runs them."""
+    """The compiled step for one number of rows: inputs at fixed memory addresses, and the function
+    that runs them.
+    """
 
     tokens: Int[Tensor, " m"]
     start: Int[Tensor, ""]
@@ -41,10 +47,11 @@ class Step:
 
 
 class Workspace:
-    """A KV cache and an encoder memory of fixed shape, for one sequence at a time, and the steps that use them.
+    """A KV cache and an encoder memory of fixed shape, for one sequence at a time, and the steps
+    that use them.
 
-    Every step reads the whole cache and masks slots beyond the sequence, so that one compiled program
-    serves every length.
+    Every step reads the whole cache and masks slots beyond the sequence, so that one compiled
+    program serves every length.
     """
 
     @torch.inference_mode()
@@ -62,7 +69,9 @@ class Workspace:
         layers, heads, dim = decoder.cache_shape
         weight = decoder.embedding
         self.cache = KeyValueCache((layers, heads, capacity, dim), weight.dtype, weight.device)
-        self.memory: tuple[Memory, ...] = (decoder.empty_memory(source),) if isinstance(decoder, T5Decoder) else ()
+        self.memory: tuple[Memory, ...] = (
+            (decoder.empty_memory(source),) if isinstance(decoder, T5Decoder) else ()
+        )
         self.source = source
         self._steps: dict[int, Step] = {}
         self._windows: dict[tuple[int, float, bool], list[Window]] = {}
@@ -82,9 +91,13 @@ class Workspace:
             ours.visible.fill_(False)[..., :count] = True
 
     def takes(self, work: Pass) -> bool:
-        """Whether this pass fits the largest step and the cache's capacity, and its tree has no earlier rows."""
+        """Whether this pass fits the largest step and the cache's capacity, and its tree has no
+        earlier rows.
+        """
         return (
-            not work.earlier and work.count <= ROW_COUNTS[-1] and work.start + padded(work.count) <= self.cache.capacity
+            not work.earlier
+            and work.count <= ROW_COUNTS[-1]
+            and work.start + padded(work.count) <= self.cache.capacity
         )
 
     def step(self, work: Pass) -> Outputs:
@@ -108,7 +121,8 @@ class Workspace:
         return logits[:count], final[:count]
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
-        """Run these tokens, and a window after them, as one CUDA graph; None where it does not fit, or without a GPU.
+        """Run these tokens, and a window after them, as one CUDA graph; None where it does not fit,
+        or without a GPU.
 
         Distributions are valid until the next window.
         """
@@ -117,13 +131,19 @@ class Workspace:
         if not self.cache.keys.is_cuda or rows > MOST_FED or steps > room:
             return None
         windows = self._windows.setdefault((rows, chain.temperature, chain.keeps_probs), [])
-        # a few steps too many cost less than another capture, which the end of a text would otherwise ask for
-        window = next((each for each in windows if steps <= each.steps <= min(2 * steps, room)), None)
+        # a few steps too many cost less than another capture, which the end of a text would
+        # otherwise ask for
+        window = next(
+            (each for each in windows if steps <= each.steps <= min(2 * steps, room)), None
+        )
         if window is None:
             shapes = {count: self._inputs(count) for count in {rows, 1}}
 
             def forward_of(tokens: Tensor, start: Tensor) -> Tensor:
-                step, given = shapes[tokens.shape[0]], (self._decoder, self.cache, self.memory, tokens, start)
+                step, given = (
+                    shapes[tokens.shape[0]],
+                    (self._decoder, self.cache, self.memory, tokens, start),
+                )
                 return self._compiled(*given, step.depth, step.among)[0]
 
             window = Window(forward_of, rows, chain, self.cache.keys.device)
@@ -137,10 +157,17 @@ class Workspace:
 
     @cached_property
     def _compiled(self) -> Callable[..., Outputs]:
-        return torch.compile(forward, dynamic=False, fullgraph=True, backend=BACKEND) if self._compiles else forward
+        return (
+            torch.compile(forward, dynamic=False, fullgraph=True, backend=BACKEND)
+            if self._compiles
+            else forward
+        )
 
     def _captured(self, run: Callable[[], Result]) -> Callable[[], Result]:
-        """One CUDA graph. The decoder replaces its tables when another text reaches further, so they are kept here."""
+        """One CUDA graph.
+
+        The decoder replaces its tables when another text reaches further, so they are kept here.
+        """
         self._tables.append(self._decoder.tables)
         return captured(run)
 
@@ -164,7 +191,13 @@ class Workspace:
 
         def run() -> Outputs:
             return self._compiled(
-                self._decoder, self.cache, self.memory, step.tokens, step.start, step.depth, step.among
+                self._decoder,
+                self.cache,
+                self.memory,
+                step.tokens,
+                step.start,
+                step.depth,
+                step.among,
             )
 
         step.start.fill_(start)
@@ -183,7 +216,9 @@ def forward(
     depth: Int[Tensor, " m"],
     among: Bool[Tensor, "m m"],
 ) -> Outputs:
-    """Run rows at slots start … start + m − 1. depth: [m] and among: [m, m], ancestors, describe the chain or tree."""
+    """Run rows at slots start … start + m − 1. depth: [m] and among: [m, m], ancestors, describe
+    the chain or tree.
+    """
     m = tokens.shape[0]
     places = torch.arange(cache.capacity, device=tokens.device)
     positions = start + depth
@@ -203,7 +238,9 @@ def forward(
 
 
 def captured(run: Callable[[], Result]) -> Callable[[], Result]:
-    """The same kernels as one CUDA graph over the same memory, which the caller has to keep: it has addresses alone."""
+    """The same kernels as one CUDA graph over the same memory, which the caller has to keep: it has
+    addresses alone.
+    """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(aside):  # warm-up: a graph cannot record the libraries' initialization
@@ -227,5 +264,7 @@ def padded(count: int) -> int:
 
 
 def roomy(least: int) -> int:
-    """A power of two of at least `least` slots: few distinct capacities, as each needs its own compilation."""
+    """A power of two of at least `least` slots: few distinct capacities, as each needs its own
+    compilation.
+    """
     return max(LEAST_CAPACITY, 1 << (least - 1).bit_length())

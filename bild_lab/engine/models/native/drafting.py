@@ -22,26 +22,36 @@ Forward = Callable[[Int[Tensor, " m"], Int[Tensor, ""]], Float[Tensor, "m vocab"
 class Window:
     """The program of a whole window, whose inputs lie at fixed addresses.
 
-    All steps run, whatever they draft: low confidence and end tokens are looked for afterwards, in one transfer of all
-    tokens and confidences. If neither is looked for, nothing is read. rows: how many tokens are fed at most.
+    All steps run, whatever they draft: low confidence and end tokens are looked for afterwards, in
+    one transfer of all tokens and confidences. If neither is looked for, nothing is read. rows: how
+    many tokens are fed at most.
     """
 
     def __init__(self, forward: Forward, rows: int, chain: Chain, device: torch.device) -> None:
         self.steps = chain.steps
-        self._forward, self._temperature, self._keeps_probs = forward, chain.temperature, chain.keeps_probs
+        self._forward, self._temperature, self._keeps_probs = (
+            forward,
+            chain.temperature,
+            chain.keeps_probs,
+        )
         self.tokens = torch.zeros(rows, dtype=torch.long, device=device)
         self.start = torch.zeros((), dtype=torch.long, device=device)
         self._count = torch.ones(1, dtype=torch.long, device=device)
-        self._uniforms = torch.zeros(self.steps, dtype=torch.float64, device=device) if chain.temperature else None
+        self._uniforms = (
+            torch.zeros(self.steps, dtype=torch.float64, device=device)
+            if chain.temperature
+            else None
+        )
         self.run = self.program  # or a graph of it
 
     def program(self) -> tuple[Float[Tensor, " twice"], Tensor | None, Tensor | None]:
         """The tokens, [steps], and the confidences, [steps], as float64 in one vector.
 
-        Then each step's adjusted distribution and the one at temperature 1, [steps, vocab] each; None if they are not
-        wanted.
+        Then each step's adjusted distribution and the one at temperature 1, [steps, vocab] each;
+        None if they are not wanted.
         """
-        logits = self._forward(self.tokens, self.start).index_select(0, self._count - 1)  # [1, vocab]
+        # [1, vocab]
+        logits = self._forward(self.tokens, self.start).index_select(0, self._count - 1)
         at = self.start + self._count[0]
         chosen, confidences, probs, own = [], [], [], []
         for place in range(self.steps):
@@ -55,11 +65,19 @@ class Window:
             if place + 1 < self.steps:
                 logits = self._forward(chosen[-1], at)
                 at = at + 1
-        read = torch.cat([*(each.double() for each in chosen), *(each.double() for each in confidences)])
-        return read, torch.cat(probs) if probs else None, torch.cat(own) if self._keeps_probs else None
+        read = torch.cat(
+            [*(each.double() for each in chosen), *(each.double() for each in confidences)]
+        )
+        return (
+            read,
+            torch.cat(probs) if probs else None,
+            torch.cat(own) if self._keeps_probs else None,
+        )
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain:
-        """Run these tokens from slot `start` on, and a chain after them, which may have fewer steps."""
+        """Run these tokens from slot `start` on, and a chain after them, which may have fewer
+        steps.
+        """
         self.tokens[: len(tokens)] = on_device(tokens, self.tokens.device)
         self.start.fill_(start)
         self._count.fill_(len(tokens))
@@ -70,9 +88,15 @@ class Window:
             drafted, forwards, confidences = read[: chain.steps].long(), chain.steps, []
         else:
             values = read.tolist()
-            found, confidences = [int(token) for token in values[: chain.steps]], values[self.steps :][: chain.steps]
+            found, confidences = (
+                [int(token) for token in values[: chain.steps]],
+                values[self.steps :][: chain.steps],
+            )
             count, forwards = end_of(chain, found, confidences)
-            drafted, confidences = found[:count], confidences[:forwards] if chain.threshold is not None else []
+            drafted, confidences = (
+                found[:count],
+                confidences[:forwards] if chain.threshold is not None else [],
+            )
         return DraftedChain(
             tokens=drafted,
             forwards=forwards,
@@ -86,7 +110,8 @@ class Window:
 def end_of(chain: Chain, tokens: Sequence[int], confidences: Sequence[float]) -> tuple[int, int]:
     """How many of these tokens the chain has, and how many forwards it took.
 
-    It ends with an end token, or before a token whose forward has a smaller confidence than the threshold.
+    It ends with an end token, or before a token whose forward has a smaller confidence than the
+    threshold.
     """
     ended, least = until_end(tokens, chain.end_tokens), chain.threshold
     if least is not None:

@@ -1,4 +1,6 @@
-"""A native decoder's layers with the cache of one sequence; in a batch their rows meet those of other texts."""
+"""A native decoder's layers with the cache of one sequence; in a batch their rows meet those of
+other texts.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,23 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Prefix, Scores
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
-ALONE_ROWS = 64  # in a batch, a longer prompt runs by itself: PyTorch's matrix products depend on their number of rows
+# in a batch, a longer prompt runs by itself: PyTorch's matrix products depend on their number of
+# rows
+ALONE_ROWS = 64
 
 Decoder = llama.LlamaDecoder | t5.T5Decoder
 
 
 def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int, source: int) -> int:
-    """Of one text's cache, for so many tokens of prompt and answer, and of its source's keys and values."""
+    """Of one text's cache, for so many tokens of prompt and answer, and of its source's keys and
+    values.
+    """
     if config.is_encoder_decoder:
         layers, width = config.num_decoder_layers, config.num_heads * config.d_kv
     else:
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
         layers, width, source = config.num_hidden_layers, config.num_key_value_heads * head_dim, 0
     return 2 * layers * width * (tokens + SPARE_ROWS + source) * dtype.itemsize
 
@@ -42,11 +50,13 @@ def cache_bytes(config: PreTrainedConfig, dtype: torch.dtype, tokens: int, sourc
 class NativeLayers(Layers):
     """A native decoder's layers and the KV cache of one sequence.
 
-    The cache is allocated once, for the prompt and `room` more rows; it grows if that is not enough. With a
-    workspace, every whole pass except the prompt's has a fixed shape; its logits are valid until the next one.
-    With a batch, rows run together with those of its other texts; a pool then holds the cache, unless the CPU kernels
-    run them, which take any number of caches. masks: of the prefix, one table for all rows of a pass.
-    drafts_whole: the CPU kernels may draft a chain or a tree as one program, a compiled GPU a chain.
+    The cache is allocated once, for the prompt and `room` more rows; it grows if that is not
+    enough. With a workspace, every whole pass except the prompt's has a fixed shape; its logits are
+    valid until the next one. With a batch, rows run together with those of its other texts; a pool
+    then holds the cache, unless the CPU kernels run them, which take any number of caches. masks:
+    of the prefix, one table for all rows of a pass.
+    drafts_whole: the CPU kernels may draft a chain or a tree as one program, a compiled GPU a
+    chain.
     """
 
     drafts_whole = True
@@ -75,7 +85,9 @@ class NativeLayers(Layers):
         else:
             layers, heads, dim = decoder.cache_shape
             if pool is None:
-                self.cache = KeyValueCache((layers, heads, capacity, dim), decoder.embedding.dtype, self.device)
+                self.cache = KeyValueCache(
+                    (layers, heads, capacity, dim), decoder.embedding.dtype, self.device
+                )
             else:
                 self.cache = pool.take(capacity)
             decoder.reach(capacity)  # otherwise the tables could grow while two threads read them
@@ -96,7 +108,11 @@ class NativeLayers(Layers):
         return self._together("encode", partial(encoded, self.decoder, encoder), tokens, ahead=True)
 
     def _together(
-        self, kind: Hashable, run: Callable[[list[Any]], Sequence[Any]], work: Any, ahead: bool = False
+        self,
+        kind: Hashable,
+        run: Callable[[list[Any]], Sequence[Any]],
+        work: Any,
+        ahead: bool = False,
     ) -> Any:
         """Run this work, in a batch together with what other texts want of the same kind."""
         if self._batch is None:
@@ -105,11 +121,17 @@ class NativeLayers(Layers):
         return self._batch.wait(Wanted((id(self.decoder), kind), size, run, work, ahead))
 
     def run(self, work: Pass) -> Scores:
-        if work.whole and not work.prompt and self._workspace is not None and self._workspace.takes(work):
+        if (
+            work.whole
+            and not work.prompt
+            and self._workspace is not None
+            and self._workspace.takes(work)
+        ):
             logits, head_input = self._workspace.step(work)
             return Scores(logits[-work.logits :], head_input[-work.logits :])
         self._reserve(work.start + work.count)
-        if self.packed is not None and work.prompt > LONG_PROMPT:  # in parts, which bounds the memory of their buffers
+        # in parts, which bounds the memory of their buffers
+        if self.packed is not None and work.prompt > LONG_PROMPT:
             return one_after_another([self.run(part) for part in split(work, LONG_PROMPT)])
         if self.packed is None and self._batch is not None and work.prompt > ALONE_ROWS:
             return run_rows([(self, work)])[0]
@@ -125,14 +147,22 @@ class NativeLayers(Layers):
 
     def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
         if self._workspace is not None and self.drafts_whole:
-            return None if chain.layers or chain.vocabulary else self._workspace.draft(start, tokens, chain)
+            return (
+                None
+                if chain.layers or chain.vocabulary
+                else self._workspace.draft(start, tokens, chain)
+            )
         if (packed := self._whole) is None:
             return None
         self._reserve(start + len(tokens) + chain.steps)
         kind = ("draft", chain.layers, chain.skipped, chain.vocabulary)
-        return self._together(kind, partial(run_program, packed.draft), (self, start, tokens, chain))
+        return self._together(
+            kind, partial(run_program, packed.draft), (self, start, tokens, chain)
+        )
 
-    def until_saturated(self, start: int, token: int, bar: float) -> tuple[Float[Tensor, "1 vocab"], int] | None:
+    def until_saturated(
+        self, start: int, token: int, bar: float
+    ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         if (packed := self._whole) is None:
             return None
         self._reserve(start + 1)
@@ -144,9 +174,13 @@ class NativeLayers(Layers):
             return None
         self._reserve(start + len(tokens) + (growth.depth - 1) * growth.width)
         kind = ("grow", growth.vocabulary)
-        return self._together(kind, partial(run_program, packed.grow), (self, start, tokens, growth))
+        return self._together(
+            kind, partial(run_program, packed.grow), (self, start, tokens, growth)
+        )
 
-    def text_rows(self, start: int, count: int, scored: int = 1, tree: Tree | None = None) -> TextRows:
+    def text_rows(
+        self, start: int, count: int, scored: int = 1, tree: Tree | None = None
+    ) -> TextRows:
         """Rows of this text from slot `start` on, for the kernels."""
         parents = None if tree is None else tree.parents
         memory = (self.memory[0].keys, self.memory[0].values) if self.memory else None
@@ -154,7 +188,11 @@ class NativeLayers(Layers):
 
     def placed(self, work: Pass) -> PlacedRows:
         """The slots, positions and visible slots of a pass's rows."""
-        probe = None if self._prefix is None else self._prefix.probe(work.tokens, self.decoder.embedding.shape[0])
+        probe = (
+            None
+            if self._prefix is None
+            else self._prefix.probe(work.tokens, self.decoder.embedding.shape[0])
+        )
         return place_rows(work.start, work.count, self.device, work.tree, self.reserved, probe)
 
     def scored(self, work: Pass) -> int:
@@ -165,7 +203,9 @@ class NativeLayers(Layers):
         return self.memory[0].keys[-layers:], self.memory[0].values[-layers:]
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
-        self.cache.gather(start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1))
+        self.cache.gather(
+            start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1)
+        )
 
     def embed(self, work: Pass) -> Float[Tensor, "m dim"]:
         if self._prefix is None:
@@ -173,7 +213,9 @@ class NativeLayers(Layers):
         return self._prefix.embed(work.tokens, self.decoder.embedding.shape[0], self.decoder.embed)
 
     def _reserve(self, slots: int) -> None:
-        """Make sure that the cache has so many slots, and the kernels the rotations of as many positions."""
+        """Make sure that the cache has so many slots, and the kernels the rotations of as many
+        positions.
+        """
         if slots > self.cache.capacity:
             self.cache = self.cache.grown(2 * slots)
             self._workspace = None  # its compiled steps only use its own cache
@@ -185,7 +227,9 @@ Work = tuple[NativeLayers, Pass]
 
 
 def run_rows(works: Sequence[Work]) -> list[Scores]:
-    """Passes of one or several texts through the same layers, by PyTorch: matrix products over all rows at once."""
+    """Passes of one or several texts through the same layers, by PyTorch: matrix products over all
+    rows at once.
+    """
     (first, one), decoder = works[0], works[0][0].decoder
     memory: Sequence[Any]
     if len(works) == 1:
@@ -196,7 +240,9 @@ def run_rows(works: Sequence[Work]) -> list[Scores]:
         cache, memory = pool, []
         if first.memory:
             memory = [SourcesTogether(pool, rows, [layers.source for layers, _ in works])]
-    x = joined([layers.embed(work) if work.states is None else work.states for layers, work in works])
+    x = joined(
+        [layers.embed(work) if work.states is None else work.states for layers, work in works]
+    )
     chosen = range(first.depth) if one.layers is None else one.layers
     if one.fill:
         decoder.fill(x, rows, cache, chosen)
@@ -206,10 +252,17 @@ def run_rows(works: Sequence[Work]) -> list[Scores]:
         x = decoder.run(x, rows, cache, *memory, layers=chosen, hidden=states, skipped=one.skipped)
     if not any(work.read for _, work in works):
         return _scores(works, None, None, states)
-    reads = [last(part, work.read) for part, (_, work) in zip(of_each(x, works, "count"), works, strict=True)]
+    reads = [
+        last(part, work.read)
+        for part, (_, work) in zip(of_each(x, works, "count"), works, strict=True)
+    ]
     heads = of_each(decoder.final(joined(reads)), works, "read")
     scored = joined([last(head, work.logits) for head, (_, work) in zip(heads, works, strict=True)])
-    logits = of_each(decoder.scores(scored, one.vocabulary), works, "logits") if scored.shape[0] else None
+    logits = (
+        of_each(decoder.scores(scored, one.vocabulary), works, "logits")
+        if scored.shape[0]
+        else None
+    )
     return _scores(works, logits, heads, states)
 
 
@@ -238,12 +291,16 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
         states = [before.float(), *found.hidden]
     logits = None if found.logits is None else of_each(found.logits, works, "read")
     head_input = None if found.head_input is None else found.head_input.to(first.cache.keys.dtype)
-    return _scores(works, logits, None if head_input is None else of_each(head_input, works, "read"), states)
+    return _scores(
+        works, logits, None if head_input is None else of_each(head_input, works, "read"), states
+    )
 
 
 def split(work: Pass, rows: int) -> tuple[Pass, Pass]:
     """The first rows of a prompt, and the others."""
-    before, others = (None, None) if work.states is None else (work.states[:rows], work.states[rows:])
+    before, others = (
+        (None, None) if work.states is None else (work.states[:rows], work.states[rows:])
+    )
     after = work.count - rows
     first = replace(
         work,
@@ -256,7 +313,9 @@ def split(work: Pass, rows: int) -> tuple[Pass, Pass]:
     )
     rest = {"logits": min(work.logits, after), "head_input": min(work.head_input, after)}
     start, tokens = work.start + rows, work.tokens[rows:]
-    return first, replace(work, start=start, tokens=tokens, states=others, prompt=work.prompt - rows, **rest)
+    return first, replace(
+        work, start=start, tokens=tokens, states=others, prompt=work.prompt - rows, **rest
+    )
 
 
 def one_after_another(parts: Sequence[Scores]) -> Scores:
@@ -278,7 +337,8 @@ def _scores(
 ) -> list[Scores]:
     """What each text gets of a pass.
 
-    logits, heads: of each text. states: of all rows, what the first layer reads and then each layer's output.
+    logits, heads: of each text. states: of all rows, what the first layer reads and then each
+    layer's output.
     """
     first, one = works[0]
     hidden: Sequence[tuple[Tensor, ...]] = [()] * len(works)
@@ -286,7 +346,10 @@ def _scores(
         layers = range(first.depth) if one.layers is None else one.layers
         depths = (layers[0] if len(layers) else 0, *(layer + 1 for layer in layers))
         after = dict(zip(depths, (of_each(state, works, "count") for state in states), strict=True))
-        hidden = [tuple(after[depth][text] for depth in work.hidden) for text, (_, work) in enumerate(works)]
+        hidden = [
+            tuple(after[depth][text] for depth in work.hidden)
+            for text, (_, work) in enumerate(works)
+        ]
     return [
         Scores(
             last(logits[text], work.logits) if work.logits else None,
@@ -315,12 +378,16 @@ def run_program(
     return program([tokens for _, _, tokens, _ in works], texts, [ask for *_, ask in works])
 
 
-def encoded(decoder: t5.T5Decoder, encoder: PackedDecoder, sources: Sequence[Int[Tensor, " s"]]) -> list[t5.Memory]:
+def encoded(
+    decoder: t5.T5Decoder, encoder: PackedDecoder, sources: Sequence[Int[Tensor, " s"]]
+) -> list[t5.Memory]:
     """The cross-attention keys and values of one or several sources, by the CPU kernels."""
     _, heads, dim = decoder.cache_shape
     texts = []
     for tokens in sources:
-        rows = KeyValueCache((encoder.depth, heads, len(tokens), dim), decoder.embedding.dtype, tokens.device)
+        rows = KeyValueCache(
+            (encoder.depth, heads, len(tokens), dim), decoder.embedding.dtype, tokens.device
+        )
         texts.append(TextRows(len(tokens), 0, rows, scored=len(tokens)))
     found = encoder.run(joined(sources), texts).logits
     return [decoder.memory(each) for each in found.split([len(tokens) for tokens in sources])]

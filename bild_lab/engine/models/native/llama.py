@@ -1,8 +1,9 @@
 """The Llama family: Llama, Mistral, Qwen2, Qwen3 and the text models of Gemma 3.
 
-All have grouped-query attention, rotary positions with any scaling that does not depend on the length, and a gated
-feed-forward block. Other features are read from the weights (biases, norms of queries and keys, norms after
-attention and feed-forward), from the configuration (which layers have a sliding window), or from `Family`.
+All have grouped-query attention, rotary positions with any scaling that does not depend on the
+length, and a gated feed-forward block. Other features are read from the weights (biases, norms of
+queries and keys, norms after attention and feed-forward), from the configuration (which layers have
+a sliding window), or from `Family`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
 from bild_lab.engine.models.weights import Weights, module_weights
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # a layer's kind, as named in the configurations
+# a layer's kind, as named in the configurations
+FULL, SLIDING = "full_attention", "sliding_attention"
 ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}  # as `stack.py` names them
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
@@ -29,10 +31,12 @@ SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 class Family:
     """How an architecture differs from Llama, apart from what its weights show.
 
-    activation: the configuration's field for the activation. scalar: its field for the number whose inverse square
-    root scales attention; None: the head width. kinds_by_layer: the configuration lists the kind of each layer.
-    zero_centred: norm weights are stored minus 1 and applied in float32. scaled_embedding: embeddings are multiplied
-    by the square root of the hidden size. rotary_by_kind: each kind of layer has its own rotary embedding.
+    activation: the configuration's field for the activation. scalar: its field for the number whose
+    inverse square root scales attention; None: the head width. kinds_by_layer: the configuration
+    lists the kind of each layer.
+    zero_centred: norm weights are stored minus 1 and applied in float32. scaled_embedding:
+    embeddings are multiplied by the square root of the hidden size. rotary_by_kind: each kind of
+    layer has its own rotary embedding.
     """
 
     activation: str = "hidden_act"
@@ -60,7 +64,9 @@ FAMILIES = {
 MODEL_TYPES = tuple(FAMILIES)
 
 
-def layer_under(prefix: str, weights: Weights, config: PreTrainedConfig, kind: int, window: int) -> Layer:
+def layer_under(
+    prefix: str, weights: Weights, config: PreTrainedConfig, kind: int, window: int
+) -> Layer:
     """The weights under this prefix. kind, window: as in `Layer`."""
 
     def norm(name: str) -> Tensor:
@@ -68,13 +74,16 @@ def layer_under(prefix: str, weights: Weights, config: PreTrainedConfig, kind: i
 
     def linear(*names: str, gated: bool = False) -> Weight:
         matrix, bias = ([f"{prefix}{name}.{part}" for name in names] for part in ("weight", "bias"))
-        return Weight(weights.matrix(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated)
+        return Weight(
+            weights.matrix(*matrix), weights.joined(*bias) if bias[0] in weights else None, gated
+        )
 
     head_norm, heads = None, (config.num_attention_heads, config.num_key_value_heads)
     if f"{prefix}self_attn.q_norm.weight" in weights:
         queries, keys = norm("self_attn.q_norm"), norm("self_attn.k_norm")
         head_norm = torch.cat([queries.expand(heads[0], -1), keys.expand(heads[1], -1)])
-    # the norm named post_attention comes before the feed-forward block, unless that has its own norm
+    # the norm named post_attention comes before the feed-forward block, unless that has its own
+    # norm
     after_attention = norm("post_attention_layernorm")
     four_norms = f"{prefix}pre_feedforward_layernorm.weight" in weights
     return Layer(
@@ -93,12 +102,21 @@ def layer_under(prefix: str, weights: Weights, config: PreTrainedConfig, kind: i
 
 
 class LlamaDecoder(Stack):
-    """A decoder of this family. A kind of layer has a window or none, and may have a rotation of its own."""
+    """A decoder of this family.
 
-    def __init__(self, module: PreTrainedModel, weights: Weights | None = None, held: bool = True) -> None:
-        """weights: of the module, which is then only asked for its configuration. held: as in `layers_of`."""
+    A kind of layer has a window or none, and may have a rotation of its own.
+    """
+
+    def __init__(
+        self, module: PreTrainedModel, weights: Weights | None = None, held: bool = True
+    ) -> None:
+        """weights: of the module, which is then only asked for its configuration. held: as in
+        `layers_of`.
+        """
         self.config = config = module.config
-        weights = module_weights(module, module.dtype, module.device) if weights is None else weights
+        weights = (
+            module_weights(module, module.dtype, module.device) if weights is None else weights
+        )
         family, kinds = FAMILIES[config.model_type], layer_kinds(config)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -108,11 +126,15 @@ class LlamaDecoder(Stack):
             embedding_scale = torch.tensor(config.hidden_size**0.5).to(embedding.dtype).item()
         self._kinds = list(dict.fromkeys(kinds))
         self._kind_of = kind_of = [self._kinds.index(kind) for kind in kinds]
-        self._windows = windows = [0 if kind == FULL else sliding_window(config) or 0 for kind in self._kinds]
+        self._windows = windows = [
+            0 if kind == FULL else sliding_window(config) or 0 for kind in self._kinds
+        ]
         super().__init__(
             layers=layers_of(
                 len(kinds),
-                lambda i: layer_under(f"model.layers.{i}.", weights, config, kind_of[i], windows[kind_of[i]]),
+                lambda i: layer_under(
+                    f"model.layers.{i}.", weights, config, kind_of[i], windows[kind_of[i]]
+                ),
                 held,
             ),
             embedding=embedding,
@@ -127,13 +149,16 @@ class LlamaDecoder(Stack):
             scale=(head_dim if family.scalar is None else getattr(config, family.scalar)) ** -0.5,
             embedding_scale=embedding_scale,
         )
-        self._rotary = type(module.model.rotary_emb)(config).to(embedding.device)  # knows every kind of scaling
+        # knows every kind of scaling
+        self._rotary = type(module.model.rotary_emb)(config).to(embedding.device)
         self._rotary_by_kind = family.rotary_by_kind
         nothing = torch.empty(0, head_dim, dtype=embedding.dtype, device=embedding.device)
         self._rotations = [(nothing, nothing) for _ in self._kinds]  # cos and sin of every position
         self._reached = 0
 
-    def rotations(self, positions: int) -> tuple[Float[Tensor, "kinds n head_dim"], Float[Tensor, "kinds n head_dim"]]:
+    def rotations(
+        self, positions: int
+    ) -> tuple[Float[Tensor, "kinds n head_dim"], Float[Tensor, "kinds n head_dim"]]:
         """Cosines and signed sines of at least so many positions, for each kind of layer."""
         self.reach(positions)
         cos, sin = zip(*self._rotations, strict=True)
@@ -151,17 +176,26 @@ class LlamaDecoder(Stack):
         every = torch.arange(self._reached, device=self.embedding.device)
         half = self.head_dim // 2
         for index, kind in enumerate(self._kinds):
-            cos, sin = self._rotary(self.embedding[:1], every[None], *([kind] if self._rotary_by_kind else []))
-            sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)  # signed so that a roll rotates
+            cos, sin = self._rotary(
+                self.embedding[:1], every[None], *([kind] if self._rotary_by_kind else [])
+            )
+            # signed so that a roll rotates
+            sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)
             self._rotations[index] = cos[0], sin  # [n, head_dim]
 
-    def views(self, rows: PlacedRows, layers: Sequence[int], masked: bool = True) -> dict[int, View]:
+    def views(
+        self, rows: PlacedRows, layers: Sequence[int], masked: bool = True
+    ) -> dict[int, View]:
         self.reach(rows.stop)
         found = {}
         for kind in {self._kind_of[index] for index in layers}:
             cos, sin = self._rotations[kind]
             at = slice(rows.stop - 1, rows.stop) if rows.visible is None else rows.each_position
-            found[kind] = View(cos[at, None], sin[at, None], self._mask(rows, self._windows[kind]) if masked else None)
+            found[kind] = View(
+                cos[at, None],
+                sin[at, None],
+                self._mask(rows, self._windows[kind]) if masked else None,
+            )
         return found
 
     def _mask(self, rows: PlacedRows, window: int) -> Tensor | None:
@@ -176,7 +210,9 @@ class LlamaDecoder(Stack):
 
 
 def norm_factor(config: PreTrainedConfig, weight: Float[Tensor, " dim"]) -> Float[Tensor, " dim"]:
-    """The factor of a norm with this weight; for zero-centred norms 1 + weight, in float32 or better."""
+    """The factor of a norm with this weight; for zero-centred norms 1 + weight, in float32 or
+    better.
+    """
     if not FAMILIES[config.model_type].zero_centred:
         return weight
     return 1.0 + weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
@@ -204,7 +240,10 @@ def sliding_window(config: PreTrainedConfig) -> int | None:
 def why_not(config: PreTrainedConfig) -> str | None:
     """Why this configuration cannot run here, or None if it can."""
     if config.model_type == "gemma3":
-        return "it is a gemma3, which reads images too; of Gemma 3 only the text models (gemma3_text) are known"
+        return (
+            "it is a gemma3, which reads images too; of Gemma 3 only the text models (gemma3_text)"
+            " are known"
+        )
     if config.model_type not in MODEL_TYPES:
         return f"its architecture is {config.model_type}"
     activation = getattr(config, FAMILIES[config.model_type].activation)
@@ -216,5 +255,9 @@ def why_not(config: PreTrainedConfig) -> str | None:
         return f"it caps logits softly ({capped[0]})"
     if getattr(config, "use_bidirectional_attention", False):
         return "its rows also see those behind them"
-    changing = [each["rope_type"] for each in rotations(config) if each.get("rope_type") in CHANGING]
-    return f"its rotary scaling is {changing[0]}, which changes with the length" if changing else None
+    changing = [
+        each["rope_type"] for each in rotations(config) if each.get("rope_type") in CHANGING
+    ]
+    return (
+        f"its rotary scaling is {changing[0]}, which changes with the length" if changing else None
+    )

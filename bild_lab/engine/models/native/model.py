@@ -34,15 +34,17 @@ from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Session, Want
 class NativeModel:
     """Our decoder for a checkpoint. The weights load at the first use of `decoder`.
 
-    transformers: the same checkpoint as a module of Transformers, for methods that run that. compiled: run steps of
-    fixed shape through torch.compile, and on a GPU as CUDA graphs. Each shape is compiled at its first use. graphs: on
-    a GPU the same graphs of PyTorch's own kernels, which take no compiler; texts of a batch run without.
-    kernels: run by our C++ on the CPU, which also drafts a chain or a tree as one program. bits: of their weights, 8 or
-    4; gguf: a GGUF file's own blocks; None: those of the precision.
+    transformers: the same checkpoint as a module of Transformers, for methods that run that.
+    compiled: run steps of fixed shape through torch.compile, and on a GPU as CUDA graphs. Each
+    shape is compiled at its first use. graphs: on a GPU the same graphs of PyTorch's own kernels,
+    which take no compiler; texts of a batch run without.
+    kernels: run by our C++ on the CPU, which also drafts a chain or a tree as one program. bits: of
+    their weights, 8 or 4; gguf: a GGUF file's own blocks; None: those of the precision.
     """
 
     drafts_whole = True
-    # rotations and relative positions have no end; those that change with the length do not run here
+    # rotations and relative positions have no end; those that change with the length do not run
+    # here
     positions = session_positions = source_positions = None
 
     def __init__(
@@ -53,9 +55,18 @@ class NativeModel:
         bits: int | str | None = None,
         graphs: bool = False,
     ) -> None:
-        self.transformers, self.compiled, self.kernels, self.bits = transformers, compiled, kernels, bits
+        self.transformers, self.compiled, self.kernels, self.bits = (
+            transformers,
+            compiled,
+            kernels,
+            bits,
+        )
         self.graphs = graphs
-        self.checkpoint, self.device, self.dtype = transformers.checkpoint, transformers.device, transformers.dtype
+        self.checkpoint, self.device, self.dtype = (
+            transformers.checkpoint,
+            transformers.device,
+            transformers.dtype,
+        )
         self.engine = "kernels" if kernels else "native"
         self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
         self._free: list[Workspace] = []
@@ -67,7 +78,9 @@ class NativeModel:
 
     @cached_property
     def decoder(self) -> Decoder:
-        """For the kernels it holds no layers: what they pack is read layer by layer, and so is what is rounded."""
+        """For the kernels it holds no layers: what they pack is read layer by layer, and so is what
+        is rounded.
+        """
         module, weights = self._weights()
         decoder = self.family(module, weights, held=not self.kernels and self.bits is None)
         if not self.kernels and self.bits is not None:
@@ -77,7 +90,9 @@ class NativeModel:
         return decoder
 
     def _weights(self) -> tuple[PreTrainedModel, Weights]:
-        """The module of Transformers, on the meta device where weights are read from files, and its weights."""
+        """The module of Transformers, on the meta device where weights are read from files, and its
+        weights.
+        """
         if (files := self.checkpoint.weight_files) is not None:
             module = weightless(self.checkpoint)
             if (weights := file_weights(files, module, self.dtype, self.device)) is not None:
@@ -92,7 +107,11 @@ class NativeModel:
     @cached_property
     def packed(self) -> PackedDecoder | None:
         """The decoder's weights packed for the CPU kernels; None where PyTorch runs it."""
-        return PackedDecoder(self.decoder, None if self.bits == "gguf" else self.bits) if self.kernels else None
+        return (
+            PackedDecoder(self.decoder, None if self.bits == "gguf" else self.bits)
+            if self.kernels
+            else None
+        )
 
     @cached_property
     def packed_encoder(self) -> PackedDecoder | None:
@@ -114,7 +133,10 @@ class NativeModel:
         _ = self.decoder, self.packed, self.packed_encoder
 
     def admit(self, feed: Feed) -> None:
-        """Read the weights. The tests compare these decoders with Transformers, for every architecture they know."""
+        """Read the weights.
+
+        The tests compare these decoders with Transformers, for every architecture they know.
+        """
         self.load()
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
@@ -163,7 +185,15 @@ class NativeModel:
         if batch is not None and not self.kernels:
             pool = self._pool
         layers = NativeLayers(
-            self.decoder, source, room, prefix, workspace, self.packed, self.packed_encoder, batch, pool
+            self.decoder,
+            source,
+            room,
+            prefix,
+            workspace,
+            self.packed,
+            self.packed_encoder,
+            batch,
+            pool,
         )
         layers.drafts_whole = self.drafts_whole
         session = CachedSession(layers, source.prompt, opening.forwards)
@@ -175,7 +205,9 @@ class NativeModel:
 
     @torch.inference_mode()
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
-        """Keys and values of a shallow prompt, [p, dim] embeddings: causal attention, no rotary positions."""
+        """Keys and values of a shallow prompt, [p, dim] embeddings: causal attention, no rotary
+        positions.
+        """
         decoder, (layers, heads, dim) = self.decoder, self.decoder.cache_shape
         count = embeddings.shape[0]
         cache = KeyValueCache((layers, heads, count, dim), embeddings.dtype, embeddings.device)
@@ -186,7 +218,10 @@ class NativeModel:
         return Prefix(cache.keys, cache.values)
 
     def _workspace(self, capacity: int, source: Source) -> Workspace:
-        """A workspace that no session uses. The last used that fits is reused, with its compiled steps."""
+        """A workspace that no session uses.
+
+        The last used that fits is reused, with its compiled steps.
+        """
         length = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         for workspace in reversed(self._free):
             if workspace.fits(capacity, length):

@@ -1,4 +1,7 @@
-"""Weights of 8 and 4 bits for PyTorch's weight-only kernels, on a GPU or a CPU. Activations keep their precision."""
+"""Weights of 8 and 4 bits for PyTorch's weight-only kernels, on a GPU or a CPU.
+
+Activations keep their precision.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ ROWS = 16  # the kernels take multiples of so many outputs
 
 
 class RoundedMatrix:
-    """A matrix, [out, in]: of 8 bits with a scale for each output, or of 4 bits in groups of 32 inputs with a scale.
+    """A matrix, [out, in]: of 8 bits with a scale for each output, or of 4 bits in groups of 32
+    inputs with a scale.
 
     Rounded as GGML's Q8_0 and Q4_0 are (`quantized`).
     """
@@ -30,9 +34,11 @@ class RoundedMatrix:
         if bits == 8:
             self._numbers, self._scales = numbers.to(torch.int8), scales.view(-1)
             return
-        self._scales = torch.stack([scales.T, torch.zeros_like(scales.T)], -1).contiguous()  # [groups, out, 2]
+        # [groups, out, 2]
+        self._scales = torch.stack([scales.T, torch.zeros_like(scales.T)], -1).contiguous()
         whole = (numbers + 8).to(torch.int32)
-        if matrix.is_cuda:  # two numbers a byte, then in the order of the matrix units, by 2 or 8 tiles of 16 inputs
+        # two numbers a byte, then in the order of the matrix units, by 2 or 8 tiles of 16 inputs
+        if matrix.is_cuda:
             pairs = (whole[:, ::2] << 4 | whole[:, 1::2]).to(torch.uint8)
             self._numbers = torch._convert_weight_to_int4pack(pairs, 2 if inputs % 128 else 8)
         else:
@@ -46,16 +52,21 @@ class RoundedMatrix:
 
     def numbers(self, dtype: torch.dtype) -> Float[Tensor, "out in"]:
         """The matrix as it is rounded."""
-        return self.product(torch.eye(self.shape[1], dtype=self._dtype, device=self._scales.device)).T.to(dtype)
+        return self.product(
+            torch.eye(self.shape[1], dtype=self._dtype, device=self._scales.device)
+        ).T.to(dtype)
 
 
 def round_weights(stack: Stack, bits: int) -> None:
     """Round a stack's matrices, one layer after another, so that no two layers are whole at once.
 
-    Raises UserError for 4 bits in another precision than bfloat16 on a GPU, whose kernel knows no other.
+    Raises UserError for 4 bits in another precision than bfloat16 on a GPU, whose kernel knows no
+    other.
     """
     if bits == 4 and stack.final_norm.is_cuda and stack.final_norm.dtype != torch.bfloat16:
-        raise UserError("on a GPU weights of 4 bits need runtime.dtype=bfloat16; set it, or runtime.weights=8")
+        raise UserError(
+            "on a GPU weights of 4 bits need runtime.dtype=bfloat16; set it, or runtime.weights=8"
+        )
     stack.layers = [_rounded(layer, bits) for layer in stack.layers]
     head = _rounded_matrix(stack.head, bits)
     stack.read_head = lambda: head
@@ -65,7 +76,11 @@ def _rounded(layer: Layer, bits: int) -> Layer:
     weights = {one.name: getattr(layer, one.name) for one in fields(layer)}
     found = {name: one for name, one in weights.items() if isinstance(one, Weight)}
     return replace(
-        layer, **{name: replace(one, matrix=_rounded_matrix(one.matrix, bits)) for name, one in found.items()}
+        layer,
+        **{
+            name: replace(one, matrix=_rounded_matrix(one.matrix, bits))
+            for name, one in found.items()
+        },
     )
 
 

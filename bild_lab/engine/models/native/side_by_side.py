@@ -1,4 +1,6 @@
-"""Caches of several texts side by side, of different lengths, and rows of several texts in one forward."""
+"""Caches of several texts side by side, of different lengths, and rows of several texts in one
+forward.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,20 @@ from bild_lab.engine.session import on_device
 
 
 class Pool:
-    """One tensor for the keys, and one for the values, of as many texts as are in a batch; and their sources.
+    """One tensor for the keys, and one for the values, of as many texts as are in a batch; and
+    their sources.
 
-    It grows by need: to the longest text so far and to the most texts at once. Slots of shorter texts are masked. For
-    `SideBySide` rows it is the cache of all texts.
+    It grows by need: to the longest text so far and to the most texts at once. Slots of shorter
+    texts are masked. For `SideBySide` rows it is the cache of all texts.
     """
 
-    def __init__(self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    ) -> None:
         layers, heads, dim = shape
         nothing = torch.zeros(layers, 0, heads, 0, dim, dtype=dtype, device=device)
-        self.keys = self.values = self.source_keys = self.source_values = nothing  # [layers, texts, heads, slots, dim]
+        # [layers, texts, heads, slots, dim]
+        self.keys = self.values = self.source_keys = self.source_values = nothing
         self._free: list[int] = []
 
     def take(self, capacity: int) -> PooledCache:
@@ -48,27 +54,42 @@ class Pool:
         """Store a text's source. Returns it as it lies here."""
         count = memory.keys.shape[2]
         self._grow(self.keys.shape[1], 0, count)
-        keys, values = (each[:, place, :, :count] for each in (self.source_keys, self.source_values))
+        keys, values = (
+            each[:, place, :, :count] for each in (self.source_keys, self.source_values)
+        )
         keys[:], values[:] = memory.keys, memory.values
         return Memory(keys, values)
 
     def _grow(self, texts: int, slots: int, source: int) -> None:
-        """Make sure that there are so many texts, with so many slots each, and rows of the longest source."""
+        """Make sure that there are so many texts, with so many slots each, and rows of the longest
+        source.
+        """
         self.keys, self.values = (grown(each, texts, slots) for each in (self.keys, self.values))
         sources = (self.source_keys, self.source_values)
         self.source_keys, self.source_values = (grown(each, texts, source) for each in sources)
 
     def write(
-        self, layer: int, rows: SideBySide, keys: Float[Tensor, "m heads dim"], values: Float[Tensor, "m heads dim"]
+        self,
+        layer: int,
+        rows: SideBySide,
+        keys: Float[Tensor, "m heads dim"],
+        values: Float[Tensor, "m heads dim"],
     ) -> None:
         """As `KeyValueCache.write`."""
         self.keys[layer][rows.text, :, rows.slots] = keys
         self.values[layer][rows.text, :, rows.slots] = values
 
     def attend(
-        self, layer: int, rows: SideBySide, queries: Float[Tensor, "m heads dim"], mask: Tensor, scale: float
+        self,
+        layer: int,
+        rows: SideBySide,
+        queries: Float[Tensor, "m heads dim"],
+        mask: Tensor,
+        scale: float,
     ) -> Float[Tensor, "m features"]:
-        """mask: [heads, n, widest, stop] to be added, or [n, widest, stop]: which slots are seen."""
+        """mask: [heads, n, widest, stop] to be added, or [n, widest, stop]: which slots are
+        seen.
+        """
         mask = mask[:, None] if mask.dtype == torch.bool else mask.transpose(0, 1)
         keys, values = self.keys[layer, :, :, : rows.stop], self.values[layer, :, :, : rows.stop]
         return rows.attend(queries, keys, values, mask, scale)
@@ -77,13 +98,18 @@ class Pool:
 def grown(
     store: Float[Tensor, "layers texts heads slots dim"], texts: int, slots: int
 ) -> Float[Tensor, "layers more heads longer dim"]:
-    """The same rows with room for so many texts and slots. New slots are zeros: masked slots must not hold NaN."""
+    """The same rows with room for so many texts and slots.
+
+    New slots are zeros: masked slots must not hold NaN.
+    """
     more, longer = texts - store.shape[1], max(0, slots - store.shape[3])
     return pad(store, (0, 0, 0, longer, 0, 0, 0, more)) if more or longer else store
 
 
 class PooledCache(KeyValueCache):
-    """The cache of one text in a pool: a view, so that all that runs one text alone runs it here too."""
+    """The cache of one text in a pool: a view, so that all that runs one text alone runs it here
+    too.
+    """
 
     def __init__(self, pool: Pool, place: int) -> None:
         self.pool, self.place = pool, place
@@ -109,9 +135,10 @@ class PooledCache(KeyValueCache):
 class SideBySide:
     """Placed rows of n texts, as `PlacedRows` for one. They are packed one after the other, [m].
 
-    Attention sees them padded to [n, widest]. Padded rows see slot 0, and nothing reads them. places: [n], of the texts
-    in the pool. row: [m], where each row is among the n * widest. slots: [m], in its text's cache. text: [m], the
-    text's place in the pool. positions: [n, widest]. visible: [n, widest, stop], each text's own slots alone.
+    Attention sees them padded to [n, widest]. Padded rows see slot 0, and nothing reads them.
+    places: [n], of the texts in the pool. row: [m], where each row is among the n * widest. slots:
+    [m], in its text's cache. text: [m], the text's place in the pool. positions: [n, widest].
+    visible: [n, widest, stop], each text's own slots alone.
     key_positions: [n, stop]. each_position: [m].
     """
 
@@ -141,7 +168,8 @@ class SideBySide:
         padded = queries.new_zeros(self.positions.numel(), *queries.shape[1:])
         padded[self.row] = queries
         out = scaled_dot_product_attention(
-            padded.view(*self.positions.shape, *queries.shape[1:]).transpose(1, 2),  # [n, heads, widest, dim]
+            # [n, heads, widest, dim]
+            padded.view(*self.positions.shape, *queries.shape[1:]).transpose(1, 2),
             keys[self.places],
             values[self.places],
             attn_mask=mask,
@@ -151,9 +179,15 @@ class SideBySide:
         return out.transpose(1, 2).flatten(0, 1).flatten(1)[self.row]
 
 
-def side_by_side(texts: Sequence[PlacedRows], places: Sequence[int], device: torch.device) -> SideBySide:
+def side_by_side(
+    texts: Sequence[PlacedRows], places: Sequence[int], device: torch.device
+) -> SideBySide:
     """Rows of several texts as one. places: of the texts in the pool."""
-    widest, stop, n = max(text.count for text in texts), max(text.stop for text in texts), len(texts)
+    widest, stop, n = (
+        max(text.count for text in texts),
+        max(text.stop for text in texts),
+        len(texts),
+    )
     visible = torch.zeros(n, widest, stop, dtype=torch.bool, device=device)
     visible[:, :, 0] = True  # of padded rows: a softmax over nothing is NaN
     positions = torch.zeros(n, widest, dtype=torch.long, device=device)
@@ -169,7 +203,9 @@ def side_by_side(texts: Sequence[PlacedRows], places: Sequence[int], device: tor
         owner += [places[index]] * text.count
     where = on_device([*row, *slots, *owner], device).view(3, -1)
     each_position = positions.flatten()[where[0]]
-    return SideBySide(on_device(places, device), *where, stop, positions, visible, keys, each_position)
+    return SideBySide(
+        on_device(places, device), *where, stop, positions, visible, keys, each_position
+    )
 
 
 class SourcesTogether:
@@ -177,10 +213,17 @@ class SourcesTogether:
 
     def __init__(self, pool: Pool, rows: SideBySide, lengths: Sequence[int]) -> None:
         self._rows, longest = rows, max(lengths)
-        self._keys, self._values = (each[:, :, :, :longest] for each in (pool.source_keys, pool.source_values))
+        self._keys, self._values = (
+            each[:, :, :, :longest] for each in (pool.source_keys, pool.source_values)
+        )
         places = torch.arange(longest, device=rows.row.device)
-        self._visible = (places < on_device(lengths, rows.row.device)[:, None])[:, None, None]  # [n, 1, 1, longest]
+        # [n, 1, 1, longest]
+        self._visible = (places < on_device(lengths, rows.row.device)[:, None])[:, None, None]
 
-    def attend(self, layer: int, queries: Float[Tensor, "m heads dim"]) -> Float[Tensor, "m features"]:
+    def attend(
+        self, layer: int, queries: Float[Tensor, "m heads dim"]
+    ) -> Float[Tensor, "m features"]:
         """Attention of decoder rows over their own text's source."""
-        return self._rows.attend(queries, self._keys[layer], self._values[layer], self._visible, scale=1.0)
+        return self._rows.attend(
+            queries, self._keys[layer], self._values[layer], self._visible, scale=1.0
+        )

@@ -1,6 +1,7 @@
 """The layers of a decoder or an encoder: their weights, and how rows run through them by PyTorch.
 
-T5 and the Llama family differ in what their layers have, not in how these run. `cpu/forward.h` does the same in C++.
+T5 and the Llama family differ in what their layers have, not in how these run. `cpu/forward.h` does
+the same in C++.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in the order of `cpu/v
 
 @dataclass(frozen=True)
 class Weight:
-    """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other half.
+    """A linear layer: [out, in], and a bias. gated: the first half of the outputs gates the other
+    half.
 
-    matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`), for the kernels; or
-    a rounded one (`RoundedMatrix`).
+    matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`),
+    for the kernels; or a rounded one (`RoundedMatrix`).
     """
 
     matrix: Float[Tensor, "out in"] | tuple[Any, ...]
@@ -49,9 +51,10 @@ class Weight:
 class Layer:
     """One layer's weights. Query, key and value are one matrix, so are gate and up.
 
-    head_norm: of each query and key head. out_norm, feed_out_norm: of what a block adds to the residual stream.
-    cross_norm, cross_query, cross_out: of attention to a source. window: how many positions back a row sees, 0 for
-    all. kind: which of the stack's views its rows have.
+    head_norm: of each query and key head. out_norm, feed_out_norm: of what a block adds to the
+    residual stream.
+    cross_norm, cross_query, cross_out: of attention to a source. window: how many positions back a
+    row sees, 0 for all. kind: which of the stack's views its rows have.
     """
 
     norm: Float[Tensor, " dim"]
@@ -71,7 +74,9 @@ class Layer:
 
 
 class View(NamedTuple):
-    """How rows attend in layers of one kind: their rotation, and a mask as in `attention.attend`."""
+    """How rows attend in layers of one kind: their rotation, and a mask as in
+    `attention.attend`.
+    """
 
     cos: Float[Tensor, "m 1 head_dim"] | None = None
     sin: Float[Tensor, "m 1 head_dim"] | None = None
@@ -82,10 +87,11 @@ class View(NamedTuple):
 class Stack:
     """Runs rows through any range of layers. There is no batch axis: one sequence, [m, dim].
 
-    hidden: inner width of the feed-forward. activation: one of ACTIVATIONS. scale: of attention scores. final_scale: of
-    what the head reads. head_bias: added to the head's scores. distance_bias: added to a score by the query's position
-    minus the key's, the last for all beyond. bidirectional: an encoder, whose rows see all others; its distance_bias
-    begins with the key that is farthest ahead.
+    hidden: inner width of the feed-forward. activation: one of ACTIVATIONS. scale: of attention
+    scores. final_scale: of what the head reads. head_bias: added to the head's scores.
+    distance_bias: added to a score by the query's position minus the key's, the last for all
+    beyond. bidirectional: an encoder, whose rows see all others; its distance_bias begins with the
+    key that is farthest ahead.
     """
 
     layers: Sequence[Layer]
@@ -118,7 +124,12 @@ class Stack:
             return product(states, self.head, self.head_bias)
         if vocabulary.is_most_of(self.embedding.shape[0]):
             return vocabulary.masked(product(states, self.head))
-        part = linear(states, vocabulary.made_for(self, lambda: numbers_of(self.head, states.dtype)[vocabulary.tokens]))
+        part = linear(
+            states,
+            vocabulary.made_for(
+                self, lambda: numbers_of(self.head, states.dtype)[vocabulary.tokens]
+            ),
+        )
         return vocabulary.widened(part, self.embedding.shape[0], float("-inf"))
 
     @property
@@ -164,25 +175,40 @@ class Stack:
                 hidden.append(x)
         return x
 
-    def fill(self, x: Float[Tensor, "m dim"], rows: PlacedRows, cache: KeyValueCache, layers: Sequence[int]) -> None:
-        """Store only the keys and values of these layers, with x, [m, dim], as the input of each layer."""
+    def fill(
+        self,
+        x: Float[Tensor, "m dim"],
+        rows: PlacedRows,
+        cache: KeyValueCache,
+        layers: Sequence[int],
+    ) -> None:
+        """Store only the keys and values of these layers, with x, [m, dim], as the input of each
+        layer.
+        """
         views, width = self.views(rows, layers, masked=False), self.heads * self.head_dim
         for index in layers:
             layer = self.layers[index]
-            normed, (matrix, bias) = normalize(x, layer.norm, self.epsilon), (layer.qkv.matrix, layer.qkv.bias)
+            normed, (matrix, bias) = (
+                normalize(x, layer.norm, self.epsilon),
+                (layer.qkv.matrix, layer.qkv.bias),
+            )
             if isinstance(matrix, Tensor):
                 both = linear(normed, matrix[width:], None if bias is None else bias[width:])
             else:
                 both = layer.qkv(normed)[:, width:]
             keys, values = both.view(rows.count, 2, self.kv_heads, self.head_dim).unbind(1)
-            cache.write(index, rows, self._turned(keys, layer, views[layer.kind], self.heads), values)
+            cache.write(
+                index, rows, self._turned(keys, layer, views[layer.kind], self.heads), values
+            )
 
     def final(self, x: Float[Tensor, "m dim"]) -> Float[Tensor, "m dim"]:
         """The head's input: the last layer's output after the final norm, scaled in T5 v1.0."""
         x = normalize(x, self.final_norm, self.epsilon)
         return x if self.final_scale == 1.0 else x * self.final_scale
 
-    def project(self, x: Float[Tensor, "m dim"], layer: Layer, view: View) -> tuple[Tensor, Tensor, Tensor]:
+    def project(
+        self, x: Float[Tensor, "m dim"], layer: Layer, view: View
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [m, heads, head_dim] each."""
         qkv = layer.qkv(normalize(x, layer.norm, self.epsilon)).view(x.shape[0], -1, self.head_dim)
         both = self.heads + self.kv_heads
@@ -191,15 +217,22 @@ class Stack:
 
     def feed_forward(self, x: Float[Tensor, "m dim"], layer: Layer) -> Float[Tensor, "m dim"]:
         """The residual stream after a layer's feed-forward."""
-        inner, activate = layer.inner(normalize(x, layer.feed_norm, self.epsilon)), ACTIVATIONS[self.activation]
+        inner, activate = (
+            layer.inner(normalize(x, layer.feed_norm, self.epsilon)),
+            ACTIVATIONS[self.activation],
+        )
         if layer.inner.gated:
             gate, up = inner.chunk(2, -1)
             return self._add(x, layer.outer(activate(gate) * up), layer.feed_out_norm)
         return self._add(x, layer.outer(activate(inner)), layer.feed_out_norm)
 
     @abstractmethod
-    def views(self, rows: PlacedRows, layers: Sequence[int], masked: bool = True) -> dict[int, View]:
-        """For each kind among these layers, how the rows attend. masked: with masks; else rotations alone."""
+    def views(
+        self, rows: PlacedRows, layers: Sequence[int], masked: bool = True
+    ) -> dict[int, View]:
+        """For each kind among these layers, how the rows attend. masked: with masks; else rotations
+        alone.
+        """
 
     @property
     def tables(self) -> list[Tensor]:
@@ -207,12 +240,16 @@ class Stack:
         return []
 
     def reach(self, positions: int) -> None:
-        """Compute what depends on the position alone, for at least this many positions, unless it exists."""
+        """Compute what depends on the position alone, for at least this many positions, unless it
+        exists.
+        """
 
     def _turned(
         self, x: Float[Tensor, "m heads head_dim"], layer: Layer, view: View, first: int = 0
     ) -> Float[Tensor, "m heads head_dim"]:
-        """Queries and keys with norm and rotation, if they have any. first: the number of the first of these heads."""
+        """Queries and keys with norm and rotation, if they have any. first: the number of the first
+        of these heads.
+        """
         if view.cos is None:
             return x
         if layer.head_norm is not None:
@@ -220,7 +257,10 @@ class Stack:
         return rotate(x, view.cos, view.sin)
 
     def _add(
-        self, x: Float[Tensor, "m dim"], block: Float[Tensor, "m dim"], norm: Float[Tensor, " dim"] | None
+        self,
+        x: Float[Tensor, "m dim"],
+        block: Float[Tensor, "m dim"],
+        norm: Float[Tensor, " dim"] | None,
     ) -> Float[Tensor, "m dim"]:
         """The residual sum."""
         return x + (block if norm is None else normalize(block, norm, self.epsilon))
@@ -234,7 +274,9 @@ def numbers_of(matrix: Tensor | tuple[Any, ...], dtype: torch.dtype) -> Float[Te
 
 
 def product(
-    x: Float[Tensor, "m in"], matrix: Tensor | tuple[Any, ...], bias: Float[Tensor, " out"] | None = None
+    x: Float[Tensor, "m in"],
+    matrix: Tensor | tuple[Any, ...],
+    bias: Float[Tensor, " out"] | None = None,
 ) -> Float[Tensor, "m out"]:
     """A linear layer's outputs. matrix: as in `Weight`."""
     if isinstance(matrix, tuple) and hasattr(matrix[0], "product"):
@@ -259,5 +301,8 @@ def reader(make: Callable[[], Tensor], held: bool) -> Callable[[], Tensor]:
 def rotate(
     x: Float[Tensor, "m heads dim"], cos: Float[Tensor, "m 1 dim"], sin: Float[Tensor, "m 1 dim"]
 ) -> Float[Tensor, "m heads dim"]:
-    """Rotary position embedding. Rolling by half the width swaps the halves; sin includes the sign."""
+    """Rotary position embedding.
+
+    Rolling by half the width swaps the halves; sin includes the sign.
+    """
     return x * cos + x.roll(x.shape[-1] // 2, -1) * sin

@@ -11,12 +11,21 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
-from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, product, reader
+from bild_lab.engine.models.native.stack import (
+    Layer,
+    Stack,
+    View,
+    Weight,
+    layers_of,
+    product,
+    reader,
+)
 from bild_lab.engine.models.weights import Weights, module_weights
 
 MODEL_TYPES = ("t5", "mt5")
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # which all layers share
-ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu", "silu": "silu"}  # as `stack.py` names them
+# as `stack.py` names them
+ACTIVATIONS = {"relu": "relu", "gelu_new": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
 
 
 @dataclass(frozen=True)
@@ -30,20 +39,31 @@ class Memory:
     values: Float[Tensor, "layers heads s dim"]
     visible: Bool[Tensor, "1 1 s"] | None = None
 
-    def attend(self, layer: int, queries: Float[Tensor, "m heads dim"]) -> Float[Tensor, "m features"]:
+    def attend(
+        self, layer: int, queries: Float[Tensor, "m heads dim"]
+    ) -> Float[Tensor, "m features"]:
         """Attention of decoder rows over the source."""
         return attend(queries, self.keys[layer], self.values[layer], self.visible, scale=1.0)
 
 
 class T5Decoder(Stack):
-    """The decoder, and the encoder, whose head gives the cross-attention keys and values of all layers."""
+    """The decoder, and the encoder, whose head gives the cross-attention keys and values of all
+    layers.
+    """
 
-    def __init__(self, module: PreTrainedModel, weights: Weights | None = None, held: bool = True) -> None:
-        """weights: of the module, which is then only asked for its configuration. held: as in `layers_of`."""
+    def __init__(
+        self, module: PreTrainedModel, weights: Weights | None = None, held: bool = True
+    ) -> None:
+        """weights: of the module, which is then only asked for its configuration. held: as in
+        `layers_of`.
+        """
         self.config = config = module.config
-        weights = module_weights(module, module.dtype, module.device) if weights is None else weights
+        weights = (
+            module_weights(module, module.dtype, module.device) if weights is None else weights
+        )
         embedding, gated = weights["shared.weight"], config.is_gated_act
-        self._farthest = config.relative_attention_max_distance  # the bias is constant from there on
+        # the bias is constant from there on
+        self._farthest = config.relative_attention_max_distance
         back = -torch.arange(self._farthest + 1, device=embedding.device)
         around = torch.arange(-self._farthest, self._farthest + 1, device=embedding.device)
         shared = {
@@ -58,29 +78,41 @@ class T5Decoder(Stack):
         blocks = range(config.num_decoder_layers)
         super().__init__(
             **shared,
-            layers=layers_of(len(blocks), lambda i: t5_layer(weights, f"decoder.block.{i}.", gated), held),
+            layers=layers_of(
+                len(blocks), lambda i: t5_layer(weights, f"decoder.block.{i}.", gated), held
+            ),
             read_head=reader(lambda: weights["lm_head.weight"], held),
             final_norm=weights["decoder.final_layer_norm.weight"],
             final_scale=head_scale(config),
             distance_bias=relative_bias(module.decoder, weights[f"decoder.{BIAS}"], back),
         )
-        parts = [f"decoder.block.{i}.layer.1.EncDecAttention.{name}.weight" for i in blocks for name in "kv"]
+        parts = [
+            f"decoder.block.{i}.layer.1.EncDecAttention.{name}.weight"
+            for i in blocks
+            for name in "kv"
+        ]
         self._bias_around = relative_bias(module.encoder, weights[f"encoder.{BIAS}"], around)
         self.encoder = Stack(
             **shared,
-            layers=layers_of(config.num_layers, lambda i: t5_layer(weights, f"encoder.block.{i}.", gated), held),
+            layers=layers_of(
+                config.num_layers, lambda i: t5_layer(weights, f"encoder.block.{i}.", gated), held
+            ),
             read_head=reader(lambda: weights.joined(*parts), held),
             final_norm=weights["encoder.final_layer_norm.weight"],
             distance_bias=self._bias_around.flip(1),
             bidirectional=True,
         )
-        self._backward = self.distance_bias[:, :0]  # bias of one row over all keys before it, for any position
+        # bias of one row over all keys before it, for any position
+        self._backward = self.distance_bias[:, :0]
 
     def encode(self, tokens: Int[Tensor, " s"]) -> Memory:
-        """Run the encoder, and compute every decoder layer's cross-attention keys and values from its output."""
+        """Run the encoder, and compute every decoder layer's cross-attention keys and values from
+        its output.
+        """
         encoder, x = self.encoder, self.embed(tokens)
         place = torch.arange(x.shape[0], device=x.device)
-        relative = (place - place[:, None]).clamp(-self._farthest, self._farthest)  # key minus query
+        # key minus query
+        relative = (place - place[:, None]).clamp(-self._farthest, self._farthest)
         bias = self._bias_around[:, relative + self._farthest]  # [heads, s, s]
         for layer in encoder.layers:
             queries, keys, values = encoder.project(x, layer, View())
@@ -90,7 +122,9 @@ class T5Decoder(Stack):
 
     def memory(self, keys_values: Float[Tensor, "s features"]) -> Memory:
         """The cross-attention keys and values of all layers, in order, as a memory."""
-        both = keys_values.view(-1, len(self.layers), 2, self.heads, self.head_dim).permute(2, 1, 3, 0, 4)
+        both = keys_values.view(-1, len(self.layers), 2, self.heads, self.head_dim).permute(
+            2, 1, 3, 0, 4
+        )
         both = both.to(self.embedding.dtype).contiguous()  # [2, layers, heads, s, head_dim]
         return Memory(both[0], both[1])
 
@@ -98,15 +132,22 @@ class T5Decoder(Stack):
         """An unused memory for at most `source` encoder tokens."""
         layers, heads, dim = self.cache_shape
         keys = self.embedding.new_zeros(layers, heads, source, dim)
-        return Memory(keys, keys.clone(), torch.zeros(1, 1, source, dtype=torch.bool, device=keys.device))
+        return Memory(
+            keys, keys.clone(), torch.zeros(1, 1, source, dtype=torch.bool, device=keys.device)
+        )
 
     def reach(self, positions: int) -> None:
-        """Compute the bias of one row over at least this many keys, unless it exists. Compiled steps do not read it."""
+        """Compute the bias of one row over at least this many keys, unless it exists.
+
+        Compiled steps do not read it.
+        """
         if positions > self._backward.shape[1]:
             places = torch.arange(max(256, 2 * positions), device=self.embedding.device).flip(0)
             self._backward = self.distance_bias[:, places.clamp(max=self._farthest)]
 
-    def views(self, rows: PlacedRows, layers: Sequence[int], masked: bool = True) -> dict[int, View]:
+    def views(
+        self, rows: PlacedRows, layers: Sequence[int], masked: bool = True
+    ) -> dict[int, View]:
         return {0: View(mask=self._bias(rows) if masked else None)}
 
     def _bias(self, rows: PlacedRows) -> Float[Tensor, "heads m keys"]:
@@ -126,7 +167,9 @@ class T5Decoder(Stack):
 def relative_bias(
     stack: torch.nn.Module, weight: Float[Tensor, "buckets heads"], relative: Int[Tensor, " n"]
 ) -> Float[Tensor, "heads n"]:
-    """The learned bias of an encoder or decoder stack. relative: [n], the key's position minus the query's."""
+    """The learned bias of an encoder or decoder stack. relative: [n], the key's position minus the
+    query's.
+    """
     attention = stack.block[0].layer[0].SelfAttention
     buckets = attention._relative_position_bucket(
         relative,
@@ -138,7 +181,9 @@ def relative_bias(
 
 
 def t5_layer(weights: Weights, prefix: str, gated: bool) -> Layer:
-    """The weights under this prefix: of a decoder's layer, or of an encoder's, which attends to no source."""
+    """The weights under this prefix: of a decoder's layer, or of an encoder's, which attends to no
+    source.
+    """
 
     def matrix(part: str, *names: str) -> Tensor:
         return weights.joined(*(f"{prefix}{part}.{name}.weight" for name in names))

@@ -23,17 +23,33 @@ from bild_lab.files import cache_folder
 log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-# the parameter: else one query's products may be fused where those of four are not, and round otherwise
-FLAGS = ("-std=gnu++20", "-O3", "-march=native", "--param=avoid-fma-max-bits=0", "-fopenmp", "-fPIC", "-Wno-psabi")
+# the parameter: else one query's products may be fused where those of four are not, and round
+# otherwise
+FLAGS = (
+    "-std=gnu++20",
+    "-O3",
+    "-march=native",
+    "--param=avoid-fma-max-bits=0",
+    "-fopenmp",
+    "-fPIC",
+    "-Wno-psabi",
+)
 LEAST_GCC = 12  # for the vector extensions
-CHECKED = ("run", "draft_chains", "grow_trees", "draft_by_parents")  # what gives a number, 0 if it could run
+# what gives a number, 0 if it could run
+CHECKED = ("run", "draft_chains", "grow_trees", "draft_by_parents")
 PRECISIONS = (torch.float32, torch.bfloat16)
 
 
 def why_no_kernels(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why the kernels cannot run here in this precision, or None if they can. Compiles them if need be."""
+    """Why the kernels cannot run here in this precision, or None if they can.
+
+    Compiles them if need be.
+    """
     if device.type != "cpu" or dtype not in PRECISIONS:
-        return f"they run float32 and bfloat16 on a CPU, not {str(dtype).removeprefix('torch.')} on {device.type}"
+        return (
+            f"they run float32 and bfloat16 on a CPU, not {str(dtype).removeprefix('torch.')} on"
+            f" {device.type}"
+        )
     return _why_no_library()
 
 
@@ -77,7 +93,9 @@ def _compiled() -> Path:
     """The library's file, named by everything that decides its content."""
     compiler, runtime = _compiler(), _openmp()
     seen = processor("model name", "flags", "Features")  # by the compiler
-    sources = [file.read_text(encoding="utf-8") for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    sources = [
+        file.read_text(encoding="utf-8") for file in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))
+    ]
     decisive = (*sources, " ".join(FLAGS), _answer(compiler, "--version"), str(runtime), seen)
     name = hashlib.sha256("\0".join(decisive).encode()).hexdigest()[:16]
     folder = cache_folder() / "kernels"
@@ -94,7 +112,9 @@ def _compiled() -> Path:
 
 
 def _compile(compiler: str, runtime: Path, path: Path) -> None:
-    """Compile and link against PyTorch's own OpenMP: two pools of threads would wait for the same cores."""
+    """Compile and link against PyTorch's own OpenMP: two pools of threads would wait for the same
+    cores.
+    """
     log.warning("compiling the CPU kernels, once for this machine, about 15 seconds")
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         objects, linked = (Path(folder) / f"kernels.{suffix}" for suffix in ("o", "so"))
@@ -104,7 +124,10 @@ def _compile(compiler: str, runtime: Path, path: Path) -> None:
 
 
 def _compiler() -> str:
-    """The C++ compiler: `$CXX`, else g++. Raises KernelError if there is none that can compile the kernels."""
+    """The C++ compiler:
+
+    `$CXX`, else g++. Raises KernelError if there is none that can compile the kernels.
+    """
     if sys.platform != "linux":
         raise KernelError(f"they are compiled on Linux only, not on {platform.system()}")
     compiler = shutil.which(os.environ.get("CXX") or "g++")
@@ -130,6 +153,8 @@ def _answer(*command: str) -> str:
         options = {"capture_output": True, "encoding": "utf-8", "errors": "replace", "timeout": 300}
         return subprocess.run(command, check=True, **options).stdout.strip()
     except subprocess.CalledProcessError as error:
-        raise KernelError(f"{' '.join(command[:2])} failed: {error.stderr.strip()[-500:]}") from error
+        raise KernelError(
+            f"{' '.join(command[:2])} failed: {error.stderr.strip()[-500:]}"
+        ) from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelError(f"{command[0]} failed: {error}") from error

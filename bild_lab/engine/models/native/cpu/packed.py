@@ -1,4 +1,6 @@
-"""Decoders and heads by the kernels: their weights are packed once, and each call runs all their layers."""
+"""Decoders and heads by the kernels: their weights are packed once, and each call runs all their
+layers.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,17 @@ from bild_lab.engine.models.native.cpu.panels import in_panel_order, packed_matr
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
 from bild_lab.engine.session import NOTHING, Chain, DraftedChain, GrownTree, Growth, Skipped
 
-NUMBERS = "heads kv_heads head_dim hidden bidirectional epsilon scale final_scale embedding_scale".split()
+NUMBERS = (
+    "heads kv_heads head_dim hidden bidirectional epsilon scale final_scale embedding_scale".split()
+)
 
 
 class TextRows(NamedTuple):
     """A pass's rows of one text: `count` rows at the cache's slots from `start` on.
 
-    scored: for how many of the last rows there are logits. memory: cross-attention keys and values, each [layers heads
-    s dim]. parents: of a tree, whose last rows these are, as in `Tree`; None: a chain. reserved: slots of a prefix.
+    scored: for how many of the last rows there are logits. memory: cross-attention keys and values,
+    each [layers heads s dim]. parents: of a tree, whose last rows these are, as in `Tree`; None: a
+    chain. reserved: slots of a prefix.
     """
 
     count: int
@@ -41,7 +46,8 @@ class TextRows(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedScores:
-    """What a pass gives, in float32. logits, head_input: of the scored rows of every text, in order.
+    """What a pass gives, in float32. logits, head_input: of the scored rows of every text, in
+    order.
 
     hidden: of every layer that ran, if wanted. ran: how many layers, with a bar.
     """
@@ -53,10 +59,11 @@ class PackedScores:
 
 
 class PackedDecoder:
-    """Runs a stack of layers by the kernels. known: how many tokens have embeddings. bits: of its matrices, 8 or 4.
+    """Runs a stack of layers by the kernels. known: how many tokens have embeddings. bits: of its
+    matrices, 8 or 4.
 
-    A row's results are the same to the last bit whatever rows run beside it, of its own text or of others: each sum has
-    one order. So the texts of a batch are those of batch 1 in every precision.
+    A row's results are the same to the last bit whatever rows run beside it, of its own text or of
+    others: each sum has one order. So the texts of a batch are those of batch 1 in every precision.
     """
 
     def __init__(self, stack: Stack, bits: int | None = None) -> None:
@@ -64,7 +71,10 @@ class PackedDecoder:
         self._held: list[object] = []  # what the kernels point to
         self._matrices: list[Tensor] = []
         self._stack = stack  # whose head a draft vocabulary reads
-        self._library, trim = library(), getattr(ctypes.CDLL(None), "malloc_trim", lambda spare: None)
+        self._library, trim = (
+            library(),
+            getattr(ctypes.CDLL(None), "malloc_trim", lambda spare: None),
+        )
         layers = (c.Layer * len(stack.layers))()
         for index, layer in enumerate(stack.layers):  # each may be read from its file
             layers[index], gated = self._layer(layer), layer.inner.gated
@@ -83,7 +93,9 @@ class PackedDecoder:
             activation=list(ACTIVATIONS).index(stack.activation),
             gated=gated,
             rotary=bias is None,
-            farthest=0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1),
+            farthest=(
+                0 if bias is None else (bias.shape[1] - 1) // (2 if stack.bidirectional else 1)
+            ),
             layer=addressof(layers),
             final_norm=self._vector(stack.final_norm),
             head=head,
@@ -110,7 +122,9 @@ class PackedDecoder:
         """How many positions the kernels can place."""
         return self._rotations[0].shape[1] if self._rotary else float("inf")
 
-    def rotate_by(self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]) -> None:
+    def rotate_by(
+        self, cos: Float[Tensor, "kinds n head_dim"], sin: Float[Tensor, "kinds n head_dim"]
+    ) -> None:
         """The rotations of every position. sin: signed, so that a roll by half rotates."""
         self._rotations = cos.float().contiguous(), sin.float().contiguous()
 
@@ -131,16 +145,23 @@ class PackedDecoder:
     ) -> PackedScores:
         """The rows of several texts, one text after the other.
 
-        states: what the first layer reads; None: the tokens' embeddings. masks: embeddings of the token ids beyond the
-        vocabulary, in the precision of the weights. Their rows alone see a prefix. reads: give the head's input too.
-        layers: indices; None: all. fill: only the keys and values of these layers, each from the same states.
-        skipped: blocks that are left out. bar: one row leaves after the first layer but the last whose output's cosine
-        with its input is larger; the other layers compute only its keys and values, from that output. vocabulary: the
-        tokens that the head scores, all others get −inf; None: all.
+        states: what the first layer reads; None: the tokens' embeddings. masks: embeddings of the
+        token ids beyond the vocabulary, in the precision of the weights. Their rows alone see a
+        prefix. reads: give the head's input too.
+        layers: indices; None: all. fill: only the keys and values of these layers, each from the
+        same states.
+        skipped: blocks that are left out. bar: one row leaves after the first layer but the last
+        whose output's cosine with its input is larger; the other layers compute only its keys and
+        values, from that output. vocabulary: the tokens that the head scores, all others get −inf;
+        None: all.
         """
         model = self._model_for(vocabulary)
         tokens, m, scored = tokens.contiguous(), tokens.shape[0], sum(text.scored for text in texts)
-        outputs = torch.empty(self.depth if layers is None else len(layers), m, self.dim) if hidden else None
+        outputs = (
+            torch.empty(self.depth if layers is None else len(layers), m, self.dim)
+            if hidden
+            else None
+        )
         logits = torch.empty(scored, model.vocab) if scored else None
         head_input = torch.empty(scored, self.dim) if scored and reads else None
         read = None if states is None else states.float().contiguous()
@@ -160,7 +181,8 @@ class PackedDecoder:
     def draft(
         self, tokens: Sequence[Sequence[int]], texts: Sequence[TextRows], chains: Sequence[Chain]
     ) -> list[DraftedChain]:
-        """The rows of each text and a chain after them, in one call. The texts' chains run side by side.
+        """The rows of each text and a chain after them, in one call. The texts' chains run side by
+        side.
 
         All chains are of the same layers and of one vocabulary.
         """
@@ -173,11 +195,19 @@ class PackedDecoder:
             own_probs = torch.empty(steps, width) if chain.keeps_probs else None
             states = None if chain.layers is None else torch.empty(len(fed) + steps - 1, self.dim)
             outputs.append((ends, drafted, confidences, probs, own_probs, states))
-            ask.steps, ask.stops, ask.threshold = steps, chain.threshold is not None, chain.threshold or 0.0
+            ask.steps, ask.stops, ask.threshold = (
+                steps,
+                chain.threshold is not None,
+                chain.threshold or 0.0,
+            )
             ask.temperature, ask.end_count, ask.ends = chain.temperature, len(ends), addressof(ends)
             ask.tokens, ask.confidences = addressof(drafted), addressof(confidences)
             ask.uniforms = pointer(chain.uniforms)
-            ask.probs, ask.own_probs, ask.states = pointer(probs), pointer(own_probs), pointer(states)
+            ask.probs, ask.own_probs, ask.states = (
+                pointer(probs),
+                pointer(own_probs),
+                pointer(states),
+            )
         parts = vocabulary, chains[0].layers, chains[0].skipped
         self._run_program(self._library.draft_chains, tokens, texts, asks, [1] * len(texts), *parts)
         return [
@@ -187,24 +217,38 @@ class PackedDecoder:
                 fallback=bool(ask.fallback),
                 confidences=confidences[: ask.forwards] if ask.stops else [],
                 probs=self._widened(None if probs is None else probs[: ask.drafted], vocabulary),
-                own_probs=self._widened(None if own_probs is None else own_probs[: ask.drafted], vocabulary),
+                own_probs=self._widened(
+                    None if own_probs is None else own_probs[: ask.drafted], vocabulary
+                ),
                 states=None if states is None else states[: ask.rows],
             )
-            for ask, (_, drafted, confidences, probs, own_probs, states) in zip(asks, outputs, strict=True)
+            for ask, (_, drafted, confidences, probs, own_probs, states) in zip(
+                asks, outputs, strict=True
+            )
         ]
 
     def grow(
         self, tokens: Sequence[Sequence[int]], texts: Sequence[TextRows], growths: Sequence[Growth]
     ) -> list[GrownTree]:
-        """The rows of each text and a tree after them, of one vocabulary, in one call: the trees grow side by side."""
+        """The rows of each text and a tree after them, of one vocabulary, in one call: the trees
+        grow side by side.
+        """
         asks, outputs = (c.Growth * len(texts))(), []
         for ask, growth in zip(asks, growths, strict=True):
             ends = end_tokens(growth)
             grown, parents, rows = ((kind * growth.nodes)() for kind in (c_int64, c_int32, c_int32))
             counts = (c_int32 * growth.depth)()
             outputs.append((ends, grown, parents, rows, counts))
-            ask.nodes, ask.depth, ask.width, ask.children = growth.nodes, growth.depth, growth.width, growth.children
-            ask.prunes, ask.prune_confidence = growth.prune_confidence is not None, growth.prune_confidence or 0.0
+            ask.nodes, ask.depth, ask.width, ask.children = (
+                growth.nodes,
+                growth.depth,
+                growth.width,
+                growth.children,
+            )
+            ask.prunes, ask.prune_confidence = (
+                growth.prune_confidence is not None,
+                growth.prune_confidence or 0.0,
+            )
             ask.min_prob, ask.temperature = growth.min_prob, growth.temperature
             ask.end_count, ask.ends = len(ends), addressof(ends)
             ask.tokens, ask.parents = addressof(grown), addressof(parents)
@@ -241,14 +285,19 @@ class PackedDecoder:
         del held
 
     def _require_read(self, refused: int, work: c.Pass, tokens: Callable[[], list[int]]) -> None:
-        """Raise IndexError if the kernels refused a pass. refused: as `readable` of `cpu/kernels.cpp` says."""
+        """Raise IndexError if the kernels refused a pass. refused: as `readable` of
+        `cpu/kernels.cpp` says.
+        """
         if refused > 0:
             token = tokens()[refused - 1]
-            raise IndexError(f"token {token} has no embedding: the model has {self.known}, and {work.mask_count} masks")
+            raise IndexError(
+                f"token {token} has no embedding: the model has {self.known}, and {work.mask_count}"
+                " masks"
+            )
         if refused < 0:
             raise IndexError(
-                f"text {-refused} of a pass needs a slot behind its cache, a position behind {work.table} rotations, "
-                "or an embedding for tokens that the head may draft"
+                f"text {-refused} of a pass needs a slot behind its cache, a position behind"
+                f" {work.table} rotations, or an embedding for tokens that the head may draft"
             )
 
     def _pass(
@@ -259,7 +308,12 @@ class PackedDecoder:
         made = (c.Text * len(texts))()
         held: list[object] = [made, cos, sin]
         for text, into in zip(texts, made, strict=True):
-            into.count, into.start, into.reserved, into.scored = text.count, text.start, text.reserved, text.scored
+            into.count, into.start, into.reserved, into.scored = (
+                text.count,
+                text.start,
+                text.reserved,
+                text.scored,
+            )
             into.capacity = text.cache.capacity
             into.keys, into.values = text.cache.keys.data_ptr(), text.cache.values.data_ptr()
             if text.memory is not None:
@@ -271,27 +325,38 @@ class PackedDecoder:
                 held.append(parents)
         work = c.Pass(texts=len(texts), threads=torch.get_num_threads(), text=addressof(made))
         work.cos, work.sin, work.table = cos.data_ptr(), sin.data_ptr(), cos.shape[1]
-        chosen = self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
+        chosen = (
+            self._every_layer if layers is None else torch.tensor(list(layers), dtype=torch.int32)
+        )
         held.append(chosen)
         work.layers, work.layer = len(chosen), chosen.data_ptr()
         if skipped:
-            marks = [(at in skipped.attention) + 2 * (at in skipped.feed_forward) for at in chosen.tolist()]
+            marks = [
+                (at in skipped.attention) + 2 * (at in skipped.feed_forward)
+                for at in chosen.tolist()
+            ]
             left_out = torch.tensor(marks, dtype=torch.int32)
             held.append(left_out)
             work.skipped = left_out.data_ptr()
         return work, held
 
     def _model_for(self, vocabulary: DraftVocabulary | None) -> c.Model:
-        """The model with a head of these tokens, which is packed at its first use; None: with the whole head."""
+        """The model with a head of these tokens, which is packed at its first use; None: with the
+        whole head.
+        """
         if vocabulary is None:
             return self._model
 
         def make() -> tuple[c.Model, list[object]]:
             whole, model = self._stack.head, c.Model.from_buffer_copy(self._model)
             if int(vocabulary.tokens[-1]) >= min(self.vocab, self.known):
-                raise IndexError(f"a draft vocabulary names token {int(vocabulary.tokens[-1])} of {self.known}")
+                raise IndexError(
+                    f"a draft vocabulary names token {int(vocabulary.tokens[-1])} of {self.known}"
+                )
             if vocabulary.is_most_of(self.vocab):  # the whole head, without the others' scores
-                bias = vocabulary.widened(torch.zeros(1, len(vocabulary)), self.vocab, float("-inf"))
+                bias = vocabulary.widened(
+                    torch.zeros(1, len(vocabulary)), self.vocab, float("-inf")
+                )
                 panels = in_panel_order(bias[0])
                 model.head.bias = panels.data_ptr()
                 return model, [panels]
@@ -305,10 +370,17 @@ class PackedDecoder:
         return vocabulary.made_for(self, make)[0]
 
     def _widened(
-        self, rows: Float[Tensor, "n part"] | None, vocabulary: DraftVocabulary | None, others: float = 0.0
+        self,
+        rows: Float[Tensor, "n part"] | None,
+        vocabulary: DraftVocabulary | None,
+        others: float = 0.0,
     ) -> Float[Tensor, "n vocab"] | None:
         """Rows of a part of the vocabulary as rows of all of it."""
-        return rows if rows is None or vocabulary is None else vocabulary.widened(rows, self.vocab, others)
+        return (
+            rows
+            if rows is None or vocabulary is None
+            else vocabulary.widened(rows, self.vocab, others)
+        )
 
     def read_weights(self) -> None:
         """Read every weight that a token needs, once, and do nothing else."""
@@ -352,8 +424,9 @@ class PackedDecoder:
 class PackedHeads:
     """Medusa's heads by the kernels.
 
-    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: of each head, or one that all heads share;
-    or the target's decoder, whose matrix to the vocabulary all heads share. bias: of each output, of matrices.
+    blocks: [heads, layers, dim, dim]. biases: [heads, layers, dim]. outputs: of each head, or one
+    that all heads share; or the target's decoder, whose matrix to the vocabulary all heads share.
+    bias: of each output, of matrices.
     """
 
     def __init__(
@@ -369,7 +442,11 @@ class PackedHeads:
             raise ValueError(f"heads in {blocks.dtype} cannot share a matrix in {outputs.dtype}")
         pairs = zip(blocks.flatten(0, 1), biases.flatten(0, 1), strict=True)
         matrices = [packed_matrix(Weight(matrix, bias)) for matrix, bias in pairs]
-        ends = [(outputs.head, outputs)] if whole else [packed_matrix(Weight(matrix, bias)) for matrix in outputs]
+        ends = (
+            [(outputs.head, outputs)]
+            if whole
+            else [packed_matrix(Weight(matrix, bias)) for matrix in outputs]
+        )
         self._held = (
             (c.Matrix * len(matrices))(*(made for made, *_ in matrices)),
             (c.Matrix * len(ends))(*(made for made, *_ in ends)),
@@ -385,7 +462,9 @@ class PackedHeads:
             outputs=addressof(self._held[1]),
         )
 
-    def most_likely(self, hidden: Float[Tensor, " dim"], depth: int, count: int) -> Int[Tensor, "depth count"]:
+    def most_likely(
+        self, hidden: Float[Tensor, " dim"], depth: int, count: int
+    ) -> Int[Tensor, "depth count"]:
         """The first heads' most likely tokens, as `MedusaHeads.most_likely` in one call."""
         return self._run(hidden, depth, torch.empty(depth, count, dtype=torch.long))
 
@@ -396,7 +475,9 @@ class PackedHeads:
     def _run(self, hidden: Float[Tensor, " dim"], depth: int, to: Tensor) -> Tensor:
         state, count, threads = hidden.float().contiguous(), to.shape[1], torch.get_num_threads()
         places = (None, to.data_ptr()) if to.is_floating_point() else (to.data_ptr(), None)
-        self._library.most_likely_tokens(byref(self._heads), state.data_ptr(), depth, count, threads, *places)
+        self._library.most_likely_tokens(
+            byref(self._heads), state.data_ptr(), depth, count, threads, *places
+        )
         return to
 
 

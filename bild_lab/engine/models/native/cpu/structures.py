@@ -1,4 +1,6 @@
-"""The structures of `structures.h` for ctypes, read from that file: there is one declaration of each."""
+"""The structures of `structures.h` for ctypes, read from that file: there is one declaration of
+each.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +10,31 @@ from pathlib import Path
 
 HEADER = Path(__file__).with_name("structures.h")
 NUMBERS = {"int32_t": c_int32, "int64_t": c_int64, "float": c_float, "double": c_double}
-DECLARATION = re.compile(r"(?:const )?(\w+)(\*?) (.+)")  # such as `const float *cos, *sin`: type, pointer, names
+# such as `const float *cos, *sin`: type, pointer, names
+DECLARATION = re.compile(r"(?:const )?(\w+)(\*?) (.+)")
 
 
 def declared(header: str) -> list[type[Structure]]:
-    """The structures of a header, in order. A field is a number, a pointer, or one of the structures before it."""
+    """The structures of a header, in order.
+
+    A field is a number, a pointer, or one of the structures before it.
+    """
     made: dict[str, type[Structure]] = {}
-    for name, body in re.findall(r"struct (\w+) \{(.*?)\};", re.sub(r"//.*", "", header), re.DOTALL):
+    for name, body in re.findall(
+        r"struct (\w+) \{(.*?)\};", re.sub(r"//.*", "", header), re.DOTALL
+    ):
         fields = []
         for declaration in filter(None, (" ".join(each.split()) for each in body.split(";"))):
             kind, pointer, names = DECLARATION.fullmatch(declaration).groups()
             for field in names.split(", "):
                 is_pointer = pointer or field.startswith("*")
-                fields.append((field.lstrip("*"), c_void_p if is_pointer else (NUMBERS | made)[kind]))
+                fields.append(
+                    (field.lstrip("*"), c_void_p if is_pointer else (NUMBERS | made)[kind])
+                )
         made[name] = type(name, (Structure,), {"_fields_": fields})
     return list(made.values())
 
 
-Matrix, Layer, Model, Text, Pass, Chain, Growth, Heads, Markov = declared(HEADER.read_text(encoding="utf-8"))
+Matrix, Layer, Model, Text, Pass, Chain, Growth, Heads, Markov = declared(
+    HEADER.read_text(encoding="utf-8")
+)
