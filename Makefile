@@ -32,7 +32,7 @@ peers: .venv-peers/.installed ## Make .venv-peers: CTranslate2, OpenVINO and lla
 	  echo "llama.cpp was not built, so policy=llama_cpp cannot run; install g++, then rm .venv-peers/.installed && make peers"
 	@touch $@
 
-run: setup ## Draw a first Pareto curve, outputs/quickstart/pareto.png, in under a minute
+run: setup ## Draw a first Pareto curve, outputs/quickstart/pareto.png, in one to two minutes
 	$(BIN)/python run.py experiment=quickstart
 	$(BIN)/python run.py experiment=quickstart_lossless
 
