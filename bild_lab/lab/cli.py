@@ -453,11 +453,8 @@ def unescaped(text: str) -> str:
 def _exists(path: str) -> bool:
     try:
         return Path(path).expanduser().exists()
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ):  # too long for a path, a user that there is not, a zero byte
+    except (OSError, RuntimeError, ValueError):
+        # too long for a path, a user that there is not, a zero byte
         return False
 
 

@@ -351,10 +351,8 @@ def _composed(overrides: list[str], name: str) -> DictConfig:
             for override in values:
                 OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
             return cfg
-    except (
-        HydraException,
-        OmegaConfBaseException,
-    ):  # in which Hydra would name the override another way
+    except (HydraException, OmegaConfBaseException):
+        # in which Hydra would name the override another way
         pass
     with initialize_config_dir(str(config_dir()), **BASE):
         return compose(name, overrides=overrides)

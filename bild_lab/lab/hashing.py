@@ -417,11 +417,8 @@ def _existing(text: str, folder: Path) -> Path | None:
         named = folder / Path(text).expanduser()
         known = text.strip() and named.exists() and not any(map(named.is_relative_to, NOT_FILES))
         return named if known else None
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ):  # too long for a path, a user that there is not, a zero byte
+    except (OSError, RuntimeError, ValueError):
+        # too long for a path, a user that there is not, a zero byte
         return None
 
 

@@ -181,9 +181,8 @@ class Worker:
         try:
             line = self._process.stdout.readline()
             return json.loads(line) if line else self._died()
-        except (
-            BaseException
-        ):  # an interrupt too: the answer that is still to come would be taken for a later one
+        except BaseException:
+            # an interrupt too: the answer that is still to come would be taken for a later one
             self.close()
             raise
 
