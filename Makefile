@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-GPU_TESTS := tests/pretended/test_policies.py tests/engine/models/test_compiled.py tests/engine/ppd/test_pipeline.py \
+GPU_TESTS := tests/pretended/test_policies.py tests/engine/models/test_compiled.py tests/engine/methods/ppd/test_pipeline.py \
   tests/engine/lossless/test_random_models.py tests/engine/models/test_rounded.py
 
 .DEFAULT_GOAL := help

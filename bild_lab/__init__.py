@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bild_lab.lab.application import run
-    from bild_lab.lab.decoding.decoder import Decoder, Generation
-    from bild_lab.lab.decoding.load import load
-    from bild_lab.lab.results.records import load_results
+    from bild_lab.lab.point.decoder import Decoder, Generation
+    from bild_lab.lab.point.load import load
+    from bild_lab.lab.store.records import load_results
 
 try:
     __version__ = version("bild_lab")
@@ -18,10 +18,10 @@ except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0.1.0"
 
 _MODULES = {
-    "Decoder": "decoding.decoder",
-    "Generation": "decoding.decoder",
-    "load": "decoding.load",
-    "load_results": "results.records",
+    "Decoder": "point.decoder",
+    "Generation": "point.decoder",
+    "load": "point.load",
+    "load_results": "store.records",
     "run": "application",
 }
 __all__ = ["Decoder", "Generation", "load", "load_results", "run"]

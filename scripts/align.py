@@ -18,8 +18,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.cli import escape, output, refusing, run_application
-from bild_lab.lab.config import hydra_main, typed
+from bild_lab.lab.config.cli import escape, output, refusing, run_application
+from bild_lab.lab.config.groups import hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.training.align import Alignment
@@ -45,9 +45,9 @@ def run(cfg: DictConfig) -> None:
 
 def alignment(cfg: DictConfig) -> Alignment:
     """The configuration, typed."""
-    from bild_lab.engine.models.checkpoint import Checkpoint
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.records import require_writable
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.store.records import require_writable
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration
     from bild_lab.training.distillation import Teaching

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, run_application, stages
+from bild_lab.lab.config.cli import escape, output, run_application, stages
 
 USAGE = (
     "give the folder of a sweep, outputs/NAME, with zip=true if you like, or check and the folder"
@@ -32,7 +32,7 @@ def main() -> None:
         raise UserError(f"{USAGE}; got {' '.join(words) or 'nothing'}")
     stages.enter("loading libraries")
     # late: torch takes seconds to load
-    from bild_lab.lab.results.records import Sweep, require_writable
+    from bild_lab.lab.store.records import Sweep, require_writable
     from bild_lab.report.artifact import faults, write_artifact
 
     folder = Path(folders[0]).expanduser()

@@ -34,13 +34,19 @@ from rich.table import Table
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
-from bild_lab.lab.cli import console, escape, output, run_application, stages
-from bild_lab.lab.config import DecodingSpec, PairSpec, RuntimeSpec, compose_config, typed
+from bild_lab.lab.config.cli import console, escape, output, run_application, stages
+from bild_lab.lab.config.groups import (
+    DecodingSpec,
+    PairSpec,
+    RuntimeSpec,
+    compose_config,
+    typed,
+)
 
 if TYPE_CHECKING:
     import torch
 
-    from bild_lab.lab.bench import Bench, Models
+    from bild_lab.benchmark.bench import Bench, Models
 
 WANTED = (
     "shapes, all of them, or a pair are needed; python scripts/bench.py t5_small llama_12, python"
@@ -86,17 +92,17 @@ def pair_bench(
 
     files: the target in GGUF files, for llama.cpp and for our kernels.
     """
-    from bild_lab.engine.peers.methods import LlamaCpp, Peer
+    from bild_lab.benchmark.bench import Limits, bench_of, peer_methods
+    from bild_lab.benchmark.peer_methods import LlamaCpp, Peer
     from bild_lab.engine.request import Request
     from bild_lab.engine.stop import before_stop
     from bild_lab.engine.vocabularies import in_vocabulary_of
-    from bild_lab.lab.bench import Limits, bench_of, peer_methods
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
-    from bild_lab.lab.decoding.load import build_method, load_model
     from bild_lab.lab.metrics.quality import Scoring
     from bild_lab.lab.metrics.text_metrics import PASS_AT_1, needs_references
+    from bild_lab.lab.point.load import build_method, load_model
 
     pair, decoding = (
         typed(PairSpec, cfg.pair, "pair"),
@@ -158,7 +164,7 @@ def pair_bench(
 
 def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:
     """A checkpoint on both engines of ours that PyTorch runs."""
-    from bild_lab.lab.decoding.load import load_model
+    from bild_lab.lab.point.load import load_model
 
     native, hf = (
         load_model(path, revision, str(device), dtype, engine) for engine in ("native", "hf")
@@ -238,7 +244,7 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
 
     Raises UserError for one that there is not.
     """
-    from bild_lab.lab.bench import SHAPES
+    from bild_lab.benchmark.bench import SHAPES
 
     every = [*SHAPES, "toy"]
     if unknown := sorted(set(words) - {*every, ALL}):
@@ -262,8 +268,7 @@ def main() -> None:
     stages.enter("loading libraries")
     import torch  # late: it takes seconds to load
 
-    from bild_lab.engine.models.device import DTYPES, resolve_device
-    from bild_lab.lab.bench import (
+    from bild_lab.benchmark.bench import (
         SHAPES,
         decoding_seconds,
         forward_costs,
@@ -275,10 +280,11 @@ def main() -> None:
         weight_bytes,
         why_without_peers,
     )
-    from bild_lab.lab.formatting import counted
-    from bild_lab.lab.measure.environment import environment
-    from bild_lab.lab.progress import roughly
+    from bild_lab.engine.models.device import DTYPES, resolve_device
+    from bild_lab.lab.point.environment import environment
+    from bild_lab.lab.schema.formatting import counted
     from bild_lab.lab.schema.result import BUSY_REMEDY
+    from bild_lab.lab.store.progress import roughly
 
     runtime = typed(RuntimeSpec, compose_config([*DEFAULTS, *overrides]).runtime, "runtime")
     require_choice("runtime.dtype", runtime.dtype, DTYPES)  # a shape has no precision of its own

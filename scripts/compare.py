@@ -12,8 +12,15 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.cli import escape, output, refusing, run_application, stages, words_as_list
-from bild_lab.lab.config import hydra_main
+from bild_lab.lab.config.cli import (
+    escape,
+    output,
+    refusing,
+    run_application,
+    stages,
+    words_as_list,
+)
+from bild_lab.lab.config.groups import hydra_main
 
 
 def compare(cfg: DictConfig) -> None:
@@ -27,11 +34,10 @@ def compare(cfg: DictConfig) -> None:
     require_flag("latex", cfg.latex)
     # imported late: drawing and scoring libraries take seconds, and bad input should not wait for
     # them
-    from bild_lab.lab.analysis.paired import compare_pair, differences, match
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.inputs import SharedTexts, shared_texts
-    from bild_lab.lab.results.records import Sweep, require_writable
+    from bild_lab.lab.point.prepare import sweep_folder
     from bild_lab.lab.schema.examples import read_examples
+    from bild_lab.lab.store.inputs import SharedTexts, shared_texts
+    from bild_lab.lab.store.records import Sweep, require_writable
     from bild_lab.report.comparison import (
         comparison_table,
         latex_comparison,
@@ -39,6 +45,7 @@ def compare(cfg: DictConfig) -> None:
         summary,
         write_comparison,
     )
+    from bild_lab.report.paired_comparison import compare_pair, differences, match
 
     folder = sweep_folder(cfg)
     require_writable(folder)

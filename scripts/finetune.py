@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
-from bild_lab.lab.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config import hydra_main, typed
+from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
+from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.ranks import launched
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -80,8 +80,8 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     is read.
     """
     from bild_lab.lab.data.dataset_spec import DatasetSpec
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.store.records import require_writable
     from bild_lab.training.finetune import LIKELIHOOD, FinetuningJob, best_score
     from bild_lab.training.recipe import Recipe
     from bild_lab.training.reports import training_logger
@@ -134,7 +134,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
 
 def starting_point(model: DictConfig, max_target_tokens: int) -> StartingPoint:
     """`conf/model` as where the training starts, checked."""
-    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.training.start import FreshModel, FromCheckpoint, FromScratch
 
     if "path" not in model:

@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config import hydra_main
+from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
+from bild_lab.lab.config.groups import hydra_main
 
 
 def fit(cfg: DictConfig) -> None:
@@ -28,11 +28,11 @@ def fit(cfg: DictConfig) -> None:
     """
     import torch  # late, as it takes seconds to load
 
-    from bild_lab.engine.drafters.candidates import CandidateDrafter
-    from bild_lab.lab.decoding.decoder import METHOD
-    from bild_lab.lab.point import prepare, sweep_folder
-    from bild_lab.lab.score import requests_of
-    from bild_lab.lab.tree_fitting import fit_tree, summary
+    from bild_lab.engine.methods.candidates import CandidateDrafter
+    from bild_lab.lab.measure.score import requests_of
+    from bild_lab.lab.point.decoder import METHOD
+    from bild_lab.lab.point.prepare import prepare, sweep_folder
+    from bild_lab.screening.tree_fitting import fit_tree, summary
 
     point = prepare(cfg)
     decoder = point.decoders[METHOD]

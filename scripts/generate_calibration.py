@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from bild_lab.engine.models.ranks import launched, process_group
 from bild_lab.errors import require_model_path, require_whole
-from bild_lab.lab.cli import console, escape, output, refusing, run_application
-from bild_lab.lab.config import hydra_main, stop_strings, typed
+from bild_lab.lab.config.cli import console, escape, output, refusing, run_application
+from bild_lab.lab.config.groups import hydra_main, stop_strings, typed
+from bild_lab.ranks import launched, process_group
 
 if TYPE_CHECKING:
     import torch
@@ -51,14 +51,14 @@ def calibration_job(cfg: DictConfig, device: torch.device) -> CalibrationJob:
     """The configuration, checked; no weights are read. device: this process's own."""
     import torch
 
-    from bild_lab.engine.models.checkpoint import Checkpoint
-    from bild_lab.engine.models.precision import resolve_dtype
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from bild_lab.engine.models.checkpoint.precision import resolve_dtype
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.lab.data.prompts import cut_sources
-    from bild_lab.lab.decoding.load import load_model
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.point.load import load_model
+    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.store.records import require_writable
     from bild_lab.training.calibration import CalibrationJob
     from bild_lab.training.modules.states import BasePlacement
     from bild_lab.training.reports import dataset_words

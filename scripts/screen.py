@@ -21,9 +21,9 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from bild_lab.lab.cli import escape, output, refusing, run_application
-from bild_lab.lab.config import hydra_main, typed
-from bild_lab.lab.screening.candidates import as_overrides, given_lists
+from bild_lab.lab.config.cli import escape, output, refusing, run_application
+from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.screening.candidates import as_overrides, given_lists
 
 WANTED = (
     "lists of knobs to screen are needed; python scripts/screen.py name=grid policy=bild"
@@ -34,11 +34,11 @@ WANTED = (
 
 def run(cfg: DictConfig) -> None:
     """Screen, choose, confirm and print. Raises UserError for bad input."""
-    from bild_lab.lab.screening.candidates import grid_of  # late: torch takes seconds to load
-    from bild_lab.lab.screening.found import screen
-    from bild_lab.lab.screening.guarantee import require_losses
-    from bild_lab.lab.screening.screen import Screening, ScreenSpec
     from bild_lab.lab.sweep import measure_point
+    from bild_lab.screening.candidates import grid_of  # late: torch takes seconds to load
+    from bild_lab.screening.guarantee import require_losses
+    from bild_lab.screening.screen import Screening, ScreenSpec
+    from bild_lab.screening.screened_sweep import screen
 
     spec = typed(ScreenSpec, cfg.screen, "screen")
     task, lists = given_lists(HydraConfig.get())

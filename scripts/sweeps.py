@@ -37,7 +37,7 @@ from rich.text import Text
 
 from bild_lab.errors import UserError, require_flag, suggestion
 from bild_lab.files import write_atomically
-from bild_lab.lab.cli import (
+from bild_lab.lab.config.cli import (
     console,
     escape,
     output,
@@ -46,11 +46,11 @@ from bild_lab.lab.cli import (
     stages,
     words_as_list,
 )
-from bild_lab.lab.config import hydra_main
-from bild_lab.lab.formatting import counted
+from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.schema.formatting import counted
 
 if TYPE_CHECKING:
-    from bild_lab.lab.results.records import Sweep
+    from bild_lab.lab.store.records import Sweep
 
 
 def given_sweeps(cfg: DictConfig) -> list[Sweep]:
@@ -58,7 +58,7 @@ def given_sweeps(cfg: DictConfig) -> list[Sweep]:
 
     Raises UserError without one, and for one without finished points.
     """
-    from bild_lab.lab.results.records import Sweep  # late: torch takes seconds to load
+    from bild_lab.lab.store.records import Sweep  # late: torch takes seconds to load
 
     if not cfg.sweeps:
         raise UserError(
@@ -77,9 +77,9 @@ def merge(cfg: DictConfig) -> None:
     Raises UserError for bad input.
     """
     sources = given_sweeps(cfg)
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.progress import record_command
-    from bild_lab.lab.results.records import Sweep, require_writable
+    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.store.progress import record_command
+    from bild_lab.lab.store.records import Sweep, require_writable
     from bild_lab.report.sweep import report_sweep
 
     merged = Sweep(sweep_folder(cfg))
@@ -109,9 +109,9 @@ def predict(cfg: DictConfig) -> None:
 
     Raises UserError for bad input.
     """
-    from bild_lab.lab.analysis.prediction import best_window, read_profile
-    from bild_lab.lab.formatting import knob_label
-    from bild_lab.lab.results.groups import telling_knobs
+    from bild_lab.lab.measure.prediction import best_window, read_profile
+    from bild_lab.lab.schema.formatting import knob_label
+    from bild_lab.lab.store.groups import telling_knobs
 
     for sweep in given_sweeps(cfg):
         titles = [
@@ -214,8 +214,8 @@ def print_points(folder: Path, latex: bool) -> None:
     """
     stages.enter("loading libraries")
     # late: pandas takes seconds to load
-    from bild_lab.lab.results.groups import by_setting, setting_title
-    from bild_lab.lab.results.records import Sweep
+    from bild_lab.lab.store.groups import by_setting, setting_title
+    from bild_lab.lab.store.records import Sweep
     from bild_lab.report.headline import headline
     from bild_lab.report.page.html import fixed_knobs
     from bild_lab.report.provenance import notes
@@ -238,8 +238,8 @@ def log(cfg: DictConfig) -> None:
     Raises UserError for bad input, before anything is logged.
     """
     sweeps = given_sweeps(cfg)
-    from bild_lab.lab.decoding.load import build
-    from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.point.load import build
+    from bild_lab.lab.store.records import require_writable
 
     for sweep in sweeps:
         require_writable(sweep.folder)
@@ -264,7 +264,7 @@ def _placed(logger: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
 
 def log_sweep(sweep: Sweep, logger: Any) -> None:
     """Log every point, oldest first, and the sweep as a whole."""
-    from bild_lab.lab.results.inputs import stored_config
+    from bild_lab.lab.store.inputs import stored_config
 
     results = sweep.results()
     for number, result in enumerate(results, 1):
@@ -279,7 +279,7 @@ def log_sweep(sweep: Sweep, logger: Any) -> None:
 
 def trace(cfg: DictConfig) -> None:
     """Draw when the models ran in one example, by point."""
-    from bild_lab.lab.results.records import Sweep
+    from bild_lab.lab.store.records import Sweep
     from bild_lab.papers.timeline_figure import draw_trace, timelines_of
 
     if len(cfg.sweeps) != 1:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from bild_lab.lab.cli import refusing, run_application
-from bild_lab.lab.config import hydra_main, typed
+from bild_lab.lab.config.cli import refusing, run_application
+from bild_lab.lab.config.groups import hydra_main, typed
 
 
 @hydra_main("train_bita")

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError, require_number, require_whole
-from bild_lab.lab.cli import escape, output, refusing, run_application
-from bild_lab.lab.config import hydra_main, typed
+from bild_lab.lab.config.cli import escape, output, refusing, run_application
+from bild_lab.lab.config.groups import hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.training.modules.frozen import FrozenJob
@@ -50,8 +50,13 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     """The configuration as a job on the dataset's references, or on the model's own answers."""
     from bild_lab.lab.data.dataset_spec import REFERENCES, DatasetSpec, for_model
     from bild_lab.lab.data.examples import load_examples
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.training.modules.frozen import FrozenJob, frozen_model, own_answers, placement_of
+    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.training.modules.frozen import (
+        FrozenJob,
+        frozen_model,
+        own_answers,
+        placement_of,
+    )
     from bild_lab.training.modules.layer_heads import SELF, LayerHeadsSpec, reference_answers
     from bild_lab.training.reports import dataset_words, training_logger
 

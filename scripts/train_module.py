@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config import PairSpec, hydra_main, typed
+from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
+from bild_lab.lab.config.groups import PairSpec, hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train the module that the configuration names. Raises UserError for bad input."""
-    from bild_lab.lab.config import find_part  # late: torch takes seconds to load
+    from bild_lab.lab.config.groups import find_part  # late: torch takes seconds to load
     from bild_lab.training.modules.frozen import frozen_job, train_and_report
     from bild_lab.training.ngrams import NgramSpec
 
@@ -48,7 +48,7 @@ def train(cfg: DictConfig) -> None:
 
 def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
     """Count the references of a dataset in the target's tokens."""
-    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.lab.data.examples import load_examples
     from bild_lab.training.ngrams import estimate, reference_tokens
     from bild_lab.training.reports import dataset_words
@@ -83,10 +83,10 @@ def count_ngrams(cfg: DictConfig, spec: NgramSpec) -> None:
 
 def checked(cfg: DictConfig) -> tuple[PairSpec, Path, DatasetSpec]:
     """The pair, the folder of the result and the dataset."""
-    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
     from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.store.records import require_writable
 
     pair = typed(PairSpec, cfg.pair, "pair")
     dataset = for_model(

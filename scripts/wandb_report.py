@@ -12,8 +12,8 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError, require_flag
-from bild_lab.lab.cli import escape, output, refusing, run_application, words_as_list
-from bild_lab.lab.config import hydra_main
+from bild_lab.lab.config.cli import escape, output, refusing, run_application, words_as_list
+from bild_lab.lab.config.groups import hydra_main
 
 OUTPUTS = Path("outputs")
 
@@ -26,8 +26,8 @@ def report(cfg: DictConfig) -> None:
     """
     # imported late: torch and wandb take seconds
     from bild_lab.files import write_atomically
-    from bild_lab.lab.point import sweep_folder
-    from bild_lab.lab.results.records import require_writable
+    from bild_lab.lab.point.prepare import sweep_folder
+    from bild_lab.lab.store.records import require_writable
     from bild_lab.report.wandb.report import (
         connect,
         group_report,

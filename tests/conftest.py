@@ -33,12 +33,11 @@ LONG, STEP = 4, 3
 SAMPLED = (
     "tests/engine/",
     "tests/training/",
-    "tests/lab/analysis/",
-    "tests/lab/test_code.py::test_code_that_measures",
-    "tests/lab/decoding/test_load.py::test_every_policy",
-    "tests/lab/decoding/test_load.py::test_lossless",
+    "tests/lab/store/test_code.py::test_code_that_measures",
+    "tests/lab/point/test_load.py::test_every_policy",
+    "tests/lab/point/test_load.py::test_lossless",
 )
-CHEAP = "tests/engine/acceptance/"  # its tables are run whole
+CHEAP = "tests/engine/methods/speculative/"  # its tables are run whole
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -84,7 +83,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def fake_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Peers run a stand-in for their engines. Returns the cache of converted checkpoints."""
-    from tests.engine.peers.fake import run_fake_engines
+    from tests.benchmark.fake import run_fake_engines
 
     return run_fake_engines(tmp_path, monkeypatch)
 
@@ -97,7 +96,7 @@ def command(
 
     config: the name of the script's own configuration; None for one that reads its words itself.
     """
-    from bild_lab.lab.cli import run_application
+    from bild_lab.lab.config.cli import run_application
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")

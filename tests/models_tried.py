@@ -15,10 +15,11 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from bild_lab.engine.acceptance.exact_match import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
-from bild_lab.engine.models.admission import (
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.models.checkpoint.checkpoint import LoadedCheckpoint
+from bild_lab.engine.models.hf.admission import (
     BRANCHING,
     KEPT,
     ROLLED_BACK,
@@ -26,16 +27,15 @@ from bild_lab.engine.models.admission import (
     TOGETHER,
     WHOLE,
 )
-from bild_lab.engine.models.checkpoint import LoadedCheckpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.protocols import Drafter, Method
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_policy
-from bild_lab.lab.decoding.decoder import Decoder
-from bild_lab.lab.decoding.load import build_method
+from bild_lab.lab.config.groups import compose_policy
+from bild_lab.lab.point.decoder import Decoder
+from bild_lab.lab.point.load import build_method
 from tests.tiny_architectures import ALL, VOCABULARY, build, relative_of, word_tokenizer
 
 PROMPTS = ([5, 9, 12, 30, 7], [8, 8, 20, 11, 25, 8, 8, 20])

@@ -11,26 +11,26 @@ from omegaconf import DictConfig, OmegaConf
 from transformers import PreTrainedModel
 
 import bild_lab
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.lab.config import config_dir, flatten, policy_names
+from bild_lab.lab.config.groups import config_dir, flatten, policy_names
 from tests.checkpoints import tiny_checkpoints
-from tests.engine.drafters.tables import ngram_table
-from tests.engine.heads.tiny import files_of
+from tests.engine.methods.drafters.tables import ngram_table
+from tests.engine.methods.modules.tiny import files_of
 from tests.tiny import tiny_tokenizer
 
 FAMILIES = ("t5", "llama")
 WINDOWED = ("qwen3", "gemma3")  # families of which some layers see a window only
 DECODER_ONLY = {("bita", "t5"), ("medusa", "t5")}  # tests/adapters, tests/drafters
 LLAMA_CPP = ("llama_cpp", "llama_cpp_prompt_lookup", "llama_cpp_speculative")
-# need `make peers` (tests/engine/peers)
+# need `make peers` (tests/benchmark)
 EXTERNAL = ("ctranslate2", "openvino", "openvino_speculative", *LLAMA_CPP)
-REPLAYED = "answers"  # needs a file with an answer to every prompt (tests/engine/test_answers.py)
+REPLAYED = "answers"  # needs a file with an answer to every prompt (tests/engine/methods/test_replayed_answers.py)
 # they refuse to sample
 GREEDY_ONLY = {"bild_released", "synthetic", REPLAYED, *EXTERNAL}
 RUNNABLE = [
@@ -66,7 +66,7 @@ def is_lossless(policy: str, temperature: float = 0.0) -> bool:
 def is_peer(policy: str) -> bool:
     """It runs the modules of Transformers, whatever engine is chosen, or an engine of its own."""
     return str(parts(policy)["_target_"]).startswith(
-        ("bild_lab.engine.hf_generation.", "bild_lab.engine.peers.")
+        ("bild_lab.engine.methods.hf_generation.", "bild_lab.benchmark.")
     )
 
 

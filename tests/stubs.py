@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.module_layers import ModuleLayers
+from bild_lab.engine.models.hf.module_layers import ModuleLayers
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     ALONE,

@@ -21,20 +21,20 @@ from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 import bild_lab
-from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.drafters import NoDraft
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.cli import quote_free_text
-from bild_lab.lab.config import compose_config, policy_names, typed
+from bild_lab.lab.config.cli import quote_free_text
+from bild_lab.lab.config.groups import compose_config, policy_names, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.metrics.quality import score
-from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.screening.candidates import grid_of
+from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.paper_runs import application_of
+from bild_lab.screening.candidates import grid_of
 from tests.policies import DECODER_ONLY, EXTERNAL, GREEDY_ONLY, LLAMA_CPP, is_lossless
 from tests.report.sample import sample_sweep
 from tests.stubs import StubModel
@@ -49,7 +49,7 @@ PAGES = [
 # what paths in documents are relative to
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")
 # by who follows docs/adding.md
-TO_BE_WRITTEN = {"bild_lab/engine/drafters/repeat.py", "conf/policy/repeat.yaml"}
+TO_BE_WRITTEN = {"bild_lab/engine/methods/repeat.py", "conf/policy/repeat.yaml"}
 every_page = pytest.mark.parametrize(
     "page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix()
 )
@@ -349,7 +349,7 @@ def test_links_between_files_lead_somewhere(page: Path) -> None:
 @every_page
 def test_files_and_modules_that_the_documents_name_exist(page: Path) -> None:
     """Files as `lab/build.py` or `engine/draft.py::Draft`, folders from the root, modules as
-    `bild_lab.lab.config`.
+    `bild_lab.lab.config.groups`.
     """
     missing = []
     for code in code_in(page):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.precision import resolve_dtype
 from bild_lab.errors import UserError, did_you_mean, require_choice, suggestion
-from bild_lab.lab.config import compose_policy, picture_kinds
+from bild_lab.lab.config.groups import compose_policy, picture_kinds
 from bild_lab.lab.metrics.text_metrics import metric_named
 from bild_lab.papers.paper_runs import items_of
 

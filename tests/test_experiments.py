@@ -19,20 +19,20 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.engine.heads.layer_heads import LayerHeads
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.methods.early_exit.layer_heads import LayerHeads
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.lab.config import BASE, PairSpec, config_dir, typed
+from bild_lab.lab.config.groups import BASE, PairSpec, config_dir, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.point import cached_examples, prepare
+from bild_lab.lab.point.prepare import cached_examples, prepare
 from bild_lab.papers.figures import FIGURES, measured
 from bild_lab.papers.match_rates import match_rates
 from bild_lab.papers.paper_runs import size_of
 from bild_lab.papers.published import SCALES, load_published
-from tests.engine.drafters.tables import ngram_table
-from tests.engine.heads.tiny import files_of
+from tests.engine.methods.drafters.tables import ngram_table
+from tests.engine.methods.modules.tiny import files_of
 from tests.thinned import thinned
 from tests.tiny import tiny_llama
 

@@ -15,12 +15,12 @@ import torch
 
 import bild_lab
 import run
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import require_no_secrets
+from bild_lab.lab.config.cli import require_no_secrets
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.decoding.load import build
+from bild_lab.lab.point.load import build
 from tests.loopback_hub import contents, pickled
 
 TOKEN = "hf_AbCdEfGhIjKlMnOpQrStUvWxYz"

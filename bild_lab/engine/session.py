@@ -19,7 +19,7 @@ from bild_lab.engine.trace import Forward
 
 if TYPE_CHECKING:
     from bild_lab.engine.draft_vocabulary import DraftVocabulary
-    from bild_lab.engine.models.checkpoint import Checkpoint, Prompt
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
 
 
 @dataclass(frozen=True)

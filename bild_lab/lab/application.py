@@ -21,7 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import (
+from bild_lab.lab.config.cli import (
     INTERRUPTED,
     POINTS_KEPT,
     Refused,
@@ -31,7 +31,11 @@ from bild_lab.lab.cli import (
     run_application,
     stages,
 )
-from bild_lab.lab.config import compose_config, hydra_main, without_other_applications
+from bild_lab.lab.config.groups import (
+    compose_config,
+    hydra_main,
+    without_other_applications,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,9 +84,9 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
     Raises UserError for what the command would refuse, and RuntimeError if a point failed: the
     others are stored.
     """
-    from bild_lab.lab.hashing import reread_sources
-    from bild_lab.lab.point import cached_examples, sweep_folder
-    from bild_lab.lab.results.records import load_results
+    from bild_lab.lab.point.prepare import cached_examples, sweep_folder
+    from bild_lab.lab.store.hashing import reread_sources
+    from bild_lab.lab.store.records import load_results
     from bild_lab.lab.sweep import alternatives
 
     if isinstance(overrides, str) or not all(

@@ -32,8 +32,16 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import POINTS_KEPT, Stopped, console, escape, plain_message, refuse, stages
-from bild_lab.lab.config import (
+from bild_lab.lab.config.cli import (
+    POINTS_KEPT,
+    Stopped,
+    console,
+    escape,
+    plain_message,
+    refuse,
+    stages,
+)
+from bild_lab.lab.config.groups import (
     ReportSpec,
     changed_knobs,
     compose_config,
@@ -43,16 +51,16 @@ from bild_lab.lab.config import (
     typed,
     without_hydra,
 )
-from bild_lab.lab.decoding.decoder import METHOD
-from bild_lab.lab.decoding.load import build, decided, load_model, replays, runs_in_graphs
-from bild_lab.lab.formatting import knob_label, percent, short_name, times
-from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.point import Point, Specs, prepare, require_decoder, sweep_folder
-from bild_lab.lab.progress import PointProgress, Progress, record_command, roughly
-from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.runner import run_point
+from bild_lab.lab.measure.runner import run_point
+from bild_lab.lab.measure.score import requests_of
+from bild_lab.lab.point.decoder import METHOD
+from bild_lab.lab.point.load import build, decided, load_model, replays, runs_in_graphs
+from bild_lab.lab.point.prepare import Point, Specs, prepare, require_decoder, sweep_folder
+from bild_lab.lab.schema.formatting import knob_label, percent, short_name, times
 from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Result
-from bild_lab.lab.score import requests_of
+from bild_lab.lab.store.hashing import content_hash
+from bild_lab.lab.store.progress import PointProgress, Progress, record_command, roughly
+from bild_lab.lab.store.records import Sweep
 
 T = TypeVar("T")
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bild_lab.engine.ppd.pipeline import SHARED
-from bild_lab.engine.speculative_theory import expected_tokens
-from bild_lab.lab.analysis.statistics import best_at_loss
-from bild_lab.lab.formatting import short_name
-from bild_lab.lab.results.records import Sweep
+from bild_lab.engine.methods.ppd.pipeline import SHARED
+from bild_lab.engine.methods.speculative.theory import expected_tokens
+from bild_lab.lab.schema.formatting import short_name
 from bild_lab.lab.schema.numbers import Quality, Speedup
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import best_at_loss
+from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.match_rates import TOTAL, Rate
 from bild_lab.papers.published import Cell, Key
 

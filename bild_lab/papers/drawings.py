@@ -16,14 +16,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bild_lab.lab.analysis.statistics import pareto_front
-from bild_lab.lab.formatting import MINUS
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.formatting import MINUS
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import pareto_front
 from bild_lab.papers.cells import RowOf, baseline_quality, curves, replaced, tokens_per_call
 from bild_lab.papers.published import Comparison, Line, Published
 from bild_lab.papers.theory import add_expected_tokens
-from bild_lab.report.style import COLUMN, HAIRLINE, INK, MUTED, Mark, add_panel, marks, paper_figure
+from bild_lab.report.style import (
+    COLUMN,
+    HAIRLINE,
+    INK,
+    MUTED,
+    Mark,
+    add_panel,
+    marks,
+    paper_figure,
+)
 
 SAME_QUALITY = 0.05  # texts of one model that differ by ties move its quality less
 _PANEL = (4.6, 3.6)  # inches

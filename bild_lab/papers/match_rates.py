@@ -23,39 +23,39 @@ from matplotlib.lines import Line2D
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.batch import Batch
-from bild_lab.engine.batched import quiet_batch
+from bild_lab.engine.batch_decoding import quiet_batch
+from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import NoDraft
-from bild_lab.engine.heads.layer_heads import (
+from bild_lab.engine.methods.early_exit.layer_heads import (
     LayerHeads,
     LayerHeadsConfig,
     require_heads_of,
     require_layers,
 )
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.methods.ppd.pipeline import SHARED
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.gguf_file import recognized
+from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.gguf_file import recognized
-from bild_lab.engine.models.precision import resolve_dtype
-from bild_lab.engine.ppd.pipeline import SHARED
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, Rows, Session, Want
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.cli import escape, output, progress
-from bild_lab.lab.config import stop_strings, typed
+from bild_lab.lab.config.cli import escape, output, progress
+from bild_lab.lab.config.groups import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
-from bild_lab.lab.decoding.decoder import Decoder
-from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.formatting import short_name
-from bild_lab.lab.hashing import data_hash, file_hash
-from bild_lab.lab.measure.environment import environment
 from bild_lab.lab.metrics.measures import interval, resampled_sums
-from bild_lab.lab.point import sweep_folder
-from bild_lab.lab.results.records import require_writable
+from bild_lab.lab.point.decoder import Decoder
+from bild_lab.lab.point.environment import environment
+from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.prepare import sweep_folder
+from bild_lab.lab.schema.formatting import short_name
+from bild_lab.lab.store.hashing import data_hash, file_hash
+from bild_lab.lab.store.records import require_writable
 from bild_lab.report.style import MUTED, add_panel, marks, paper_figure, write_csv
 from bild_lab.training.folder import require_same_settings, write_json, writing
 

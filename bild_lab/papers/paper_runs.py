@@ -17,9 +17,14 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import require_choice
-from bild_lab.lab.config import BASE, config_dir, in_our_application, without_other_applications
-from bild_lab.lab.screening.candidates import read_lists
+from bild_lab.lab.config.groups import (
+    BASE,
+    config_dir,
+    in_our_application,
+    without_other_applications,
+)
 from bild_lab.papers.published import load_published, published_names
+from bild_lab.screening.candidates import read_lists
 
 HUB = Path(__file__).parent / "hub.yaml"
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8, "auto": 4}  # of auto the most
@@ -300,7 +305,7 @@ class Size(NamedTuple):
 def size_of(model: str) -> Size:
     from transformers import AutoConfig  # late: it takes a second to load
 
-    from bild_lab.lab.analysis.cost import dimensions
+    from bild_lab.lab.measure.cost import dimensions
 
     card = hub()["models"][model]
     if card["outline"] is None:

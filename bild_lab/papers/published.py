@@ -13,7 +13,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from bild_lab.errors import require_choice
-from bild_lab.lab.formatting import MISSING, interval, number
+from bild_lab.lab.schema.formatting import MISSING, interval, number
 
 FOLDER = Path(__file__).parent / "published"
 SCALES = ("paper", "small")

@@ -17,8 +17,12 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bild_lab.engine.ppd.theory import compute_per_time_unit, compute_per_token, latency_per_token
-from bild_lab.engine.speculative_theory import (
+from bild_lab.engine.methods.ppd.theory import (
+    compute_per_time_unit,
+    compute_per_token,
+    latency_per_token,
+)
+from bild_lab.engine.methods.speculative.theory import (
     expected_tokens,
     operations_increase,
     optimal_window,

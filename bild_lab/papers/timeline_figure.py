@@ -16,11 +16,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from bild_lab.errors import UserError
-from bild_lab.lab.formatting import knob_label, number
-from bild_lab.lab.results.groups import Group, by_setting, setting_title
-from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.formatting import knob_label, number
 from bild_lab.lab.schema.result import Result, Setting
+from bild_lab.lab.store.groups import Group, by_setting, setting_title
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.style import MUTED, STAGE_COLOURS, add_panel, paper_figure
 
 MOST_LANES = 6

@@ -15,18 +15,18 @@ from pathlib import Path
 
 import numpy as np
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest, write_atomically
-from bild_lab.lab.analysis.statistics import paired_speedup
-from bild_lab.lab.config import config_dir
-from bild_lab.lab.formatting import duration
-from bild_lab.lab.progress import COMMANDS, read_commands
-from bild_lab.lab.results.groups import by_setting, data_title, setting_title
-from bild_lab.lab.results.inputs import stored_config
-from bild_lab.lab.results.records import RESULT, Sweep, write_table
+from bild_lab.lab.config.groups import config_dir
 from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.formatting import duration
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import paired_speedup
+from bild_lab.lab.store.groups import by_setting, data_title, setting_title
+from bild_lab.lab.store.inputs import stored_config
+from bild_lab.lab.store.progress import COMMANDS, read_commands
+from bild_lab.lab.store.records import RESULT, Sweep, write_table
 from bild_lab.report.headline import answers, headline
 from bild_lab.report.page.base import page_environment
 from bild_lab.report.page.grid import screened_points

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, SIGNIFICANT, Compared, ComparedQuality
-from bild_lab.lab.formatting import (
+from bild_lab.lab.schema.formatting import (
     MISSING,
     counted,
     interval,
@@ -24,12 +23,19 @@ from bild_lab.lab.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.results.groups import telling_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
 from bild_lab.report.page.tables import TableCell, plain_table
+from bild_lab.report.paired_comparison import (
+    NOT_COMPARED,
+    SAME,
+    SIGNIFICANT,
+    Compared,
+    ComparedQuality,
+)
 from bild_lab.report.provenance import unreliable
 from bild_lab.report.terminal import WIDTH, latex_table
 

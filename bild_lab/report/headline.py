@@ -7,16 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import exp, log
 
-from bild_lab.lab.analysis.prediction import Reasons, reasons
-from bild_lab.lab.analysis.statistics import (
-    ENOUGH_DIFFERENT,
-    ENOUGH_EXAMPLES,
-    TOLERANCE,
-    best_at_loss,
-    for_choice,
-    mean_of_few,
-)
-from bild_lab.lab.formatting import (
+from bild_lab.lab.measure.prediction import Reasons, reasons
+from bild_lab.lab.schema.formatting import (
     counted,
     duration,
     interval,
@@ -27,14 +19,22 @@ from bild_lab.lab.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.results.groups import (
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import (
+    ENOUGH_DIFFERENT,
+    ENOUGH_EXAMPLES,
+    TOLERANCE,
+    best_at_loss,
+    for_choice,
+    mean_of_few,
+)
+from bild_lab.lab.store.groups import (
     Group,
     by_setting,
     differing_in,
     differing_keys,
     telling_knobs,
 )
-from bild_lab.lab.schema.result import Result
 from bild_lab.report.page.grid import Screened
 from bild_lab.report.provenance import disturbance, unreliable
 

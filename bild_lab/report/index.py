@@ -14,15 +14,15 @@ from urllib.parse import quote
 
 import pandas as pd
 
-from bild_lab.engine.models.ranks import launched
 from bild_lab.files import write_atomically
-from bild_lab.lab.analysis.statistics import ENOUGH_EXAMPLES
-from bild_lab.lab.cli import console, escape
-from bild_lab.lab.config import changed_knobs
-from bild_lab.lab.formatting import MISSING, interval, knob_value, number, times
-from bild_lab.lab.progress import read_commands
-from bild_lab.lab.results.groups import data_title, pair_title
+from bild_lab.lab.config.cli import console, escape
+from bild_lab.lab.config.groups import changed_knobs
+from bild_lab.lab.schema.formatting import MISSING, interval, knob_value, number, times
 from bild_lab.lab.schema.result import BUSY_PERCENT, Setting
+from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
+from bild_lab.lab.store.groups import data_title, pair_title
+from bild_lab.lab.store.progress import read_commands
+from bild_lab.ranks import launched
 
 PAGE = "index.html"
 _TOO_FEW = "too few examples"

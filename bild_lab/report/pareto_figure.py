@@ -23,10 +23,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import PICTURE_KINDS
-from bild_lab.lab.formatting import MINUS, TIMES, short_name
-from bild_lab.lab.results.groups import FEW, Group, by_setting, setting_title
+from bild_lab.lab.config.groups import PICTURE_KINDS
+from bild_lab.lab.schema.formatting import MINUS, TIMES, short_name
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import FEW, Group, by_setting, setting_title
 from bild_lab.report.headline import front_in_words, sizes
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import (

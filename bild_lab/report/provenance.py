@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bild_lab.lab.formatting import MISSING, counted, number, percent
+from bild_lab.lab.schema.formatting import MISSING, counted, number, percent
 from bild_lab.lab.schema.result import Result
 
 # what can differ between two sources of points

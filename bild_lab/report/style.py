@@ -23,9 +23,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.formatting import counted, number, times
-from bild_lab.lab.results.groups import FEW, LOW, Group
+from bild_lab.lab.schema.formatting import counted, number, times
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import FEW, LOW, Group
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#B97F00", "#9A6BE0")
 MARKERS = (  # of matplotlib and of plotly

@@ -9,9 +9,9 @@ from functools import partial
 
 from hydra.experimental.callback import Callback
 
-from bild_lab.lab.cli import console, escape, output, stages
-from bild_lab.lab.config import PICTURE_KINDS
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.config.cli import console, escape, output, stages
+from bild_lab.lab.config.groups import PICTURE_KINDS
+from bild_lab.lab.store.records import Sweep
 
 
 def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
@@ -20,8 +20,8 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     figures: the kinds of the figure's files.
     """
     # drawing libraries take seconds to import: bad input is refused before that
-    from bild_lab.lab.results.groups import by_setting
-    from bild_lab.lab.results.records import write_table
+    from bild_lab.lab.store.groups import by_setting
+    from bild_lab.lab.store.records import write_table
     from bild_lab.report.headline import headline, leading, reason_lines
     from bild_lab.report.index import update_index
     from bild_lab.report.page.grid import SCREENED

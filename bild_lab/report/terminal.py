@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from bild_lab.lab.formatting import (
+from bild_lab.lab.schema.formatting import (
     MISSING,
     TIMES,
     interval,
@@ -21,9 +21,9 @@ from bild_lab.lab.formatting import (
     short_name,
     signed,
 )
-from bild_lab.lab.results.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
+from bild_lab.lab.store.groups import Group, by_setting, differing_keys, telling_knobs
 from bild_lab.report.page.tables import CATEGORY, TableCell, categories_of, points_table
 from bild_lab.report.page.tables import Table as PageTable
 from bild_lab.report.provenance import disturbance, unreliable

@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image
 
 from bild_lab.errors import UserError
-from bild_lab.lab.results.groups import by_setting
-from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import by_setting
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.wandb.logger import SWEEP, flat_metrics
 
 

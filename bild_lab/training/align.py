@@ -12,16 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from bild_lab.engine.drafters.ngram import vocabulary_hash
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.methods.lookup.ngram import vocabulary_hash
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.examples import Example
+from bild_lab.ranks import launched
 from bild_lab.training.answers import END, Answer, Calibration
 from bild_lab.training.batches import Collator, TokenizedExample, spread_evenly
-from bild_lab.training.distillation import Teaching, answer_log_probs, decoder_start, pieces_of, tv
+from bild_lab.training.distillation import (
+    Teaching,
+    answer_log_probs,
+    decoder_start,
+    pieces_of,
+    tv,
+)
 from bild_lab.training.finetune import FinetuningJob, finetune
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import Recipe

@@ -14,20 +14,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.batch import Batch
-from bild_lab.engine.batched import decode_batch, quiet_batch
+from bild_lab.engine.batch_decoding import decode_batch, quiet_batch
+from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import NoDraft
-from bild_lab.engine.hf_generation import HuggingFaceGenerate
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.methods.hf_generation import HuggingFaceGenerate
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.hashing import content_hash
+from bild_lab.lab.store.hashing import content_hash
 
 MANIFEST = "manifest.json"
 END, STOP, LENGTH = "end", "stop", "length"

@@ -15,11 +15,11 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 
-from bild_lab.engine.models.pieces import begin_of_text
-from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.models.checkpoint.pieces import begin_of_text
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.prompts import cut_sources
+from bild_lab.ranks import launched
 
 IGNORED = -100  # a label without a loss
 _CHUNK = 1000  # texts tokenized at once

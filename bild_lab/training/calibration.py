@@ -16,10 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bild_lab.engine.drafters.ngram import vocabulary_hash
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.methods.lookup.ngram import vocabulary_hash
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import within_memory
-from bild_lab.engine.models.ranks import launched
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.errors import UserError, require_whole
@@ -27,8 +26,9 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.measure.environment import environment
+from bild_lab.lab.point.environment import environment
+from bild_lab.lab.store.hashing import content_hash
+from bild_lab.ranks import launched
 from bild_lab.training.answers import (
     END,
     LENGTH,

@@ -19,19 +19,26 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.engine.acceptance import Rollback, SpeculativeSampling
-from bild_lab.engine.batch import Batch
-from bild_lab.engine.batched import decode_batch, quiet_batch
+from bild_lab.engine.batch_decoding import decode_batch, quiet_batch
+from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import ModelDrafter
-from bild_lab.engine.models.checkpoint import Checkpoint, LoadedCheckpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.methods.bild import Rollback
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, LoadedCheckpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling, require_temperature
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
-from bild_lab.errors import UserError, require_choice, require_finite, require_number, require_whole
+from bild_lab.errors import (
+    UserError,
+    require_choice,
+    require_finite,
+    require_number,
+    require_whole,
+)
 from bild_lab.training.batches import IGNORED, Collator, TokenizedExample
 
 Probs = Float[Tensor, "n vocab"]

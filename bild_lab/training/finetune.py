@@ -23,17 +23,17 @@ from transformers import (
     TrainingArguments,
 )
 
-from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
-from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import stages
+from bild_lab.lab.config.cli import stages
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.hashing import data_hash
 from bild_lab.lab.metrics.quality import first_call, score
 from bild_lab.lab.metrics.text_metrics import TRIED, metric_named
 from bild_lab.lab.metrics.writing import BY_SCRIPT, Writing
-from bild_lab.lab.results.records import require_writable
+from bild_lab.lab.store.hashing import data_hash
+from bild_lab.lab.store.records import require_writable
+from bild_lab.ranks import launched
 from bild_lab.training.batches import (
     IGNORED,
     BatchOrder,

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config import flatten
+from bild_lab.lab.config.groups import flatten
 from bild_lab.lab.schema.columns import to_json
+from bild_lab.ranks import launched
 
 METRICS = "metrics.json"
 _PREFIX = "checkpoint-"  # and the step, as the Trainer names them

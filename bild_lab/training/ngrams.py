@@ -12,9 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from bild_lab.engine.draft import common_prefix
-from bild_lab.engine.drafters.ngram import Counts, NGramTable, require_order, vocabulary_hash
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.pieces import begin_of_text
+from bild_lab.engine.methods.lookup.ngram import (
+    Counts,
+    NGramTable,
+    require_order,
+    vocabulary_hash,
+)
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.pieces import begin_of_text
 from bild_lab.errors import UserError
 from bild_lab.lab.data.examples import Example
 

@@ -12,9 +12,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from transformers import TrainerCallback
 
-from bild_lab.engine.models.ranks import launched
-from bild_lab.lab.cli import Bar, console, escape, progress
-from bild_lab.lab.decoding.load import build
+from bild_lab.lab.config.cli import Bar, console, escape, progress
+from bild_lab.lab.point.load import build
+from bild_lab.ranks import launched
 
 
 class TerminalLog(TrainerCallback):

@@ -20,14 +20,14 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import TrainerState
 from transformers.utils import logging
 
+from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.device import within_memory
-from bild_lab.engine.models.hub import no_progress_bars
-from bild_lab.engine.models.ranks import launched
 from bild_lab.errors import UserError
 from bild_lab.files import holding
-from bild_lab.lab.cli import progress, stages
-from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.measure.environment import environment
+from bild_lab.lab.config.cli import progress, stages
+from bild_lab.lab.point.environment import environment
+from bild_lab.lab.store.hashing import content_hash
+from bild_lab.ranks import launched
 from bild_lab.report.wandb.logger import TRAINING
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import Recipe

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save
 
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
-from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.files import write_atomically
+from bild_lab.ranks import launched
 from bild_lab.training.batches import Collator, SoftTargets, TokenizedExample
 from bild_lab.training.distillation import answer_log_probs, decoder_start, pieces_of
 from bild_lab.training.folder import writing

@@ -16,8 +16,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.optimization import Adafactor
 from transformers.trainer_callback import PrinterCallback
 
-from bild_lab.engine.models.ranks import LONGEST_WAIT, launched
 from bild_lab.errors import UserError
+from bild_lab.ranks import LONGEST_WAIT, launched
 from bild_lab.training.distillation import Distillation
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.recipe import SCHEDULES, Recipe

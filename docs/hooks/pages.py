@@ -20,8 +20,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
-from bild_lab.lab.glossary import TERMS
 from bild_lab.lab.schema.columns import TIMES
+from bild_lab.lab.schema.glossary import TERMS
 from bild_lab.lab.schema.result import TABLE
 from docs.hooks import keys
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.lab.config import (
+from bild_lab.lab.config.groups import (
     DecodingSpec,
     MeasureSpec,
     PairSpec,
@@ -23,7 +23,7 @@ from bild_lab.lab.config import (
     policy_names,
 )
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.screening.screen import ScreenSpec
+from bild_lab.screening.screen import ScreenSpec
 from bild_lab.training.recipe import Recipe
 from docs.hooks import keys
 

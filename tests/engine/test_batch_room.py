@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bild_lab.engine import batched as batch_room
-from bild_lab.engine.batched import (
+from bild_lab.engine import batch_decoding as batch_room
+from bild_lab.engine.batch_decoding import (
     QUIET_BATCH,
     bytes_of_text,
     quiet_batch,

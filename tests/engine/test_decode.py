@@ -12,17 +12,18 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.engine.acceptance import (
-    ExactMatch,
-    Overlap,
-    RejectionSampling,
-    ReleasedRollback,
-    Rollback,
-)
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Tree, Verdict
-from bild_lab.engine.drafters import ModelDrafter, NoDraft, TargetFirstWindow
-from bild_lab.engine.drafters.model import released_confidence
+from bild_lab.engine.methods.bild import ReleasedRollback, Rollback
+from bild_lab.engine.methods.speculative.draft_model import (
+    ModelDrafter,
+    TargetFirstWindow,
+    released_confidence,
+)
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.speculative.rejection_sampling import RejectionSampling
+from bild_lab.engine.methods.speculative.sampling import Overlap
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling

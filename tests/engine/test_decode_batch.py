@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from bild_lab.engine.batch import Batch, Wanted
-from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.batch_decoding import decode_batch
+from bild_lab.engine.batch_scheduler import Batch, Wanted
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.runner import warm_up
+from bild_lab.lab.measure.runner import warm_up
 
 
 def requests(*numbers: int) -> list[Request]:

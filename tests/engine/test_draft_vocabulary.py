@@ -11,21 +11,21 @@ from itertools import product
 import pytest
 import torch
 
-from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter, NoDraft
-from bild_lab.engine.drafters.model import draft_chain
-from bild_lab.engine.drafters.model_tree import grow
-from bild_lab.engine.models.views import EarlyExit, NarrowModel, NarrowSession
-from bild_lab.engine.record import RecordedModel
+from bild_lab.engine.methods.early_exit.views import EarlyExit, NarrowModel, NarrowSession
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter, draft_chain
+from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Chain, DraftedChain, Growth, LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.certificate import DEFECT, DRAWS, EXACT, OUTPUT, certify_sampled
-from tests.engine.drafters.chances import by_context, require_targets_distribution
+from bild_lab.screening.recorded_model import RecordedModel
+from tests.engine.methods.drafters.chances import by_context, require_targets_distribution
 from tests.engine.models.test_quantized import CASES
 from tests.engine.vocabularies.foreign import foreign
 from tests.policies import in_memory

@@ -7,11 +7,10 @@ import math
 import pytest
 import torch
 
-from bild_lab.engine.acceptance import Rollback
-from bild_lab.engine.acceptance.speculative_sampling import residual
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters import ModelDrafter
-from bild_lab.engine.drafters.model import require_confidence
+from bild_lab.engine.methods.bild import Rollback
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter, require_confidence
+from bild_lab.engine.methods.speculative.sampling import residual
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import COOLEST, HOTTEST, Sampling, pick
 from bild_lab.errors import UserError

@@ -16,25 +16,25 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.batch import Batch
-from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.batch_decoding import decode_batch
+from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.drafters import ModelDrafter
-from bild_lab.engine.hf_generation import (
+from bild_lab.engine.methods.hf_generation import (
     HuggingFaceAssisted,
     HuggingFaceGenerate,
     HuggingFacePromptLookup,
 )
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings, before_stop
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.load import build_method, load_model
+from bild_lab.lab.point.load import build_method, load_model
 from tests.policies import shipped
 from tests.tiny import START, VOCABULARY, WORDS, tiny_tokenizer
 

@@ -13,15 +13,15 @@ from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
-import bild_lab.lab.measure.environment
-import bild_lab.lab.results.records
-import bild_lab.lab.runner
+import bild_lab.lab.measure.runner
+import bild_lab.lab.point.environment
+import bild_lab.lab.store.records
 import bild_lab.lab.sweep
 import bild_lab.report.page.html
 import bild_lab.report.pareto_figure
 import run
 import tests.tiny  # noqa: F401  (with the models' classes, which Transformers imports late)
-from bild_lab.lab.cli import run_application
+from bild_lab.lab.config.cli import run_application
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class FillDisk:
     nth: int = 1
 
     def __call__(self) -> None:
-        original, seen = bild_lab.lab.runner.time_methods, [0]
+        original, seen = bild_lab.lab.measure.runner.time_methods, [0]
 
         def timed(*arguments: Any) -> Any:
             result = original(*arguments)
@@ -116,7 +116,7 @@ class FillDisk:
                 fill(self.filler)
             return result
 
-        bild_lab.lab.runner.time_methods = timed
+        bild_lab.lab.measure.runner.time_methods = timed
 
 
 def fill(file: Path) -> None:
@@ -144,8 +144,8 @@ class ClockSetTo:
             def now(cls, zone: tzinfo | None = None) -> datetime:
                 return datetime.now(zone) + shift
 
-        bild_lab.lab.results.records.datetime = Shifted
-        bild_lab.lab.measure.environment.datetime = Shifted
+        bild_lab.lab.store.records.datetime = Shifted
+        bild_lab.lab.point.environment.datetime = Shifted
         time.time = lambda: real() + shift.total_seconds()
 
 

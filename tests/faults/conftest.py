@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.store.records import Sweep
 from tests.checkpoints import POINT_FILES
 from tests.faults import child
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from bild_lab.lab.results.groups import by_setting
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.store.groups import by_setting
+from bild_lab.lab.store.records import Sweep
 from scripts import sweeps as script
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result
 

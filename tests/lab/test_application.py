@@ -11,9 +11,9 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab import runner
-from bild_lab.lab.progress import read_commands
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.measure import runner
+from bild_lab.lab.store.progress import read_commands
+from bild_lab.lab.store.records import Sweep
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.cli import (
+from bild_lab.lab.config.cli import (
     BAD_INPUT,
     INTERRUPTED,
     POINTS_KEPT,
@@ -19,7 +19,7 @@ from bild_lab.lab.cli import (
     run_application,
     tolerate_streams,
 )
-from bild_lab.lab.config import config_dir
+from bild_lab.lab.config.groups import config_dir
 
 
 @pytest.mark.parametrize("command", ["bench", "screen", "match_rates", "generate_calibration"])

@@ -10,12 +10,12 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.lab.cli import words_as_list
-from bild_lab.lab.config import compose_config
+from bild_lab.lab.config.cli import words_as_list
+from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.hashing import data_hash
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.store.hashing import data_hash
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.style import COLOURS
 from scripts import compare
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.published import load_published
 from tests.report.sample import sample_drafted, sample_example, sample_result
 

@@ -15,16 +15,16 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.lab.config import BASE, config_dir, typed
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.lab.config.groups import BASE, config_dir, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example, conversation
 from bild_lab.lab.data.turns import with_answers
-from bild_lab.lab.point import cached_examples, prepare
-from bild_lab.lab.score import requests_of
+from bild_lab.lab.measure.score import requests_of
+from bild_lab.lab.point.prepare import cached_examples, prepare
 from bild_lab.papers.steps import _recipes
 from bild_lab.training.recipe import Recipe
-from tests.engine.heads.tiny import files_of
+from tests.engine.methods.modules.tiny import files_of
 from tests.test_experiments import BITA, ROW, commands, composed, swept
 from tests.thinned import thinned
 from tests.tiny import tiny_llama

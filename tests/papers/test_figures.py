@@ -16,8 +16,8 @@ from PIL import Image
 
 import scripts.figures
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import run_application
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.config.cli import run_application
+from bild_lab.lab.store.records import Sweep
 from bild_lab.papers import steps
 from bild_lab.papers.drawings import written
 from bild_lab.papers.figures import FIGURES, draw_figure

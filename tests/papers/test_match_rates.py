@@ -20,14 +20,14 @@ from PIL import Image
 from transformers import PreTrainedModel
 
 import scripts.match_rates
-from bild_lab.engine.heads.layer_heads import LayerHeads
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.methods.early_exit.layer_heads import LayerHeads
+from bild_lab.engine.methods.ppd.pipeline import PredictivePipeline
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.engine.ppd.pipeline import PredictivePipeline
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.analysis.prediction import pipeline_log
+from bild_lab.lab.measure.prediction import pipeline_log
 from bild_lab.lab.metrics.measures import interval, times_drawn
 from bild_lab.papers.match_rates import (
     TOTAL,

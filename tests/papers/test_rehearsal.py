@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.hashing import data_hash
+from bild_lab.lab.store.hashing import data_hash
 from tests.loopback_hub import REPOSITORY, loopback_hub
 from tests.papers.rehearsal_hub import ROWS, TABLES, checkpoints, datasets
 
@@ -40,8 +40,8 @@ FORKING = """
 import os, runpy, sys, traceback
 from types import SimpleNamespace
 import datasets, torch, transformers
-import bild_lab.lab.runner, bild_lab.report.sweep, bild_lab.training.trainer
-from bild_lab.lab.cli import run_application
+import bild_lab.lab.measure.runner, bild_lab.report.sweep, bild_lab.training.trainer
+from bild_lab.lab.config.cli import run_application
 from bild_lab.papers import figures, steps
 from scripts import paper_run
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from bild_lab.engine.speculative_theory import (
+from bild_lab.engine.methods.speculative.theory import (
     expected_tokens,
     operations_increase,
     optimal_window,

@@ -13,13 +13,18 @@ from PIL import Image
 
 import run
 from bild_lab.errors import UserError
-from bild_lab.lab.results.groups import by_setting
-from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import by_setting
+from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.timeline_figure import Lane, selected, timelines_of
 from scripts import sweeps
-from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_sweep
+from tests.report.sample import (
+    sample_baseline,
+    sample_drafted,
+    sample_example,
+    sample_sweep,
+)
 
 # drafted tokens, how many are accepted, calls of the drafter
 Rounds = list[tuple[list[int], int, int]]

@@ -11,10 +11,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.drafters import ModelDrafter, NoDraft
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.models.native import attention, layers
 from bild_lab.engine.models.native.attention import KeyValueCache
 from bild_lab.engine.request import Limits, Request

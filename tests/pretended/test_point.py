@@ -10,13 +10,13 @@ import torch
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab import point as points
-from bild_lab.lab.config import compose_config
-from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.point import prepare
-from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.runner import run_point
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.measure.runner import run_point
+from bild_lab.lab.point import prepare as points
+from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.store.records import Sweep
 from tests.pretended import pretended_gpu
 
 PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20"]

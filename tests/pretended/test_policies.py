@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bild_lab.engine.batch import Batch
-from bild_lab.engine.batched import decode_batch
+from bild_lab.engine.batch_decoding import decode_batch
+from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.protocols import Method, Prepares
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.sampling import Sampling

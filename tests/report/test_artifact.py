@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest
-from bild_lab.lab.analysis.statistics import paired_speedup
-from bild_lab.lab.progress import record_command
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.schema.statistics import paired_speedup
+from bild_lab.lab.store.progress import record_command
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.artifact import faults, write_artifact
 from scripts import artifact as script
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result, with_speedup

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bild_lab.lab.analysis.paired import Compared, ComparedQuality, Pair
 from bild_lab.lab.metrics.quality import Difference
 from bild_lab.report.comparison import (
     comparison_frame,
@@ -15,6 +14,7 @@ from bild_lab.report.comparison import (
     notes,
     write_comparison,
 )
+from bild_lab.report.paired_comparison import Compared, ComparedQuality, Pair
 from tests.report.sample import ENVIRONMENT, sample_result
 
 

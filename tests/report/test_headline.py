@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bild_lab.lab.analysis.statistics import for_choice
-from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import for_choice
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import headline, reason_lines, sentences
 from tests.report.sample import (
     ENVIRONMENT,

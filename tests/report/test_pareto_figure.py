@@ -16,7 +16,7 @@ from matplotlib.transforms import Bbox
 from PIL import Image
 
 from bild_lab.errors import UserError
-from bild_lab.lab.results.groups import by_setting
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.report import pareto_figure
 from bild_lab.report.pareto_figure import draw_pareto, free_place
 from bild_lab.report.style import front_corners, log_ticks, speedup_ticks

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import answers
 from bild_lab.report.page.grid import Screened
 from tests.report.sample import sample_baseline, sample_result, with_quality

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import ReportSpec, compose_config, typed
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.config.groups import ReportSpec, compose_config, typed
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.sweep import live_report, report_sweep
 from tests.report.sample import sample_example, sample_failure, sample_result
 from tests.thinned import thinned

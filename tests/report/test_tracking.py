@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config
-from bild_lab.lab.decoding.load import build
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.point.load import build
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report import tracking
 from bild_lab.training.reports import LogToRun, training_logger
 from tests.report.sample import sample_result

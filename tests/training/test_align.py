@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.decoding.load import load_model
+from bild_lab.lab.point.load import load_model
 from bild_lab.training.align import agreement, require_fits, split_answers
 from bild_lab.training.answers import Answer, Calibration, read_calibration
 from bild_lab.training.calibration import CalibrationJob, generate_calibration

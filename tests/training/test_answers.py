@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from bild_lab.engine import batched
-from bild_lab.engine.batch import Batch
+from bild_lab.engine import batch_decoding as batched
+from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.lab.decoding.load import load, load_model
+from bild_lab.lab.point.load import load, load_model
 from bild_lab.training import answers
 from bild_lab.training.answers import (
     END,

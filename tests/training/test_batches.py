@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.batches import (
     BatchOrder,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import distillation
 from bild_lab.training.batches import Collator, TokenizedExample

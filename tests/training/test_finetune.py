@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel, TrainerCallback
 
 import bild_lab
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training import finetune as finetuning
 from bild_lab.training import run as runs

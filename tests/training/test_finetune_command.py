@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import bild_lab
-from bild_lab.lab.config import compose_config, config_dir, typed
+from bild_lab.lab.config.groups import compose_config, config_dir, typed
 from bild_lab.training.recipe import Recipe
 from scripts import finetune
 from tests.thinned import thinned

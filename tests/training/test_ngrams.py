@@ -14,8 +14,8 @@ from tokenizers import processors
 from transformers import AutoTokenizer
 
 import run
-from bild_lab.engine.drafters.ngram import read_table
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.methods.lookup.ngram import read_table
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.ngrams import reference_tokens
 from scripts import train_module

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError
 from bild_lab.training.batches import Collator, TokenizedExample
 from bild_lab.training.finetune import finetune

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 
 
 def head_bias(

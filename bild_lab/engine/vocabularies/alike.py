@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.processed_session import SessionOver, processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (

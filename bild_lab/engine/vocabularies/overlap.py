@@ -11,7 +11,7 @@ from functools import cached_property, lru_cache
 
 import torch
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 

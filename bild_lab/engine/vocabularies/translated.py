@@ -8,7 +8,12 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.models.checkpoint import Checkpoint, alike, same_vocabulary, without_row
+from bild_lab.engine.models.checkpoint.checkpoint import (
+    Checkpoint,
+    alike,
+    same_vocabulary,
+    without_row,
+)
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, LoadedModel, Opening, Session

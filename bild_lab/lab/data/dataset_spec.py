@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.engine.models.chat import ChatSettings, chat_text
+from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.formats import plain_stem, suffix_of
 from bild_lab.lab.data.rows import SPLIT_WORDS, canonical_split, split_of
@@ -19,7 +19,7 @@ from bild_lab.lab.metrics.text_metrics import METRIC_NAMES, metric_named, needs_
 from bild_lab.lab.metrics.writing import Writing, require_language, require_tokenizer
 
 if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint import Checkpoint
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 
 SHOT = "{source}\n{reference}\n\n"
 REFERENCES = "references"

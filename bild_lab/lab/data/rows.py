@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
-from bild_lab.engine.models.hub import hub_problem, offline_hub, require_hub
+from bild_lab.engine.models.checkpoint.hub import hub_problem, offline_hub, require_hub
 from bild_lab.errors import UserError
 from bild_lab.files import pin_of
 from bild_lab.lab.data.formats import SUFFIXES, Row, labels, read_rows, suffix_of

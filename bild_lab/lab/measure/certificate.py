@@ -11,11 +11,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.acceptance.speculative_sampling import as_wide_as, drafter_probs
-from bild_lab.engine.acceptance.trees import judged_nodes
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.models.admission import tolerance
+from bild_lab.engine.methods.speculative.sampling import (
+    as_wide_as,
+    drafter_probs,
+)
+from bild_lab.engine.methods.speculative.tree_acceptance import judged_nodes
+from bild_lab.engine.models.hf.admission import tolerance
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise

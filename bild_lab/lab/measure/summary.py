@@ -19,8 +19,22 @@ from bild_lab.engine.request import Request, Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.analysis.cost import knows, total
-from bild_lab.lab.analysis.statistics import (
+from bild_lab.lab.data.examples import Example
+from bild_lab.lab.measure.cost import knows, total
+from bild_lab.lab.measure.recorder import first_difference
+from bild_lab.lab.metrics.measures import interval, resampled_sums
+from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
+from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
+from bild_lab.lab.point.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.schema.numbers import (
+    Category,
+    Change,
+    Counts,
+    DecodingCosts,
+    Quality,
+    Speedup,
+)
+from bild_lab.lab.schema.statistics import (
     acceptance_by_position,
     acceptance_rate,
     clock_noise,
@@ -29,13 +43,6 @@ from bild_lab.lab.analysis.statistics import (
     nothing_accepted,
     paired_speedup,
 )
-from bild_lab.lab.data.examples import Example
-from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
-from bild_lab.lab.measure.recorder import first_difference
-from bild_lab.lab.metrics.measures import interval, resampled_sums
-from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
-from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
-from bild_lab.lab.schema.numbers import Category, Change, Counts, DecodingCosts, Quality, Speedup
 
 
 def summarize(

@@ -14,7 +14,7 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from bild_lab.lab.formatting import number, percent, times
+from bild_lab.lab.schema.formatting import number, percent, times
 
 SHARE, TIMES = "share", "times"  # units: a fraction of 1, and a ratio to the baseline's
 POINTS, NATS = "points", "nats/token"

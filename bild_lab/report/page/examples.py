@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any
 
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.results.groups import Group, setting_title
-from bild_lab.lab.results.inputs import examples_of
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
+from bild_lab.lab.store.groups import Group, setting_title
+from bild_lab.lab.store.inputs import examples_of
 from bild_lab.report.page.tables import name_of
 
 MOST_CHARACTERS = 300_000  # of all texts of a setting, to keep the page small

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from bild_lab.lab.analysis.paired import NOT_COMPARED, SAME, UNCLEAR, Compared
-from bild_lab.lab.formatting import interval, number, percent, signed
 from bild_lab.lab.metrics.quality import Difference
-from bild_lab.lab.results.groups import BatchCurve, Group
 from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.formatting import interval, number, percent, signed
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import BatchCurve, Group
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import name_of
+from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, UNCLEAR, Compared
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
 
 # the ends of the bars of gaps, in nats

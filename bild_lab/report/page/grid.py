@@ -15,9 +15,16 @@ from typing import Any
 
 import pandas as pd
 
-from bild_lab.lab.formatting import interval, knob_value, number, point_label, signed, times
-from bild_lab.lab.results.groups import Group, telling_knobs, varying_knobs
+from bild_lab.lab.schema.formatting import (
+    interval,
+    knob_value,
+    number,
+    point_label,
+    signed,
+    times,
+)
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import Group, telling_knobs, varying_knobs
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import Table, TableCell, name_of, plain_table
 from bild_lab.report.style import COLOURS, MUTED, Mark

@@ -9,10 +9,11 @@ from typing import Any
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.formatting import duration, knob_label, knob_value, percent
-from bild_lab.lab.glossary import TERMS
-from bild_lab.lab.progress import read_commands
-from bild_lab.lab.results.groups import (
+from bild_lab.lab.schema.examples import MeasuredExample, read_examples
+from bild_lab.lab.schema.formatting import duration, knob_label, knob_value, percent
+from bild_lab.lab.schema.glossary import TERMS
+from bild_lab.lab.schema.result import Failure, Result
+from bild_lab.lab.store.groups import (
     FEW,
     Group,
     batch_curves,
@@ -21,8 +22,7 @@ from bild_lab.lab.results.groups import (
     setting_title,
     telling_knobs,
 )
-from bild_lab.lab.schema.examples import MeasuredExample, read_examples
-from bild_lab.lab.schema.result import Failure, Result
+from bild_lab.lab.store.progress import read_commands
 from bild_lab.report.headline import answers, front_in_words, reason_lines, sentences
 from bild_lab.report.page import figures
 from bild_lab.report.page.base import Figure, page_environment, plotly_js

@@ -9,13 +9,20 @@ from html import escape
 from statistics import median
 from typing import Any
 
-from bild_lab.lab.analysis.paired import DERIVED_KEYS, flat_setting
-from bild_lab.lab.formatting import MINUS, MISSING, TIMES, knob_value, number, short_name
-from bild_lab.lab.hashing import plain_numbers
-from bild_lab.lab.results.groups import Group
+from bild_lab.lab.schema.formatting import (
+    MINUS,
+    MISSING,
+    TIMES,
+    knob_value,
+    number,
+    short_name,
+)
 from bild_lab.lab.schema.result import COLUMNS, Result
+from bild_lab.lab.store.groups import Group
+from bild_lab.lab.store.hashing import plain_numbers
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.page.tables import cell_of, name_of
+from bild_lab.report.paired_comparison import DERIVED_KEYS, flat_setting
 from bild_lab.report.style import (
     MUTED,
     Mark,

@@ -8,7 +8,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from bild_lab.lab.formatting import (
+from bild_lab.lab.schema.formatting import (
     MISSING,
     counted,
     duration,
@@ -21,9 +21,9 @@ from bild_lab.lab.formatting import (
     signed,
     times,
 )
-from bild_lab.lab.results.groups import BatchCurve, Group
 from bild_lab.lab.schema.numbers import Category, Speedup
 from bild_lab.lab.schema.result import COLUMNS, Result
+from bild_lab.lab.store.groups import BatchCurve, Group
 from bild_lab.report.provenance import disturbance
 
 OVERALL = "overall"

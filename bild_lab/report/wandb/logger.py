@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bild_lab.errors import UserError
-from bild_lab.lab.formatting import counted
-from bild_lab.lab.hashing import content_hash
-from bild_lab.lab.results.groups import by_setting, pair_title
-from bild_lab.lab.results.inputs import examples_of, stored_config
-from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import by_setting, pair_title
+from bild_lab.lab.store.hashing import content_hash
+from bild_lab.lab.store.inputs import examples_of, stored_config
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.wandb.panels import front_lines, panels, standing, sweep_panels, title
 
 if TYPE_CHECKING:

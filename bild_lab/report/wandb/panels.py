@@ -14,14 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bild_lab.lab.analysis.statistics import pareto_front
-from bild_lab.lab.config import changed_knobs
+from bild_lab.lab.config.groups import changed_knobs
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.formatting import knob_label, point_label, short_name
-from bild_lab.lab.results.groups import Group, by_setting, differing_keys
-from bild_lab.lab.results.records import to_row
 from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.formatting import knob_label, point_label, short_name
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import pareto_front
+from bild_lab.lab.store.groups import Group, by_setting, differing_keys
+from bild_lab.lab.store.records import to_row
 
 if TYPE_CHECKING:
     import wandb

@@ -23,8 +23,8 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from bild_lab.engine.heads import BitaAdapter
-from bild_lab.engine.models.admission import input_device
+from bild_lab.engine.methods.bita import BitaAdapter
+from bild_lab.engine.models.hf.admission import input_device
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import ModuleSpec, SmallModule

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import Template
 from bild_lab.lab.data.examples import Example

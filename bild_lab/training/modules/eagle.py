@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import linear, smooth_l1_loss
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.heads.eagle import (
+from bild_lab.engine.methods.eagle.module import (
     EAGLE,
     EAGLE3,
     VARIANTS,
@@ -26,12 +26,17 @@ from bild_lab.engine.heads.eagle import (
     joined_states,
     spread_layers,
 )
-from bild_lab.engine.models.checkpoint import decoder_depth
+from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.t5 import head_scale
 from bild_lab.errors import require_choice, require_number, require_whole
 from bild_lab.training.modules.layer_heads import own_head
-from bild_lab.training.modules.predictors import AnsweredPrompt, OwnLoss, Predictors, first_choices
+from bild_lab.training.modules.predictors import (
+    AnsweredPrompt,
+    OwnLoss,
+    Predictors,
+    first_choices,
+)
 from bild_lab.training.modules.states import (
     ModuleSpec,
     SmallModule,

@@ -15,18 +15,18 @@ import torch
 from omegaconf import DictConfig
 from transformers import TrainingArguments
 
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.precision import resolve_dtype
-from bild_lab.engine.models.ranks import launched, process_group
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.cli import escape, output, stages
-from bild_lab.lab.config import typed
+from bild_lab.lab.config.cli import escape, output, stages
+from bild_lab.lab.config.groups import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources
-from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.point import sweep_folder
-from bild_lab.lab.results.records import require_writable
+from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.prepare import sweep_folder
+from bild_lab.lab.store.records import require_writable
+from bild_lab.ranks import launched, process_group
 from bild_lab.training.answers import Calibration, read_calibrations
 from bild_lab.training.batches import BatchOrder, spread_evenly
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
@@ -42,7 +42,12 @@ from bild_lab.training.modules.predictors import (
 )
 from bild_lab.training.modules.states import BasePlacement, ModuleSpec, OneRowCheckpoint
 from bild_lab.training.recipe import Recipe
-from bild_lab.training.reports import answers_bar, dataset_words, print_closing, training_logger
+from bild_lab.training.reports import (
+    answers_bar,
+    dataset_words,
+    print_closing,
+    training_logger,
+)
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
 from bild_lab.training.trainer import Objective

@@ -16,8 +16,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.heads.layer_heads import LayerHeads, LayerHeadsConfig
-from bild_lab.engine.models.checkpoint import Checkpoint, decoder_depth
+from bild_lab.engine.methods.early_exit.layer_heads import LayerHeads, LayerHeadsConfig
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.models.native import why_not_native
 from bild_lab.engine.models.native.llama import norm_factor
 from bild_lab.engine.models.native.t5 import head_scale
@@ -28,8 +28,18 @@ from bild_lab.lab.data.prompts import cut_sources
 from bild_lab.training.answers import END, Answer, Calibration, contents_hash
 from bild_lab.training.batches import IGNORED, tokenize
 from bild_lab.training.modules.conversations import tokenize_conversations
-from bild_lab.training.modules.predictors import MATCH_RATE, OwnLoss, Predictors, first_choices
-from bild_lab.training.modules.states import ModuleSpec, SmallModule, decoder_states, own_matrices
+from bild_lab.training.modules.predictors import (
+    MATCH_RATE,
+    OwnLoss,
+    Predictors,
+    first_choices,
+)
+from bild_lab.training.modules.states import (
+    ModuleSpec,
+    SmallModule,
+    decoder_states,
+    own_matrices,
+)
 from bild_lab.training.start import require_fitting_tokenizer, require_references
 
 DATA, SELF = "data", "self"

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.heads import MedusaConfig, MedusaHeads
-from bild_lab.engine.heads.folder import base_of
+from bild_lab.engine.methods.medusa import MedusaConfig, MedusaHeads
+from bild_lab.engine.methods.module_folder import base_of
 from bild_lab.errors import require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import ModuleSpec, SmallModule, own_matrices

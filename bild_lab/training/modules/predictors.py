@@ -16,8 +16,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, Sampler
 
-from bild_lab.engine.models.ranks import launched
-from bild_lab.training.batches import IGNORED, BatchOrder, evaluation_batches, padded, spread_evenly
+from bild_lab.ranks import launched
+from bild_lab.training.batches import (
+    IGNORED,
+    BatchOrder,
+    evaluation_batches,
+    padded,
+    spread_evenly,
+)
 
 TOP = 5  # choices of a predictor; the paper's draft trees take as many (BiTA §4.1.2)
 ACCEPTED = "accepted"  # tokens of a chain of first choices that would be accepted

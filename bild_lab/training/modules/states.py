@@ -17,14 +17,14 @@ from torch.distributed.fsdp import fully_shard
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from bild_lab.engine.models.admission import input_device
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.hf import SpreadModel, require_device_map
-from bild_lab.engine.models.layer_control import decoder_layers
-from bild_lab.engine.models.ranks import launched
+from bild_lab.engine.models.hf.admission import input_device
+from bild_lab.engine.models.hf.layer_control import decoder_layers
+from bild_lab.engine.models.hf.model import SpreadModel, require_device_map
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError, require_flag
+from bild_lab.ranks import launched
 from bild_lab.training.modules.predictors import AnsweredPrompt, Predictors
 
 

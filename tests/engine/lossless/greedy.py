@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.config import policy_names
-from bild_lab.lab.decoding.load import build_method
+from bild_lab.lab.config.groups import policy_names
+from bild_lab.lab.point.load import build_method
 from bild_lab.training.ngrams import estimate
-from tests.engine.heads.tiny import files_of
+from tests.engine.methods.modules.tiny import files_of
 from tests.policies import EXTERNAL, is_lossless, is_peer, shipped
 
 WINDOWS = 10

@@ -12,14 +12,14 @@ from functools import cache
 import pytest
 import torch
 
-from bild_lab.engine.acceptance import Rollback
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import ModelDrafter
+from bild_lab.engine.methods.bild import Rollback
+from bild_lab.engine.methods.early_exit.views import EarlyExit
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.engine.models.views import EarlyExit
 from bild_lab.engine.request import Limits, Request
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.decoding.load import build_method, load_model
+from bild_lab.lab.point.load import build_method, load_model
 from tests.checkpoints import SHARED, needs_shared
 from tests.engine.lossless.test_random_models import NEVER, random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory, shipped

@@ -13,19 +13,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.acceptance import (
-    BlockVerification,
-    RejectionSampling,
-    SpeculativeCascade,
-    SpeculativeSampling,
-    StaticEnsemble,
+from bild_lab.engine.methods.speculative import (
     block_verification,
     rejection_sampling,
-    speculative_sampling,
 )
-from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter
+from bild_lab.engine.methods.speculative import (
+    sampling as speculative_sampling,
+)
+from bild_lab.engine.methods.speculative.block_verification import BlockVerification
+from bild_lab.engine.methods.speculative.cascades import SpeculativeCascade, StaticEnsemble
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter
+from bild_lab.engine.methods.speculative.rejection_sampling import RejectionSampling
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.protocols import Acceptance, Drafter
-from tests.engine.acceptance.test_cascades import FORMULAS, mixture
 from tests.engine.lossless.toy import (
     Judge,
     TableModel,
@@ -35,6 +36,7 @@ from tests.engine.lossless.toy import (
     sampled_texts,
     text_law,
 )
+from tests.engine.methods.speculative.test_cascades import FORMULAS, mixture
 from tests.thinned import thinned
 
 WINDOW, LENGTH = 2, 3

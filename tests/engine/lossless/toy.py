@@ -16,7 +16,16 @@ from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Chain, Growth, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.session import (
+    EVERYTHING,
+    Chain,
+    Growth,
+    Rows,
+    Scores,
+    Session,
+    Want,
+    as_rows,
+)
 from bild_lab.engine.trace import Forward, Trace
 
 FIRST = 0  # the token that every text follows

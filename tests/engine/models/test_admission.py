@@ -11,8 +11,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from bild_lab.engine.models import admission, hf
-from bild_lab.engine.models.admission import (
+from bild_lab.engine.models.cached_session import CachedSession
+from bild_lab.engine.models.hf import admission
+from bild_lab.engine.models.hf import model as hf
+from bild_lab.engine.models.hf.admission import (
     BRANCHING,
     KEPT,
     ROLLED_BACK,
@@ -21,15 +23,14 @@ from bild_lab.engine.models.admission import (
     Outcome,
     check,
 )
-from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.hf import open_session
-from bild_lab.engine.models.layer_control import Branches
-from bild_lab.engine.models.module_layers import ModuleLayers
-from bild_lab.engine.models.slot_cache import SNAPSHOTS, SlotCache, Snapshots
+from bild_lab.engine.models.hf.layer_control import Branches
+from bild_lab.engine.models.hf.model import open_session
+from bild_lab.engine.models.hf.module_layers import ModuleLayers
+from bild_lab.engine.models.hf.slot_cache import SNAPSHOTS, SlotCache, Snapshots
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import Feed, Scores
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.load import load
+from bild_lab.lab.point.load import load
 from tests.models_tried import try_architecture
 from tests.policies import shipped
 from tests.stubs import uncached

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.load import load
+from bild_lab.lab.point.load import load
 from tests.policies import shipped
 from tests.tiny import save, tiny_llama
 from tests.tiny_architectures import END, PAD, START, build, relative_of, word_tokenizer

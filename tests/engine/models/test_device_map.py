@@ -10,17 +10,17 @@ import pytest
 import torch
 from transformers.integrations import accelerate
 
-from bild_lab.engine.models.admission import input_device
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import SpreadModel
-from bild_lab.engine.models.layer_control import Plan, following
-from bild_lab.engine.models.slot_cache import SlotCache
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.admission import input_device
+from bild_lab.engine.models.hf.layer_control import Plan, following
+from bild_lab.engine.models.hf.model import SpreadModel
+from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config
-from bild_lab.lab.decoding.load import load_model
-from bild_lab.lab.point import Point, prepare
-from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.runner import run_point
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.measure.runner import run_point
+from bild_lab.lab.point.load import load_model
+from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.store.records import Sweep
 from tests.policies import load
 from tests.thinned import thinned
 

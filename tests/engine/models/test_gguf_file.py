@@ -17,8 +17,8 @@ from gguf import GGML_QUANT_SIZES, GGUFWriter, TokenType, dequantize, get_tensor
 from gguf import GGMLQuantizationType as Type
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.gguf_file import (
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.gguf_file import (
     LLAMA_3,
     MODEL_TYPES,
     GgufCheckpoint,
@@ -26,7 +26,7 @@ from bild_lab.engine.models.gguf_file import (
     recognized,
 )
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.load import load
+from bild_lab.lab.point.load import load
 from tests.policies import shipped
 from tests.tiny import DECODER_SIZES, with_norms
 

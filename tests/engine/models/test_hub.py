@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.engine.models.hub import hub_problem, offline_hub, require_hub
+from bild_lab.engine.models.checkpoint.hub import hub_problem, offline_hub, require_hub
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples

@@ -28,7 +28,7 @@ class OwnConfig(T5Config):
 _READ_ALL = """
 import json, sys, torch
 from bild_lab.errors import UserError
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 for fields in json.loads(sys.argv[1]):
     try:
         checkpoint = Checkpoint(**fields)

@@ -22,16 +22,17 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import ModelDrafter
-from bild_lab.engine.heads import MedusaConfig, MedusaHeads
+from bild_lab.engine.methods.early_exit.views import EarlyExit, LayerSkip
+from bild_lab.engine.methods.medusa import MedusaConfig, MedusaHeads
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.models.native import layers as native_layers
 from bild_lab.engine.models.native.cpu import PackedHeads, library, structures
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
-from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import Chain, Prefix, Rows, Scores, Want, beside

@@ -9,11 +9,19 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import bild_lab
-from bild_lab.engine.heads.medusa import MedusaHeads
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.methods.medusa import MedusaHeads
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.request import Source
-from tests.tiny import TINY, VOCABULARY, padded, relative_of, save, tiny_llama, tiny_tokenizer
+from tests.tiny import (
+    TINY,
+    VOCABULARY,
+    padded,
+    relative_of,
+    save,
+    tiny_llama,
+    tiny_tokenizer,
+)
 
 ENGINES = ("kernels", "native", "hf")
 FAMILIES = ("llama", "t5")

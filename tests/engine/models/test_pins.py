@@ -37,8 +37,8 @@ import json, sys
 from pathlib import Path
 from bild_lab import files
 files.PINS = Path(sys.argv[1])
-from bild_lab.lab.config import compose_config
-from bild_lab.lab.point import prepare
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.point.prepare import prepare
 words = [f"pair.target=me/model", "pair.draft=null", "policy=vanilla", "dataset=local", "dataset.hub_id=me/data"]
 words += ["dataset.source_column=translation.de", "dataset.path=null"]
 for more in ([], ["pair.target_revision=main", "dataset.hub_revision=main"]):

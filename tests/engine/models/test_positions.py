@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.models.admission import (
+from bild_lab.engine.models.hf.admission import (
     changing_rotation,
     learned_positions,
     most_positions,
@@ -21,8 +21,8 @@ from bild_lab.engine.models.admission import (
 from bild_lab.engine.request import Limits
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.load import Loaded, load
-from tests.engine.heads.tiny import files_of
+from bild_lab.lab.point.load import Loaded, load
+from tests.engine.methods.modules.tiny import files_of
 from tests.policies import shipped
 from tests.thinned import thinned
 from tests.tiny_architectures import build, configuration, relative_of, word_tokenizer

@@ -24,7 +24,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
-from bild_lab.lab.screening.replay import Records
+from bild_lab.screening.replay import Records
 from tests.sessions import native_session, needs_kernels
 from tests.tiny import PAD, START, VOCABULARY, save, untied
 

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 
-from bild_lab.engine.models.hf import open_session
+from bild_lab.engine.models.hf.model import open_session
 from bild_lab.engine.models.native import compiled
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.llama import LlamaDecoder

@@ -16,8 +16,8 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from bild_lab.engine.models.layer_control import KeysStored, Plan, following
-from bild_lab.engine.models.slot_cache import SNAPSHOTS, SlotCache, Snapshots
+from bild_lab.engine.models.hf.layer_control import KeysStored, Plan, following
+from bild_lab.engine.models.hf.slot_cache import SNAPSHOTS, SlotCache, Snapshots
 
 
 def config(*kinds: str) -> SimpleNamespace:

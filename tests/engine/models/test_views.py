@@ -16,20 +16,20 @@ import torch
 from transformers import PreTrainedModel
 
 import bild_lab
-from bild_lab.engine.acceptance import ExactMatch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import ModelTreeDrafter
+from bild_lab.engine.methods.early_exit.views import EarlyExit, LayerSkip
+from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.layers import NativeLayers
-from bild_lab.engine.models.views import EarlyExit, LayerSkip
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LoadedModel, Want, beside
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_policy
-from bild_lab.lab.decoding.load import build_method
+from bild_lab.lab.config.groups import compose_policy
+from bild_lab.lab.point.load import build_method
 from tests.engine.lossless.test_random_models import random_source, random_target
 from tests.policies import FAMILIES, WINDOWED, in_memory
 from tests.sessions import needs_kernels

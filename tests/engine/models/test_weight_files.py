@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.weight_files import in_folder
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.engine.models.weight_files import in_folder
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.decoder import loading_size
+from bild_lab.lab.point.decoder import loading_size
 from tests.loopback_hub import contents, loopback_hub, printed_in_a_fresh_process
 from tests.tiny import save, tiny_llama
 
@@ -225,8 +225,8 @@ def test_the_size_that_loads_is_that_of_the_files_that_are_read(tmp_path: Path) 
 _READ_BOTH = f"""
 import sys, torch
 from transformers import AutoModelForCausalLM
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.errors import UserError
 for name in sys.argv[1:]:

@@ -16,11 +16,11 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import bild_lab
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import weightless
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.checkpoint.weights import OnDemand, Weights, file_weights
 from bild_lab.engine.models.native.stack import Stack, Weight
-from bild_lab.engine.models.weights import OnDemand, Weights, file_weights
-from bild_lab.lab.decoding.load import load_model
+from bild_lab.lab.point.load import load_model
 from tests.sessions import needs_kernels
 from tests.tiny import TINY, save
 
@@ -92,8 +92,8 @@ PEAK = """
 import sys
 from pathlib import Path
 import psutil, torch
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 if sys.argv[2] == "whole":
     Checkpoint.weight_files = None

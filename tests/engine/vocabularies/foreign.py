@@ -18,7 +18,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from bild_lab.engine.models.pieces import Pieces
+from bild_lab.engine.models.checkpoint.pieces import Pieces
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.vocabularies.overlap import Overlap
 from bild_lab.engine.vocabularies.translated import TranslatedModel

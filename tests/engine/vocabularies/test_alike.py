@@ -9,8 +9,16 @@ import pytest
 
 import bild_lab
 from bild_lab.engine.vocabularies import AlikeModel, TranslatedModel
-from bild_lab.lab.decoding.languages import warn
-from tests.tiny import VOCABULARY, WORDS, padded, relative_of, save, tiny_llama, tiny_tokenizer
+from bild_lab.lab.point.languages import warn
+from tests.tiny import (
+    VOCABULARY,
+    WORDS,
+    padded,
+    relative_of,
+    save,
+    tiny_llama,
+    tiny_tokenizer,
+)
 
 ENGINES = ("kernels", "native", "hf")
 PROMPTS = ["w5 w9 w30", "w20 w21 w20 w21", "w7"]

@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.acceptance import SpeculativeSampling
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Tree
-from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter, SpeculativeDrafter
+from bild_lab.engine.methods.speculative.combined_drafters import SpeculativeDrafter
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
@@ -23,7 +25,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
 from bild_lab.engine.vocabularies.translated import TranslatedModel
 from bild_lab.errors import UserError
-from tests.engine.drafters.chances import by_context, require_targets_distribution
+from tests.engine.methods.drafters.chances import by_context, require_targets_distribution
 from tests.stubs import NextLogits, StubModel
 from tests.thinned import thinned
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from bild_lab.engine.protocols import Method
-from bild_lab.engine.record import RecordedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies import TranslatedModel
-from bild_lab.lab.decoding.load import build_method
+from bild_lab.lab.point.load import build_method
+from bild_lab.screening.recorded_model import RecordedModel
 from tests.engine.lossless.greedy import (
     LOSSLESS,
     WINDOW_KNOBS,

@@ -164,7 +164,7 @@ def spec_of(**fields: str) -> DatasetSpec:
 
 
 LM1B = """
-from bild_lab.lab.config import compose_config, typed
+from bild_lab.lab.config.groups import compose_config, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 for split in ("train", "test"):

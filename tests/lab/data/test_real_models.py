@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.lab.config import compose_config, typed
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.lab.config.groups import compose_config, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, load_examples
 from bild_lab.lab.data.turns import with_answers
-from bild_lab.lab.decoding.load import load
 from bild_lab.lab.metrics.programs import passes
+from bild_lab.lab.point.load import load
 
 FOLDER = os.environ.get("BILD_LAB_REAL_MODELS")
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"

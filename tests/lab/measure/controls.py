@@ -19,12 +19,19 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 import bild_lab
-from bild_lab.engine.acceptance import ExactMatch, SpeculativeSampling
-from bild_lab.engine.acceptance.speculative_sampling import acceptance
-from bild_lab.engine.acceptance.trees import PerNode, PerRow, judged_nodes, output_by
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, ancestors
-from bild_lab.engine.drafters import ModelDrafter, ModelTreeDrafter, NoDraft
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling, acceptance
+from bild_lab.engine.methods.speculative.tree_acceptance import (
+    PerNode,
+    PerRow,
+    judged_nodes,
+    output_by,
+)
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Request, Source
@@ -41,12 +48,12 @@ from bild_lab.engine.session import (
     Want,
 )
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.config import compose_config
+from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts
 from bild_lab.lab.measure.recorder import OneRow
-from bild_lab.lab.score import seeded
+from bild_lab.lab.measure.score import seeded
 from tests.checkpoints import SHARED
 
 WINDOW = 3

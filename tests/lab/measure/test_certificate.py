@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.acceptance import ExactMatch, Rollback
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
-from bild_lab.engine.drafters import NoDraft
+from bild_lab.engine.methods.bild import Rollback
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import EVERYTHING, Rows, as_rows

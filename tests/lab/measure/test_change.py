@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from bild_lab.engine.trace import Trace
-from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.measure.summary import change_of
+from bild_lab.lab.point.decoder import Timed
 
 
 def of(*texts: list[int]) -> list[Timed]:

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 
 from bild_lab.engine.models.native import NativeModel
-from bild_lab.lab import point as points
-from bild_lab.lab import runner
-from bild_lab.lab.config import compose_config
-from bild_lab.lab.measure import summary
-from bild_lab.lab.point import prepare
-from bild_lab.lab.results.records import Sweep
-from bild_lab.lab.runner import run_point
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.measure import runner, summary
+from bild_lab.lab.measure.runner import run_point
+from bild_lab.lab.point import prepare as points
+from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.records import Sweep
 
 TEXTS, REPEATS = 3, 2
 PROMPTS = ["w5 w9 w30 w12", "w7 w8", "w39 w38 w3 w20"]

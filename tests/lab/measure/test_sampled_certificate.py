@@ -13,10 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bild_lab.engine.acceptance import Cactus, SpeculativeSampling, TypicalAcceptance
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
-from bild_lab.engine.drafters import ModelDrafter, NoDraft
+from bild_lab.engine.methods.speculative.cascades import Cactus
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
+from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
@@ -41,8 +44,8 @@ from bild_lab.lab.measure.certificate import (
     drawn_as_declared,
 )
 from bild_lab.lab.schema.numbers import CertificateCounts
-from tests.engine.acceptance.exact import table
 from tests.engine.lossless.toy import TableModel, TableSession
+from tests.engine.methods.speculative.exact import table
 
 TARGET, DRAFTER = table(1, 5), table(11, 5)
 LENGTH = 12

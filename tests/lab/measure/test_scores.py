@@ -14,8 +14,6 @@ from safetensors.torch import load_file, save_file
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.decoding.decoder import BASELINE, METHOD, Timed
-from bild_lab.lab.decoding.load import load
 from bild_lab.lab.measure import summary
 from bild_lab.lab.measure.summary import (
     log_probabilities,
@@ -23,6 +21,8 @@ from bild_lab.lab.measure.summary import (
     require_no_nan,
     text_logits,
 )
+from bild_lab.lab.point.decoder import BASELINE, METHOD, Timed
+from bild_lab.lab.point.load import load
 from tests.tiny import END
 
 

@@ -8,9 +8,8 @@ import pytest
 from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
-from bild_lab.lab.analysis.cost import total
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.decoding.decoder import Timed
+from bild_lab.lab.measure.cost import total
 from bild_lab.lab.measure.summary import (
     by_category,
     counts,
@@ -20,6 +19,7 @@ from bild_lab.lab.measure.summary import (
     summarize,
 )
 from bild_lab.lab.metrics.quality import Scoring
+from bild_lab.lab.point.decoder import Timed
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
 
 

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from bild_lab.engine.acceptance import ExactMatch
-from bild_lab.engine.batch import Wanted, current_batch
+from bild_lab.engine.batch_scheduler import Wanted, current_batch
 from bild_lab.engine.decode import DraftThenVerify
-from bild_lab.engine.drafters import ModelDrafter
+from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.lab import runner, score
-from bild_lab.lab.config import MeasureSpec
-from bild_lab.lab.decoding.decoder import Timed
-from bild_lab.lab.measure.environment import no_garbage_collection
-from bild_lab.lab.runner import BLOCK, order, time_methods, warm_up
-from bild_lab.lab.score import seeded, stages_of, traced_pass
+from bild_lab.lab.config.groups import MeasureSpec
+from bild_lab.lab.measure import runner, score
+from bild_lab.lab.measure.runner import BLOCK, order, time_methods, warm_up
+from bild_lab.lab.measure.score import seeded, stages_of, traced_pass
+from bild_lab.lab.point.decoder import Timed
+from bild_lab.lab.point.environment import no_garbage_collection
 from tests.stubs import StubModel
 
 

@@ -12,7 +12,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.metrics.own_function import warn
 from bild_lab.lab.metrics.quality import judge, measure_of, score
 from bild_lab.lab.metrics.text_metrics import metric_named
-from bild_lab.lab.screening.guarantee import losses_of
+from bild_lab.screening.guarantee import losses_of
 
 OWN = """
 def share(text, references):

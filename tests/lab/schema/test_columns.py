@@ -8,10 +8,17 @@ from dataclasses import fields
 
 import pytest
 
-from bild_lab.lab.glossary import TERMS
-from bild_lab.lab.results.records import to_row
-from bild_lab.lab.schema.numbers import Change, Counts, DecodingCosts, Latency, Pipeline, Prediction
+from bild_lab.lab.schema.glossary import TERMS
+from bild_lab.lab.schema.numbers import (
+    Change,
+    Counts,
+    DecodingCosts,
+    Latency,
+    Pipeline,
+    Prediction,
+)
 from bild_lab.lab.schema.result import COLUMNS, TABLE, Environment, Result
+from bild_lab.lab.store.records import to_row
 from tests.report.sample import ENVIRONMENT, sample_drafted, sample_result
 
 

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.decoding.decoder import Timed
 from bild_lab.lab.measure.certificate import TIE, Certificate
+from bild_lab.lab.measure.score import measured_examples, measured_round, with_trace
+from bild_lab.lab.point.decoder import Timed
 from bild_lab.lab.schema.examples import MeasuredExample, read_examples
-from bild_lab.lab.score import measured_examples, measured_round, with_trace
 from tests.report.sample import sample_example
 
 STATS = {"fallback": True, "confidence": (0.91234567, 0.4), "distance": (0.12, math.inf)}

@@ -11,16 +11,23 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.lab.config import typed
+from bild_lab.lab.config.groups import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.hashing import data_hash
-from bild_lab.lab.results.groups import by_setting
-from bild_lab.lab.results.records import Sweep
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.result import Result, Setting
+from bild_lab.lab.store.groups import by_setting
+from bild_lab.lab.store.hashing import data_hash
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.page import examples
-from bild_lab.report.page.examples import AFTER, BEFORE, SAME, change, text_browser, traced_points
+from bild_lab.report.page.examples import (
+    AFTER,
+    BEFORE,
+    SAME,
+    change,
+    text_browser,
+    traced_points,
+)
 from bild_lab.report.page.tables import name_of
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
 

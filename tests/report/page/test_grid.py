@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.results.groups import by_setting
-from bild_lab.lab.screening.rows import Row, write_rows
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.grid import grids, knob_maps, screened_points
 from bild_lab.report.style import marks
+from bild_lab.screening.rows import Row, write_rows
 from tests.report.sample import sample_baseline, sample_result, sample_sweep
 
 LIVE = sample_sweep()[1].point  # of bild, in the setting of the sample

@@ -8,8 +8,13 @@ import math
 
 import pytest
 
-from bild_lab.lab.results.groups import by_setting
-from bild_lab.report.page.pareto_plot import hover_text, overlay_figure, overlays, pareto_figure
+from bild_lab.lab.store.groups import by_setting
+from bild_lab.report.page.pareto_plot import (
+    hover_text,
+    overlay_figure,
+    overlays,
+    pareto_figure,
+)
 from bild_lab.report.style import marks
 from tests.report.sample import sample_baseline, sample_result, sample_sweep
 

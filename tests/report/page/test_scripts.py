@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.comparison import write_comparison
 from bild_lab.report.index import write_index
 from bild_lab.report.page.html import write_html

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bild_lab.lab.results.groups import by_setting
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.page.tables import Table, cell_of, points_table, tables
-from tests.lab.results.test_table import FURTHER
+from tests.lab.store.test_table import FURTHER
 from tests.report.sample import (
     ENVIRONMENT,
     sample_baseline,

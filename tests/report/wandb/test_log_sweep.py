@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from bild_lab.lab.config import compose_config
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.wandb.logger import noted
 from scripts import sweeps as script
 from tests.report.sample import sample_baseline, sample_drafted, sample_example

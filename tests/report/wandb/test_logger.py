@@ -16,11 +16,11 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config
+from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
-from bild_lab.lab.hashing import data_hash
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.store.hashing import data_hash
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.wandb.logger import (
     TRAINING,
     NoLogger,
@@ -31,7 +31,12 @@ from bild_lab.report.wandb.logger import (
 )
 from bild_lab.report.wandb.panels import front_key, front_lines, panels, title
 from bild_lab.training.reports import LogToRun
-from tests.report.sample import sample_baseline, sample_drafted, sample_example, sample_result
+from tests.report.sample import (
+    sample_baseline,
+    sample_drafted,
+    sample_example,
+    sample_result,
+)
 
 
 def logger(directory, mode):

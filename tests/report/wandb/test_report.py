@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.cli import words_as_list
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.config.cli import words_as_list
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.wandb.logger import Logged, note
 from bild_lab.report.wandb.panels import front_key
 from bild_lab.report.wandb.report import logged_panels

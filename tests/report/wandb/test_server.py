@@ -16,9 +16,9 @@ import wandb
 from omegaconf import OmegaConf
 from PIL import Image
 
-from bild_lab.lab.cli import words_as_list
-from bild_lab.lab.config import compose_config
-from bild_lab.lab.results.records import Sweep
+from bild_lab.lab.config.cli import words_as_list
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.store.records import Sweep
 from bild_lab.report.wandb.logger import sync_command
 from scripts import sweeps, wandb_report
 from tests.report.sample import sample_baseline, sample_drafted, sample_example

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.training.answers import END, Answer, Calibration
 from bild_lab.training.modules.bita import BitaSpec

@@ -6,10 +6,9 @@ import pytest
 import torch
 from transformers import FalconConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from bild_lab.engine.heads import BitaAdapter
-from bild_lab.engine.heads.bita import BitaTarget
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.methods.bita import BitaAdapter, BitaTarget
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native.model import NativeModel
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError

@@ -16,14 +16,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from bild_lab.engine.heads.eagle import EAGLE, EAGLE3, read_eagle
-from bild_lab.engine.models.checkpoint import Checkpoint
+from bild_lab.engine.methods.eagle.module import EAGLE, EAGLE3, read_eagle
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.training.modules.eagle import EagleModule, EagleSpec
 from bild_lab.training.modules.frozen import train_beside_frozen
 from bild_lab.training.modules.predictors import AnsweredPrompt, PredictionLoss
-from tests.engine.drafters.naive import eagle_behind
-from tests.engine.heads.tiny import random_eagle
+from tests.engine.methods.drafters.naive import eagle_behind
+from tests.engine.methods.modules.tiny import random_eagle
 from tests.engine.models.test_states import ENCODED
 from tests.tiny import PAD, START, tiny_llama, tiny_t5
 from tests.training.jobs import Kill, losses

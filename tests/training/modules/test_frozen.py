@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bild_lab.engine.heads import BitaAdapter
+from bild_lab.engine.methods.bita import BitaAdapter
 from bild_lab.errors import UserError
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.modules.frozen import train_beside_frozen

@@ -16,15 +16,15 @@ import torch
 from torch.distributed._tools.mem_tracker import MemTracker
 from transformers import FalconConfig, LlamaConfig, LlamaForCausalLM
 
-from bild_lab.engine.heads.layer_heads import LayerHeads
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.methods.early_exit.layer_heads import LayerHeads
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request
 from bild_lab.errors import UserError
-from bild_lab.lab.config import compose_config
+from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.papers.match_rates import greedy_states

@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from bild_lab.engine.heads import MedusaHeads
-from bild_lab.engine.models.checkpoint import Checkpoint
-from bild_lab.engine.models.hf import HuggingFaceModel
+from bild_lab.engine.methods.medusa import MedusaHeads
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native.model import NativeModel
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers.integrations import accelerate
 
-from bild_lab.engine.models.hf import SpreadModel
+from bild_lab.engine.models.hf.model import SpreadModel
 from bild_lab.errors import UserError
 from bild_lab.training.answers import read_calibration
 from bild_lab.training.calibration import CalibrationJob, generate_calibration

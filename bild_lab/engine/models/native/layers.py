@@ -14,11 +14,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.batch import Batch, Wanted
+from bild_lab.engine.batch_scheduler import Batch, Wanted
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import LONG_PROMPT, Layers, Pass
 from bild_lab.engine.models.native import llama, t5
-from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows, joined, place_rows
+from bild_lab.engine.models.native.attention import (
+    KeyValueCache,
+    PlacedRows,
+    joined,
+    place_rows,
+)
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, TextRows
 from bild_lab.engine.models.native.side_by_side import Pool, SourcesTogether, side_by_side

@@ -16,10 +16,17 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.models.admission import CHANGING, rotations
+from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
+from bild_lab.engine.models.hf.admission import CHANGING, rotations
 from bild_lab.engine.models.native.attention import PlacedRows
-from bild_lab.engine.models.native.stack import Layer, Stack, View, Weight, layers_of, reader
-from bild_lab.engine.models.weights import Weights, module_weights
+from bild_lab.engine.models.native.stack import (
+    Layer,
+    Stack,
+    View,
+    Weight,
+    layers_of,
+    reader,
+)
 
 # a layer's kind, as named in the configurations
 FULL, SLIDING = "full_attention", "sliding_attention"

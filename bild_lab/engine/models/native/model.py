@@ -12,11 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from bild_lab.engine.batch import current_batch
+from bild_lab.engine.batch_scheduler import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.models.checkpoint import Prompt, quantization
+from bild_lab.engine.models.checkpoint.checkpoint import Prompt, quantization
+from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.checkpoint.weights import Weights, file_weights, module_weights
 from bild_lab.engine.models.head_bias import head_bias
-from bild_lab.engine.models.hf import HuggingFaceModel, weightless
+from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
@@ -26,7 +28,6 @@ from bild_lab.engine.models.native.rounded import round_weights
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.models.processed_session import processed
-from bild_lab.engine.models.weights import Weights, file_weights, module_weights
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Session, Want
 

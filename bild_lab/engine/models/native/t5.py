@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.stack import (
     Layer,
@@ -20,7 +21,6 @@ from bild_lab.engine.models.native.stack import (
     product,
     reader,
 )
-from bild_lab.engine.models.weights import Weights, module_weights
 
 MODEL_TYPES = ("t5", "mt5")
 BIAS = "block.0.layer.0.SelfAttention.relative_attention_bias.weight"  # which all layers share

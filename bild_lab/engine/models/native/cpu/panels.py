@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 from torch.nn.functional import pad
 
-from bild_lab.engine.models.gguf_file import PackedTensor
+from bild_lab.engine.models.checkpoint.gguf_file import PackedTensor
 from bild_lab.engine.models.native.cpu.structures import Matrix
 from bild_lab.engine.models.native.stack import Weight
 from bild_lab.errors import UserError

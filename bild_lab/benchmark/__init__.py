@@ -1,0 +1,1 @@
+"""The benchmark, and other engines as peers: each decodes in a process of its own."""

@@ -1,0 +1,1 @@
+"""The methods, as the papers name them: their drafters, acceptance rules and trained modules."""

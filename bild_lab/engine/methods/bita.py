@@ -1,0 +1,180 @@
+"""BiTA's trained part, prompt and mask tokens beside the text (BiTA §3.1), and a target with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.methods.markov import MarkovHead
+from bild_lab.engine.methods.module_folder import Kind, SavedModule, base_of
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import ALONE, LoadedModel, Opening, Prefix, Session
+from bild_lab.errors import UserError, require_choice, require_whole
+from bild_lab.files import FilePath
+
+PROMPTS = ("deep", "shallow", "none")
+INITIAL_STD = 0.02  # §4.1.2
+TRAIN = "python scripts/train_bita.py name=bita model.path=DIR dataset=NAME dataset.path=DIR"
+KIND = Kind(
+    weights="adapter.safetensors",
+    config="adapter_config.json",
+    noun="BiTA adapter",
+    remedy=f"make one with: {TRAIN} and give policy.adapter=outputs/bita/adapter",
+)
+
+
+@dataclass(frozen=True)
+class BitaConfig:
+    """The shapes of an adapter, and the model it was trained for.
+
+    prompt: deep (keys and values in every layer), shallow (embeddings before the first layer) or
+    none.
+    prompt_tokens: P, 0 without a prompt. mask_tokens: M. layers, kv_heads, head_dim,
+    hidden_size, vocabulary: the base model's. base: its path and the fingerprint of its weights.
+    markov_rank: of a `MarkovHead`; 0: none.
+    """
+
+    prompt: str
+    prompt_tokens: int
+    mask_tokens: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    base: Mapping[str, Any] = field(default_factory=dict)
+    vocabulary: int = 0  # unknown of older adapters
+    markov_rank: int = 0
+
+    def __post_init__(self) -> None:
+        require_choice("bita.prompt", self.prompt, PROMPTS)
+        require_whole("bita.mask_tokens", self.mask_tokens, 1)
+        require_whole("bita.markov_rank", self.markov_rank, 0)
+        require_whole("bita.prompt_tokens", self.prompt_tokens, 0 if self.prompt == "none" else 1)
+        if self.prompt == "none" and self.prompt_tokens != 0:
+            raise UserError(
+                "bita.prompt=none has no prompt tokens, got"
+                f" bita.prompt_tokens={self.prompt_tokens}; set 0"
+            )
+
+
+class BitaAdapter(SavedModule):
+    """The trained parameters only. The base model is frozen and not part of this module.
+
+    A deep prompt: prompt_keys and prompt_values, [layers, kv_heads, P, head_dim], in the layout of
+    the KV cache, without rotary positions. A shallow prompt: prompt_embeddings, [P, dim]. masks:
+    [M, dim], separate from the vocabulary's embeddings. Mask j (from 0) after n tokens has position
+    n + j and predicts token n + j + 1; the last token's own row predicts token n.
+    """
+
+    kind, config_class = KIND, BitaConfig
+
+    def __init__(self, config: BitaConfig, seed: int = 0) -> None:
+        super().__init__(config)
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> nn.Parameter:
+            return nn.Parameter(INITIAL_STD * torch.randn(shape, generator=generator))
+
+        # drawn first: the same for every kind of prompt
+        self.masks = normal(config.mask_tokens, config.hidden_size)
+        if config.prompt == "deep":
+            shape = (config.layers, config.kv_heads, config.prompt_tokens, config.head_dim)
+            self.prompt_keys, self.prompt_values = normal(*shape), normal(*shape)
+        elif config.prompt == "shallow":
+            self.prompt_embeddings = normal(config.prompt_tokens, config.hidden_size)
+        rank = config.markov_rank
+        self.markov = MarkovHead(config.vocabulary, rank, seed, rank**-0.5) if rank else None
+
+    @classmethod
+    def fresh(
+        cls,
+        model_config: PreTrainedConfig,
+        base: Mapping[str, Any],
+        prompt: str,
+        prompt_tokens: int,
+        mask_tokens: int,
+        seed: int,
+        markov_rank: int = 0,
+    ) -> BitaAdapter:
+        """An untrained adapter for a model with this configuration. prompt=none ignores
+        prompt_tokens.
+
+        Raises UserError for an encoder–decoder, an unknown prompt, and fewer than one mask or
+        prompt token.
+        """
+        shape = base_of(model_config, "a BiTA adapter")
+        count = 0 if prompt == "none" else prompt_tokens
+        sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
+        return cls(
+            BitaConfig(
+                prompt, count, mask_tokens, *sizes, dict(base), shape.vocabulary, markov_rank
+            ),
+            seed,
+        )
+
+
+def load_bita(
+    target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None
+) -> BitaAdapter:
+    """The adapter in this folder, in the target's precision.
+
+    Raises UserError as `SavedModule.load_for` does.
+    """
+    base = base_of(target.checkpoint.config, KIND.noun)
+    sizes = {
+        name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")
+    }
+    return BitaAdapter.load_for(target, path, vocabulary, **sizes)
+
+
+class BitaTarget:
+    """The target's own weights and, for probe rows only, an adapter's prompt and masks (BiTA §3.1).
+
+    Text rows never attend to the prompt or to a mask, so their logits are the target's own. Token
+    `vocab_size + j` is mask j. A shallow prompt runs through the layers once; its keys and values
+    are then a prefix, like those of a deep prompt.
+
+    prompt_tokens: use only this many of the adapter's prompt tokens, from the first; None: all.
+    """
+
+    in_graphs = False
+
+    def __init__(
+        self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None
+    ) -> None:
+        most = adapter.config.prompt_tokens
+        count = most if prompt_tokens is None else prompt_tokens
+        require_whole("prompt_tokens", count, 0, most, f"null uses all {most} of the adapter")
+        self._target, self._adapter, self._prompt_tokens = target, adapter, count
+
+    @property
+    def device(self) -> torch.device:
+        return self._target.device
+
+    @property
+    def engine(self) -> str:
+        return self._target.engine
+
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        return self._target.start(source, room, replace(opening, prefix=self._prefix))
+
+    @cached_property
+    def _prefix(self) -> Prefix:
+        adapter, count = self._adapter, self._prompt_tokens
+        if adapter.config.prompt == "shallow" and count:
+            return replace(
+                self._target.prompt_cache(adapter.prompt_embeddings[:count]), masks=adapter.masks
+            )
+        if adapter.config.prompt == "deep":
+            keys, values = adapter.prompt_keys[:, :, :count], adapter.prompt_values[:, :, :count]
+            return Prefix(keys, values, adapter.masks)
+        shape = (adapter.config.layers, adapter.config.kv_heads, 0, adapter.config.head_dim)
+        nothing = adapter.masks.new_empty(shape)
+        return Prefix(nothing, nothing, adapter.masks)

@@ -1,0 +1,418 @@
+"""EAGLE's trained part: one decoder layer that continues the target's hidden states (Li et al.,
+2024 and 2025).
+
+EAGLE-1 fuses the input of the target's head with the embedding of the next token, and its output
+goes through the target's own head. EAGLE-3 fuses the states after three of the target's layers, and
+has a norm and a head of its own, which may know only the most frequent tokens.
+
+Files are those of SafeAILab's EAGLE and of vLLM's speculators: a config.json and weights, in
+safetensors or pytorch_model.bin. Own ones are written as SafeAILab's, with the model that they were
+trained for under `base`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
+from transformers import LlamaConfig
+
+from bild_lab.engine.methods.module_folder import (
+    Kind,
+    fill,
+    released_folder,
+    require_made_for,
+    tensors_of,
+    write_module,
+)
+from bild_lab.engine.models.head_bias import biased
+from bild_lab.engine.models.native.stack import rotate
+from bild_lab.errors import UserError
+from bild_lab.files import FilePath
+
+if TYPE_CHECKING:
+    from bild_lab.engine.session import LoadedModel
+
+EAGLE, EAGLE3 = "eagle", "eagle3"
+VARIANTS = (EAGLE, EAGLE3)
+TRAIN = (
+    "python scripts/train_module.py module=eagle name=eagle model.path=DIR dataset=NAME"
+    " dataset.path=DIR"
+)
+KIND = Kind(
+    weights="model.safetensors",
+    config="config.json",
+    noun="EAGLE",
+    remedy=f"make one with: {TRAIN} and give outputs/eagle/heads, or give a released one",
+)
+WEIGHTS = (KIND.weights, "pytorch_model.bin")
+LAYERS = {EAGLE: "layers.0.", EAGLE3: "midlayer."}  # how SafeAILab's releases name the layer
+RENAMED = {
+    "model.": "",
+    "layers.0.": "",
+    "midlayer.": "",
+    "transformer.": "",
+    "self_attn.": "",
+    "mlp.": "",
+}
+# the first follows from d2t, the second from the configuration
+IGNORED = ("t2d", "rotary_emb.inv_freq")
+AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"  # vLLM's name for the target's layers
+EXTRA_NORMS = (
+    "embedding_layernorm",
+    "embed_layernorm",
+    "hidden_layernorm",
+    "pre_lm_head_layernorm",
+)
+LAYER_KEYS = (
+    *(
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    ),
+    *("rms_norm_eps", "max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters"),
+)
+
+# what a row's own keys and values are stored with, and all those that it attends to
+Store = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """The shapes of an EAGLE, and the model it was trained for.
+
+    variant: eagle or eagle3. layer: its decoder layer; vocab_size is the target's. target_size:
+    width of the target's states. target_layers: after how many of the target's layers these states
+    are taken (EAGLE-3), 0 for the embeddings. draft_vocabulary: how many tokens its head knows;
+    None for the target's head. bias: of the fusion and of queries, keys and values, in this order.
+    normed_residual: the residual sum starts from the normed states.
+    embeds: it has an embedding of its own. base: the model's path and the fingerprint of its
+    weights, if known.
+    """
+
+    variant: str
+    layer: LlamaConfig
+    target_size: int
+    target_layers: tuple[int, ...] = ()
+    draft_vocabulary: int | None = None
+    bias: tuple[bool, bool] = (False, False)
+    normed_residual: bool = False
+    embeds: bool = False
+    base: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def vocabulary(self) -> int:
+        """Of the target."""
+        return self.layer.vocab_size
+
+
+class Eagle(nn.Module):
+    """One Llama layer over pairs of a target's state and the embedding of the token after it.
+
+    Pair i is of the state at position i and token i + 1; it predicts token i + 2. Without a state
+    of the target, the layer's own output takes its place: so it drafts. `attach` gives it the
+    target's embedding and head, which stay the target's: they are neither trained nor saved.
+    """
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config, layer = config, config.layer
+        third, dim = config.variant == EAGLE3, layer.hidden_size
+        fusion, attention = config.bias
+        states = config.target_size * (len(config.target_layers) if third else 1)
+        read = 2 * dim if third else dim  # what the attention reads
+        width, kept = (
+            layer.num_attention_heads * layer.head_dim,
+            layer.num_key_value_heads * layer.head_dim,
+        )
+        self.fc = nn.Linear(states if third else states + dim, dim, bias=fusion)
+        self.q_proj = nn.Linear(read, width, bias=attention)
+        self.k_proj = nn.Linear(read, kept, bias=attention)
+        self.v_proj = nn.Linear(read, kept, bias=attention)
+        self.o_proj = nn.Linear(width, dim, bias=False)
+        self.gate_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(layer.intermediate_size, dim, bias=False)
+        self.post_attention_layernorm = nn.Parameter(torch.ones(dim))
+        if third:
+            self.input_layernorm = nn.Parameter(torch.ones(dim))
+            self.hidden_norm = nn.Parameter(torch.ones(dim))
+            self.norm = nn.Parameter(torch.ones(dim))
+            self.lm_head = nn.Linear(dim, config.draft_vocabulary, bias=False)
+            # id minus own id
+            self.register_buffer("d2t", torch.zeros(config.draft_vocabulary, dtype=torch.long))
+        if config.embeds:
+            self.register_buffer("embed_tokens", torch.zeros(config.vocabulary, dim))
+        self._target: tuple[Tensor, Tensor] | None = None
+        self.bias: Tensor | None = None  # of ids without a token (`head_bias`)
+
+    def attach(
+        self, embedding: Float[Tensor, "vocab dim"], head: Float[Tensor, "vocab dim"]
+    ) -> Eagle:
+        """Use the target's embedding and head.
+
+        They may have rows for padding after the vocabulary.
+        """
+        self._target = (embedding, head)
+        return self
+
+    def save(self, folder: Path) -> None:
+        """Write weights and configuration as SafeAILab's code and vLLM read them."""
+        config = self.config
+        written = {
+            **config.layer.to_dict(),
+            "architectures": [
+                "LlamaForCausalLM" if config.variant == EAGLE else "LlamaForCausalLMEagle3"
+            ],
+            "rope_theta": config.layer.rope_parameters["rope_theta"],
+            "bias": config.bias[0],
+            "target_hidden_size": config.target_size,
+            "base": dict(config.base),
+        }
+        if config.variant == EAGLE3:
+            written["draft_vocab_size"] = config.draft_vocabulary
+            written["eagle_config"] = {
+                "use_aux_hidden_state": True,
+                AUX_LAYERS: list(config.target_layers),
+            }
+        prefix = LAYERS[config.variant]
+        weights = {
+            _released_name(name, prefix): weight for name, weight in self.state_dict().items()
+        }
+        write_module(folder, KIND, weights, written)
+
+    def embed(self, tokens: Int[Tensor, "*rows"]) -> Float[Tensor, "*rows dim"]:
+        """Tokens as the layer reads them: without the scale that some models give their
+        embeddings.
+        """
+        table = self.embed_tokens if self.config.embeds else self._target[0]
+        return table[tokens].to(self.fc.weight.dtype)
+
+    def fused(self, states: Float[Tensor, "*rows states"]) -> Float[Tensor, "*rows dim"]:
+        """The target's states as wide as the layer's own output. EAGLE-1 takes them as they are."""
+        states = states.to(self.fc.weight.dtype)
+        return self.fc(states) if self.config.variant == EAGLE3 else states
+
+    def forward(
+        self,
+        embedded: Float[Tensor, "batch m dim"],
+        states: Float[Tensor, "batch m dim"],
+        positions: Int[Tensor, "*batch m"],
+        store: Store,
+        mask: Bool[Tensor, "batch 1 m n"] | None,
+    ) -> Float[Tensor, "batch m dim"]:
+        """The next states of these pairs. states: fused, or outputs of this function.
+
+        store: takes keys and values [batch heads m dim], and gives all that the rows may attend to.
+        mask: which of them each row does.
+        """
+        x, residual = self._joined(embedded, states)
+        rotation = self._rotation(x, positions)
+        new = rotate(self._heads(self.k_proj(x)), *rotation), self._heads(self.v_proj(x))
+        keys, values = store(*(each.transpose(1, 2) for each in new))
+        queries = rotate(self._heads(self.q_proj(x)), *rotation).transpose(1, 2)
+        mixed = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != queries.shape[1]
+        )
+        x = residual + self.o_proj(mixed.transpose(1, 2).flatten(2))
+        normed = self._normed(x, self.post_attention_layernorm)
+        return x + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
+
+    def own_logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows own"]:
+        """Scores of the tokens that the head knows."""
+        if self.config.variant == EAGLE:
+            return states @ self._target[1][: self.config.vocabulary].to(states.dtype).mT
+        return self.lm_head(self._normed(states, self.norm))
+
+    def logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
+        """Scores of the target's tokens; those that the head does not know have −inf."""
+        own = self.own_logits(states)
+        if self.tokens is None:
+            return biased(own, self.bias)
+        every = own.new_full((*own.shape[:-1], self.config.vocabulary), float("-inf"))
+        every[..., self.tokens] = own
+        return biased(every, self.bias)
+
+    @cached_property
+    def tokens(self) -> Int[Tensor, " own"] | None:
+        """The target's ids of the tokens that the head knows; None if it knows all of them."""
+        if self.config.variant == EAGLE or self.config.draft_vocabulary == self.config.vocabulary:
+            return None
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    @cached_property
+    def _rotary(self) -> nn.Module:
+        # late: takes a while to load
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        return LlamaRotaryEmbedding(self.config.layer).to(self.fc.weight.device)
+
+    def _joined(self, embedded: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What the attention reads, and what its output is added to."""
+        if self.config.variant == EAGLE:
+            x = self.fc(torch.cat([embedded, states], -1))
+            return x, x
+        normed = self._normed(states, self.hidden_norm)
+        read = torch.cat([self._normed(embedded, self.input_layernorm), normed], -1)
+        return read, normed if self.config.normed_residual else states
+
+    def _heads(self, x: Float[Tensor, "batch m features"]) -> Float[Tensor, "batch m heads dim"]:
+        return x.unflatten(-1, (-1, self.config.layer.head_dim))
+
+    def _rotation(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and signed sines, [batch or 1, m, 1, dim] each."""
+        half = self.config.layer.head_dim // 2
+        cos, sin = self._rotary(x, positions.reshape(-1, positions.shape[-1]))
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # signed so that a roll rotates
+        return cos[:, :, None], sin[:, :, None]
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight.shape, weight, self.config.layer.rms_norm_eps)
+
+
+def spread_layers(depth: int) -> tuple[int, int, int]:
+    """After how many of a target's layers EAGLE-3 reads its states: low, middle and high.
+
+    Those of the released code where the model is deep enough, else spread evenly before the last
+    layer, whose output Transformers gives normed.
+    """
+    released = (2, depth // 2, depth - 3)
+    if released[0] < released[1] < released[2]:
+        return released
+    low, middle, high = (round(part * (depth - 1) / 3) for part in (1, 2, 3))
+    return low, middle, high
+
+
+def joined_states(
+    variant: str,
+    head_input: Float[Tensor, "*rows dim"],
+    hidden: Sequence[Float[Tensor, "*rows dim"]],
+) -> Float[Tensor, "*rows states"]:
+    """What a variant reads of a target's forward."""
+    return torch.cat(list(hidden), -1) if variant == EAGLE3 else head_input
+
+
+def load_eagle(target: LoadedModel, path: FilePath | None, variant: str) -> Eagle:
+    """Load the EAGLE in this folder or of this hub id, in the target's precision and on its device.
+
+    Raises UserError if there is none, if it is of another variant, or if it does not fit the
+    target.
+    """
+    if path is None:
+        raise UserError(
+            f"policy {variant} needs a trained layer; {KIND.remedy}, as"
+            " policy.heads=outputs/eagle/heads"
+        )
+    checkpoint = target.checkpoint
+    eagle = read_eagle(released_folder(path, KIND, WEIGHTS), checkpoint.depth)
+    config, noun = eagle.config, f"the EAGLE {path}"
+    if config.variant != variant:
+        raise UserError(
+            f"{noun} is of the variant {config.variant}, got policy={variant}; use"
+            f" policy={config.variant}"
+        )
+    text = checkpoint.config.get_text_config(decoder=True)
+    require_made_for(
+        checkpoint, config, {"target_size": text.hidden_size, "vocabulary": text.vocab_size}, noun
+    )
+    if config.target_layers and max(config.target_layers) >= checkpoint.depth:
+        raise UserError(
+            f"{noun} reads states after the layers {list(config.target_layers)} of its target, but"
+            f" these must lie before the last of {checkpoint.depth}; choose the model that it was"
+            " trained for"
+        )
+    return eagle.to(target.device, target.dtype).eval().requires_grad_(False)
+
+
+def read_eagle(folder: Path, depth: int) -> Eagle:
+    """Read an EAGLE on the CPU. depth: how many layers the target has.
+
+    Raises UserError for any other folder.
+    """
+    weights = _named(tensors_of(folder, KIND, WEIGHTS))
+    config = _config(folder, weights, depth)
+    eagle = Eagle(config)
+    fill(eagle, weights, folder, KIND)
+    return eagle
+
+
+def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under our names."""
+    named = {}
+    for name, value in tensors.items():
+        for old, new in RENAMED.items():
+            name = name.replace(old, new)
+        if any(part in name for part in IGNORED) or name.startswith("verifier_"):
+            continue
+        if name.startswith(EXTRA_NORMS):
+            raise UserError(f"an EAGLE with a {name.partition('.')[0]} is not known; {KIND.remedy}")
+        name = name.replace("fusion_fc.", "fc.")
+        named[name.removesuffix(".weight") if "norm" in name or "embed" in name else name] = value
+    return named
+
+
+def _released_name(name: str, prefix: str) -> str:
+    block = name.partition(".")[0]
+    if block in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        return f"{prefix}self_attn.{name}"
+    if block in ("gate_proj", "up_proj", "down_proj"):
+        return f"{prefix}mlp.{name}"
+    if block in ("post_attention_layernorm", "input_layernorm", "hidden_norm"):
+        return f"{prefix}{name}.weight"
+    return f"{name}.weight" if block in ("norm", "embed_tokens") else name
+
+
+def _config(folder: Path, weights: Mapping[str, Tensor], depth: int) -> EagleConfig:
+    """The configuration of either format; what the weights show is taken from them."""
+    path = folder / KIND.config
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        layer = dict(values.get("transformer_layer_config", values))
+        if (layers := layer.get("num_hidden_layers", 1)) != 1:
+            raise UserError(f"an EAGLE has one layer, got {path} with {layers}; {KIND.remedy}")
+        if layer.get("hidden_act", "silu") != "silu":
+            raise UserError(
+                f"an EAGLE has silu as its activation, got {layer['hidden_act']} in {path};"
+                f" {KIND.remedy}"
+            )
+        config = LlamaConfig(
+            **{key: layer[key] for key in LAYER_KEYS if key in layer}, num_hidden_layers=1
+        )
+        fusion = weights["fc.weight"]
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} is no {KIND.noun}: it needs {KIND.config}; {KIND.remedy}"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{path} does not describe an {KIND.noun} ({error}); {KIND.remedy}"
+        ) from error
+    third = "hidden_norm" in weights
+    named = values.get(AUX_LAYERS) or (values.get("eagle_config") or {}).get(AUX_LAYERS)
+    target_layers = tuple(named or spread_layers(depth)) if third else ()
+    return EagleConfig(
+        variant=EAGLE3 if third else EAGLE,
+        layer=config,
+        target_size=(
+            fusion.shape[1] // len(target_layers) if third else fusion.shape[1] - config.hidden_size
+        ),
+        target_layers=target_layers,
+        draft_vocabulary=(
+            weights["lm_head.weight"].shape[0] if "lm_head.weight" in weights else None
+        ),
+        bias=("fc.bias" in weights, "q_proj.bias" in weights),
+        normed_residual=bool(values.get("norm_before_residual", False)),
+        embeds="embed_tokens" in weights,
+        base=values.get("base") or {},
+    )

@@ -1,0 +1,278 @@
+"""Trees of tokens drafted level by level from the target's states, of a fixed shape or grown: for
+EAGLE and blocks.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
+from bild_lab.engine.methods.candidate_trees import (
+    GROWTHS,
+    Node,
+    TreeFile,
+    efficient_tree,
+    read_trees,
+    widths_of,
+)
+from bild_lab.engine.methods.speculative.draft_tree import (
+    draft_of,
+    grow,
+    growth_by,
+    growth_of_round,
+)
+from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import (
+    EVERYTHING,
+    LoadedModel,
+    Rows,
+    Scores,
+    Session,
+    Want,
+    on_device,
+)
+from bild_lab.errors import UserError
+
+DYNAMIC, CHAIN, PUBLISHED = "dynamic", "chain", "eagle_tree"
+# the ranks of each branch's candidates in EAGLE-1's tree for 7B models, which Figure 7 of the paper
+# shows
+BRANCHES = (
+    # one digit a rank
+    "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001"
+).split()
+
+
+class StateSession(Protocol):
+    """One text in a module that drafts from the target's states; of `Session` only what growing a
+    tree takes.
+
+    The first token of a text has no state before it, and is never passed.
+    """
+
+    _received: list[Tensor]  # states that were not run yet
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are states of the target to draft from."""
+        return self.length > 1 or bool(self._received)
+
+    @property
+    def length(self) -> int:
+        """How many tokens of the text do not have to be passed again."""
+
+    def receive(self, states: Float[Tensor, "m states"]) -> None:
+        """States of the target after those received before. Rows of the last tree are dropped."""
+
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
+        """Run the text's next tokens, all those whose states were received, or the next level of a
+        tree after them.
+        """
+
+
+class StateTreeDrafter(Drafter):
+    """A tree of the most likely continuations of the target's states.
+
+    The first round of a text drafts nothing: the states of the prompt come out of its verification.
+    A token's place in a tree never depends on a random number, so each counts as certain (q is
+    one-hot), and speculative sampling is lossless.
+
+    heads: the trained module; its configuration has the target's vocabulary. tree: dynamic (EAGLE-2
+    §4: nodes, width, children and min_prob are as in `ModelTreeDrafter`), eagle_tree (EAGLE-1's),
+    chain, or full_tree and efficient_tree with `top_k` candidates, one number or one for each
+    depth, or the file of a fitted tree. window: the longest branch. Raises UserError for what
+    cannot be.
+    """
+
+    longest: float = float("inf")  # the longest branch that it can draft
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        heads: Any,
+        tree: TreeFile,
+        window: int,
+        top_k: int | Sequence[int] = 3,
+        nodes: int = 15,
+        width: int = 4,
+        children: int = 3,
+        min_prob: float = 0.0,
+    ) -> None:
+        self._target, self._heads = target, heads
+        growth = growth_by(nodes, window, width, children, min_prob)
+        self._growth = replace(growth, depth=min(window, self.longest))
+        self.wants = self.reads()
+        choices = (
+            heads.config.vocabulary if (part := getattr(heads, "part", None)) is None else len(part)
+        )
+        shape = named_nodes(tree, top_k, self._growth.depth, choices)
+        self._static = None if shape is None else StaticTree(shape, target.device)
+        self._chain = tree == CHAIN
+        self.drafts_trees = not self._chain
+
+    @abstractmethod
+    def reads(self) -> Want:
+        """What it needs of the target's forwards.
+
+        Raises UserError for a target that cannot give it.
+        """
+
+    @abstractmethod
+    def opened(self, request: Request, target: Session) -> StateSession:
+        """A session for a new text."""
+
+    @abstractmethod
+    def states(self, scores: Scores) -> Float[Tensor, "m states"]:
+        """What the session receives of a forward of the target."""
+
+    def begin(self, request: Request, target: Session) -> None:
+        self._request = request
+        self._session = self.opened(request, target)
+
+    def propose(self, tokens: list[int]) -> Draft:
+        session, device = self._session, self._target.device
+        growth = growth_of_round(self._growth, self._request, tokens)
+        if not session.ready or growth.depth < 1:
+            return empty_draft(device)
+        feed = tokens[session.length :]
+        if self._static is not None:
+            return self._static.draft(session, feed, growth.depth, self._chain)
+        return draft_of(grow(session, feed, growth, self._request.sampling), device)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Pass on the states of the prompt, of the last committed token and of the accepted
+        ones.
+        """
+        states = self.states(scores)
+        # another drafter's, after its draft
+        probes = 0 if draft.probes is None else len(draft.probes)
+        # rows of the prompt, which another drafter may want alone
+        before = states.shape[0] - probes - len(draft) - 1
+        rows = [
+            *range(before if self.wants.prompt else 0),
+            *(before + row for row in (0, *(node + 1 for node in verdict.path))),
+        ]
+        self._session.receive(
+            states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
+        )
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes of one depth. above: for each, the place of its parent among the rows of the level
+    before that ran.
+
+    ranks: of the nodes. runs: which nodes have children, and so run. rows: the shape of the tree of
+    all rows up to these; None if none runs.
+    """
+
+    above: Int[Tensor, " n"]
+    ranks: Int[Tensor, " n"]
+    runs: Int[Tensor, " m"]
+    rows: Tree | None
+
+
+class StaticTree:
+    """A tree whose shape never changes: each node is the candidate of one rank after its parent."""
+
+    def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
+        self._nodes, self._device = nodes, device
+        self._widest = max(node.rank for node in nodes) + 1
+        self._levels = lru_cache(maxsize=None)(self._lay_out)
+
+    def draft(self, session: StateSession, feed: Sequence[int], depth: int, chain: bool) -> Draft:
+        """Run these tokens of the text, then one level after the other, down to this depth."""
+        levels, above, parents, shape = self._levels(depth)
+        scores = session.extend(feed, Want(logits=1))
+        drafted, calls = [], 1
+        for level in levels:
+            most_likely = scores.logits.topk(self._widest).indices  # [rows, widest]
+            drafted.append(most_likely[level.above, level.ranks])
+            if level.rows is not None:
+                scores = session.extend(Rows(drafted[-1][level.runs], level.rows))
+                calls += 1
+        tokens = torch.cat(drafted)
+        if chain:
+            return Draft(tokens, calls=calls)
+        return Draft(tokens, parents, calls=calls, shape=shape, known_parents=above)
+
+    def cut(self, depth: int) -> list[Node]:
+        """The nodes above this depth, level by level."""
+        kept = sorted(
+            (at for at, node in enumerate(self._nodes) if node.depth < depth),
+            key=lambda at: self._nodes[at].depth,
+        )
+        place = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
+        return [replace(self._nodes[at], parent=place[self._nodes[at].parent]) for at in kept]
+
+    def _lay_out(self, depth: int) -> tuple[list[Level], list[int], Int[Tensor, " n"], Tree]:
+        """The levels, the parents on the host and on the device, and the shape of the draft."""
+        nodes = self.cut(depth)
+        parents = [node.parent for node in nodes]
+        inner = sorted({parent for parent in parents if parent != ROOT})  # these run
+        row = {ROOT: ROOT, **{node: at for at, node in enumerate(inner)}}
+        levels, first = [], 0
+        before = [ROOT]
+        for level in range(nodes[-1].depth + 1):
+            own = [at for at, node in enumerate(nodes) if node.depth == level]
+            running = [at for at in own if at in row]
+            ran = inner[: first + len(running)]
+            levels.append(
+                Level(
+                    above=self._on_device([before.index(parents[at]) for at in own]),
+                    ranks=self._on_device([nodes[at].rank for at in own]),
+                    runs=self._on_device([own.index(at) for at in running]),
+                    rows=(
+                        Tree(self._on_device([row[parents[at]] for at in ran])) if running else None
+                    ),
+                )
+            )
+            first, before = first + len(running), running
+        below = self._on_device(parents)
+        return levels, parents, below, Tree(torch.cat([below.new_full((1,), ROOT), below + 1]))
+
+    def _on_device(self, values: list[int]) -> Tensor:
+        return on_device(values, self._device)
+
+
+def named_nodes(
+    tree: str, top_k: int | Sequence[int], window: int, vocabulary: int
+) -> Sequence[Node] | None:
+    """The nodes of a static tree down to this depth; None for a dynamic one.
+
+    Raises UserError for anything else.
+    """
+    if tree == DYNAMIC:
+        return None
+    if tree == CHAIN:
+        return efficient_tree([1] * window)
+    if tree == PUBLISHED:
+        return published_tree()
+    if isinstance(tree, str) and tree in GROWTHS:
+        return GROWTHS[tree](widths_of(top_k, window, vocabulary))
+    if isinstance(tree, str) and Path(tree).expanduser().is_file():
+        if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
+            raise UserError(
+                f"{tree} has no tree with nodes; give another file, or one of {DYNAMIC},"
+                f" {PUBLISHED}"
+            )
+        return nodes
+    kinds = ", ".join([DYNAMIC, CHAIN, PUBLISHED, *GROWTHS])
+    raise UserError(f"tree must be one of {kinds} or the file of a fitted tree, got {tree!r}")
+
+
+def published_tree() -> list[Node]:
+    """EAGLE-1's tree for 7B models: 25 nodes, 5 deep."""
+    place = {"": ROOT, **{branch: at for at, branch in enumerate(BRANCHES)}}
+    return [Node(len(branch) - 1, int(branch[-1]), place[branch[:-1]]) for branch in BRANCHES]

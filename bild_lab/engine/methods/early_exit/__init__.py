@@ -1,0 +1,1 @@
+"""Early exits: CALM, heads of inner layers, and draft models that are layers of the target."""

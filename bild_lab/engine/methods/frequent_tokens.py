@@ -1,0 +1,68 @@
+"""Which tokens a drafter's head has: those of a file, or the most frequent ones of an n-gram
+table.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.methods.lookup.ngram import load_table
+from bild_lab.engine.session import LoadedModel
+from bild_lab.errors import UserError, require_whole
+from bild_lab.files import FilePath
+
+NUMBERS = re.compile(r"[\s\d,\[\]]*\d[\s\d,\[\]]*", re.ASCII)  # one a line, or a JSON list
+
+
+def draft_vocabulary(
+    target: LoadedModel, tokens: int | FilePath | None, ranking: FilePath | None
+) -> DraftVocabulary | None:
+    """The tokens of `policy.draft_vocabulary`, and the target's end tokens; None for the whole
+    vocabulary.
+
+    tokens: how many, the first of `ranking`; or the path of a ranking, of which all are taken.
+    ranking: see `ranked`. Raises UserError for a number without a ranking or larger than it, and
+    for tokens that the target does not have.
+    """
+    if tokens is None and ranking is None:
+        return None
+    if isinstance(tokens, str) == (ranking is not None):
+        raise UserError(
+            "give policy.draft_vocabulary a file of token ids, or a number, and then"
+            f" policy.draft_vocabulary_from an n-gram table or a file of token ids; got {tokens!r}"
+            f" and {ranking!r}"
+        )
+    path, checkpoint = str(tokens if ranking is None else ranking), target.checkpoint
+    found = ranked(path, target)
+    if not isinstance(tokens, str):
+        require_whole(
+            "policy.draft_vocabulary", tokens, 1, len(found), f"{path} ranks {len(found)}"
+        )
+        found = found[:tokens]
+    if unknown := set(found) - set(checkpoint.vocabulary.values()):
+        raise UserError(
+            f"{path} names the token {min(unknown)}, which {checkpoint.path} does not have; count"
+            " anew"
+        )
+    checkpoint.require_row(max(found), f"the tokens of {path}")
+    return DraftVocabulary([*found, *checkpoint.end_tokens], target.device)
+
+
+def ranked(path: str, target: LoadedModel) -> list[int]:
+    """Token ids without repetition, the most frequent first.
+
+    path: of an n-gram table; or of a text file of ids in an order of its own, one a line or as a
+    JSON list. Raises UserError for others.
+    """
+    named = Path(path).expanduser()
+    if named.suffix == ".safetensors":
+        return load_table(target, path, 1).unigrams.tokens.tolist()
+    text = named.read_text("utf-8", errors="replace") if named.is_file() else ""
+    if not NUMBERS.fullmatch(text):
+        raise UserError(
+            "a draft vocabulary is a text file of token ids, or the table that"
+            f" scripts/train_module.py module=ngram counts, got {path!r}"
+        )
+    return list(dict.fromkeys(map(int, re.findall(r"\d+", text))))

@@ -1,0 +1,369 @@
+"""Hugging Face's own generation methods, run in the same harness for comparison."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from bild_lab.engine.logits_processors import STOP_STRINGS, asked_for, never_followed
+from bild_lab.engine.models.checkpoint.checkpoint import alike, decoder_depth, without_row
+from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.hf.model import HuggingFaceModel
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError, require_flag, require_whole
+
+
+class Generation:
+    """A method of Transformers' `generate`. options: what it passes besides the request's own
+    settings.
+    """
+
+    engine = "hf"
+    feeds = None
+
+    def __init__(self, target: LoadedModel, **options: Any) -> None:
+        self._target, self._options = target.transformers, options
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        return generate(self._target, request, **self._options)
+
+
+class HuggingFaceGenerate(Generation):
+    """`generate` of Transformers as shipped, with the request's limits, sampling settings and
+    processors.
+    """
+
+    def __init__(self, target: LoadedModel) -> None:
+        super().__init__(target)
+
+    @torch.inference_mode()
+    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+        return generate_together(self._target, requests)
+
+
+class HuggingFaceAssisted(Generation):
+    """Assisted generation of Transformers: a small model drafts, `generate` verifies.
+
+    decoder_mask: pass the decoder an attention mask of ones. Without it, encoder–decoders run the
+    drafter on the whole sequence again in every round (seen in transformers 5.23). False is as
+    shipped.
+    window: draft exactly this many tokens in each round; None leaves the draft length as shipped.
+
+    Raises UserError for a draft model of another vocabulary, and for one that cannot read every
+    token of the target.
+    """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        draft: LoadedModel,
+        decoder_mask: bool = False,
+        window: int | None = None,
+    ) -> None:
+        super().__init__(target)
+        require_flag("decoder_mask", decoder_mask)
+        for model in (target, draft):
+            require_cache("assisted generation", model)
+        self._draft = draft.transformers
+        ours, own = target.checkpoint, draft.checkpoint
+        if without_row(ours, own) or not alike(ours, own):
+            raise UserError(
+                "assisted generation needs a draft model of the target's vocabulary, got"
+                f" {kind(draft)} for {kind(target)}, which has other tokens, or more than the draft"
+                " model has embeddings; use policy=speculative, which takes the tokens that both"
+                " have"
+            )
+        # `generate` adapts the drafter's settings from call to call: a copy of our own keeps
+        # methods independent
+        self._settings = copy.deepcopy(draft.checkpoint.generation)
+        # the drafter passes through the target's processors, and its drafts end where the target's
+        # text does
+        for name in (*asked_for(self._settings), *never_followed(self._settings), STOP_STRINGS):
+            setattr(self._settings, name, None)
+        if window is not None:
+            self._settings.num_assistant_tokens = window
+            self._settings.num_assistant_tokens_schedule = "constant"
+            self._settings.assistant_confidence_threshold = 0.0
+        self._decoder_mask = decoder_mask and target.checkpoint.encoder_decoder
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        draft = self._draft.module
+        options: dict[str, Any] = {"assistant_model": draft}
+        draft.generation_config = self._settings
+        if self._decoder_mask:
+            options["decoder_attention_mask"] = torch.ones(
+                1, 1, dtype=torch.long, device=self._target.device
+            )
+        with taken_for_alike(self._target.module, draft):
+            return generate(self._target, request, only_known(self._target, self._draft), **options)
+
+
+class HuggingFacePromptLookup(Generation):
+    """Prompt lookup of Transformers: `generate` drafts a copy of what followed the same tokens
+    earlier, and verifies.
+
+    On encoder–decoders it searches only the text so far; `drafters.PromptLookup` also searches the
+    encoder's input.
+
+    window: how many tokens to copy at most. longest_match: the longest suffix to search for;
+    shorter ones follow. Raises UserError for a model whose state cannot roll back to an earlier
+    token.
+    """
+
+    def __init__(self, target: LoadedModel, window: int, longest_match: int) -> None:
+        require_whole("the draft window", window, 1)
+        require_whole("longest_match", longest_match, 1)
+        require_cache("prompt lookup", target)
+        super().__init__(
+            target, prompt_lookup_num_tokens=window, max_matching_ngram_size=longest_match
+        )
+
+    @torch.inference_mode()
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        limits, window = request.limits, self._options["prompt_lookup_num_tokens"]
+        most = limits.prompt_length + limits.max_new_tokens + window - 2
+        if limits.positions is not None and most > limits.positions:
+            raise UserError(
+                f"prompt lookup of transformers drafts {window} tokens however little room is left,"
+                f" so it may read {most} of the {limits.positions} that {kind(self._target)} reads;"
+                f" lower decoding.max_new_tokens by {most - limits.positions}, or use"
+                " policy=prompt_lookup"
+            )
+        return super().decode(request, trace)
+
+
+class AtStopStrings(StoppingCriteria):
+    """Ends each row of `generate` with the token that completes a stop string, found as by our own
+    loops.
+
+    first: the place of the first new token in every row. Transformers' own `stop_strings` compares
+    pieces of the vocabulary, which miss characters of several tokens.
+    """
+
+    def __init__(self, requests: Sequence[Request], first: int) -> None:
+        self._requests, self._first = requests, first
+        self._texts = [list(request.source.prompt) for request in requests]
+
+    def __call__(
+        self, input_ids: Int[Tensor, "rows n"], scores: Any, **options: Any
+    ) -> Bool[Tensor, " rows"]:
+        for place, row in enumerate(input_ids[:, self._first :].tolist()):
+            text, limits = self._texts[place], self._requests[place].limits
+            seen = len(text) - limits.prompt_length
+            if not limits.ended(text):
+                self._texts[place] = limits.append(text, row[seen:])
+        ended = [
+            request.limits.ended(text)
+            for request, text in zip(self._requests, self._texts, strict=True)
+        ]
+        return torch.tensor(ended, device=input_ids.device)
+
+
+def stopping(requests: Sequence[Request], first: int) -> dict[str, Any]:
+    """The option of `generate` that ends texts at their stop strings; none without them."""
+    if all(request.limits.stop is None for request in requests):
+        return {}
+    return {"stopping_criteria": StoppingCriteriaList([AtStopStrings(requests, first)])}
+
+
+class OnlyKnown(LogitsProcessor):
+    """−inf for ids without a token.
+
+    width: of the target's scores, which a drafter's become too: `generate` compares them. unknown:
+    the ids.
+    """
+
+    def __init__(self, width: int, unknown: Sequence[int], device: torch.device) -> None:
+        self._bias = torch.zeros(width, device=device)
+        self._bias[list(unknown)] = float("-inf")
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        missing = self._bias.shape[0] - scores.shape[-1]
+        if missing:
+            scores = pad(scores, (0, missing), value=float("-inf"))  # a negative number cuts
+        return scores + self._bias
+
+
+def only_known(target: HuggingFaceModel, draft: LoadedModel | None = None) -> LogitsProcessorList:
+    """What keeps ids without a token from being chosen; nothing if all have one, and scores of a
+    drafter one width.
+    """
+    checkpoint = target.checkpoint
+    if not checkpoint.unknown and (draft is None or draft.checkpoint.columns == checkpoint.columns):
+        return LogitsProcessorList()
+    return LogitsProcessorList([OnlyKnown(checkpoint.columns, checkpoint.unknown, target.device)])
+
+
+@contextmanager
+def taken_for_alike(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[None]:
+    """While inside, the drafter's configuration names the target's vocabulary size, and its
+    decoder's depth alone.
+
+    transformers 5.23 takes models of two sizes for models of two tokenizers, and models padded to
+    two sizes have one. And it sizes the drafter's cache by the depth of its encoder.
+    """
+    config, wanted = draft.config.get_text_config(), target.config.get_text_config().vocab_size
+    before = config.vocab_size, config.num_hidden_layers
+    config.vocab_size, config.num_hidden_layers = wanted, decoder_depth(draft.config)
+    try:
+        yield
+    finally:
+        config.vocab_size, config.num_hidden_layers = before
+
+
+def generate(
+    target: HuggingFaceModel,
+    request: Request,
+    processors: LogitsProcessorList | None = None,
+    **options: Any,
+) -> list[int]:
+    """Call `generate` for one prompt. Returns prompt and continuation, cut by the request's limits.
+
+    processors: what scores pass before the request's own; None: those of `only_known`.
+    """
+    module, source, limits = target.module, request.source, request.limits
+    # else the checkpoint's settings apply
+    module.generation_config = plain_generation_config(target, request)
+    ids = torch.tensor([source.prompt], device=target.device)
+    processors = only_known(target) if processors is None else processors
+    if processors := LogitsProcessorList([*processors, *(source.processors or ())]):
+        options["logits_processor"] = processors
+    if source.encoder_ids is None:
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    else:
+        mask = torch.ones_like(source.encoder_ids)
+        inputs = {"input_ids": source.encoder_ids, "attention_mask": mask, "decoder_input_ids": ids}
+        options |= own_cache(target)
+    devices = [target.device] if target.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices, enabled=request.generator is not None):
+        if request.generator is not None:  # `generate` draws from the global generator
+            torch.manual_seed(request.generator.initial_seed())
+        out = module.generate(**inputs, **options, **stopping([request], limits.prompt_length))[
+            0
+        ].tolist()
+    return limits.append(out[: limits.prompt_length], out[limits.prompt_length :])
+
+
+def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> list[list[int]]:
+    """Call `generate` for several prompts, padded to one length; it ends when the last text ends.
+
+    Returns each prompt and its continuation, cut by its limits. Raises UserError for sampled texts,
+    whose draws would depend on the batch, and for processors.
+    """
+    for one in requests:
+        require_plain(one.sampling, one.source.processors is not None)
+    sources, module = [one.source for one in requests], target.module
+    longest = max(requests, key=lambda one: one.limits.max_new_tokens)
+    settings = module.generation_config = plain_generation_config(target, longest)
+    options: dict[str, Any] = {}
+    if target.checkpoint.encoder_decoder:
+        rows, first = [source.encoder_ids[0] for source in sources], 1
+        options |= own_cache(target)
+        options["decoder_input_ids"] = torch.tensor(
+            [source.prompt for source in sources], device=target.device
+        )
+        side = "right"
+    else:
+        rows = [torch.tensor(source.prompt) for source in sources]
+        first, side = max(map(len, rows)), "left"
+    ids, seen = (
+        pad_sequence(each, batch_first=True, padding_value=value, padding_side=side).to(
+            target.device
+        )
+        for each, value in (
+            (rows, settings.pad_token_id),
+            ([torch.ones_like(row) for row in rows], 0),
+        )
+    )
+    options |= stopping(requests, first)
+    if processors := only_known(target):
+        options["logits_processor"] = processors
+    out = module.generate(input_ids=ids, attention_mask=seen, **options).tolist()
+    pairs = zip(requests, out, strict=True)
+    return [one.limits.append(list(one.source.prompt), row[first:]) for one, row in pairs]
+
+
+def require_plain(sampling: Sampling, processed: bool) -> None:
+    """Raise UserError for a batch of `generate` that is sampled, or whose scores are processed."""
+    if not sampling.greedy or processed:
+        raise UserError(
+            "batched generate decodes greedily and without processors here; set decoding=greedy "
+            "decoding.processors=none, or runtime.batch=1"
+        )
+
+
+def own_cache(target: HuggingFaceModel) -> dict[str, EncoderDecoderCache]:
+    """A cache for an encoder–decoder of two depths: transformers 5.23 sizes its own by the depth of
+    the encoder.
+    """
+    if target.depth == target.checkpoint.config.get_text_config().num_hidden_layers:
+        return {}
+    return {"past_key_values": EncoderDecoderCache(DynamicCache(), DynamicCache())}
+
+
+def plain_generation_config(target: HuggingFaceModel, request: Request) -> GenerationConfig:
+    """Only the request's settings.
+
+    What else the checkpoint says counts where the request has processors of it.
+    """
+    sampling, limits = request.sampling, request.limits
+    chosen: dict[str, Any] = {"do_sample": False}
+    if not sampling.greedy:
+        chosen = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or 0,
+            "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
+        }
+    pad = target.checkpoint.generation.pad_token_id
+    end = sorted(limits.end_tokens)
+    return GenerationConfig(
+        max_new_tokens=limits.max_new_tokens,
+        eos_token_id=end or None,
+        pad_token_id=pad if pad is not None else (end[0] if end else 0),
+        # `generate` puts another start token before a prompt
+        decoder_start_token_id=(
+            request.source.prompt[0] if target.checkpoint.encoder_decoder else None
+        ),
+        use_cache=True,
+        **chosen,
+    )
+
+
+def require_cache(what: str, model: LoadedModel) -> None:
+    """Raise UserError for a model whose state cannot go back to an earlier token."""
+    if weightless(model.checkpoint)._is_stateful:
+        raise UserError(
+            f"{what} of transformers needs a model with a key-value cache, got {kind(model)}; "
+            "use policy=hf_generate, or policy=speculative or prompt_lookup, which save states"
+        )
+
+
+def kind(model: LoadedModel) -> str:
+    return f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"

@@ -1,0 +1,1 @@
+"""Drafts without a model: n-grams, and what the text itself says elsewhere."""

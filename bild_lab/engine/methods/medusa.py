@@ -1,0 +1,246 @@
+"""Medusa's trained part: heads that predict further ahead than the target's own head (Cai et al.,
+2023, Medusa-1).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import silu
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.methods.markov import MarkovHead
+from bild_lab.engine.methods.module_folder import (
+    Kind,
+    SavedModule,
+    base_of,
+    described,
+    released_folder,
+    shapes,
+    tensors_of,
+)
+from bild_lab.engine.models.head_bias import biased
+from bild_lab.engine.sampling import precise
+from bild_lab.errors import UserError, require_flag, require_whole
+from bild_lab.files import FilePath
+
+if TYPE_CHECKING:
+    from bild_lab.engine.session import LoadedModel
+
+TRAIN = (
+    "python scripts/train_module.py module=medusa name=medusa model.path=DIR dataset=NAME"
+    " dataset.path=DIR"
+)
+KIND = Kind(
+    weights="heads.safetensors",
+    config="heads_config.json",
+    noun="folder of Medusa heads",
+    remedy=f"make one with: {TRAIN} and give policy.heads=outputs/medusa/heads",
+)
+RELEASED = Kind(  # as FasterDecoding releases them
+    weights="medusa_lm_head.safetensors",
+    config="config.json",
+    noun="release of Medusa heads",
+    remedy=(
+        "give a release such as policy.heads=FasterDecoding/medusa-vicuna-7b-v1.3, or train your"
+        " own: "
+    )
+    + TRAIN,
+)
+RELEASED_WEIGHTS = (RELEASED.weights, "medusa_lm_head.pt")
+
+
+@dataclass(frozen=True)
+class MedusaConfig:
+    """The shapes of the heads, and the model they were trained for.
+
+    heads: how many tokens are predicted beyond the target's own next token. layers: residual blocks
+    in each head. hidden_size, vocabulary: the base model's. base: its path and the fingerprint of
+    its weights. shared: all heads end in the target's own matrix to the vocabulary, instead of one
+    each. markov_rank: of a `MarkovHead`, or 0.
+    """
+
+    heads: int
+    layers: int
+    hidden_size: int
+    vocabulary: int
+    base: Mapping[str, Any] = field(default_factory=dict)
+    shared: bool = False
+    markov_rank: int = 0
+
+    def __post_init__(self) -> None:
+        require_whole("module.heads", self.heads, 1)
+        require_flag("module.shared", self.shared)
+        require_whole("module.markov_rank", self.markov_rank, 0)
+        alike = "heads without blocks that share a matrix are one" if self.shared else ""
+        require_whole("module.layers", self.layers, 1 if self.shared else 0, None, alike)
+
+
+class MedusaHeads(SavedModule):
+    """Head i (from 0) predicts the token i + 2 positions ahead, from the input of the target's own
+    head.
+
+    Each head is `layers` residual blocks x + silu(W x + b), then a matrix to the vocabulary. W and
+    b start at zero, so that the blocks are the identity at first. The heads are stacked: blocks
+    [heads, layers, dim, dim], biases [heads, layers, dim], outputs [heads, vocab, dim]. With a
+    shared matrix (Stern et al., 2018, §6) `attach` gives them the target's own, which is neither
+    trained nor saved; there are no outputs then. Other matrices can be attached too, such as a part
+    of their rows.
+    """
+
+    kind, config_class = KIND, MedusaConfig
+
+    def __init__(self, config: MedusaConfig, seed: int = 0) -> None:
+        super().__init__(config)
+        dim = config.hidden_size
+        self.blocks = nn.Parameter(torch.zeros(config.heads, config.layers, dim, dim))
+        self.biases = nn.Parameter(torch.zeros(config.heads, config.layers, dim))
+        if not config.shared:
+            self.outputs = nn.Parameter(torch.zeros(config.heads, config.vocabulary, dim))
+        self.markov = (
+            MarkovHead(config.vocabulary, config.markov_rank, seed) if config.markov_rank else None
+        )
+        self._attached: tuple[Tensor, ...] = ()
+        self.bias: Tensor | None = None  # of ids without a token (`head_bias`)
+
+    @classmethod
+    def fresh(
+        cls,
+        model_config: PreTrainedConfig,
+        lm_head: Float[Tensor, "vocab dim"],
+        base: Mapping[str, Any],
+        heads: int,
+        layers: int = 1,
+        shared: bool = False,
+        markov_rank: int = 0,
+        seed: int = 0,
+    ) -> MedusaHeads:
+        """Untrained heads, each a copy of the model's own head.
+
+        Raises UserError for an encoder–decoder.
+        """
+        shape = base_of(model_config, "Medusa")
+        sizes = (heads, layers, shape.hidden_size, lm_head.shape[0])
+        made = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
+        if shared:
+            return made.attach(lm_head[None])
+        with torch.no_grad():
+            made.outputs.copy_(lm_head.detach())  # the same for every head
+        return made
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Self:
+        """Own heads, or released ones from a folder or the hub.
+
+        Raises UserError for any other folder.
+        """
+        place = released_folder(str(folder), RELEASED, RELEASED_WEIGHTS)
+        released = any((place / name).is_file() for name in RELEASED_WEIGHTS)
+        return read_released(place) if released else super().load(place)
+
+    def attach(self, matrices: Float[Tensor, "ends part dim"]) -> MedusaHeads:
+        """End in these matrices: one that all heads share, or one for each."""
+        self._attached = (matrices.detach(),)
+        return self
+
+    def forward(self, hidden: Float[Tensor, "*rows dim"]) -> Float[Tensor, "heads *rows vocab"]:
+        rows = hidden.reshape(-1, hidden.shape[-1])  # [n, dim]
+        logits = self._logits(rows, self.config.heads)
+        return logits.view(self.config.heads, *hidden.shape[:-1], -1)
+
+    def most_likely(
+        self, hidden: Float[Tensor, " dim"], depth: int, count: int
+    ) -> Int[Tensor, "depth count"]:
+        """The first heads' most likely tokens."""
+        return self.scores(hidden, depth).topk(count).indices
+
+    def scores(self, hidden: Float[Tensor, " dim"], depth: int) -> Float[Tensor, "depth vocab"]:
+        """The first heads' logits, without the bias of a Markov head."""
+        return precise(self._logits(hidden[None], depth)[:, 0])
+
+    def _logits(self, rows: Float[Tensor, "n dim"], depth: int) -> Float[Tensor, "depth n vocab"]:
+        """Of the first `depth` heads."""
+        x = rows.expand(depth, *rows.shape)
+        for layer in range(self.config.layers):
+            x = x + silu(x @ self.blocks[:depth, layer].mT + self.biases[:depth, layer, None])
+        return biased(
+            x @ (self._attached[0] if self._attached else self.outputs)[:depth].mT, self.bias
+        )
+
+
+def read_released(folder: Path) -> MedusaHeads:
+    """Heads in the layout of FasterDecoding's releases (`MedusaModel` of
+    medusa/model/medusa_model.py), on the CPU.
+
+    A head i of n blocks has i.0.linear.weight, i.0.linear.bias … and the matrix i.n.weight. Their
+    numbers are taken from the weights: the authors read them without asking whether config.json
+    names as many. Raises UserError for weights that are no such heads, and for fewer heads than
+    config.json names.
+    """
+    tensors = tensors_of(folder, RELEASED, RELEASED_WEIGHTS)
+    try:
+        config = json.loads((folder / RELEASED.config).read_text(encoding="utf-8"))
+        named, base = config["medusa_num_heads"], {"path": config["base_model_name_or_path"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{folder / RELEASED.config} must hold medusa_num_heads and base_model_name_or_path,"
+            f" got none ({error}); " + RELEASED.remedy
+        ) from error
+    ends = sorted(
+        int(found[1]) for name in tensors if (found := re.fullmatch(r"0\.(\d+)\.weight", name))
+    )
+    heads, layers = (
+        sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors),
+        (ends or [0])[-1],
+    )
+    vocabulary, dim = tensors[f"0.{layers}.weight"].shape if ends else (0, 0)
+    wanted: dict[str, tuple[int, ...]] = {}
+    for head in range(heads):
+        for layer in range(layers):
+            wanted |= {
+                f"{head}.{layer}.linear.weight": (dim, dim),
+                f"{head}.{layer}.linear.bias": (dim,),
+            }
+        wanted[f"{head}.{layers}.weight"] = (vocabulary, dim)
+    if heads < max(1, named) or wanted != shapes(tensors):
+        raise UserError(
+            f"{folder} must hold {named} Medusa heads, got {described(shapes(tensors))};"
+            f" {RELEASED.remedy}"
+        )
+
+    def stacked(part: str) -> Tensor:  # [heads, layers, …]
+        rows = [
+            [tensors[f"{head}.{at}.linear.{part}"] for at in range(layers)] for head in range(heads)
+        ]
+        return torch.stack([torch.stack(row) for row in rows])
+
+    made = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base))
+    weights = {
+        "outputs": torch.stack([tensors[f"{head}.{layers}.weight"] for head in range(heads)])
+    }
+    if layers:
+        weights |= {"blocks": stacked("weight"), "biases": stacked("bias")}
+    made.load_state_dict(weights, strict=layers > 0)
+    return made
+
+
+def load_medusa(
+    target: LoadedModel, path: FilePath | None, vocabulary: DraftVocabulary | None = None
+) -> MedusaHeads:
+    """The heads in this folder, in the target's precision.
+
+    Raises UserError as `SavedModule.load_for` does.
+    """
+    base = base_of(target.checkpoint.config, "Medusa")
+    return MedusaHeads.load_for(
+        target, path, vocabulary, hidden_size=base.hidden_size, vocabulary=base.vocabulary
+    )

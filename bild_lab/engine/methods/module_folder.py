@@ -1,0 +1,256 @@
+"""The folder of a small trained module: one safetensors file, and a configuration with its
+shapes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.models.checkpoint.hub import hub_problem, require_hub
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+
+if TYPE_CHECKING:
+    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+    from bild_lab.engine.session import LoadedModel
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of folder: its two files, its name in messages, and the command that makes one."""
+
+    weights: str
+    config: str
+    noun: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Base:
+    """The sizes of the base model that a small module depends on: layers, KV cache and
+    vocabulary.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocabulary: int
+
+
+def base_of(config: PreTrainedConfig, noun: str) -> Base:
+    """The shapes of a decoder-only model. Raises UserError for an encoder–decoder."""
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{noun} needs a decoder-only model, got the encoder–decoder {config.model_type}"
+        )
+    heads = config.num_attention_heads
+    return Base(
+        layers=config.num_hidden_layers,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        hidden_size=config.hidden_size,
+        vocabulary=config.vocab_size,
+    )
+
+
+def require_made_for(
+    checkpoint: Checkpoint, config: Any, sizes: Mapping[str, int], noun: str
+) -> None:
+    """Raise UserError unless a small module's configuration has the target's sizes and the
+    fingerprint of its weights.
+
+    A configuration without a fingerprint is taken for the target's.
+    """
+    trained_for = config.base.get("path", "another model")
+    remedy = "choose that model, or train anew for this target"
+    for name, own in sizes.items():
+        if (stored := getattr(config, name)) != own:
+            raise UserError(
+                f"cannot use {noun}: trained for {trained_for}, whose {name} is {stored}, but the"
+                f" target's is {own}; {remedy}"
+            )
+    if "fingerprint" in config.base and config.base["fingerprint"] != checkpoint.fingerprint:
+        raise UserError(
+            f"cannot use {noun}: trained for {trained_for}, whose weights are not those of"
+            f" {checkpoint.path}; {remedy}"
+        )
+
+
+class SavedModule(nn.Module):
+    """A small trained module that has a folder of its own. config: its shapes, and the model it was
+    trained for.
+
+    part: the only tokens that it drafts; None: all.
+    """
+
+    kind: ClassVar[Kind]
+    config_class: ClassVar[type]
+    part: DraftVocabulary | None = None
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+
+    def save(self, folder: Path | str) -> None:
+        write_module(Path(folder), self.kind, self.state_dict(), dataclasses.asdict(self.config))
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Self:
+        """Read a module that `save` wrote, on the CPU. Raises UserError for any other folder."""
+        folder = Path(folder).expanduser()
+        module = cls(read_config(folder, cls.kind, cls.config_class))
+        fill(
+            module,
+            tensors_of(folder, cls.kind, [cls.kind.weights]),
+            folder / cls.kind.weights,
+            cls.kind,
+        )
+        return module
+
+    @classmethod
+    def load_for(
+        cls,
+        target: LoadedModel,
+        path: str | None,
+        part: DraftVocabulary | None = None,
+        **sizes: int,
+    ) -> Self:
+        """Read a module that drafts for this target, on its device, in its precision. It is not
+        trained any further.
+
+        sizes: of the target, which the module's configuration must have. Raises UserError without a
+        path, for another folder, and for a module of another model.
+        """
+        if path is None:
+            raise UserError(f"this policy needs a {cls.kind.noun}; {cls.kind.remedy}")
+        module = cls.load(path)
+        require_made_for(target.checkpoint, module.config, sizes, f"the {cls.kind.noun} {path}")
+        module.part = part
+        return module.to(target.device, target.dtype).requires_grad_(False)
+
+
+def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
+    """Read the configuration. Raises UserError for a folder that holds something else."""
+    path = folder / kind.config
+    if not path.is_file() or not (folder / kind.weights).is_file():
+        raise UserError(
+            f"{folder} is no {kind.noun}: it needs {kind.weights} and {kind.config}; {kind.remedy}"
+        )
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also for bytes that are not text
+        raise UserError(f"{path} is not JSON; {kind.remedy}") from error
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    names = {field.name for field in fields}
+    # than older folders
+    later = {field.name for field in fields if field.default is not dataclasses.MISSING}
+    if not isinstance(values, Mapping) or not names - later <= set(values) <= names:
+        raise UserError(
+            f"{path} must hold {', '.join(sorted(names))} and nothing else; {kind.remedy}"
+        )
+    return cls(**values)
+
+
+def fill(module: nn.Module, tensors: Mapping[str, Tensor], place: Path, kind: Kind) -> None:
+    """Load these weights of a place into the module.
+
+    Raises UserError, with those that differ, if they do not fit.
+    """
+    wanted, came = shapes(module.state_dict()), shapes(tensors)
+    if wanted != came:
+        differing = {name for name in {*wanted, *came} if wanted.get(name) != came.get(name)}
+        held = [
+            described({name: one[name] for name in differing & set(one)}) for one in (wanted, came)
+        ]
+        raise UserError(f"{place} must hold {held[0]}, got {held[1]}; {kind.remedy}")
+    module.load_state_dict(tensors)
+
+
+def write_module(
+    folder: Path, kind: Kind, weights: Mapping[str, Tensor], config: Mapping[str, Any]
+) -> None:
+    """Write the weights, then the configuration, each file atomically."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    write_atomically(folder / kind.weights, to_bytes(tensors, metadata={"format": "pt"}))
+    write_atomically(folder / kind.config, (json.dumps(config, indent=2) + "\n").encode())
+
+
+def released_folder(path: str, kind: Kind, files: Sequence[str]) -> Path:
+    """The folder itself, or where the hub's files are. files: patterns of what is fetched.
+
+    Raises UserError if none.
+    """
+    folder = Path(path).expanduser()
+    if (
+        folder.is_dir()
+        or folder.is_absolute()
+        or path.startswith((".", "~"))
+        or path.count("/") != 1
+    ):
+        return folder
+    offline = hub_problem() is not None  # files downloaded before can still be used
+    try:
+        return Path(
+            snapshot_download(path, allow_patterns=[kind.config, *files], local_files_only=offline)
+        )
+    except LocalEntryNotFoundError:
+        require_hub(f"the {kind.noun} {path}", "give a local folder instead: policy.heads=DIR")
+        raise
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        raise UserError(
+            f"no {kind.noun} {path} here or on the hub: {error}; {kind.remedy}"
+        ) from error
+
+
+def tensors_of(folder: Path, kind: Kind, names: Sequence[str]) -> dict[str, Tensor]:
+    """The weights in the first of these files that there is. Nothing but tensors is read from a
+    pickle.
+
+    Raises UserError if there is none, and for a file that holds something else.
+    """
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
+        raise UserError(
+            f"{folder} is no {kind.noun}: it needs {kind.config} and {names[0]}; {kind.remedy}"
+        )
+    try:
+        if file.suffix == ".safetensors":
+            return load_file(file)
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise UserError(
+            f"cannot read {file}: {str(error).splitlines()[0]}; {kind.remedy}"
+        ) from error
+    if isinstance(found, Mapping) and all(isinstance(value, Tensor) for value in found.values()):
+        return dict(found)
+    raise UserError(f"{file} must hold tensors by name, got something else; {kind.remedy}")
+
+
+def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def described(shapes_by_name: Mapping[str, tuple[int, ...]]) -> str:
+    return (
+        ", ".join(f"{name} {list(shape)}" for name, shape in sorted(shapes_by_name.items()))
+        or "nothing"
+    )

@@ -1,0 +1,242 @@
+"""Predictive pipelined decoding on a real machine (Yang et al., 2023, Algorithm 1), future work in
+the paper.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from bild_lab.engine.decode import TokenLoop
+from bild_lab.engine.draft import ROOT, Tree
+from bild_lab.engine.methods.early_exit.layer_heads import (
+    LayerHeads,
+    LayerHeadsConfig,
+    require_heads_of,
+)
+from bild_lab.engine.methods.ppd.lanes import Together, two_lanes
+from bild_lab.engine.methods.ppd.theory import require_exit
+from bild_lab.engine.models.head_bias import biased, head_bias
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import Feed, LoadedModel, Opening, Rows, StagedSession, Want
+from bild_lab.engine.trace import Round, Trace
+from bild_lab.errors import UserError, require_whole
+from bild_lab.files import NamesFile
+
+SHARED = "shared"
+
+# from a layer, counted from 1, and its output
+Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
+
+
+@dataclass(frozen=True)
+class PredictivePipeline(TokenLoop):
+    """The target without a drafter: each token starts while the one before it finishes. Lossless.
+
+    After the exit layer d̄ of d a head predicts the next token. The k most likely candidates run
+    through the first d − d̄ layers, as one batch, while the current token runs through the last d −
+    d̄ layers: on the CPU in two threads with one intra-op thread each, on a GPU in two streams. The
+    next token is always the one that the last layer chooses, greedily or sampled. If it was a
+    candidate, its first layers are not run again.
+
+    A candidate attends to the current token and everything before it, but to no other candidate.
+    Both use different layers of the cache, so they may run at once. A round's statistics hold, in
+    layer-time units, `latency_units` (layers that the current token ran one after another),
+    `compute_units` (those, plus the layers of every candidate) and `concurrent_units` (the part of
+    the latency during which candidates could run), and `matched`, whether the next token was a
+    candidate, None for the last token. The text's statistics hold `layers`, `exit_layer` and
+    `top_k`.
+
+    exit_layer: d̄, from d/2 to d − 1; None for half the layers, rounded up. top_k: k. heads:
+    "shared" for the target's own head, or a folder of heads trained for each layer. Raises
+    UserError for values out of range, and for a target or heads that do not fit.
+    """
+
+    feeds: ClassVar[Feed] = Feed.TREES
+    in_graphs: ClassVar[bool] = False
+
+    target: LoadedModel
+    exit_layer: int | None = None
+    top_k: int = 3
+    heads: Annotated[str, NamesFile((SHARED,))] = SHARED
+
+    def __post_init__(self) -> None:
+        self.target.require_layers("ppd")
+        if self.target.compiled:
+            raise UserError(
+                "ppd runs parts of the target's layers, which are not compiled; set"
+                " runtime.compile=false"
+            )
+        self._require_exit()
+        require_whole("top_k", self.top_k, 1)
+        vocabulary = self.target.checkpoint.config.vocab_size
+        if self.top_k > vocabulary:
+            raise UserError(
+                f"top_k must be at most the target's vocabulary of {vocabulary} tokens, got"
+                f" {self.top_k}"
+            )
+        if not isinstance(self.heads, str) or not self.heads:
+            raise UserError(
+                f"heads must be {SHARED} or a folder of heads trained for each layer, got"
+                f" {self.heads!r}"
+            )
+        if self.heads != SHARED:
+            require_heads_of(self.target, LayerHeadsConfig.read(self.heads), self.heads, self._exit)
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
+    def prepare(self, request: Request) -> None:
+        """Read the heads."""
+        _ = self._trained_head
+
+    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        trace.stats |= {"layers": self.target.depth, "exit_layer": self._exit, "top_k": self.top_k}
+        limits, tokens, ahead = (
+            request.limits,
+            list(request.source.prompt),
+            self.target.depth - self._exit,
+        )
+        with trace.span("prefill"):
+            session = self.target.start(
+                request.source, limits.max_new_tokens + self.top_k, Opening(trace.forwards)
+            )
+        # the current token after d − d̄ layers, if it was a candidate
+        begun: Float[Tensor, "1 dim"] | None = None
+        with two_lanes(self.target.device) as together:
+            while not limits.reached(tokens):
+                step = PipelineStep(
+                    self, session, request, trace, together, first=0 if begun is None else ahead
+                )
+                token, begun = step.next(tokens, begun)
+                tokens = limits.append(tokens, [token])
+                matched = None if limits.reached(tokens) else begun is not None
+                trace.rounds.append(
+                    Round(next_token=token, stats={**step.units, "matched": matched})
+                )
+                yield [token]
+
+    @cached_property
+    def _trained_head(self) -> Head | None:
+        """The heads trained for each layer; None if the target's own head is used."""
+        if self.heads == SHARED:
+            return None
+        target = self.target
+        heads = LayerHeads.load(self.heads).to(target.device, target.dtype).requires_grad_(False)
+        bias = head_bias(target.checkpoint, target.dtype, target.device)
+        return lambda layer, states: biased(heads.logits(layer, states), bias)
+
+    @property
+    def _exit(self) -> int:
+        return math.ceil(self.target.depth / 2) if self.exit_layer is None else self.exit_layer
+
+    def _require_exit(self) -> None:
+        depth = self.target.depth
+        if depth == 1:
+            raise UserError("ppd needs a target of two layers or more, got one; use policy=vanilla")
+        require_exit(depth, self._exit)
+        if self._exit == depth:
+            raise UserError(
+                f"exit_layer must leave a layer to run beside the candidates, got {self._exit} of"
+                f" {depth}; use at most {depth - 1}"
+            )
+
+
+@dataclass
+class PipelineStep:
+    """One token: it runs to the exit layer, then to the last layer in parallel with the next
+    token's candidates.
+
+    first: how many layers it ran as a candidate.
+    """
+
+    pipeline: PredictivePipeline
+    session: StagedSession
+    request: Request
+    trace: Trace
+    together: Together
+    first: int
+
+    def __post_init__(self) -> None:
+        self.exit, self.depth = self.pipeline._exit, self.pipeline.target.depth
+        self.ahead = self.depth - self.exit  # layers that candidates run
+        self.candidates = 0
+
+    @property
+    def units(self) -> dict[str, int]:
+        """Layer-time units of the token, after it was chosen."""
+        latency = self.depth - self.first
+        compute = latency + self.ahead * self.candidates
+        return {"latency_units": latency, "compute_units": compute, "concurrent_units": self.ahead}
+
+    def next(
+        self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None
+    ) -> tuple[int, Tensor | None]:
+        """The next token, and its hidden state after d − d̄ layers if it was a candidate."""
+        last = self.request.limits.room(tokens) == 1  # no token comes after the next one
+        with self.trace.span("draft"):
+            rows, candidates = self._to_exit(tokens, begun, last)
+        with self.trace.span("verify"):
+            if candidates is None:
+                return int(self._choose(self._finish(rows))), None
+            self.candidates = candidates.shape[0]
+            at = self.session.length + len(rows.states)
+            logits, states = self.together(
+                lambda: self._finish(rows), lambda: self._begin(candidates, at)
+            )
+            token, *predicted = torch.cat([self._choose(logits), candidates]).tolist()
+        if token not in predicted:
+            return token, None
+        row = predicted.index(token)
+        self.session.adopt(row, range(self.ahead))
+        return token, states[row : row + 1]
+
+    def _to_exit(
+        self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None, last: bool
+    ) -> tuple[Rows, Int[Tensor, " k"] | None]:
+        """Run the new rows to the exit layer.
+
+        Returns them and the candidates for the next token.
+        """
+        trained, shared = (
+            self.pipeline._trained_head,
+            not last and self.pipeline._trained_head is None,
+        )
+        want = Want(
+            logits=int(shared),
+            layers=range(self.first, self.exit),
+            hidden=(self.exit,),
+            prompt=True,
+        )
+        fed = tokens[self.session.length :]
+        scores = self.session.extend(Rows(fed, states=begun), want)
+        (x,) = scores.hidden
+        rows = Rows(tokens[-len(x) :], states=x)
+        if last:
+            return rows, None
+        logits = scores.logits[-1] if trained is None else trained(self.exit, x[-1:])[0]
+        return rows, logits.topk(self.pipeline.top_k).indices
+
+    def _finish(self, rows: Rows) -> Float[Tensor, "1 vocab"]:
+        """Run the current token through the layers after the exit."""
+        return self.session.extend(rows, Want(logits=1, layers=range(self.exit, self.depth))).logits
+
+    def _begin(self, candidates: Int[Tensor, " k"], at: int) -> Float[Tensor, "k dim"]:
+        """Run the candidates for position `at` through their first layers.
+
+        They do not attend to each other.
+        """
+        siblings = Tree(torch.full_like(candidates, ROOT))
+        want = Want(logits=0, layers=range(self.ahead), hidden=(self.ahead,))
+        return self.session.extend(Rows(candidates, siblings, position=at), want).hidden[0]
+
+    def _choose(self, logits: Float[Tensor, "1 vocab"]) -> Int[Tensor, " 1"]:
+        return self.request.sampling.choose(logits, self.request.generator)

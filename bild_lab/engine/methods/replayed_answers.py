@@ -1,0 +1,253 @@
+"""Texts that any engine wrote, replayed from a file: one answer to each prompt, as text or token
+ids.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bild_lab.engine.decode import TokenLoop
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
+from bild_lab.engine.request import Request, Source
+from bild_lab.engine.sampling import Sampling, most_likely, precise
+from bild_lab.engine.session import LAST, Feed, LoadedModel
+from bild_lab.engine.stop import UNFINISHED, before_stop
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError, require_unicode
+from bild_lab.files import FilePath
+
+LINES = "each line must be a JSON object with prompt and answer, each text or a list of token ids"
+KEYS = ("prompt", "answer")
+SHOWN = 60  # characters of a prompt in a message
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A line of the file, from 1: what was asked and answered, each as text or as token ids."""
+
+    line: int
+    prompt: Prompt
+    answer: str | list[int]
+
+
+class Answers(TokenLoop):
+    """Replays the answers of a file with a JSON object a line: {"prompt": "Ein Hund.", "answer":
+    [71, 1782, 1]}.
+
+    An answer belongs to the request whose prompt has the same token ids. It is cut like every text,
+    by the request's limits; one that is shorter than the limit has ended, so it gets an end token
+    if it has none: the target's own, if the target ends there. Raises UserError for a file that
+    cannot be read, and where two lines answer one prompt differently.
+    """
+
+    feeds = Feed.ROWS
+
+    def __init__(self, target: LoadedModel, file: FilePath | None = None) -> None:
+        if not isinstance(file, str):
+            raise UserError(
+                f"policy answers replays a file of answers, got {file!r}; set"
+                " policy.file=FILE.jsonl"
+            )
+        self.target, self._file = target, Path(file).expanduser()
+        self._answers = read_answers(self._file)
+
+    def lossless(self, sampling: Sampling) -> bool:
+        """Nobody knows how the texts were decoded."""
+        return False
+
+    def require_answer(self, request: Request) -> None:
+        self._answer(request)
+
+    def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
+        """Yields the answer's tokens; of a text one by one, as the target's own token decides how
+        it is written.
+        """
+        answer, limits = self._answer(request), request.limits
+        prompt = list(request.source.prompt)
+        if not isinstance(answer.answer, str):
+            tokens = limits.append(prompt, answer.answer)
+            if limits.reached(tokens):
+                yield tokens[limits.prompt_length :]
+                return
+        wording = Wording(
+            self.target.checkpoint, answer, () if limits.stop is None else limits.stop.strings
+        )
+        session = self.target.start(request.source, limits.max_new_tokens)
+        tokens = prompt
+        while not limits.reached(tokens):
+            own = int(most_likely(precise(session.extend([tokens[-1]], LAST).logits))[0])
+            token = wording.next(tokens[limits.prompt_length :], own)
+            if token is None:
+                return
+            tokens = limits.append(tokens, [token])
+            yield [token]
+
+    @cached_property
+    def _by_prompt(self) -> Mapping[tuple[int, ...], Answer]:
+        """The answers by the token ids of their prompts."""
+        found: dict[tuple[int, ...], Answer] = {}
+        for answer in self._answers:
+            try:
+                key = prompt_ids(self.target.checkpoint.source(answer.prompt))
+                require_tokens(self.target.checkpoint, answer)
+            except UserError as error:
+                raise UserError(f"{self._file}, line {answer.line}: {error}") from error
+            earlier = found.setdefault(key, answer)
+            if earlier.answer != answer.answer:
+                raise UserError(
+                    f"{self._file}: lines {earlier.line} and {answer.line} answer the same prompt"
+                    " differently; a prompt has one answer, so remove one of them"
+                )
+        return found
+
+    def _answer(self, request: Request) -> Answer:
+        """Raises UserError for a prompt without an answer, and for sampled texts."""
+        if not request.sampling.greedy:
+            raise UserError(
+                "policy answers judges each text by the target's most likely tokens, got"
+                f" decoding.temperature={request.sampling.temperature}; use decoding=greedy"
+            )
+        key = prompt_ids(request.source)
+        if (answer := self._by_prompt.get(key)) is None:
+            text = self.target.checkpoint.tokenizer.decode(list(key), skip_special_tokens=True)
+            shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+            raise UserError(
+                f"{self._file} has no answer to the prompt {shown!r} ({len(key)} tokens); add one,"
+                " by the prompt's text or its token ids, with templates and special tokens as the"
+                " target reads them"
+            )
+        return answer
+
+
+def prompt_ids(source: Source) -> tuple[int, ...]:
+    """The token ids of a prompt: of an encoder–decoder those that its encoder reads."""
+    own, encoded = source.key
+    return encoded or own
+
+
+def require_tokens(checkpoint: Checkpoint, answer: Answer) -> None:
+    """Raise UserError for an answer with token ids that the target does not have, or with text that
+    is no Unicode.
+    """
+    if isinstance(answer.answer, str):
+        require_unicode("an answer", answer.answer)
+    elif max(answer.answer, default=0) >= checkpoint.rows:
+        raise UserError(
+            f"tokens must be from 0 to {checkpoint.rows - 1}, got {max(answer.answer)}; is"
+            " pair.target the model that answered?"
+        )
+
+
+def read_answers(file: Path) -> list[Answer]:
+    """The answers of a file with a JSON object a line.
+
+    Raises UserError, with the line, for anything else.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}; {LINES}") from error
+    answers = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            content = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{file}, line {number}: {LINES}, got no JSON: {error}") from error
+        if not isinstance(content, Mapping) or not all(
+            _is_text_or_ids(content.get(key)) for key in KEYS
+        ):
+            raise UserError(f"{file}, line {number}: {LINES}, got {line[:SHOWN]}")
+        answers.append(Answer(number, content["prompt"], content["answer"]))
+    if not answers:
+        raise UserError(f"{file} holds no answers; {LINES}")
+    return answers
+
+
+def _is_text_or_ids(value: Any) -> bool:
+    if isinstance(value, str):
+        return True
+    return isinstance(value, list) and all(type(token) is int and token >= 0 for token in value)
+
+
+class Wording:
+    """The tokens of an answer, one after another, given those so far and the target's own next one.
+
+    Token ids are taken as they are. A text may be written by several sequences of tokens: it is
+    written by the target's own tokens as long as they write it, else by those of the tokenizer.
+    White space at its ends, special tokens and stop strings do not count, as many engines leave
+    them out.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, answer: Answer, stop: Sequence[str] = ()) -> None:
+        self._checkpoint, self._stop = checkpoint, stop
+        self._special = frozenset(checkpoint.tokenizer.all_special_ids)
+        self._text: str | None = None
+        self._tokens, self._prefixes = answer.answer, []
+        if isinstance(answer.answer, str):
+            self._text = before_stop(answer.answer, stop).strip().rstrip(UNFINISHED)
+            self._tokens = checkpoint.tokenizer.encode(self._text, add_special_tokens=False)
+            self._prefixes = [
+                self._written(self._tokens[:length]) for length in range(len(self._tokens))
+            ]
+
+    def next(self, before: Sequence[int], own: int) -> int | None:
+        """The token after these: an end token where the answer has ended, None if the target has
+        none.
+
+        before: the tokens so far. own: the target's own next token.
+        """
+        ends = self._checkpoint.end_tokens
+        if self._text is not None and own not in ends and self._goes_on(before, own):
+            return own
+        token = self._of_tokenizer(before)
+        if token is not None:
+            return token
+        return own if own in ends else min(ends, default=None)
+
+    def _goes_on(self, before: Sequence[int], own: int) -> bool:
+        """Whether the target's own token writes on at the text, or writes nothing that a text would
+        tell.
+        """
+        written, longer = self._written(before), self._written([*before, own])
+        if written.rstrip() == self._text:
+            further = longer.removeprefix(self._text).lstrip()
+            return not further or any(stop.lstrip().startswith(further) for stop in self._stop)
+        if own in self._special:
+            return True
+        if not written and self._checkpoint.continuation([*before, own]).isspace():
+            return True
+        return longer != written and (
+            self._text.startswith(longer) or longer.rstrip() == self._text
+        )
+
+    def _of_tokenizer(self, before: Sequence[int]) -> int | None:
+        """The answer's next token as given, or as the tokenizer writes the rest of a text; None if
+        there is no more.
+        """
+        length = len(before)
+        written = "" if self._text is None else self._written(before)
+        if self._text is not None and written.rstrip() == self._text:
+            return None
+        if list(before) == self._tokens[:length]:
+            return self._tokens[length] if length < len(self._tokens) else None
+        if self._text is None or not self._text.startswith(written):
+            return None
+        if written in self._prefixes:
+            return self._tokens[self._prefixes.index(written)]
+        return self._checkpoint.tokenizer.encode(
+            self._text.removeprefix(written), add_special_tokens=False
+        )[0]
+
+    def _written(self, tokens: Sequence[int]) -> str:
+        """What these tokens write before a stop string, without a character of which bytes are
+        missing.
+        """
+        text = self._checkpoint.continuation(tokens)
+        return before_stop(text, self._stop).lstrip().rstrip(UNFINISHED)

@@ -1,0 +1,1 @@
+"""Speculative decoding: draft models, and the rules that accept a draft."""

@@ -1,0 +1,206 @@
+"""Drafters made of drafters: a hierarchy (speculative decoding §6), and a hybrid that asks a second
+one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import (
+    EVERYTHING,
+    Model,
+    Scores,
+    Session,
+    Want,
+    beside,
+    on_device,
+)
+from bild_lab.errors import UserError, require_whole
+
+
+class SpeculativeDrafter(Drafter):
+    """Drafts up to `window` tokens with a model that is itself accelerated by a faster drafter.
+
+    draft: the middle model, which drafts for the target. drafter: drafts for the middle model.
+    window: hand over to the target after this many tokens; further tokens of the last inner round
+    are cut.
+
+    The inner rounds use speculative sampling, so every token has the middle model's distribution
+    given the text before it. That distribution is therefore the q of each drafted token, whether it
+    was an accepted inner draft or a correction, and the outer acceptance stays lossless. When the
+    target rejects a token, the middle model's cache and the inner drafter both roll back to the
+    accepted text (see `bild_lab.engine.protocols.Drafter`). Raises UserError for an inner drafter
+    that drafts trees, and for one that reads more than the logits of the model it drafts for.
+    """
+
+    drafts_trees = False
+
+    def __init__(self, draft: Model, drafter: Drafter, window: int) -> None:
+        if drafter.drafts_trees:
+            raise UserError(
+                f"the inner drafter must draft chains, but {type(drafter).__name__} drafts trees;"
+                " use a chain drafter"
+            )
+        if drafter.wants != EVERYTHING:
+            raise UserError(
+                f"the inner drafter must need logits alone, but {type(drafter).__name__} wants"
+                " more; use it on the target itself"
+            )
+        self._model = draft
+        self._drafter = drafter
+        require_whole("the draft window", window, 1)
+        self._window = window
+        self._accept = SpeculativeSampling()
+
+    def prepare(self, request: Request) -> None:
+        self._drafter.prepare(request)
+
+    @property
+    def draws_from(self) -> Model:
+        return self._model
+
+    def begin(self, request: Request, target: Session) -> None:
+        self._request = request
+        self._session = self._model.start(
+            request.source, request.limits.max_new_tokens, beside(target)
+        )
+        self._drafter = self._drafter.start(request, self._session)
+
+    def propose(self, tokens: list[int]) -> Draft:
+        limits, sampling = self._request.limits, self._request.sampling
+        self._session.rollback(len(tokens) - 1)
+        longest = len(tokens) + self._window
+        text, probs, calls = tokens, [], 0
+        while len(text) < longest and not limits.reached(text):
+            emitted, scores, inner_calls = self._round(text)
+            calls += 1 + inner_calls
+            if not sampling.greedy:
+                probs.append(sampling.probs(scores))
+            text = limits.append(text, emitted)
+        drafted = text[len(tokens) : longest]
+        return Draft(
+            tokens=on_device(drafted, self._model.device),
+            probs=torch.cat(probs)[: len(drafted)] if probs else None,
+            calls=calls,
+        )
+
+    def rollback(self, length: int) -> None:
+        self._session.rollback(length)
+        self._drafter.rollback(length)
+
+    def _round(self, text: list[int]) -> tuple[list[int], Tensor, int]:
+        """Verify one inner draft.
+
+        Returns the emitted tokens, the logits of each, and the inner drafter's forwards.
+        """
+        inner = self._request.limits.fitting(self._drafter.propose(text), text)
+        # not cached yet: the target's token after a fully accepted draft
+        behind = text[self._session.length : -1]
+        rows = inner.under(text[-1])
+        if behind:
+            rows = torch.cat([on_device(behind, rows.device), rows])
+        scores = self._session.extend(rows, Want(logits=len(inner) + 1))
+        verdict = self._accept(inner, scores.logits, self._request)
+        kept = len(verdict.path)
+        self._session.rollback(len(text) + kept)
+        self._drafter.observe(inner, scores, verdict)
+        return (
+            [*inner.token_list[:kept], verdict.next_token],
+            scores.logits[: kept + 1],
+            inner.calls,
+        )
+
+
+def second_drafter(second_draft: Model) -> Model:
+    """The pair's second draft model, for a drafter that needs one."""
+    return second_draft
+
+
+class HybridDrafter(Drafter):
+    """Drafts with the first drafter where it is confident, else with the second (SAM decoding, Hu
+    et al., 2024, §3.3).
+
+    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies
+    drafts further after longer matches, and a model with a stop rule as far as it is sure, so this
+    holds for both. With 1 the second is asked where the first drafts nothing. Both learn from every
+    verification what they can. Each round's statistics hold `second`, whether the second drafted.
+
+    Raises UserError for drafters that read other outputs of the target than each other, and for a
+    first drafter that drafts from rows of its own in the target's forward, as they would not run
+    where the second drafts.
+    """
+
+    def __init__(self, first: Drafter, second: Drafter, shortest: int) -> None:
+        require_whole("shortest", shortest, 1)
+        for place, drafter in (("first", first), ("second", second)):
+            if place not in drafter.hybrid_places:
+                raise UserError(
+                    f"the {place} drafter of a hybrid cannot be a {type(drafter).__name__}, which"
+                    " drafts from rows of its own that run in every forward of the target; choose"
+                    " another"
+                )
+        self._first, self._second, self._shortest = first, second, shortest
+        self.drafts_trees = first.drafts_trees or second.drafts_trees
+        self.gives = first.gives & second.gives
+        self.wants = both_wants(first.wants, second.wants)
+
+    @property
+    def _both(self) -> tuple[Drafter, Drafter]:
+        return self._first, self._second
+
+    def prepare(self, request: Request) -> None:
+        for drafter in self._both:
+            drafter.prepare(request)
+
+    def begin(self, request: Request, target: Session) -> None:
+        self._first, self._second = (drafter.start(request, target) for drafter in self._both)
+
+    def propose(self, tokens: list[int]) -> Draft:
+        self._tokens = tokens
+        draft, self._asked, calls = self._first.propose(tokens), self._first, 0
+        if draft.depth < self._shortest:
+            calls = draft.calls
+            self._first.rollback(len(tokens))
+            draft, self._asked = self._second.propose(tokens), self._second
+        else:
+            self._second.rollback(len(tokens) - 1)  # as the text may have become shorter
+        second = self._asked is self._second
+        return replace(draft, calls=calls + draft.calls, stats={**draft.stats, "second": second})
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        for drafter in self._both:
+            if drafter is self._asked:
+                drafter.observe(draft, scores, verdict)
+                drafter.rollback(len(self._tokens) + len(verdict.path))
+            else:
+                drafter.observe_other(self._tokens, draft, scores, verdict)
+
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
+        for drafter in self._both:
+            drafter.observe_other(tokens, draft, scores, verdict)
+
+    def rollback(self, length: int) -> None:
+        for drafter in self._both:
+            drafter.rollback(length)
+
+
+def both_wants(first: Want, second: Want) -> Want:
+    """What serves both. Raises UserError if they want different hidden states."""
+    one, other = (replace(each, head_input=False) for each in (first, second))
+    if EVERYTHING not in (one, other) and one != other:
+        raise UserError(
+            "the drafters of a hybrid must read the same hidden states of the target, got two that"
+            " differ; choose one that reads logits alone"
+        )
+    return replace(
+        other if one == EVERYTHING else one, head_input=first.head_input or second.head_input
+    )

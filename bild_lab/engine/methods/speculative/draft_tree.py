@@ -1,0 +1,214 @@
+"""A small model that drafts a tree of tokens, grown where acceptance is most likely (EAGLE-2, Li et
+al., 2024).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.methods.early_exit.views import NarrowModel
+from bild_lab.engine.methods.speculative.draft_model import require_confidence
+from bild_lab.engine.protocols import Drafter
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling, precise
+from bild_lab.engine.session import (
+    LAST,
+    GrownTree,
+    Growth,
+    Model,
+    Rows,
+    Scores,
+    Session,
+    Want,
+    beside,
+    on_device,
+)
+from bild_lab.errors import require_number, require_whole
+
+
+class ModelTreeDrafter(Drafter):
+    """Drafts a tree of up to `nodes` tokens, of which the target can accept one branch.
+
+    A token's chance is the product of the drafter's probabilities along its branch. In each of at
+    most `window` forwards the `width` most likely leaves grow `children` each; of all tokens the
+    `nodes` most likely are drafted (EAGLE-2 §4). The tree depends on the drafter's distributions
+    alone, never on a random number. So every drafted token counts as certain (q is one-hot), and
+    speculative sampling is lossless.
+
+    stop: a leaf where the drafter's largest probability is not below this has one child; an unsure
+    one branches instead of handing over to the target (BiLD's fallback, §3.3, as branching). None:
+    every leaf branches. min_prob: growing ends when no leaf has this chance. Sampled text
+    multiplies the probabilities that it samples from, greedy text those at temperature 1.
+    vocabulary: the only tokens that it drafts; None: all.
+    """
+
+    drafts_trees = True
+
+    def __init__(
+        self,
+        draft: Model,
+        nodes: int,
+        window: int,
+        width: int,
+        children: int,
+        min_prob: float = 0.0,
+        stop: float | None = None,
+        vocabulary: DraftVocabulary | None = None,
+    ) -> None:
+        self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
+        self._growth = growth_by(nodes, window, width, children, min_prob, require_confidence(stop))
+
+    def begin(self, request: Request, target: Session) -> None:
+        self._request = request
+        self._session = self._model.start(
+            request.source, request.limits.max_new_tokens, beside(target)
+        )
+        self._grown = GrownTree()
+
+    def propose(self, tokens: list[int]) -> Draft:
+        self._session.rollback(len(tokens) - 1)
+        growth = growth_of_round(self._growth, self._request, tokens)
+        feed = tokens[self._session.length :]
+        grown = self._session.grow(feed, growth)
+        self._grown = (
+            grow(self._session, feed, growth, self._request.sampling) if grown is None else grown
+        )
+        return draft_of(self._grown, self._model.device)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Keep the accepted tokens that have run."""
+        if len(self._grown.forwards) > 1:
+            rows = (self._grown.rows[node] for node in verdict.path)
+            self._session.keep([row for row in rows if row is not None])
+
+    def observe_other(
+        self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
+    ) -> None:
+        """Nothing to keep."""
+
+    def rollback(self, length: int) -> None:
+        self._session.rollback(length)
+
+
+def growth_by(
+    nodes: int,
+    window: int,
+    width: int,
+    children: int,
+    least: float,
+    prune_confidence: float | None = None,
+) -> Growth:
+    """How a policy's trees grow. Raises UserError for values out of range."""
+    for name, value in (
+        ("nodes", nodes),
+        ("window", window),
+        ("width", width),
+        ("children", children),
+    ):
+        require_whole(name, value, 1)
+    require_number("least", least, 0, 1, remedy="0 always grows on")
+    return Growth(nodes, window, width, children, frozenset(), prune_confidence, least)
+
+
+def growth_of_round(growth: Growth, request: Request, tokens: list[int]) -> Growth:
+    """The same within the room after these tokens, by the probabilities that they are sampled
+    from.
+    """
+    limits, sampling = request.limits, request.sampling
+    return replace(
+        growth,
+        depth=min(growth.depth, limits.room(tokens)),
+        end_tokens=limits.end_tokens,
+        temperature=1.0 if sampling.greedy else sampling.temperature,
+        plain=sampling.greedy or sampling.plain,
+    )
+
+
+def draft_of(grown: GrownTree, device: torch.device) -> Draft:
+    return Draft(
+        on_device(grown.tokens, device),
+        on_device(grown.parents, device),
+        calls=len(grown.forwards),
+        known_parents=grown.parents,
+    )
+
+
+@dataclass
+class Node:
+    """A token of a growing tree. parent: its index or ROOT. row: see `GrownTree`."""
+
+    token: int
+    parent: int
+    chance: float
+    row: int | None = None
+
+
+def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) -> GrownTree:
+    """Run these tokens of the text, then grow a tree after them, one forward for each level."""
+    nodes: list[Node] = []
+    parents: list[int] = []  # of the rows that have run after the text
+    forwards = [len(feed)]
+    logits = session.extend(feed, LAST).logits
+    leaves = [ROOT]
+    while True:
+        level = len(nodes)
+        nodes += most_likely_children(logits, leaves, nodes, growth, sampling)
+        growing = [n for n in range(level, len(nodes)) if nodes[n].token not in growth.end_tokens]
+        growing = [n for n in growing if nodes[n].chance >= growth.min_prob]
+        leaves = sorted(sorted(growing, key=lambda n: -nodes[n].chance)[: growth.width])
+        if not leaves or len(forwards) == growth.depth:
+            break
+        for leaf in leaves:
+            nodes[leaf].row = len(parents)
+            above = nodes[leaf].parent
+            parents.append(ROOT if above == ROOT else nodes[above].row)
+        rows = Rows([nodes[leaf].token for leaf in leaves], Tree(on_device(parents, logits.device)))
+        logits = session.extend(rows, Want()).logits
+        forwards.append(len(leaves))
+    return most_likely(nodes, growth.nodes, forwards)
+
+
+def most_likely_children(
+    logits: torch.Tensor, leaves: list[int], nodes: list[Node], growth: Growth, sampling: Sampling
+) -> list[Node]:
+    """The most likely tokens after each leaf, from its row of logits."""
+    probs = precise(logits).softmax(-1)
+    confidences = probs.amax(-1)
+    if not sampling.greedy:
+        probs = sampling.probs(logits)
+    chances, tokens = probs.topk(min(growth.children, probs.shape[-1]))
+    # one transfer
+    read = torch.cat(
+        [confidences[:, None].double(), chances.double(), tokens.double()], -1
+    ).tolist()
+    children: list[Node] = []
+    for leaf, (confidence, *values) in zip(leaves, read, strict=True):
+        most = (
+            1
+            if growth.prune_confidence is not None and confidence >= growth.prune_confidence
+            else chances.shape[-1]
+        )
+        before = 1.0 if leaf == ROOT else nodes[leaf].chance
+        for chance, token in zip(values[:most], values[chances.shape[-1] :], strict=False):
+            if chance > 0.0:
+                children.append(Node(int(token), leaf, before * chance))
+    return children
+
+
+def most_likely(nodes: list[Node], most: int, forwards: list[int]) -> GrownTree:
+    """The most likely nodes, in the order grown.
+
+    A parent is never less likely than its children, and comes first.
+    """
+    kept = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:most])
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+    return GrownTree(
+        tokens=[nodes[n].token for n in kept],
+        parents=[place[nodes[n].parent] for n in kept],
+        rows=[nodes[n].row for n in kept],
+        forwards=forwards,
+    )

@@ -1,0 +1,294 @@
+"""Speculative sampling: keep drafted tokens so that the output has the target's distribution, or
+another one.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.speculative.tree_acceptance import (
+    PerNode,
+    PerRow,
+    accepted_path,
+    best_of,
+    first_of,
+    judged_nodes,
+    judging_rows,
+    output_by,
+)
+from bild_lab.engine.protocols import Acceptance
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling, draw, precise
+from bild_lab.errors import require_number
+
+
+class SpeculativeRule(Acceptance):
+    """Accept a token drawn from q with probability min(1, π / q), else draw from norm(max(0, π −
+    q)).
+
+    What is emitted has the distribution π, whatever q is, as long as q is what the tokens were
+    drawn from.
+    """
+
+    accepts_trees = True
+
+    @abstractmethod
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
+        """π after each row, and q of each node."""
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        verify = verify_chain if draft.parents is None else verify_tree
+        return verify(*self.distributions(draft, logits, request), draft, request.generator)
+
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow:
+        p, q = self.distributions(draft, logits, request)
+        return output_by(
+            lambda left, node: (acceptance(left, q[node]), residual(left, q[node])), draft, p, drawn
+        )
+
+
+class SpeculativeSampling(SpeculativeRule):
+    """Accept a token drawn from q with probability min(1, p / (l q)) (speculative decoding,
+    Algorithm 1, A.5).
+
+    At the first rejection the next token is drawn from norm(max(0, p − l q)). After a fully
+    accepted draft it is drawn from p. In a tree the children of a node are tried in the order
+    drafted; after a rejected child its residual replaces p for the next child.
+
+    lenience: l in (0, 1]. At 1 the output has the target's distribution. This also holds for trees
+    whose siblings were drawn one after another from their rows of `draft.probs`. Below 1 no token
+    is emitted with a probability above p / l.
+
+    Under greedy decoding this is exact match. With lenience below 1 a token is then accepted if
+    p(token) >= l · max p, p at temperature 1 before standardizing. If several siblings pass, the
+    one most likely under p is taken.
+    """
+
+    def __init__(self, lenience: float = 1.0) -> None:
+        require_number("lenience", lenience, 0, 1, above=True, remedy="use 1 for lossless decoding")
+        self._lenience = lenience
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return self._lenience == 1.0
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        if not request.sampling.greedy:
+            return super().__call__(draft, logits, request)
+        if self._lenience == 1.0:
+            return ExactMatch()(draft, logits, request)
+        logits, rows = precise(logits), judging_rows(draft)
+        # log(p(token) / max p): the normalizer of p cancels
+        below = logits[rows, draft.tokens] - logits.amax(-1)[rows]  # [n]
+        gaps, chosen = draft.to_host(below, request.sampling.choose(logits, request.generator))
+        path, row = accepted_path(draft, best_of(gaps, math.log(self._lenience)))
+        return Verdict(path, int(chosen[row]))
+
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
+        p = request.sampling.probs(logits)
+        return p, self._lenience * drafter_probs(draft, p)
+
+
+class Overlap(Acceptance):
+    """The target decodes alone, and each round records how likely speculative sampling would accept
+    the draft.
+
+    `expected_acceptance` of each drafted token is β = Σ min(p, q), both standardized by the
+    request's sampling, one-hot if greedy. Its mean over the target's own tokens is α (speculative
+    decoding, Corollary 3.6, Table 3).
+    """
+
+    accepts_trees = False
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return True
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        p = request.sampling.probs(logits)
+        chance = torch.minimum(p[:-1], drafter_probs(draft, p)).sum(-1)
+        chosen, chances = draft.to_host(
+            request.sampling.choose(logits[:1], request.generator), chance
+        )
+        return Verdict((), int(chosen[0]), stats={"expected_acceptance": tuple(chances)})
+
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow:
+        return request.sampling.probs(logits)  # whatever was drafted
+
+
+def verify_chain(
+    p: PerRow,
+    q: PerNode,
+    draft: Draft,
+    generator: torch.Generator | None,
+    **noted: Float[Tensor, " n"],
+) -> Verdict:
+    """Accept each token with min(1, p / q) up to the first rejection, then draw from norm(max(0, p
+    − q)).
+
+    q is the drafter's distribution times the lenience. noted: statistics of each drafted token, by
+    name.
+    """
+    drafted = draft.tokens[:, None]
+    uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
+    kept = before_rejection(
+        uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
+    )
+    # after a fully accepted draft there is no q: it is padded with 0, so p − q is p
+    after = residual(p.index_select(0, kept), pad(q, (0, 0, 0, 1)).index_select(0, kept))
+    counted, chosen, *values = draft.to_host(kept, draw(after, generator), *noted.values())
+    stats = {name: tuple(each) for name, each in zip(noted, values, strict=True)}
+    return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]), stats=stats)
+
+
+def verify_tree(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None) -> Verdict:
+    """`verify_chain` for a tree, from the root down: each sibling is tried against the residual of
+    those before it.
+
+    The residuals do not depend on the random draws. So all rows are computed at once on the device,
+    and the accepted path is found on the host.
+    """
+    accepted, rest = tried(p, q, draft, generator)
+    flags, chosen = draft.to_host(accepted, draw(rest, generator))
+    path, row = accepted_path(draft, first_of(flags))
+    return Verdict(path, int(chosen[row]))
+
+
+def tried(
+    p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None
+) -> tuple[Bool[Tensor, " n"], PerRow]:
+    """Which nodes are accepted if the siblings before them are not, and what is drawn from after
+    each row if none is.
+
+    A chain is a tree without siblings.
+    """
+    nodes, rows = judged_nodes(draft), judging_rows(draft)  # the host needs the number of siblings
+    table = sibling_table(rows, max(map(len, nodes)))
+    uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
+    bar = uniform * q.gather(-1, draft.tokens[:, None])[:, 0]  # [n]
+    q = pad(q, (0, 0, 0, 1))  # index n, which means no further child, has q = 0
+    accepted = torch.zeros_like(bar, dtype=torch.bool)
+    every = torch.arange(len(draft), device=p.device)
+    for children in table:  # [n+1], the first child of every row, then the second, …
+        accepted |= (children[rows] == every) & (bar < p[rows, draft.tokens])
+        p = residual(p, q[children])
+    return accepted, p
+
+
+def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:
+    """Entry [i, row] is the (i + 1)-th child of this row, or n if it has none. most: the most
+    children of any row.
+    """
+    n = rows.shape[0]
+    rank = (rows == rows[:, None]).tril(-1).sum(-1)  # [n], how many siblings come before each node
+    table = rows.new_full((most, n + 1), n)
+    table[rank, rows] = torch.arange(n, device=rows.device)
+    return table
+
+
+def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:
+    """How many tokens of a chain come before the first rejection.
+
+    The result stays on the device.
+    """
+    return accepted.long().cumprod(0).sum(0, keepdim=True)
+
+
+def drafter_probs(draft: Draft, p: PerRow) -> PerNode:
+    """q as wide as p: one-hot if the draft has no probs, zero-padded if the models' padded
+    vocabularies differ.
+    """
+    if draft.probs is not None:
+        return as_wide_as(p, draft.probs)
+    return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
+
+
+def as_wide_as(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> PerNode:
+    """q with p's vocabulary, device and precision."""
+    return pad(q.to(p), (0, p.shape[-1] - q.shape[-1]))
+
+
+def acceptance(
+    p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]
+) -> Float[Tensor, "*n vocab"]:
+    """min(1, p / q): how likely each token is accepted by a uniform number u with u·q < p."""
+    return torch.where(q > 0, (p / q).clamp(max=1.0), (p > 0).to(p))
+
+
+def residual(
+    p: Float[Tensor, "*n vocab"], q: Float[Tensor, "*n vocab"]
+) -> Float[Tensor, "*n vocab"]:
+    """norm(max(0, p − q)) of each row; p itself if the difference rounds to zero."""
+    difference = (p - q).clamp(min=0)
+    total = difference.sum(-1, keepdim=True)
+    return torch.where(total > 0, difference / total, p)
+
+
+def judged_probs(logits: Float[Tensor, "n vocab"], sampling: Sampling) -> PerNode:
+    """p as a forgiving rule reads it: what tokens are drawn from; under greedy decoding at
+    temperature 1.
+    """
+    return precise(logits).softmax(-1) if sampling.greedy else sampling.probs(logits)
+
+
+def own_decisions(
+    draft: Draft, logits: PerRow, request: Request
+) -> tuple[Bool[Tensor, " n"], Int[Tensor, " n+1"]]:
+    """Which drafted tokens lossless speculative sampling keeps, and what it emits after each row if
+    it keeps no child.
+
+    Greedy: the tokens that the target itself chooses.
+    """
+    sampling = request.sampling
+    if sampling.greedy:
+        chosen = sampling.choose(logits, None)
+        return draft.tokens == chosen[judging_rows(draft)], chosen
+    p = sampling.probs(logits)
+    accepted, rest = tried(p, drafter_probs(draft, p), draft, request.generator)
+    return accepted, draw(rest, request.generator)
+
+
+def forgiving_verdict(
+    draft: Draft,
+    accepted: Sequence[float],
+    forgiven: Sequence[float],
+    likelihood: Sequence[float],
+    emitted: Sequence[float],
+) -> Verdict:
+    """Accept, from the root down, the child that lossless decoding keeps, else the most likely one
+    that is forgiven.
+
+    accepted, forgiven, likelihood: of each node. emitted: the token to emit after each row, if no
+    child is accepted. The round's statistics say of each node whether it was `forgiven`: accepted,
+    where lossless decoding rejects it.
+    """
+
+    def choose(siblings: list[int]) -> int | None:
+        own = (node for node in siblings if accepted[node])
+        return next(
+            own,
+            max(
+                (node for node in siblings if forgiven[node]),
+                key=likelihood.__getitem__,
+                default=None,
+            ),
+        )
+
+    path, row = accepted_path(draft, choose)
+    flags = tuple(int(node in path and not accepted[node]) for node in range(len(draft)))
+    return Verdict(path, int(emitted[row]), stats={"forgiven": flags})

@@ -1,0 +1,262 @@
+"""Rules of tokens that are likely enough: typical acceptance, MARS, and truncation sampling as
+their control.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from bild_lab.engine.draft import Draft, Verdict
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.methods.speculative.sampling import (
+    SpeculativeRule,
+    acceptance,
+    drafter_probs,
+    forgiving_verdict,
+    judged_probs,
+    own_decisions,
+    residual,
+)
+from bild_lab.engine.methods.speculative.tree_acceptance import (
+    PerNode,
+    PerRow,
+    judging_rows,
+    output_by,
+    output_by_bar,
+)
+from bild_lab.engine.protocols import Acceptance
+from bild_lab.engine.request import Request
+from bild_lab.engine.sampling import Sampling, draw, precise
+from bild_lab.errors import UserError, require_number, require_whole
+
+
+class TypicalAcceptance(Acceptance):
+    """Accept a token with p(token) > min(ε, δ · exp(−H(p))), where H is the entropy of p in nats
+    (Medusa §2.3).
+
+    In a tree the longest path of such tokens is accepted; among equally long paths, the most
+    likely. Medusa accepts the first token of its candidates unconditionally, so that every round
+    emits something. Here that token is `next_token`, the target's own choice. It is drawn from p,
+    where Medusa takes the argmax.
+
+    p is standardized by the request's sampling settings. Under greedy decoding p(token) and H(p)
+    are taken at temperature 1. Medusa uses exact match there: use ExactMatch for that.
+
+    epsilon: a token more probable than this is always accepted. delta: scales the threshold, which
+    falls as the target's entropy grows.
+    """
+
+    accepts_trees = True
+
+    def __init__(self, epsilon: float, delta: float) -> None:
+        for name, value in (("epsilon", epsilon), ("delta", delta)):
+            require_number(
+                f"typical acceptance's {name}",
+                value,
+                0,
+                1,
+                above=True,
+                remedy="smaller accepts more",
+            )
+        self._epsilon, self._delta = epsilon, delta
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return False
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        p, rows = judged_probs(logits, request.sampling), judging_rows(draft)  # [n+1, vocab], [n]
+        choice = (
+            request.sampling.choose(logits, None)
+            if request.sampling.greedy
+            else draw(p, request.generator)
+        )
+        likelihood, bar = p[rows, draft.tokens], typical_bar(p, self._epsilon, self._delta)[rows]
+        probs, passes, chosen = draft.to_host(likelihood, likelihood > bar, choice)
+        path = longest_path(draft.parent_list, probs, passes)
+        return Verdict(path=path, next_token=int(chosen[path[-1] + 1 if path else 0]))
+
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow | None:
+        p = request.sampling.probs(logits)
+        return output_by_bar(
+            p > typical_bar(p, self._epsilon, self._delta)[:, None], draft, p, drawn
+        )
+
+
+def longest_path(parents: list[int], probs: list[float], passes: list[float]) -> tuple[int, ...]:
+    """The longest path from the root over nodes that pass; among equally long paths, the most
+    probable.
+    """
+    # its path and likelihood, by node
+    reached: dict[int, tuple[tuple[int, ...], float]] = {-1: ((), 1.0)}
+    for node, parent in enumerate(parents):
+        if passes[node] and parent in reached:
+            path, likelihood = reached[parent]
+            reached[node] = ((*path, node), likelihood * probs[node])
+    return max(reached.values(), key=lambda item: (len(item[0]), item[1]))[0]
+
+
+class TruncationSampling(SpeculativeRule):
+    """Draw from the target's distribution without the tokens that a lossy rule could never accept.
+
+    A rule that accepts whatever the target finds likely enough also makes the text colder, and so
+    may score better. The control is the target alone, drawing from p over the tokens that the rule
+    would accept, normalized: a gain that it has too is not the drafter's. Tokens stay that satisfy
+    all conditions given; the most likely token always stays.
+
+    epsilon, delta: p(token) > min(ε, δ exp(−H(p))), what typical acceptance accepts (η-sampling,
+    Hewitt et al., 2022).
+    ratio: p(token) >= ratio · max p, what greedy lenience accepts (min-p).
+    top_k: at most so many tokens are as likely or more likely.
+    rollback: −log p(token) <= rollback in nats, what BiLD accepts, with p at temperature 1;
+    elsewhere it is as sampled.
+
+    Drafts are verified by speculative sampling towards the truncated distribution, so a drafter
+    does not change it; the policy has none. Under greedy decoding the most likely token stays, and
+    the text is the target's own.
+    """
+
+    def __init__(
+        self,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        ratio: float | None = None,
+        top_k: int | None = None,
+        rollback: float | None = None,
+    ) -> None:
+        if (epsilon is None) != (delta is None):
+            raise UserError(
+                f"truncation takes epsilon and delta together, got {epsilon!r} and {delta!r}"
+            )
+        if all(value is None for value in (epsilon, ratio, top_k, rollback)):
+            raise UserError(
+                "truncation needs a bar, got none; set ratio, top_k, rollback, or epsilon and delta"
+            )
+        for name, value in (("epsilon", epsilon), ("delta", delta), ("ratio", ratio)):
+            if value is not None:
+                require_number(
+                    f"truncation's {name}",
+                    value,
+                    0,
+                    1,
+                    above=True,
+                    remedy="smaller keeps more tokens",
+                )
+        if top_k is not None:
+            require_whole("truncation's top_k", top_k, 1)
+        if rollback is not None:
+            require_number(
+                "truncation's rollback",
+                rollback,
+                0,
+                float("inf"),
+                above=True,
+                remedy="larger keeps more",
+            )
+        self._epsilon, self._delta, self._ratio, self._top_k, self._rollback = (
+            epsilon,
+            delta,
+            ratio,
+            top_k,
+            rollback,
+        )
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return sampling.greedy
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        return (ExactMatch() if request.sampling.greedy else super()).__call__(
+            draft, logits, request
+        )
+
+    def distributions(
+        self, draft: Draft, logits: PerRow, request: Request
+    ) -> tuple[PerRow, PerNode]:
+        p = self.probs(logits, request.sampling)
+        return p, drafter_probs(draft, p)
+
+    def probs(
+        self, logits: Float[Tensor, "n vocab"], sampling: Sampling
+    ) -> Float[Tensor, "n vocab"]:
+        """The truncated distribution."""
+        p = sampling.probs(logits)
+        left = p * self._allowed(p, precise(logits))
+        return left / left.sum(-1, keepdim=True)
+
+    def _allowed(self, p: PerNode, logits: Float[Tensor, "n vocab"]) -> Bool[Tensor, "n vocab"]:
+        best = p.amax(-1, keepdim=True)
+        allowed = torch.ones_like(p, dtype=torch.bool)
+        if self._epsilon is not None:
+            allowed &= p > typical_bar(p, self._epsilon, self._delta)[:, None]
+        if self._ratio is not None:
+            allowed &= p >= self._ratio * best
+        if self._top_k is not None:
+            allowed &= among_most_likely(p, self._top_k)
+        if self._rollback is not None:
+            allowed &= logits.log_softmax(-1) >= -self._rollback
+        return allowed | (p == best)
+
+
+class MarginAcceptance(Acceptance):
+    """Also accept one of the target's two most likely tokens where the second's logit is above θ
+    times the first's.
+
+    MARS, Song et al., 2026, arXiv 2601.15498; `evaluate_posterior` in mars/model/utils.py of
+    5SSjw/MARS. The ratio is of raw logits: a constant added to all changes it. Where the first is
+    not positive nothing is forgiven. Other tokens are judged by lossless speculative sampling,
+    where the released code, when it samples, rejects them. In a tree a token that lossless decoding
+    keeps comes first, then the most likely that is forgiven.
+
+    ratio: θ in (0, 1]; smaller accepts more, 1 is lossless.
+    """
+
+    accepts_trees = True
+
+    def __init__(self, ratio: float) -> None:
+        require_number("MARS's ratio", ratio, 0, 1, above=True, remedy="smaller accepts more")
+        self._ratio = ratio
+
+    def lossless(self, sampling: Sampling) -> bool:
+        return self._ratio == 1
+
+    def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
+        p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
+        own, emitted = own_decisions(draft, logits, request)
+        near, likelihood = self._near(p, logits)[rows, draft.tokens], p[rows, draft.tokens]
+        return forgiving_verdict(draft, *draft.to_host(own, near, likelihood, emitted))
+
+    def output_distribution(
+        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+    ) -> PerRow | None:
+        if draft.parents is not None:  # forgiven siblings compete
+            return None
+        p = request.sampling.probs(logits)
+        q, near = drafter_probs(draft, p), self._near(p, logits)
+
+        def judge(left: Tensor, node: int) -> tuple[Tensor, Tensor]:
+            return torch.where(near[node], 1.0, acceptance(left, q[node])), residual(left, q[node])
+
+        return output_by(judge, draft, p, drawn)
+
+    def _near(self, p: PerNode, logits: PerNode) -> Bool[Tensor, "n vocab"]:
+        first, second = precise(logits).topk(2, dim=-1).values.split(1, dim=-1)
+        return among_most_likely(p, 2) & (first > 0) & (second > self._ratio * first)
+
+
+def typical_bar(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]:
+    """min(ε, δ · exp(−H(p))) of each row."""
+    entropy = torch.special.entr(p).sum(-1)  # nats; a token with probability 0 adds nothing
+    return (delta * (-entropy).exp()).clamp(max=epsilon)
+
+
+def among_most_likely(p: PerNode, top_k: int) -> Bool[Tensor, "n vocab"]:
+    """Whether at most `top_k` tokens, this one among them, are as likely.
+
+    Of equals that do not all fit, none is.
+    """
+    if top_k >= p.shape[-1]:
+        return torch.ones_like(p, dtype=torch.bool)
+    return p > p.topk(top_k + 1, dim=-1).values[..., -1:]

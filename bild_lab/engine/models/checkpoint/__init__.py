@@ -1,0 +1,1 @@
+"""A checkpoint on disk or on the hub: its files, tokens and weights."""

@@ -1,0 +1,651 @@
+"""A checkpoint in a folder or on the hub: small files are read first, weights only on request."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import os
+import pickle
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub import HfApi, try_to_load_from_cache
+from huggingface_hub.errors import HTTPError
+from safetensors import SafetensorError
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from bild_lab.engine.models.checkpoint.chat import ChatSettings, chat_text
+from bild_lab.engine.models.checkpoint.hub import (
+    hub_problem,
+    no_conversion_service,
+    no_progress_bars,
+    require_hub,
+)
+from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, begin_of_text
+from bild_lab.engine.models.checkpoint.weight_files import (
+    holds_weights,
+    in_folder,
+    is_pickled,
+    named_in_config,
+    require_no_adapter,
+    require_weights,
+)
+from bild_lab.engine.models.checkpoint.weights import StoredWeights
+from bild_lab.engine.request import Source
+from bild_lab.errors import UserError, require_unicode
+from bild_lab.files import file_digest, pin_of, shipped
+
+PICKLE_REMEDY = (
+    "set runtime.allow_pickles=true (in scripts/finetune.py model.allow_pickles=true) to read"
+    " tensors from them, and nothing else, or give a revision that has safetensors, or save them"
+    " anew with Transformers: AutoModelForCausalLM or AutoModelForSeq2SeqLM,"
+    " .from_pretrained(DIR).save_pretrained(NEW_DIR)"
+)
+REMOTE_CODE = (
+    "runs Python code of its own; look at it first, then set runtime.trust_remote_code=true"
+)
+HUB_REMEDY = (
+    "check its name, its revision and your access (`hf auth login`), repeat the command where a"
+    " download broke off, or give a local folder in Hugging Face layout with safetensors weights"
+)
+TOKENIZER_FILE = re.compile(r"token|vocab|tekken|\.model$")
+# a training's log files: times and paths, no effect on the weights
+ACCOUNTS = ("README.md", "metrics.json")
+Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's files.
+
+    path: a folder, a hub id, toy:large or toy:small.
+    revision: a branch, tag or commit on the hub; one that `pins.yaml` pins is read at its commit.
+    trust_remote_code: run Python code that comes with the checkpoint; without it such a checkpoint
+    is refused.
+    allow_pickles: where there are no safetensors, read tensors, and nothing else, from pickles
+    (PyTorch's `weights_only`); without it such a checkpoint is refused.
+    """
+
+    path: str
+    revision: str | None = None
+    trust_remote_code: bool = False
+    allow_pickles: bool = False
+
+    @property
+    def location(self) -> str:
+        """The folder or hub id to read from."""
+        return str(Path(shipped(self.path)).expanduser())
+
+    @property
+    def in_folder(self) -> bool:
+        return Path(self.location).is_dir()
+
+    @property
+    def on_hub(self) -> bool:
+        """Whether the path can only be a hub id."""
+        named_as_folder = self.path.startswith(("/", ".", "~")) or self.path.count("/") > 1
+        return not self.in_folder and not named_as_folder
+
+    @property
+    def pin(self) -> Mapping[str, str] | None:
+        """The commit and date that the revision is pinned to on the hub; None without a pin."""
+        return pin_of("models", self.path, self.revision) if self.on_hub else None
+
+    @property
+    def commit(self) -> str | None:
+        """What is read from the hub: the pinned commit, or the revision as it was given."""
+        return self.revision if (pin := self.pin) is None else pin["revision"]
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        return self._read("configuration", AutoConfig, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self._read("tokenizer", AutoTokenizer, trust_remote_code=self.trust_remote_code)
+
+    @cached_property
+    def generation(self) -> GenerationConfig:
+        try:
+            if not self.in_folder or (Path(self.location) / "generation_config.json").is_file():
+                return self._read("generation settings", GenerationConfig)
+        except UserError:
+            if self.in_folder:
+                raise
+        # older checkpoints have no such file
+        return GenerationConfig.from_model_config(self.config)
+
+    def check(self) -> None:
+        """Raise UserError unless the small files exist and fit together, and the weights are safe
+        to read.
+        """
+        _ = self.vocabulary
+        for token in sorted(self.end_tokens):
+            self.require_row(token, "an end token")
+        self._require_weights()
+        if self.encoder_decoder:
+            self.require_row(self.decoder_start, "the decoder's start token")
+
+    def require_row(self, token: int, what: str, rows: int | None = None) -> None:
+        """Raise UserError for a token without an embedding. rows: how many there are; None: the
+        decoder's.
+        """
+        rows = self.rows if rows is None else rows
+        if 0 <= token < rows:
+            return
+        piece = piece_of(self.tokenizer, token) if token >= 0 else None
+        named = "" if piece is None else f" ({piece!r})"
+        raise UserError(
+            f"{what} must be from 0 to {rows - 1}, as {self.path} has {rows} embeddings, got"
+            f" {token}{named}; resize the model's embeddings to its tokenizer"
+            " (resize_token_embeddings) and save both, or take both from one checkpoint"
+        )
+
+    def require_rows(self, source: Source) -> None:
+        """Raise UserError for a source with a token that the model has no embedding for."""
+        for token in {min(source.prompt), max(source.prompt)}:
+            self.require_row(token, "the tokens of a prompt")
+        if source.encoder_ids is not None:
+            for token in {int(source.encoder_ids.min()), int(source.encoder_ids.max())}:
+                self.require_row(token, "the tokens of a prompt", self.source_rows)
+
+    def _require_weights(self) -> None:
+        """Raise UserError unless there are weights that Transformers reads, all of them, and safe
+        to read.
+        """
+        if not (names := self._file_names):
+            return
+        first = require_weights(self.path, names, named_in_config(self.files / "config.json"))
+        if is_pickled(first) and not self.allow_pickles:
+            raise UserError(f"{self.path} has {first} and no safetensors weights; {PICKLE_REMEDY}")
+        if not self.in_folder:
+            return
+        folder = Path(self.location)
+        if missing := [name for name in in_folder(folder) if not (folder / name).is_file()]:
+            raise UserError(
+                f"{self.path} lacks {missing[0]}, which its {first} lists; copy it from where the"
+                f" model came from, or remove {first} if the weights are in another file"
+            )
+
+    @cached_property
+    def _file_names(self) -> Sequence[str]:
+        """Of the folder or the hub's repository; empty for a hub that cannot be asked."""
+        if self.in_folder:
+            return os.listdir(self.location)
+        if self.on_hub and hub_problem() is None:
+            with suppress(HTTPError, OSError, ValueError):  # the configuration came from the cache
+                return HfApi().list_repo_files(self.location, revision=self.commit)
+        return []
+
+    @property
+    def encoder_decoder(self) -> bool:
+        return bool(self.config.is_encoder_decoder)
+
+    @property
+    def auto_class(
+        self,
+    ) -> type[AutoModelForCausalLM | AutoModelForSeq2SeqLM | AutoModelForImageTextToText]:
+        """The class of Transformers that builds the model.
+
+        One that also reads images is given text alone.
+        """
+        if self.encoder_decoder:
+            return AutoModelForSeq2SeqLM
+        images = type(self.config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        only_with_images = images and type(self.config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+        return AutoModelForImageTextToText if only_with_images else AutoModelForCausalLM
+
+    @property
+    def depth(self) -> int:
+        """How many decoder layers the model has."""
+        return decoder_depth(self.config)
+
+    @cached_property
+    def vocabulary(self) -> dict[str, int]:
+        return self.tokenizer.get_vocab()
+
+    @cached_property
+    def rows(self) -> int:
+        """How many tokens the decoder embeds."""
+        # of models whose encoder has another vocabulary
+        apart = getattr(self.config, "decoder_vocab_size", None)
+        return apart or self.config.get_text_config(decoder=True).vocab_size
+
+    @property
+    def columns(self) -> int:
+        """How many scores the head gives."""
+        return self.rows
+
+    @cached_property
+    def source_rows(self) -> int:
+        """How many tokens the encoder embeds; of a decoder-only model, how many a prompt may
+        have.
+        """
+        return getattr(self.config.get_text_config(encoder=True), "vocab_size", None) or self.rows
+
+    @cached_property
+    def unknown(self) -> tuple[int, ...]:
+        """The ids that have a score and no token, as in models padded beyond their tokenizer.
+
+        Nobody can read such an id, so no text has one: its score is −inf in every forward. End
+        tokens are known.
+        """
+        known = {*self.vocabulary.values(), *self.end_tokens}
+        spare = [token for token in range(self.columns) if token not in known]
+        return tuple(
+            token
+            for token in spare
+            if token >= self.rows or piece_of(self.tokenizer, token) is None
+        )
+
+    @cached_property
+    def unwritten(self) -> dict[str, int]:
+        """The special tokens that no text shows, by their names; without the one for unknown
+        text.
+        """
+        added, unknown = self.tokenizer.get_added_vocab(), self.tokenizer.unk_token_id
+        decode = self.tokenizer.decode
+        return {
+            piece: token
+            for piece, token in added.items()
+            if token != unknown and decode([token], skip_special_tokens=True) == ""
+        }
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """What each token writes."""
+        return Pieces(self.tokenizer)
+
+    @cached_property
+    def end_tokens(self) -> frozenset[int]:
+        configured = getattr(self.config.get_text_config(decoder=True), "eos_token_id", None)
+        for ids in (self.generation.eos_token_id, configured, self.tokenizer.eos_token_id):
+            if ids is not None:
+                return frozenset([ids] if isinstance(ids, int) else ids)
+        return frozenset()
+
+    @property
+    def decoder_start(self) -> int:
+        configured = getattr(self.config, "decoder_start_token_id", None)
+        for token in (self.generation.decoder_start_token_id, configured):
+            if token is not None:
+                return token
+        raise UserError(
+            f"{self.path} names no decoder_start_token_id; add it to its generation_config.json"
+        )
+
+    def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
+        """The prompt as token ids, at most max_tokens of them.
+
+        prompt: text, to which the tokenizer's special tokens are added, an empty one the
+        begin-of-text token alone; token ids, taken as they are; or messages ("role", "content") for
+        the tokenizer's chat template. Raises UserError for a prompt without tokens, for a token
+        without an embedding, for text that is no Unicode, and for messages without a template.
+        """
+        limit = {} if max_tokens is None else {"truncation": True, "max_length": max_tokens}
+        if isinstance(prompt, str):
+            require_unicode("a prompt", prompt)
+            ids = self.tokenizer(prompt, verbose=False, **limit)["input_ids"] or begin_of_text(
+                self.tokenizer
+            )
+            ids = self._once_started(prompt, ids)
+        elif prompt and isinstance(prompt[0], Mapping):
+            ids = self.chat_tokens(prompt, ChatSettings())[:max_tokens]
+        else:
+            ids = [int(token) for token in prompt][:max_tokens]
+        if not ids:
+            raise UserError(f"the prompt {prompt!r} has no tokens; a model needs at least one")
+        for token in (min(ids), max(ids)):
+            self.require_row(token, "the tokens of a prompt", self.source_rows)
+        if self.encoder_decoder:
+            return Source(prompt=(self.decoder_start,), encoder_ids=torch.tensor([ids]))
+        return Source(prompt=tuple(ids))
+
+    def continuation(self, tokens: Sequence[int]) -> str:
+        """What new tokens write behind a prompt, without special tokens.
+
+        Leading spaces are kept.
+        """
+        text = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
+        if self.encoder_decoder:
+            return text
+        pieces = self.tokenizer.convert_ids_to_tokens(list(tokens), skip_special_tokens=True)
+        written = "".join(piece or "" for piece in pieces)
+        spaces = len(written) - len(written.lstrip(METASPACE))
+        return " " * spaces + text.lstrip(" ") if spaces else text
+
+    def _once_started(self, text: str, ids: list[int]) -> list[int]:
+        """The tokens without the start token that was added to a text that has it, as chat
+        templates write it.
+        """
+        start = self.tokenizer.bos_token
+        twice = (
+            start is not None
+            and text.startswith(start)
+            and ids[:2] == [self.tokenizer.bos_token_id] * 2
+        )
+        return ids[1:] if twice else ids
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, str]], chat: ChatSettings) -> list[int]:
+        """The messages of a chat as token ids.
+
+        Raises UserError for a tokenizer without a chat template.
+        """
+        if self.tokenizer.chat_template is None:
+            raise UserError(
+                f"the tokenizer of {self.path} has no chat template; give the prompt as text"
+            )
+        text = chat_text(self.tokenizer, self.path, messages, chat)
+        require_unicode("a prompt", text)
+        return self.tokenizer(text, verbose=False, add_special_tokens=False)["input_ids"]
+
+    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+        """Load the model on the CPU, or where these options of `from_pretrained` put it.
+
+        Raises UserError if the checkpoint lacks any weight.
+        """
+        with no_progress_bars(), no_conversion_service():
+            model, info = self._read(
+                "weights",
+                self.auto_class,
+                dtype=dtype,
+                use_safetensors=None if self.allow_pickles else True,
+                weights_only=True,
+                output_loading_info=True,
+                trust_remote_code=self.trust_remote_code,
+                **placement,
+            )
+        if missing := sorted(info["missing_keys"]):
+            raise UserError(
+                f"the checkpoint {self.path} lacks {len(missing)} of its model's weights,"
+                f" {missing[0]} first; it may be truncated or belong to another architecture"
+            )
+        return model
+
+    @property
+    def weight_files(self) -> StoredWeights | None:
+        """The files that hold the weights as they are, fetched if need be; None without."""
+        return self._read("weights", StoredWeights)
+
+    @property
+    def files(self) -> Path:
+        """The folder of the files that have been read: of the hub's, the one in its cache, named
+        after their commit.
+        """
+        if self.in_folder:
+            return Path(self.location)
+        _ = self.config  # now it is in the hub's cache
+        cached = try_to_load_from_cache(self.location, "config.json", revision=self.commit)
+        if not isinstance(cached, str):
+            raise UserError(
+                f"{self.path} left no commit in the hub's cache; give a local folder instead"
+            )
+        return Path(cached).parent
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the weights: the hub's commit, or a hash of the files of a folder that can be
+        read for its model.
+
+        Files with weights that are not read do not count, nor do a training's log files. Python
+        code of a checkpoint may read any file, so all count beside it.
+        """
+        if not self.in_folder:
+            return self.files.name
+        folder, names = Path(self.location), set(os.listdir(self.location)) - set(ACCOUNTS)
+        if not any(name.endswith(".py") for name in names):
+            names = {name for name in names if not holds_weights(name)}
+        digest = hashlib.sha256()
+        for name in sorted(names | set(in_folder(folder))):
+            if (folder / name).is_file():
+                digest.update(name.encode() + bytes.fromhex(file_digest(folder / name)))
+        return digest.hexdigest()[:16]
+
+    def _read(self, part: str, kind: Any, **options: Any) -> Any:
+        """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
+        self._require_files(part)
+        if (commit := self.commit) is not None:
+            options["revision"] = commit
+        # files downloaded before can still be used
+        if not self.in_folder and hub_problem() is not None:
+            options["local_files_only"] = True
+        try:
+            return kind.from_pretrained(self.location, **options)
+        except (ImportError, RuntimeError) as error:
+            if lines := [
+                line.strip() for line in str(error).splitlines() if "mismatch" in line.lower()
+            ]:
+                raise UserError(
+                    f"the weights of {self.path} do not have the shapes of its config.json:"
+                    f" {lines[0]}; give the config.json that belongs to the weights"
+                ) from error
+            if (method := quantization(self.config)) is None:
+                raise
+            raise UserError(
+                f"the weights of {self.path} are quantized ({method}) and cannot be read here:"
+                f" {root_cause(error)}; install what is missing, or give a checkpoint that is not"
+                " quantized"
+            ) from error
+        except (OSError, ValueError, KeyError, SafetensorError, pickle.UnpicklingError) as error:
+            if options.get("local_files_only"):
+                require_hub(
+                    f"the checkpoint {self.path}",
+                    "give a local folder instead: pair.target=DIR, pair.draft=DIR",
+                )
+            raise UserError(self._complaint(part, error)) from error
+
+    def _require_files(self, part: str) -> None:
+        """Raise UserError for a path that holds nothing that can be read."""
+        folder = Path(self.location)
+        has_config = (folder / "config.json").is_file()
+        if (folder / "adapter_config.json").is_file():
+            require_no_adapter(self.path, os.listdir(folder))
+        if not has_config and (files := sorted(folder.glob("*.gguf"))):
+            raise UserError(
+                f"{self.path} is a folder with a GGUF file; give the file:"
+                f" {self.path}/{files[0].name}"
+            )
+        if folder.is_file():
+            raise UserError(
+                f"{self.path} is a file; give a folder in Hugging Face layout, as only decoding"
+                " reads GGUF"
+            )
+        if self.in_folder and not has_config:
+            raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
+        # without them Transformers makes a tokenizer of a few special tokens
+        if (
+            part == "tokenizer"
+            and self.in_folder
+            and not any(map(TOKENIZER_FILE.search, os.listdir(folder)))
+        ):
+            files = (
+                "tokenizer.json (or tokenizer.model, or vocab.json and merges.txt) and"
+                " tokenizer_config.json"
+            )
+            raise UserError(
+                f"{self.path} has no tokenizer files; copy {files} from where the model came from"
+            )
+        if not self.in_folder and not self.on_hub:
+            raise UserError(
+                f"no checkpoint folder {self.path}; give a folder with config.json or a hub id such"
+                " as org/name"
+            )
+
+    def _complaint(self, part: str, error: Exception) -> str:
+        """The message for a file that cannot be read, with what the user can do about it."""
+        text = str(error).strip()
+        if "trust_remote_code" in text:
+            return f"the {part} of {self.path} {REMOTE_CODE}"
+        if "use_safetensors" in text:
+            return f"{self.path} has no safetensors weights; {PICKLE_REMEDY}"
+        detail = text.splitlines()[0] if text else type(error).__name__
+        if not self.in_folder:
+            return (
+                f"cannot read the {part} of {self.path} from the hub: {detail}"
+                f" ({root_cause(error)}); {HUB_REMEDY}"
+            )
+        return (
+            f"cannot read the {part} of {self.path}: {detail}; "
+            "a checkpoint in Hugging Face layout with safetensors weights is needed"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedCheckpoint(Checkpoint):
+    """A model and its tokenizer that are in memory already. path: a name for messages, which others
+    may have too.
+    """
+
+    module: PreTrainedModel | None = None
+    own_tokenizer: PreTrainedTokenizerBase | None = None
+    weight_files: ClassVar[None] = None
+    _file_names: ClassVar[tuple[str, ...]] = ()
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @cached_property
+    def config(self) -> PreTrainedConfig:
+        return self.module.config
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.own_tokenizer
+
+    @property
+    def rows(self) -> int:
+        return self._entries(
+            self.module.get_decoder() if self.encoder_decoder else self.module, super().rows
+        )
+
+    @property
+    def source_rows(self) -> int:
+        return self._entries(
+            self.module.get_encoder() if self.encoder_decoder else self.module, super().source_rows
+        )
+
+    @property
+    def columns(self) -> int:
+        head = self.module.get_output_embeddings()
+        return self.rows if head is None else getattr(head, "out_features", self.rows)
+
+    @staticmethod
+    def _entries(part: PreTrainedModel, otherwise: int) -> int:
+        """How many tokens a module embeds, which its configuration may not say."""
+        # some decoders of Transformers are no whole models
+        if not hasattr(part, "get_input_embeddings"):
+            return otherwise
+        return getattr(part.get_input_embeddings(), "num_embeddings", otherwise)
+
+    @cached_property
+    def generation(self) -> GenerationConfig:
+        return copy.deepcopy(self.module.generation_config) or GenerationConfig.from_model_config(
+            self.config
+        )
+
+    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
+        if self.module.dtype != dtype:
+            names = [str(each).removeprefix("torch.") for each in (self.module.dtype, dtype)]
+            raise UserError(
+                f"the loaded model is in {names[0]}, and {names[1]} was asked for; set"
+                f" dtype={names[0]!r}"
+            )
+        return self.module
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the weights."""
+        digest = hashlib.sha256()
+        for name, weight in sorted(self.module.state_dict().items()):
+            digest.update(
+                name.encode()
+                + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            )
+        return digest.hexdigest()[:16]
+
+
+def root_cause(error: BaseException) -> str:
+    """The first error of the chain, in one line."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
+    """The piece of this id; None for an id that the tokenizer cannot decode."""
+    try:
+        piece = tokenizer.convert_ids_to_tokens(token)
+    except (IndexError, KeyError, OverflowError):  # of tokenizers in Python
+        return None
+    return None if piece == tokenizer.unk_token and token != tokenizer.unk_token_id else piece
+
+
+def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
+    """Whether both tokenizers map the same pieces to the same ids."""
+    return target.vocabulary == draft.vocabulary
+
+
+# of the target's ordinary tokens: a draft model that lacks more reads them better in its own
+LACKING = 0.25
+
+
+def alike(target: Checkpoint, draft: Checkpoint) -> bool:
+    """Whether a text's tokens have the same ids in both vocabularies.
+
+    They are equal; or one holds the other, with equal ids; or they differ in added and special
+    tokens alone. What begins and ends a text must be in both, and most of the target's ordinary
+    tokens in the draft model's.
+    """
+    ours, theirs = target.vocabulary, draft.vocabulary
+    if ours == theirs:
+        return True
+    lacking = {piece: token for piece, token in ours.items() if theirs.get(piece) != token}
+    further = {piece: token for piece, token in theirs.items() if ours.get(piece) != token}
+    added = [set(each.tokenizer.get_added_vocab()) for each in (target, draft)]
+    ordinary = lacking.keys() - added[0], further.keys() - added[1]
+    if lacking and further and (ordinary[0] or ordinary[1]):
+        return False
+    framing = {*target.end_tokens, target.tokenizer.bos_token_id}
+    if target.encoder_decoder:
+        framing.add(target.decoder_start)
+    return framing.isdisjoint(lacking.values()) and len(ordinary[0]) <= LACKING * len(ours)
+
+
+def without_row(target: Checkpoint, draft: Checkpoint) -> list[int]:
+    """The target's tokens that the draft model has no embedding for."""
+    rows = min(draft.rows, draft.source_rows)
+    return sorted(token for token in target.vocabulary.values() if rows <= token < target.rows)
+
+
+def quantization(config: PreTrainedConfig) -> str | None:
+    """How a checkpoint's weights are quantized, such as awq; None if they are not."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None:
+        return None
+    named = settings if isinstance(settings, Mapping) else vars(settings)
+    method = named.get("quant_method") or "in an unknown way"
+    return str(getattr(method, "value", method))
+
+
+def decoder_depth(config: PreTrainedConfig) -> int:
+    text = config.get_text_config(decoder=True)
+    layers = getattr(text, "num_decoder_layers", None) or getattr(text, "decoder_layers", None)
+    return layers if config.is_encoder_decoder and layers else text.num_hidden_layers

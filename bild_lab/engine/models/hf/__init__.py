@@ -1,0 +1,1 @@
+"""Models that run with the modules of Transformers."""

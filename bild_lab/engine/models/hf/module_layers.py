@@ -1,0 +1,262 @@
+"""The decoder layers of a module of Transformers, with the cache of one text."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
+
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.cached_session import Layers, Pass
+from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
+from bild_lab.engine.models.head_bias import biased
+from bild_lab.engine.models.hf.admission import input_device
+from bild_lab.engine.models.hf.layer_control import (
+    Branches,
+    Plan,
+    following,
+    sets_positions,
+    wrap_layers,
+)
+from bild_lab.engine.models.hf.slot_cache import SlotCache, Snapshots
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import Prefix, Scores
+from bild_lab.errors import UserError
+
+NO_BRANCHES = (
+    "a {} has layers whose state holds all rows that ran, so its drafts cannot branch; use a policy"
+    " that drafts chains"
+)
+NO_SINGLE_LAYERS = (
+    "a {} has layers whose state holds all rows that ran, so they all run together; choose a policy"
+    " that runs whole models, such as speculative or prompt_lookup"
+)
+
+
+class ModuleLayers(Layers):
+    """A module's decoder layers and the cache of one sequence. A prefix fills the cache's first
+    slots.
+
+    one_by_one: run rows behind the prompt each in a forward of its own, for a recurrent module that
+    begins several rows from an empty state. bias: added to the scores (`head_bias`). Raises
+    UserError for a module that takes no cache.
+    """
+
+    def __init__(
+        self,
+        module: PreTrainedModel,
+        source: Source,
+        prefix: Prefix | None = None,
+        one_by_one: bool = False,
+        bias: Float[Tensor, " vocab"] | None = None,
+    ) -> None:
+        self.module, self.config = module, module.config
+        self.device, self.depth = input_device(module), decoder_depth(module.config)
+        self.reserved = 0 if prefix is None else prefix.length
+        self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
+        self._prefix = prefix
+        self._inputs = inspect.signature(module.forward).parameters
+        self._cache_name = cache_name(module)
+        self._encoded: dict[str, Any] = {}
+        self._cache = SlotCache(module.config)
+        self._one_by_one, self._bias = one_by_one, bias
+        self._snapshots = None if self._cache.cuts else Snapshots(self._cache)
+        self._past: SlotCache | EncoderDecoderCache = self._cache
+        self._ids_name = "input_ids"
+        if source.encoder_ids is not None:
+            self._past = EncoderDecoderCache(self._cache, DynamicCache())
+            self._ids_name = "decoder_input_ids"
+            self._encoded["encoder_outputs"] = module.get_encoder()(
+                input_ids=source.encoder_ids, return_dict=True
+            )
+        with following(Plan(start=0)):
+            for layer in range(0 if self.reserved == 0 else prefix.keys.shape[0]):
+                self._cache.update(prefix.keys[None, layer], prefix.values[None, layer], layer)
+        self._keeps_logits = "logits_to_keep" in self._inputs
+        wrap_layers(module)
+
+    @property
+    def stored(self) -> set[int]:
+        """How many rows the layers with keys and values hold; empty if states take the place of all
+        of them.
+        """
+        return self._cache.lengths or ({0} if self._snapshots is None else set())
+
+    def run(self, work: Pass) -> Scores:
+        if self._snapshots is not None:
+            return self._run_from_state(work, self._snapshots)
+        tree = work.tree
+        if tree is None and self.reserved:  # a chain needs a mask too, to hide the prefix
+            tree = Tree(torch.arange(-1, work.count - 1, device=work.tokens.device))
+        plan = Plan(
+            work.start,
+            work.layers,
+            work.states,
+            work.hidden,
+            work.fill,
+            stop=not work.read,
+            skipped=work.skipped,
+        )
+        inputs = {} if tree is None else self._placed(tree, work, plan)
+        return self._run(work, plan, inputs)
+
+    def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
+        if self._snapshots is None:
+            return [(start, count)]
+        first, end = self._snapshots.before(start), start + count
+        if self._one_by_one and first:
+            return [(slot, 1) for slot in range(first, end)]
+        return [(first, end - first)]
+
+    def scored(self, work: Pass) -> int:
+        """Some models of Transformers run their head for all rows."""
+        return work.read if self._keeps_logits or not work.read else work.count
+
+    def last_memory(self, layers: int) -> tuple[Tensor, Tensor]:
+        last = self._past.cross_attention_cache.layers[-layers:]
+        return torch.cat([layer.keys for layer in last]), torch.cat(
+            [layer.values for layer in last]
+        )
+
+    def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        if self._snapshots is not None:
+            raise UserError(NO_BRANCHES.format(self.config.model_type))
+        self._cache.gather(
+            start, list(rows), range(len(self._cache.layers)) if layers is None else layers
+        )
+
+    def _run_from_state(self, work: Pass, snapshots: Snapshots) -> Scores:
+        """Run a chain through layers whose states cannot be cut, behind the rows that have to run
+        again.
+        """
+        if work.tree is not None or self.reserved:
+            raise UserError(NO_BRANCHES.format(self.config.model_type))
+        if work.layers is not None or work.states is not None or work.fill:
+            raise UserError(NO_SINGLE_LAYERS.format(self.config.model_type))
+        forwards, again = self.forwards(work.start, work.count), snapshots.go_back(work.start)
+        tokens = work.tokens if again is None else torch.cat([again, work.tokens])
+        parts = []
+        for (start, count), rows in zip(
+            forwards, tokens.split([count for _, count in forwards]), strict=True
+        ):
+            snapshots.add(rows)
+            part = replace(work, start=start, tokens=rows, logits=min(count, work.read))
+            # some modules count from 0
+            positions = torch.arange(start, start + count, device=self.device)[None]
+            inputs = {"position_ids": positions} if "position_ids" in self._inputs else {}
+            parts.append(
+                self._run(part, Plan(start, hidden=work.hidden, stop=not work.read), inputs)
+            )
+        return Scores(
+            torch.cat([part.logits for part in parts])[-work.logits :] if work.logits else None,
+            (
+                torch.cat([part.head_input for part in parts])[-work.head_input :]
+                if work.head_input
+                else None
+            ),
+            tuple(
+                torch.cat(states)[-work.count :]
+                for states in zip(*(part.hidden for part in parts), strict=True)
+            ),
+        )
+
+    def _run(self, work: Pass, plan: Plan, inputs: dict[str, Any]) -> Scores:
+        reads_head = head_input(self.module) if work.head_input else nullcontext([])
+        logits = None
+        with reads_head as read, following(plan):
+            logits = self.module(
+                **self._tokens(work.tokens),
+                **self._encoded,
+                **inputs,
+                **({"logits_to_keep": work.read} if self._keeps_logits and work.read else {}),
+                **{self._cache_name: self._past},
+                use_cache=True,
+            ).logits
+        hidden = tuple(plan.outputs[depth].to(self.device) for depth in work.hidden)
+        if not work.read:
+            return Scores(None, hidden=hidden)
+        logits = biased(logits[0, -work.logits :], self._bias)
+        read_there = read[0][0, -work.head_input :].to(logits.device) if read else None
+        return Scores(logits, read_there, hidden)
+
+    def _tokens(self, fed: Int[Tensor, " m"]) -> dict[str, Tensor]:
+        """The module's inputs: token ids, or embeddings if the prefix has masks (ids beyond the
+        vocabulary).
+        """
+        if self._prefix is None or self._prefix.masks is None:
+            return {self._ids_name: fed[None]}
+        look_up = self.module.get_input_embeddings()
+        return {"inputs_embeds": self._prefix.embed(fed, look_up.num_embeddings, look_up)[None]}
+
+    def _placed(self, tree: Tree, work: Pass, plan: Plan) -> dict[str, Any]:
+        """Mask and positions: every row attends to the text and its own ancestors, at its logical
+        position.
+        """
+        module, start, device = self.module, work.start, work.tokens.device
+        root = start + work.count - len(tree)  # the slot of the tree's first row
+        behind = root - self.reserved + tree.depths
+        positions = behind[-work.count :]  # [m]
+        keys = torch.cat(
+            [torch.arange(-self.reserved, root - self.reserved, device=device), behind]
+        )
+        visible = torch.ones(work.count, start + work.count, dtype=torch.bool, device=device)
+        visible[:, root:] = tree.ancestors[-work.count :]
+        if self.reserved:
+            probe = self._prefix.probe(work.tokens, module.get_input_embeddings().num_embeddings)
+            visible[:, : self.reserved] = False if probe is None else probe[:, None]
+        if not module.config.is_encoder_decoder:
+            plan.branches = Branches(start, visible, positions, keys)
+            return {"position_ids": positions[None]} if "position_ids" in self._inputs else {}
+        if not sets_positions(module):
+            raise UserError(
+                "tree drafts need a T5, mT5 or decoder-only target, got"
+                f" {module.config.model_type}; use a chain drafter"
+            )
+        plan.distances = keys[None, :] - positions[:, None]
+        return {"decoder_attention_mask": additive(visible, module.dtype)[None, None]}
+
+
+def cache_name(module: PreTrainedModel) -> str:
+    """The parameter that takes a module's cache. Raises UserError if there is none."""
+    inputs = inspect.signature(module.forward).parameters
+    found = next((name for name in ("past_key_values", "cache_params") if name in inputs), None)
+    if found is None:
+        raise UserError(
+            f"a {module.config.model_type} takes no cache, so no row can be added to a text that"
+            " has run; use policy=hf_generate"
+        )
+    return found
+
+
+def additive(visible: Bool[Tensor, "m n"], dtype: torch.dtype) -> Float[Tensor, "m n"]:
+    """The mask as a term added to attention scores.
+
+    A boolean 4-D mask is silently wrong with eager attention.
+    """
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+@contextmanager
+def head_input(module: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Collect the head's inputs in the forwards inside, [1, m, dim] each; nothing if the model has
+    no head.
+    """
+    read: list[Tensor] = []
+    head = module.get_output_embeddings()
+    hook = (
+        None
+        if head is None
+        else head.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+    )
+    try:
+        yield read
+    finally:
+        if hook is not None:
+            hook.remove()

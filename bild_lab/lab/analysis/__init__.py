@@ -1,3 +1,0 @@
-"""Analysis of results: statistics, costs, theory against measurement, Pareto fronts,
-comparisons.
-"""

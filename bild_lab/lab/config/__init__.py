@@ -1,0 +1,1 @@
+"""The configuration, and the command line that changes it."""

@@ -1,0 +1,116 @@
+"""From which language a translation model reads and into which it writes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import lru_cache
+from typing import Any
+
+from transformers import (
+    M2M100Tokenizer,
+    MBart50Tokenizer,
+    MBartTokenizer,
+    NllbTokenizer,
+    PreTrainedTokenizerBase,
+)
+
+from bild_lab.engine.logits_processors import STOP_STRINGS, asked_for, never_followed
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
+from bild_lab.engine.request import Source
+from bild_lab.engine.session import LoadedModel
+from bild_lab.errors import UserError
+
+CHECKPOINT, NONE = "checkpoint", "none"  # of decoding.processors
+NEAREST = 5  # language codes named in a message
+
+
+@dataclass(frozen=True)
+class Languages:
+    """Codes of the tokenizer's own table, such as de_DE (mBART), de (M2M-100) or deu_Latn (NLLB);
+    None: as it comes.
+
+    source: is marked in the encoder's text. target: its token starts the decoder's text, in mBART
+    instead of the start token. This token is part of the prompt, so it does not count as a new one.
+    """
+
+    source: str | None = None
+    target: str | None = None
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise UserError for a language that the checkpoint's tokenizer does not know."""
+        for key, code in (("source", self.source), ("target", self.target)):
+            if code is None:
+                continue
+            if not (known := languages_of(checkpoint.tokenizer)):
+                raise UserError(
+                    f"pair.{key}_language names a language of mBART, mBART-50, M2M-100 or NLLB, got"
+                    f" {code!r} for {checkpoint.path} ({type(checkpoint.tokenizer).__name__});"
+                    " leave it null"
+                )
+            if code not in known:
+                nearest = get_close_matches(str(code), known, NEAREST, cutoff=0.0)
+                raise UserError(
+                    f"pair.{key}_language must be a language of {checkpoint.path}, got {code!r}; "
+                    f"the nearest are {', '.join(nearest)}"
+                )
+
+    def text(self, model: LoadedModel, prompt: Prompt, max_tokens: int | None) -> Source:
+        """The prompt as token ids, in these languages."""
+        tokenizer = model.checkpoint.tokenizer
+        if self.source is None:
+            source = model.source(prompt, max_tokens)
+        else:
+            before = tokenizer.src_lang  # all decoders of the process share the tokenizer
+            tokenizer.src_lang = self.source
+            try:
+                source = model.source(prompt, max_tokens)
+            finally:
+                tokenizer.src_lang = before
+        if self.target is None:
+            return source
+        first = languages_of(tokenizer)[self.target]
+        starts = () if isinstance(tokenizer, MBartTokenizer) else source.prompt
+        return replace(source, prompt=(*starts, first))
+
+
+def languages_of(tokenizer: PreTrainedTokenizerBase) -> Mapping[str, int]:
+    """Each language that a tokenizer can mark, with its token; none for other tokenizers."""
+    if isinstance(tokenizer, MBartTokenizer | MBart50Tokenizer | M2M100Tokenizer):
+        return tokenizer.lang_code_to_id
+    # its languages are its further special tokens, and it has no table
+    if isinstance(tokenizer, NllbTokenizer):
+        return {
+            code: tokenizer.convert_tokens_to_ids(code) for code in tokenizer.extra_special_tokens
+        }
+    return {}
+
+
+def warn_of_what_is_left_out(wanted: Any, languages: Languages, checkpoint: Checkpoint) -> None:
+    """Log, once for each checkpoint, what it says about generation that will not be followed."""
+    if languages.target is None and wanted != CHECKPOINT and languages_of(checkpoint.tokenizer):
+        warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
+    settings, others = (
+        list(asked_for(checkpoint.generation)),
+        list(never_followed(checkpoint.generation)),
+    )
+    if checkpoint.generation.stop_strings and wanted != CHECKPOINT:
+        (settings if wanted == NONE else others).append(STOP_STRINGS)
+    if wanted == NONE and settings:
+        warn(
+            f"{checkpoint.path} asks for {', '.join(settings)}; decoding.processors={CHECKPOINT}"
+            " follows it"
+        )
+    if others:
+        warn(
+            f"{checkpoint.path} sets {', '.join(others)} for `generate`, which is left out: one"
+            " text is decoded, up to decoding.max_new_tokens and decoding.stop"
+        )
+
+
+@lru_cache
+def warn(text: str) -> None:
+    """Log this warning, if it was not yet."""
+    logging.getLogger(__name__).warning(text)

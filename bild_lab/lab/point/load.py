@@ -1,0 +1,470 @@
+"""Decoding from Python: `bild_lab.load(...)` and `decoder.generate(...)`."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
+
+from bild_lab.engine.logits_processors import Processors, asked_for
+from bild_lab.engine.models.checkpoint.chat import ChatSettings
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
+from bild_lab.engine.models.checkpoint.precision import AUTO, resolve_dtype
+from bild_lab.engine.models.device import DTYPES, resolve_device
+from bild_lab.engine.models.hf.model import (
+    HuggingFaceModel,
+    SpreadModel,
+    require_device_map,
+)
+from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
+from bild_lab.engine.protocols import External, Method, Replays
+from bild_lab.engine.session import LoadedModel
+from bild_lab.engine.stop import StopStrings
+from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
+from bild_lab.errors import UserError, require_choice
+from bild_lab.lab.config.groups import (
+    DecodingSpec,
+    PairSpec,
+    RuntimeSpec,
+    compose_policy,
+    describe_decoder,
+    find_part,
+    resolved,
+    stop_strings,
+    typed,
+)
+from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder
+from bild_lab.lab.point.languages import (
+    CHECKPOINT,
+    NONE,
+    Languages,
+    warn,
+    warn_of_what_is_left_out,
+)
+from bild_lab.lab.store.hashing import parts_of
+
+ENGINES = ("auto", "kernels", "native", "hf")
+_OF_PAIR = ("_revision", "_language", "_weights")
+OPTIONS = {  # the keys of the configuration that `load` takes beside knobs
+    "pair": {one.name for one in fields(PairSpec) if one.name.endswith(_OF_PAIR)},
+    "runtime": {one.name for one in fields(RuntimeSpec) if one.name not in ("batch", "seed")},
+}
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]  # a model in memory and its tokenizer
+
+
+def load(
+    target: str | Path | Loaded,
+    draft: str | Path | Loaded | None = None,
+    policy: str | DictConfig = "bild",
+    second_draft: str | Path | Loaded | None = None,
+    **options: Any,
+) -> Decoder:
+    """A decoder for a pair of checkpoints.
+
+    target, draft, second_draft: a folder, a hub id, a GGUF file, toy:large or toy:small; or a model
+    in memory with its tokenizer, which runs on hf.
+    policy: a name in conf/policy with its knobs as keywords (`fallback=0.6`), or a composed policy.
+    options: knobs; and by the names and with the values of the configuration the keys of
+    `RuntimeSpec` (`dtype`, `device`, `engine`, `compile` …), of `PairSpec` (`target_revision`,
+    `source_language` …), and `processors`, which may also be objects, `stop` (stop strings),
+    `chat_template_date` and `chat_template_kwargs` of `dataset`, for the messages of a chat.
+    `threads` is of the whole process. Weights load at the first decoding, and later decoders share
+    them. Raises UserError if the parts do not fit together.
+    """
+    given = {"target": target, "draft": draft, "second_draft": second_draft}
+    in_memory = {key: one for key, one in given.items() if not isinstance(one, str | Path | None)}
+    paths = {
+        key: None if one is None else key if key in in_memory else str(one)
+        for key, one in given.items()
+    }
+    chosen = {
+        group: {key: options.pop(key) for key in keys & options.keys()}
+        for group, keys in OPTIONS.items()
+    }
+    decoding = DecodingSpec(
+        1, stop=options.pop("stop", None), processors=options.pop("processors", NONE)
+    )
+    chat = ChatSettings(
+        options.pop("chat_template_date", None), options.pop("chat_template_kwargs", {})
+    )
+    if options and not isinstance(policy, str):
+        raise UserError(
+            f"knobs need a policy's name, got a composed policy; set {', '.join(options)} in it"
+            " instead"
+        )
+    node = compose_policy(policy, options) if isinstance(policy, str) else policy
+    pair = typed(PairSpec, {"name": "user", **paths, **chosen["pair"]}, "pair")
+    runtime = typed(RuntimeSpec, chosen["runtime"], "runtime")
+    decoder = decoder_of(node, pair, decoding, runtime, in_memory=in_memory)
+    if runtime.threads is not None:
+        torch.set_num_threads(runtime.threads)
+    return replace(decoder, chat=chat)
+
+
+def decoder_of(
+    policy: DictConfig,
+    pair: PairSpec,
+    decoding: DecodingSpec,
+    runtime: RuntimeSpec,
+    wrap: Callable[[LoadedModel], LoadedModel] = lambda model: model,
+    in_memory: Mapping[str, Loaded] = MappingProxyType({}),
+) -> Decoder:
+    """A policy's decoder, as the configuration says.
+
+    wrap: takes every model's place, such as a record of it (`screening.recorded_model`). in_memory: models
+    that need no loading, by their keys in `pair`. Raises UserError if the parts do not fit
+    together.
+    """
+    require_choice("runtime.engine", runtime.engine, ENGINES)
+    runtime = decided(runtime, policy, pair, in_memory)
+    models = _Models(pair, runtime, in_memory)
+    target = wrap(models.load("target", runtime.device_map))
+    drafts: list[LoadedModel] = []
+
+    def draft_model(key: str) -> LoadedModel:
+        if getattr(pair, key) is None:
+            raise UserError(
+                f"policy {policy.name} drafts with a small model; give one with pair.{key} ({key}=)"
+            )
+        model = models.drafting(models.load(key))
+        drafts.append(in_vocabulary_of(target.checkpoint, wrap(model)))
+        warn_of_translation(drafts[-1])
+        return drafts[-1]
+
+    parts = {key: partial(draft_model, key) for key in ("draft", "second_draft")}
+    method = build_method(policy, {"target": lambda: target, **parts})
+    for model in (target, *drafts):
+        model.checkpoint.check()
+    own = method.engine == "llama_cpp" and runtime.weights == "gguf"  # the blocks of a file, too
+    if (
+        (isinstance(method, External) or method.engine == "hf")
+        and (runtime.weights or pair.draft_weights)
+        and not own
+    ):
+        raise UserError(
+            f"policy {policy.name} runs the original weights; set runtime.weights=null"
+            " pair.draft_weights=null"
+        )
+    languages = Languages(pair.source_language, pair.target_language)
+    languages.check(target.checkpoint)
+    processors = processors_of(decoding.processors, target.checkpoint)
+    if isinstance(method, External) and (processors or pair.target_language is not None):
+        raise UserError(
+            f"{method.engine} knows neither processors nor target languages here; set"
+            f" decoding.processors={NONE} and pair.target_language=null, or use policy=hf_generate"
+        )
+    stop = stop_of(decoding, target.checkpoint)
+    if isinstance(method, External) and stop:
+        raise UserError(KNOWS_NO_STOP.format(method.engine))
+    warn_of_what_is_left_out(decoding.processors, languages, target.checkpoint)
+    return Decoder(
+        target, method, (target, *drafts), processors, languages, stop, policy=str(policy.name)
+    )
+
+
+def warn_of_translation(draft: LoadedModel) -> None:
+    """Log, once for each pair, that a drafter has another vocabulary than the target, and what that
+    costs.
+    """
+    if not isinstance(draft, TranslatedModel):
+        return
+    facts = draft.facts
+    warn(
+        f"{facts['draft']} has another vocabulary than the target, which shares {facts['shared']}"
+        f" of its {facts['target_pieces']} pieces with it: texts are translated, and tokens drafted"
+        " one forward at a time, which is slower; a drafter with the target's tokenizer needs no"
+        " translation"
+    )
+
+
+class _Models:
+    """Loads the models of a pair, all on one engine."""
+
+    def __init__(
+        self, pair: PairSpec, runtime: RuntimeSpec, in_memory: Mapping[str, Loaded]
+    ) -> None:
+        device = resolve_device(runtime.device)
+        require_device_map(runtime.device_map, device)
+        self.device = str(device)
+        self.dtype = DTYPES[runtime.dtype]
+        on_hf = runtime.engine == "auto" and (runtime.device_map is not None or in_memory)
+        self.engine = "hf" if on_hf else runtime.engine
+        self._pair, self._runtime, self._in_memory = pair, runtime, in_memory
+
+    def load(self, key: str, device_map: str | None = None) -> LoadedModel:
+        """The model of this key of the pair, on one device or spread over several."""
+        if key not in self._in_memory:
+            path, revision = getattr(self._pair, key), getattr(self._pair, f"{key}_revision")
+            options = (
+                self.engine,
+                self._runtime.compile,
+                self._runtime.trust_remote_code,
+                device_map,
+            )
+            pickles, bits = self._runtime.allow_pickles, self._runtime.weights
+            if key != "target":
+                bits = self._pair.draft_weights or bits
+            return load_model(path, revision, self.device, self.dtype, *options, pickles, bits)
+        own_weights = self._runtime.weights or self._pair.draft_weights
+        if (
+            self.engine != "hf"
+            or self._runtime.compile == "true"
+            or device_map is not None
+            or own_weights
+        ):
+            raise UserError(
+                "a model in memory runs on hf, on one device, got other settings; save it to a"
+                " folder and give that"
+            )
+        checkpoint = _loaded_checkpoint(self._in_memory[key])
+        return HuggingFaceModel(checkpoint, torch.device(self.device), self.dtype)
+
+    def drafting(self, model: LoadedModel) -> LoadedModel:
+        """The model as `runtime.compile_drafter` wants it to draft."""
+        wanted, native = self._runtime.compile_drafter, isinstance(model, NativeModel)
+        graphs = native and (model.compiled or model.graphs) and model.device.type == "cuda"
+        if wanted == "true" and not graphs and model.engine != "kernels":
+            raise UserError(
+                "only the CPU kernels, and a GPU with CUDA graphs, draft in one program, and "
+                f"{model.checkpoint.path} runs on {model.engine}; set runtime.compile_drafter=auto"
+            )
+        return model.step_by_step() if wanted == "false" and native else model
+
+
+def _loaded_checkpoint(loaded: Loaded) -> LoadedCheckpoint:
+    """Of a model in memory. Raises UserError for one without its tokenizer."""
+    if not isinstance(loaded, tuple):
+        raise UserError(
+            f"a model in memory comes with its tokenizer: ({type(loaded).__name__}, tokenizer)"
+        )
+    module, tokenizer = loaded
+    return LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
+
+
+def decided(
+    runtime: RuntimeSpec,
+    policy: DictConfig,
+    pair: PairSpec,
+    in_memory: Mapping[str, Loaded] = MappingProxyType({}),
+) -> RuntimeSpec:
+    """With `dtype: auto` decided by the target, and `compile: auto` by the policy.
+
+    Reads no weights.
+    """
+    device = resolve_device(runtime.device)
+    if "target" in in_memory and runtime.dtype == AUTO:
+        dtype = _loaded_checkpoint(in_memory["target"]).module.dtype
+    else:
+        target = Checkpoint(pair.target, pair.target_revision, runtime.trust_remote_code)
+        dtype = resolve_dtype(runtime.dtype, recognized(target), device)
+    return replace(
+        runtime,
+        dtype=str(dtype).removeprefix("torch."),
+        compile=_decided_compile(runtime, policy, device),
+    )
+
+
+def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.device) -> str:
+    """What `compile: auto` is: CUDA graphs on a GPU, for one text at a time and a policy whose
+    passes they hold.
+
+    The others, such as layers one by one, would pay for launches that the baseline is spared; all
+    of it runs without. Their parts say `in_graphs = False`. Raises UserError for graphs without a
+    GPU.
+    """
+    on_gpu = device.type == "cuda"
+    if runtime.compile == "graphs" and not on_gpu:
+        raise UserError(
+            f"CUDA graphs need a GPU, got runtime.device={runtime.device}; set runtime.compile=auto"
+        )
+    if runtime.compile != "auto":
+        return runtime.compile
+    ours = runtime.engine in ("auto", "native") and runtime.device_map is None
+    graphs = on_gpu and ours and runtime.batch == 1 and runs_in_graphs(policy)
+    return "graphs" if graphs else "false"
+
+
+def runs_in_graphs(policy: DictConfig) -> bool:
+    """Whether CUDA graphs hold all passes of a policy."""
+    return all(
+        getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"])
+    )
+
+
+def replays(policy: DictConfig) -> bool:
+    """Whether a policy's texts come from a file of answers."""
+    return any(
+        isinstance(part, type) and issubclass(part, Replays)
+        for part, _ in parts_of(resolved(policy)["decoder"])
+    )
+
+
+@lru_cache(maxsize=4)
+def load_model(
+    path: str,
+    revision: str | None,
+    device: str,
+    dtype: torch.dtype,
+    engine: str,
+    compile: str = "false",
+    trust_remote_code: bool = False,
+    device_map: str | None = None,
+    allow_pickles: bool = False,
+    bits: int | str | None = None,
+) -> LoadedModel:
+    """A checkpoint's model, shared by all decoders of the process. bits: of its weights, as
+    `runtime.weights`.
+
+    Raises UserError for an unknown engine, for a model that the native engine cannot run, and for
+    one that is to be spread over devices elsewhere than on hf, or quantized elsewhere than on the
+    kernels.
+    """
+    require_choice("runtime.engine", engine, ENGINES)
+    checkpoint = recognized(
+        Checkpoint(path, revision, trust_remote_code, allow_pickles=allow_pickles)
+    )
+    if bits == "gguf":
+        if not isinstance(checkpoint, GgufCheckpoint):
+            raise UserError(
+                f"weights=gguf keeps the blocks of a GGUF file, got {path}; give one, or set 8, 4"
+                " or null"
+            )
+        _ = checkpoint.kept
+    if engine in ("kernels", "native") and device_map is not None:
+        raise UserError(
+            "a target that is spread over devices runs on hf; set runtime.engine=hf or auto"
+        )
+    reason = None if engine == "hf" else why_not_native(checkpoint.config, dtype)
+    if engine in ("kernels", "native") and reason is not None:
+        raise UserError(f"{path} cannot run natively, as {reason}; set runtime.engine=hf or auto")
+    where = torch.device(device)
+    if engine != "hf" and reason is None:
+        if engine == "kernels" and compile != "false":
+            raise UserError("the CPU kernels are compiled ahead of time; set runtime.compile=false")
+        asked = engine == "native" or compile != "false"
+        lacking = "native was asked for" if asked else why_no_kernels(where, dtype)
+        if engine == "kernels" and lacking is not None:
+            raise UserError(f"the CPU kernels cannot run: {lacking}; set runtime.engine=auto")
+        if bits != "gguf" or lacking is None:
+            module = HuggingFaceModel(checkpoint, where, dtype)
+            return NativeModel(
+                module, compile == "true", lacking is None, bits, compile == "graphs"
+            )
+        reason = lacking
+    if bits is not None:
+        raise UserError(
+            f"only our own decoders run weights={bits}, gguf the CPU kernels alone, and they cannot"
+            f" run {path}{f', as {reason}' if reason else ''}; set runtime.weights=null"
+            " pair.draft_weights=null"
+        )
+    if compile == "true":
+        raise UserError(
+            f"only the native engine compiles, and {path} runs on hf; set runtime.compile=false"
+        )
+    if device_map is not None:
+        return SpreadModel(checkpoint, where, dtype, device_map)
+    return HuggingFaceModel(checkpoint, where, dtype)
+
+
+def build_method(policy: DictConfig, models: dict[str, Callable[[], Any]]) -> Method:
+    """The policy's `decoder`: every part built from its `_target_` and values.
+
+    A part with a parameter named like one of `models` ("target", "draft") gets that model.
+    Raises UserError for wrong knobs.
+    """
+    return build(resolved(policy)["decoder"], models)
+
+
+def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
+    """Turn nested `_target_` mappings into objects, innermost first. Other values are unchanged.
+
+    Raises UserError for a `_target_` that cannot be used, and for values that a part cannot take.
+    """
+    if not isinstance(node, dict) or "_target_" not in node:
+        return node
+    # values first, so that a threshold out of range is found before a model is read
+    values = {key: build(value, models) for key, value in node.items() if key != "_target_"}
+    part = find_part(node["_target_"])
+    parameters = inspect.signature(part).parameters
+    if unknown := sorted(set(values) - set(parameters)):
+        known = ", ".join(sorted(set(parameters) - set(models)))
+        raise UserError(
+            f"{part.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}"
+        )
+    for name in set(parameters) & set(models) - set(values):
+        values[name] = models[name]()
+    _require_parts(part, values)
+    try:
+        return part(**values)
+    except (TypeError, AttributeError) as error:
+        raise UserError(f"{part.__name__}: {error}; got {describe_decoder(node)}") from error
+
+
+def _require_parts(part: Callable[..., Any], values: dict[str, Any]) -> None:
+    """Raise UserError if a parameter declares one of our protocols and gets plain data."""
+    module = sys.modules[part.__module__]
+    for name, parameter in inspect.signature(part).parameters.items():
+        wanted = getattr(module, str(parameter.annotation), None)
+        data = values.get(name) is None or isinstance(
+            values[name], bool | int | float | str | list | dict
+        )
+        if getattr(wanted, "_is_protocol", False) and data:
+            got = values.get(name)
+            raise UserError(
+                f"{part.__name__} needs a {wanted.__name__} as its {name}, got {got!r}; give its"
+                " _target_"
+            )
+
+
+def processors_of(wanted: Any, checkpoint: Checkpoint) -> Processors:
+    """The processors of `decoding.processors`: none, those of the target's generation settings, or
+    a list.
+
+    Raises UserError for anything else.
+    """
+    if wanted == NONE:
+        return Processors()
+    if wanted == CHECKPOINT:
+        return Processors(asked_for(checkpoint.generation))
+    if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not wanted:
+        raise UserError(
+            f"decoding.processors must be {CHECKPOINT}, {NONE}, or a list of Transformers' logits"
+            " processors such as [{_target_: transformers.NoRepeatNGramLogitsProcessor,"
+            f" ngram_size: 3}}], got {wanted!r}"
+        )
+    return Processors(own=tuple(_processor(each) for each in wanted))
+
+
+def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The stop strings of `decoding.stop`, and with `processors: checkpoint` those of the
+    generation settings.
+
+    Raises UserError as `StopStrings` does.
+    """
+    theirs = checkpoint.generation.stop_strings if decoding.processors == CHECKPOINT else None
+    strings = tuple(dict.fromkeys((*decoding.stop, *stop_strings(theirs))))
+    if strings:
+        StopStrings(strings, checkpoint)  # refuses
+    return strings
+
+
+def _processor(node: Any) -> LogitsProcessor:
+    try:
+        built = build(node, {})
+    except ValueError as error:  # the processors check their values themselves
+        raise UserError(f"decoding.processors: {error}") from error
+    if not isinstance(built, LogitsProcessor):
+        raise UserError(
+            f"decoding.processors must list logits processors, each with its _target_, got {node!r}"
+        )
+    return built

@@ -1,0 +1,404 @@
+"""Results grouped by their setting: only results with the same setting are compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite, log2
+from typing import Any
+
+from bild_lab.lab.config.groups import PairSpec, changed_knobs
+from bild_lab.lab.schema.columns import to_json
+from bild_lab.lab.schema.formatting import point_label, short_name
+from bild_lab.lab.schema.result import Result, Setting
+from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, best_at_loss, pareto_front
+from bild_lab.lab.store.hashing import plain_numbers
+
+FEW = 12
+WIDE = 8.0  # the largest ratio of latencies on a linear axis
+SLOW = 2.0  # a latency over the baseline's, from which on a point would squeeze the others
+LOW = 0.5  # a quality over the baseline's, likewise
+
+
+@dataclass(frozen=True)
+class Position:
+    """The position of a result in the figure: x is cost, y is quality, both with intervals."""
+
+    x: float
+    x_low: float
+    x_high: float
+    y: float
+    y_low: float
+    y_high: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """All results that share one setting, fastest first, those that were not timed last.
+
+    in_seconds: draw latencies in seconds, beside any baseline.
+    """
+
+    setting: Setting
+    results: list[Result]
+    in_seconds: bool = False
+
+    @property
+    def metric(self) -> str:
+        """The quality metric's name."""
+        return self.results[0].quality.metric
+
+    @property
+    def relative(self) -> bool:
+        """Whether latency can be given relative to a baseline."""
+        return not self.in_seconds and any(
+            result.speedup.value is not None for result in self.results
+        )
+
+    @property
+    def enough(self) -> bool:
+        """Whether there are enough examples to say which point is best."""
+        return self.setting.n_examples >= ENOUGH_EXAMPLES
+
+    @property
+    def baseline_quality(self) -> float | None:
+        """The quality of the baseline, from its own result or from those compared with it."""
+        own = [result.quality.value for result in self.results if result.is_baseline]
+        beside = [result.quality.baseline for result in self.results]
+        return next(
+            (value for value in [*own, *beside] if value is not None and isfinite(value)), None
+        )
+
+    @property
+    def policies(self) -> list[str]:
+        """The policies other than the baseline, in alphabetical order."""
+        return sorted({result.policy for result in self.results if not result.is_baseline})
+
+    def of_policy(self, policy: str) -> list[Result]:
+        """The policy's results, fastest first, without the baseline: that may be the same policy
+        with other knobs.
+        """
+        return [
+            result for result in self.results if result.policy == policy and not result.is_baseline
+        ]
+
+    def position(self, result: Result) -> Position | None:
+        """Return where a result is drawn; None if it was not timed, or if its quality is not known.
+
+        With a baseline, x is the latency relative to it, that is, one over the speedup, and the
+        vertical interval is that of the paired difference from it. Without, x is the mean latency
+        in seconds and the vertical interval is that of the quality itself.
+        """
+        x = self._latency(result)
+        y = result.quality.value
+        if x is None or y is None or not isfinite(y):
+            return None
+        return Position(*x, y, *_vertical_interval(result))
+
+    def limits(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Return ranges of x and y that show every result, the baseline and the line one point
+        below it.
+
+        For intervals that leave a range, it is widened by at most half of its length on either
+        side.
+        """
+        placed = self.placed
+        xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
+        chosen = set(map(id, self.selected()))  # those drawn with their intervals
+        barred = [at for result, at in placed if id(result) in chosen and not result.is_baseline]
+        if self.relative:
+            xs.append(1.0)
+            if self.baseline_quality is not None:
+                ys += [self.baseline_quality + 0.4, self.baseline_quality - 1.0]
+        y_room = max(0.11 * (max(ys) - min(ys)), 0.15)
+        ends = [end for at in barred for end in (at.y_low, at.y_high)]
+        vertical = _widened(min(ys) - y_room, max(ys) + y_room, ends)
+        if self.wide:
+            room = (max(xs) / min(xs)) ** 0.06
+            return (min(xs) / room, max(xs) * room), vertical
+        x_room = max(0.09 * (max(xs) - min(xs)), 0.03 * max(xs))
+        ends = [end for at in barred for end in (at.x_low, at.x_high)]
+        left, right = _widened(min(xs) - x_room, max(xs) + x_room, ends)
+        return (max(left, 0.1 * min(xs)), right), vertical  # a latency is positive
+
+    @property
+    def placed(self) -> list[tuple[Result, Position]]:
+        """The results that are drawn, with their positions: all that have one but those beyond the
+        axis.
+        """
+        beyond = set(map(id, self.beyond))
+        found = [
+            (result, self.position(result)) for result in self.results if id(result) not in beyond
+        ]
+        return [(result, at) for result, at in found if at is not None]
+
+    @property
+    def beyond(self) -> list[Result]:
+        """The results named beside the axes, fastest first: slow ones, and ones of low quality.
+
+        None where no other result would be left.
+        """
+        others = [
+            result
+            for result in self.results
+            if not result.is_baseline and self.position(result) is not None
+        ]
+        outside = [result for result in others if self.slow(result) or self.low(result)]
+        return outside if len(outside) < len(others) else []
+
+    def slow(self, result: Result) -> bool:
+        """Whether it takes more than `SLOW` times the baseline's latency, and is not better beyond
+        chance.
+        """
+        slow = (
+            self.relative and result.speedup.value is not None and SLOW * result.speedup.value < 1
+        )
+        return slow and not (result.quality.difference_low or 0.0) > 0
+
+    def low(self, result: Result) -> bool:
+        """Whether it has less than `LOW` times the baseline's quality."""
+        baseline = self.baseline_quality
+        return self.relative and baseline is not None and result.quality.value < LOW * baseline
+
+    @property
+    def wide(self) -> bool:
+        """Whether the latencies, also a baseline's of 1, differ so much that their axis must be
+        logarithmic.
+        """
+        xs = [at.x for _, at in self.placed] + ([1.0] if self.relative else [])
+        return bool(xs) and max(xs) / min(xs) > WIDE
+
+    def front(self) -> list[Result]:
+        """Return the undominated results, cheapest first; the baseline competes, an impossible
+        speedup does not.
+        """
+        possible = [result for result in self.results if not result.impossible]
+        drawn = [
+            (result, position)
+            for result in possible
+            if (position := self.position(result)) is not None
+        ]
+        coordinates = [(position.x, position.y) for _, position in drawn]
+        if self.relative and self.baseline_quality is not None:
+            # even if its own result is not among these
+            coordinates.append((1.0, self.baseline_quality))
+        front = pareto_front(coordinates)
+        return [
+            drawn[index][0]
+            for index in front
+            if index < len(drawn) and not drawn[index][0].is_baseline
+        ]
+
+    def notable(self) -> list[Result]:
+        """Return each policy's fastest result (also the baseline's), and the best at no and at one
+        point of loss.
+        """
+        fastest: dict[tuple[str, bool], Result] = {}
+        for result in self.results:
+            fastest.setdefault((result.policy, result.is_baseline), result)
+        return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
+
+    def selected(self, few: int = FEW) -> list[Result]:
+        """Return the notable results and the whole front; all results if there are at most so
+        few.
+        """
+        if len(self.results) <= few:
+            return self.results
+        return self._in_order([*self.notable(), *self.front()])
+
+    def knobs(self, result: Result) -> list[str]:
+        """Return the knobs that a label of the result names, as `telling_knobs` of the group's
+        results.
+        """
+        return telling_knobs(result, self.results)
+
+    def label(self, result: Result) -> str:
+        """Return its policy with these knobs: `bild (fallback 0.5)`."""
+        return point_label(result, self.knobs(result))
+
+    def varying_knobs(self) -> list[str]:
+        """Return every knob that takes more than one value within some policy, in order of
+        appearance.
+        """
+        policies = dict.fromkeys(result.policy for result in self.results)
+        found = [
+            varying_knobs([one for one in self.results if one.policy == policy])
+            for policy in policies
+        ]
+        return list(dict.fromkeys(knob for knobs in found for knob in knobs))
+
+    def best(self, loss: float) -> Result | None:
+        """Return the fastest result that loses at most `loss` points of quality."""
+        return best_at_loss(self.results, loss)
+
+    def _in_order(self, chosen: list[Result | None]) -> list[Result]:
+        return [result for result in self.results if any(result is other for other in chosen)]
+
+    def _latency(self, result: Result) -> tuple[float, float, float] | None:
+        speedup = result.speedup
+        if not result.timed:
+            return None
+        if not self.relative:
+            mean = result.latency_s.mean
+            return (mean, mean, mean)
+        if result.is_baseline:
+            return (1.0, 1.0, 1.0)
+        if speedup.value is None:
+            return None
+        bounds = [
+            speedup.value if value is None else value for value in (speedup.high, speedup.low)
+        ]
+        return (1 / speedup.value, 1 / bounds[0], 1 / bounds[1])
+
+
+def by_setting(results: Sequence[Result]) -> list[Group]:
+    """Group results by their setting and metric, in order of appearance, each group fastest
+    first.
+    """
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        setting = plain_numbers(to_json(result.setting))  # a temperature of 0 equals one of 0.0
+        key = json.dumps([setting, result.quality.metric], sort_keys=True, default=str)
+        groups.setdefault(key, []).append(result)
+    return [Group(group[0].setting, sorted(group, key=_slowness)) for group in groups.values()]
+
+
+def differing_keys(groups: Sequence[Group]) -> list[str]:
+    """Return the keys of the setting whose values are not the same in all groups."""
+    keys = dict.fromkeys(key for group in groups for key in group.setting)
+    return [key for key in keys if len({str(group.setting.get(key)) for group in groups}) > 1]
+
+
+def setting_title(setting: Setting) -> str:
+    """Return a title of the setting: `t5-large drafted by t5-tiny, multi30k test, 100 examples`."""
+    return f"{pair_title(setting)}, {data_title(setting)}"
+
+
+def pair_title(setting: Setting | PairSpec) -> str:
+    """Return the models of the setting, or of a pair: `t5-large drafted by t5-tiny`."""
+    return short_name(setting.target) + (
+        f" drafted by {short_name(setting.draft)}" if setting.draft else ""
+    )
+
+
+def data_title(setting: Setting) -> str:
+    """Return the data of the setting: `multi30k test, 100 examples`."""
+    return f"{short_name(setting.dataset)} {setting.split}, {setting.n_examples} examples"
+
+
+def varying_knobs(results: Sequence[Result]) -> list[str]:
+    """Return the knobs that do not have the same value in all of these results."""
+    knobs = dict.fromkeys(knob for result in results for knob in result.knobs)
+    return [knob for knob in knobs if len({str(result.knobs.get(knob)) for result in results}) > 1]
+
+
+def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
+    """Return the knobs that tell a point from the others of its policy, or a single one from its
+    policy's file.
+
+    point, points: anything with a policy and its knobs, such as results or failures.
+    """
+    peers = [other for other in points if other.policy == point.policy]
+    if len(peers) > 1:
+        return [knob for knob in varying_knobs(peers) if knob in point.knobs]
+    return changed_knobs(point.policy, point.knobs)
+
+
+def _slowness(result: Result) -> tuple[float, float]:
+    if not result.timed:
+        return (math.inf, math.inf)
+    speedup = 1.0 if result.is_baseline else result.speedup.value
+    return (-speedup if speedup is not None else 0.0, result.latency_s.mean)
+
+
+def _widened(low: float, high: float, ends: Sequence[float]) -> tuple[float, float]:
+    most, room = (high - low) / 2, 0.02 * (high - low)
+    below, above = low - min([low, *ends]), max([high, *ends]) - high
+    return low - min(most, below + room * (below > 0)), high + min(most, above + room * (above > 0))
+
+
+def _vertical_interval(result: Result) -> tuple[float, float]:
+    quality = result.quality
+    if quality.difference_low is not None and quality.baseline is not None:
+        return (
+            quality.baseline + quality.difference_low,
+            quality.baseline + quality.difference_high,
+        )
+    if quality.low is not None:
+        return (quality.low, quality.high)
+    return (quality.value, quality.value)
+
+
+@dataclass(frozen=True)
+class BatchCurve:
+    """One policy with one choice of knobs, a point for each batch. label: its name, with the knobs
+    that tell it.
+    """
+
+    policy: str
+    label: str
+    points: tuple[Result, ...]
+
+    @property
+    def break_even(self) -> float | None:
+        """The batch from which on it is not faster than the baseline; None if it is at all measured
+        ones.
+
+        Interpolated between the two batches around it, over log2(batch) as the curves are drawn.
+        """
+        known = [
+            (one.setting.batch, one.speedup.value)
+            for one in self.points
+            if one.speedup.value is not None
+        ]
+        if not known or known[-1][1] > 1:
+            return None
+        above = [place for place, (_, speedup) in enumerate(known) if speedup > 1]
+        if not above:
+            return float(known[0][0])
+        (batch, speedup), (later, less) = known[above[-1] : above[-1] + 2]
+        return 2 ** (log2(batch) + (speedup - 1) / (speedup - less) * log2(later / batch))
+
+
+def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]:
+    """Points, without baselines, that differ in nothing but this key of their setting, each by its
+    value.
+    """
+    groups: dict[str, dict[Any, Result]] = {}
+    for result in results:
+        if result.is_baseline or not result.timed:
+            continue
+        setting = {
+            name: value
+            for name, value in plain_numbers(to_json(result.setting)).items()
+            if name != key
+        }
+        rest = [result.policy, plain_numbers(dict(result.knobs)), setting, result.quality.metric]
+        groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[
+            result.setting.get(key)
+        ] = result
+    return list(groups.values())
+
+
+def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
+    """The curves of all points that were measured at more than one batch, in order of
+    appearance.
+    """
+    groups, curves = differing_in("batch", results), []
+    for group in groups:
+        if len(group) < 2:
+            continue
+        of_policy = [
+            one
+            for each in groups
+            for one in each.values()
+            if one.policy == group[min(group)].policy
+        ]
+        points = tuple(one for _, one in sorted(group.items()))
+        first = points[0]
+        curves.append(
+            BatchCurve(first.policy, point_label(first, varying_knobs(of_policy)), points)
+        )
+    return curves

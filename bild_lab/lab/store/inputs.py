@@ -1,0 +1,108 @@
+"""What points were measured with, read again: their configuration, the dataset's examples, and
+which two share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from bild_lab.errors import UserError
+from bild_lab.lab.config.groups import typed
+from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
+from bild_lab.lab.data.examples import Example, cached_examples
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.store.hashing import data_hash
+from bild_lab.lab.store.records import CONFIG
+
+Key = tuple[str, int]  # of an example: its id and turn
+
+
+@dataclass(frozen=True)
+class SharedTexts:
+    """What A and B may be compared by. references: by example; None if they cannot be read, and
+    `why`.
+
+    keys: the examples whose prompt and references are the same in both; None if all of them are.
+    """
+
+    references: dict[Key, tuple[str, ...]] | None
+    keys: frozenset[Key] | None = None
+    why: str = ""
+
+
+def shared_texts(a: Result, b: Result) -> SharedTexts:
+    """The examples that both results decoded, with their references.
+
+    Of equal data one side's will do. Raises UserError if the data differ, for example in
+    `dataset.limit`, and one side's cannot be read: equal ids may then belong to different texts.
+    """
+    if a.setting.data == b.setting.data:
+        known, why = examples_of([a, b])
+        return SharedTexts(None if known is None else _references(known), why=why)
+    sides = [examples_of([one]) for one in (a, b)]
+    if why := next((why for known, why in sides if known is None), ""):
+        raise UserError(
+            f"A and B have different data, and which examples they share cannot be checked: {why}; "
+            "measure one of them again with the dataset keys of the other"
+        )
+    (ours, _), (theirs, _) = sides
+    same = {
+        key: one for key, one in ours.items() if key in theirs and _text(theirs[key]) == _text(one)
+    }
+    return SharedTexts(_references(same), frozenset(same))
+
+
+def _references(examples: Mapping[Key, Example]) -> dict[Key, tuple[str, ...]]:
+    return {key: tuple(one.references) for key, one in examples.items()}
+
+
+def _text(example: Example) -> tuple[Any, ...]:
+    """What makes two examples the same: what the hash of the data is over."""
+    return example.prompt, tuple(example.references), example.continues
+
+
+def stored_config(result: Result) -> dict[str, Any]:
+    """The configuration that a point was measured with. Raises UserError if it cannot be read."""
+    file = result.folder / CONFIG
+    try:
+        return OmegaConf.to_container(OmegaConf.load(file), resolve=True)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(
+            f"{file} cannot be read: {error}; measure the point again with resume=false"
+        ) from error
+
+
+def examples_of(results: Sequence[Result]) -> tuple[dict[tuple[str, int], Example] | None, str]:
+    """The dataset's examples by id and turn, from the first of these results whose dataset can be
+    read as it was.
+
+    Results hold no references, and few prompts: they are read again from the dataset of the
+    configuration. If that fails, returns None and the reason.
+    """
+    from bild_lab.engine.models.checkpoint.checkpoint import (
+        Checkpoint,  # late: torch takes seconds to load
+    )
+    from bild_lab.engine.models.checkpoint.gguf_file import recognized
+
+    why = ""
+    for result in results:
+        try:
+            config = OmegaConf.load(result.folder / CONFIG)
+            dataset = typed(DatasetSpec, config.dataset, "dataset")
+            if dataset.chat_template == (CHECKPOINT,):
+                target = recognized(Checkpoint(config.pair.target, config.pair.target_revision))
+                dataset = for_model(dataset, target)
+            examples = cached_examples(dataset)
+        except (OSError, ValueError, TypeError, YAMLError, OmegaConfBaseException) as error:
+            why = why or str(error)
+            continue
+        if result.setting.data == data_hash(examples):
+            return {(str(one.id), one.turn): one for one in examples}, ""
+        why = why or f"dataset {config.dataset.name} has changed since"
+    return None, why

@@ -1,0 +1,207 @@
+"""How far a sweep is (`Progress`), on the terminal too (`PointProgress`), and its commands in
+`commands.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Group
+from rich.live import Live
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from bild_lab.lab.config.cli import SILENT_S, console, escape, stages, this_script
+
+# the stage whose examples are counted; those of further repeats begin with it
+DECODING = "decoding"
+# of decoding before the first estimate, if no text is complete; left, not worth a line
+FIRST_S, SHORT_S = 20.0, 10.0
+
+
+class PointProgress:
+    """Two or three lines on a terminal, which go when the block ends: the point, its stage, the
+    sweep.
+
+    In a file or a pipe it is a line for each point when it begins, one for each stage that lasts
+    some seconds, and then one a minute. Both get an estimate of the whole sweep when the first text
+    of its first point is decoded.
+
+    place: of the point among `points`, from 1. typical_s: seconds that a point of this sweep takes;
+    None if none was measured yet.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        examples: int,
+        place: int = 1,
+        points: int = 1,
+        typical_s: float | None = None,
+    ):
+        self._examples, self._later, self._typical_s = examples, max(0, points - place), typical_s
+        self._done, self._started_s, self._decoding_s = 0.0, time.perf_counter(), 0.0
+        self._spoke_s, self._estimated = self._started_s, typical_s is not None
+        self._title, said = title, TextColumn("{task.fields[said]}")
+        self._bars = Bars(
+            TextColumn("{task.description}"), BarColumn(None), said, console=console, expand=True
+        )
+        self._stage = self._bars.add_task("", total=None, said="")
+        self._sweep = None
+        if points > 1:
+            said = f"{place - 1}/{points}"
+            self._sweep = self._bars.add_task("sweep", total=points, completed=place - 1, said=said)
+            self._place = said
+        lines = Group(Text(title, no_wrap=True, overflow="ellipsis"), self._bars)
+        self._live = Live(
+            lines, console=console, transient=True, refresh_per_second=4, redirect_stdout=False
+        )
+
+    def __enter__(self) -> PointProgress:
+        stages.leave()
+        if not console.is_terminal:
+            console.print(f"{escape(self._title)}: {self._examples} texts …")
+        self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ):
+        stages.leave()
+        self._live.stop()
+
+    def stage(self, name: str) -> None:
+        """The point has reached this stage."""
+        total, said = (
+            (self._examples, f"0/{self._examples}") if name.startswith(DECODING) else (None, "")
+        )
+        self._bars.reset(self._stage, description=name, total=total, said=said)
+        self._done, self._decoding_s = 0.0, time.perf_counter()
+        if not console.is_terminal:
+            stages.soon(f"{self._title}: {name} …")
+
+    def advance(self, texts: float) -> None:
+        """So much more is decoded, in texts with all their repeats."""
+        stages.leave()
+        self._done += texts
+        now = time.perf_counter()
+        decoding_s = now - self._decoding_s
+        left_s = decoding_s / self._done * max(0.0, self._examples - self._done)
+        said = f"{int(self._done + 1e-9)}/{self._examples}, {roughly(left_s)} left"
+        self._bars.update(self._stage, completed=self._done, said=said)
+        sweep_s = left_s + self._later * (self._typical_s or now - self._started_s + left_s)
+        if self._sweep is not None:
+            self._bars.update(self._sweep, said=f"{self._place}, {roughly(sweep_s)} left")
+        if not self._estimated and (self._done + 1e-9 >= 1 or decoding_s >= FIRST_S):
+            self._estimated = True
+            if sweep_s >= SHORT_S:
+                whole = (
+                    f", {roughly(sweep_s)} for the {self._later + 1} points left"
+                    if self._later
+                    else ""
+                )
+                self._line(f"about {roughly(left_s)} for this point{whole}", now=True)
+        self._line(said)
+
+    def _line(self, said: str, now: bool = False) -> None:
+        """A line that stays; unless it is wanted now, only where no bars are shown and none was
+        printed for long.
+        """
+        if now or (not console.is_terminal and time.perf_counter() - self._spoke_s >= SILENT_S):
+            console.print(f"{escape(self._title)}: {said}")
+            self._spoke_s = time.perf_counter()
+
+
+def roughly(seconds: float) -> str:
+    """A time that is estimated, in words: `40 s`, `3 min`, `2 h 5 min`."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+@dataclass
+class Progress:
+    """What this process's command wants to measure, and how much of it is done.
+
+    total: points; None if it is not known, as in a search, and in the processes of a launcher.
+    done: points that were measured, found finished or failed. measured, measured_s: of these, those
+    that this command measured, and the seconds that it took.
+    """
+
+    total: int | None = None
+    done: int = 0
+    measured: int = 0
+    measured_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.total} points"
+
+    @property
+    def typical_s(self) -> float | None:
+        """Seconds that a point takes, None if none was measured yet."""
+        return self.measured_s / self.measured if self.measured else None
+
+    def begin(self, total: int | None) -> None:
+        """A command of so many points begins."""
+        self.total, self.done, self.measured, self.measured_s = total, 0, 0, 0.0
+
+    def advance(self, measured_s: float | None) -> None:
+        """One point more is done. measured_s: seconds that it took; None if it was finished before,
+        or failed.
+        """
+        self.done += 1
+        if measured_s is not None:
+            self.measured += 1
+            self.measured_s += measured_s
+
+
+COMMANDS = "commands.jsonl"
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line, and when it was first given (ISO, UTC)."""
+
+    started: str
+    line: str
+
+
+def record_command(folder: Path) -> None:
+    """Add this process's command line to the sweep in `folder`, unless it is there: the same
+    command resumes.
+
+    It is written as it can be typed again where it was typed.
+    """
+    line = f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()
+    if any(one.line == line for one in read_commands(folder)):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / COMMANDS).open("a", encoding="utf-8") as file:
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        file.write(json.dumps(asdict(Command(started, line)), ensure_ascii=False) + "\n")
+
+
+def read_commands(folder: Path) -> list[Command]:
+    """The commands of a sweep; none in folders without the file.
+
+    A line that was cut short is left out.
+    """
+    found = []
+    with suppress(OSError):
+        for line in (folder / COMMANDS).read_text(encoding="utf-8").splitlines():
+            with suppress(ValueError, TypeError):
+                found.append(Command(**json.loads(line)))
+    return found

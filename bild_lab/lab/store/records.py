@@ -1,0 +1,378 @@
+"""The folder of a sweep:
+
+`points/HASH/{config.yaml,result.json,examples.jsonl}`; a repeated point is in `HASH.2`.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from filelock import FileLock, Timeout
+
+from bild_lab.errors import UserError
+from bild_lab.files import sync_folder, write_atomically
+from bild_lab.lab.schema.columns import from_json, to_json
+from bild_lab.lab.schema.examples import EXAMPLES, MeasuredExample
+from bild_lab.lab.schema.result import IDENTITY, TABLE, Failure, FailureCause, Result
+from bild_lab.lab.store.hashing import plain_numbers
+
+CONFIG, RESULT, FAILURE = "config.yaml", "result.json", "failed.json"
+LEAST_FREE_BYTES = 2**20  # free on the disk that results go to
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Everything that was measured under one name."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def points(self) -> Path:
+        return self.folder / "points"
+
+    def newest(self, point: str) -> Result | None:
+        """The point's last readable result; None if it has none.
+
+        Earlier results are kept as well.
+        """
+        folders = [self.points / point, *self.points.glob(f"{point}.*")]
+        return max(_readable(folders), key=_age, default=None)
+
+    def write_point(
+        self,
+        point: str,
+        config_yaml: str,
+        result: Result,
+        examples: Iterable[MeasuredExample],
+        beside: bool = False,
+        **others: Any,
+    ) -> Path:
+        """Store a finished point atomically. others: further files, as JSON, by their names.
+        Returns its folder.
+
+        If another process has stored the point meanwhile, that one is kept and this one dropped;
+        beside=True stores both. A stored point is never changed or removed.
+        """
+        self.points.mkdir(parents=True, exist_ok=True)
+        content = replace(result, stored_at=self._stamp()).to_json()
+        files = {
+            CONFIG: config_yaml,
+            EXAMPLES: "".join(
+                json.dumps(one.to_json(), ensure_ascii=False) + "\n" for one in examples
+            ),
+            RESULT: json.dumps(content, indent=2, ensure_ascii=False) + "\n",
+            **{
+                name: json.dumps(other, indent=2, ensure_ascii=False) + "\n"
+                for name, other in others.items()
+            },
+        }
+        return self._publish(point, {name: text.encode() for name, text in files.items()}, beside)
+
+    def adopt(self, result: Result) -> bool:
+        """Copy another sweep's point here, whole or not at all.
+
+        False where this sweep has it as new or newer.
+        """
+        present = self.newest(result.point)
+        if present is not None and present.stored_at >= result.stored_at:
+            return False
+        self.points.mkdir(parents=True, exist_ok=True)
+        files = {file.name: file.read_bytes() for file in sorted(result.folder.iterdir())}
+        self._publish(result.point, files, beside=True)
+        return True
+
+    def write_failure(self, failure: Failure, config_yaml: str) -> Path:
+        """Store why a point failed, in a folder that no finished point uses. Returns the folder."""
+        folder = self.points / failure.point
+        write_atomically(folder / CONFIG, config_yaml.encode())
+        write_atomically(folder / FAILURE, (json.dumps(to_json(failure), indent=2) + "\n").encode())
+        return folder
+
+    def forget_failure(self, point: str) -> None:
+        """Remove the record of an earlier failure of a point that has now succeeded."""
+        shutil.rmtree(self.points / point, ignore_errors=True)
+
+    def all_results(self) -> list[Result]:
+        """Every readable result, oldest first; a point that was measured twice has two.
+
+        Raises UserError for a result of a newer version of the package.
+        """
+        return sorted(_readable(file.parent for file in self._files(RESULT)), key=_age)
+
+    def results(self) -> list[Result]:
+        """Every finished point, oldest first.
+
+        Of points with equal policy and setting, only the newest.
+        """
+        newest = {}  # measured again, for example with new weights
+        for one in self.all_results():
+            identity = [one.policy, one.knobs, one.composition, one.setting]
+            newest[json.dumps(plain_numbers(to_json(identity)), sort_keys=True)] = one
+        return list(newest.values())
+
+    def finished(self) -> list[Result]:
+        """The same of a folder that must have some: raises UserError without."""
+        if not (found := self.results()):
+            raise UserError(
+                f"{self.folder} has no finished points; give the folder of a sweep, outputs/NAME"
+            )
+        return found
+
+    def older(self) -> int:
+        """How many results `results` leaves out because their point was measured again later."""
+        return len(self.all_results()) - len(self.results())
+
+    def failures(self) -> list[Failure]:
+        """Every point whose last attempt failed, and every damaged result that has not been
+        measured again.
+        """
+        failed = []
+        for file in self._files(FAILURE):
+            with suppress(OSError, ValueError):
+                failed.append(from_json(Failure, json.loads(file.read_bytes())))
+        damaged = [file for file in self._files(RESULT) if _read(file) is None and file.is_file()]
+        lost = [file for file in damaged if self.newest(file.parent.name.partition(".")[0]) is None]
+        message = (
+            "{} cannot be read: it was damaged after it was written; run the same sweep to measure"
+            " it again"
+        )
+        causes = {file.parent.name: FailureCause("Damaged", message.format(file)) for file in lost}
+        return failed + [Failure(point, "unknown", {}, cause) for point, cause in causes.items()]
+
+    def report_lock(self) -> AbstractContextManager[None]:
+        """Let only one process at a time read the points and write the report.
+
+        If several processes finish together, the last one to write has then seen every point.
+        """
+        return self._locked(".report.lock", blocking=True)
+
+    def search_lock(self) -> AbstractContextManager[None]:
+        """Let only one screening write its record here at a time.
+
+        Raises UserError if another process does.
+        """
+        return self._locked(".search.lock", blocking=False)
+
+    @contextmanager
+    def _locked(self, name: str, blocking: bool) -> Iterator[None]:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.folder / name, fallback_to_soft=False)
+        try:
+            lock.acquire(blocking=blocking)
+        except Timeout as error:
+            raise UserError(
+                f"another process screens in {self.folder}; wait until it ends, or choose another"
+                " name=NAME"
+            ) from error
+        except OSError:  # a network folder without locks: the next run reports the rest
+            pass
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _files(self, name: str) -> list[Path]:
+        """The file with this name of every stored point.
+
+        A folder whose name begins with a dot is unfinished.
+        """
+        found = self.folder.glob(f"points/*/{name}")
+        return sorted(file for file in found if not file.parent.name.startswith("."))
+
+    def _stamp(self) -> str:
+        """The current time; just after the last stored point if the clock has been set back
+        since.
+        """
+        file, now = self.folder / ".latest", datetime.now(UTC)
+        with suppress(OSError, ValueError):  # the first point, or a damaged file
+            now = max(
+                now,
+                datetime.fromisoformat(file.read_text(encoding="utf-8"))
+                + timedelta(milliseconds=1),
+            )
+        stamp = now.isoformat(timespec="milliseconds")
+        write_atomically(file, stamp.encode())
+        return stamp
+
+    def _publish(self, point: str, files: dict[str, bytes], beside: bool) -> Path:
+        draft = self.points / f".{point}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        draft.mkdir()
+        try:
+            for name, content in files.items():
+                with (draft / name).open("wb") as stream:
+                    stream.write(content)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+            sync_folder(draft)
+            for number in count(1):
+                final = self.points / (point if number == 1 else f"{point}.{number}")
+                if _moved(draft, final):
+                    sync_folder(self.points)
+                    return final
+                if not beside and _read(final / RESULT) is not None:
+                    return final
+        finally:
+            # it is gone already unless something went wrong
+            shutil.rmtree(draft, ignore_errors=True)
+        raise AssertionError("unreachable: there is always a next number")
+
+
+def _moved(draft: Path, final: Path) -> bool:
+    """Rename a folder atomically. Returns False if the name is taken."""
+    try:
+        draft.rename(final)
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+            return False
+        raise
+    return True
+
+
+def _readable(folders: Iterable[Path]) -> list[Result]:
+    return [result for folder in folders if (result := _read(folder / RESULT)) is not None]
+
+
+def _read(file: Path) -> Result | None:
+    """A result; None if there is none, or if it was damaged after writing.
+
+    Raises UserError for a newer version's.
+    """
+    try:
+        result = Result.from_json(json.loads(file.read_bytes()), file.parent)
+        return result if _is_whole(result) else None
+    except UserError:  # of a newer version: do not measure it again
+        raise
+    except (OSError, ValueError):
+        return None
+
+
+def _is_whole(result: Result) -> bool:
+    """Whether it has what every report needs: a damaged file may still be read."""
+    setting, speedup = result.setting, result.speedup
+    known = [one for one in (speedup.value, speedup.low, speedup.high) if one is not None]
+    named = isinstance(setting.n_examples, int) and "max_new_tokens" in (setting.decoding or ())
+    return named and all(0 < one < math.inf for one in known)
+
+
+def _age(result: Result) -> tuple[str, str]:
+    """A sort key that is greater for later results."""
+    return result.stored_at or "", result.folder.name
+
+
+def require_writable(folder: Path) -> None:
+    """Raise UserError unless results can be written to the folder; leaves nothing behind."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(
+            f"results go to {folder}, but {existing} is not a folder that can be written; choose"
+            " name=NAME"
+        )
+    if (free := shutil.disk_usage(existing).free) < LEAST_FREE_BYTES:
+        raise UserError(
+            f"results go to {folder}, whose disk is full ({free:,} bytes free); "
+            "make room, and the same command runs the rest"
+        )
+
+
+def load_results(*folders: str | Path) -> pd.DataFrame:
+    """The finished points of sweeps: a row per point, in the order of the folders, each sweep
+    oldest first.
+
+    folders: of sweeps, `"outputs/NAME"`. The first column, `sweep`, is the folder's name; the
+    others are those of `sweep.csv` (docs/outputs.md), knobs under their own names. What a point
+    does not have is NaN or None. Points with another setting, such as other data, are rows like the
+    others: compare within equal `target`, `dataset` and so on.
+
+    Raises UserError for a folder without finished points, and for results of a newer version of the
+    package.
+    """
+    frames = []
+    for folder in folders:
+        if not isinstance(folder, str | Path):
+            raise UserError(
+                'folders are given one by one, load_results("outputs/a", "outputs/b"), got'
+                f" {folder!r}"
+            )
+        path = Path(folder).expanduser()
+        frames.append((path.resolve().name, Sweep(path).finished()))
+    if not frames:
+        raise UserError(
+            'a folder is needed, got none; give the folder of a sweep: load_results("outputs/NAME")'
+        )
+    found = to_frame([result for _, results in frames for result in results])
+    found.insert(0, "sweep", [name for name, results in frames for _ in results])
+    return found
+
+
+def to_row(result: Result) -> dict[str, Any]:
+    """One result as a flat row: identity, knobs under their own names, then the measured
+    numbers.
+    """
+    row = {column.name: column.of(result) for column in TABLE} | _further(result)
+    knobs = {
+        _knob_column(knob): math.inf if value == "inf" else value
+        for knob, value in result.knobs.items()
+    }
+    return {**{column.name: row.pop(column.name) for column in IDENTITY}, **knobs, **row}
+
+
+def to_frame(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per point; knobs that a policy does not have are empty."""
+    knobs = dict.fromkeys(_knob_column(knob) for result in results for knob in result.knobs)
+    identity, others = TABLE[: len(IDENTITY)], TABLE[len(IDENTITY) :]
+    further = dict.fromkeys(name for result in results for name in _further(result))
+    columns = [
+        *(column.name for column in identity),
+        *knobs,
+        *(column.name for column in others),
+        *further,
+    ]
+    return pd.DataFrame([to_row(result) for result in results], columns=columns)
+
+
+def _further(result: Result) -> dict[str, float | None]:
+    """The metrics behind the leading one, each with its interval and its difference from the
+    baseline's.
+    """
+    row: dict[str, float | None] = {}
+    own = {column.name for column in TABLE}
+    for name, quality in result.further_qualities.items():
+        if name in own:  # the log-probability by the target is a column of every point
+            continue
+        row |= {name: quality.value, f"{name}_low": quality.low, f"{name}_high": quality.high}
+        bounds = (quality.difference, quality.difference_low, quality.difference_high)
+        row |= dict(
+            zip((f"{name}_difference{end}" for end in ("", "_low", "_high")), bounds, strict=True)
+        )
+    return row
+
+
+def write_table(results: Sequence[Result], path: Path) -> None:
+    """Write `sweep.csv` atomically."""
+    write_atomically(path, to_frame(results).to_csv(index=False).encode())
+
+
+def _knob_column(knob: str) -> str:
+    """The knob's own name, or knob_NAME if a measured number has that name, such as
+    `acceptance_rate`.
+    """
+    return f"knob_{knob}" if knob in {column.name for column in TABLE} else knob

@@ -1,0 +1,203 @@
+"""The points to screen: several policies, each with all values of the knobs that it has, written as
+for a sweep.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from bild_lab.errors import UserError
+from bild_lab.lab.config.groups import (
+    compose_config,
+    compose_policy,
+    knob_values,
+    policy_label,
+)
+
+Values = tuple[str, ...]  # overrides such as policy.window=3
+KNOB = "policy."
+NOT_A_POINTS = ("hydra", "screen")
+MOST_DIGITS = 14  # of a number that somebody typed
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A policy with its knobs. words: the overrides that give it, beside those that all share."""
+
+    words: Values
+    name: str
+    knobs: Mapping[str, Any]
+    policy: DictConfig
+
+
+@dataclass(frozen=True)
+class Space:
+    """A policy and the values of its knobs. words: that choose it. lists: the overrides of each
+    knob.
+    """
+
+    words: Values
+    base: DictConfig
+    lists: Mapping[str, Values]
+
+    def candidate(self, chosen: Sequence[str] = ()) -> Candidate:
+        """With these overrides of knobs."""
+        policy = copy.deepcopy(self.base)
+        for word in chosen:
+            OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))
+        knobs = knob_values(OmegaConf.to_container(policy, resolve=False))
+        return Candidate((*self.words, *chosen), policy_label(self.base), knobs, policy)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The overrides that all points share, and the points of each policy."""
+
+    shared: Values
+    spaces: tuple[Space, ...]
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Every combination of the values of every policy."""
+        chosen = [
+            (space, words)
+            for space in self.spaces
+            for words in itertools.product(*space.lists.values())
+        ]
+        return tuple(space.candidate(words) for space, words in chosen)
+
+    def config(self, candidate: Candidate, split: str, name: str) -> DictConfig:
+        """A point's whole configuration, composed as `python run.py` does."""
+        composed = compose_config([*self.shared, *candidate.words, f"dataset.split={split}"], name)
+        return OmegaConf.masked_copy(composed, [key for key in composed if key not in NOT_A_POINTS])
+
+
+def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Grid:
+    """Every combination of the lists, for every policy of `policy=a,b`, which takes the lists of
+    the knobs it has.
+
+    task: overrides with single values. Raises UserError for a list over anything but policies and
+    their knobs, and for a knob that none of the policies has.
+    """
+    varied = read_lists(lists)
+    policies = [value.partition("=")[2] for value in varied.pop("policy", ())]
+    for key in varied:
+        if not key.startswith(KNOB):
+            raise UserError(
+                f"a screening varies policies and their knobs, got a list for {key}; give it one"
+                " value"
+            )
+    values = {
+        **{word.partition("=")[0]: (word,) for word in task if word.startswith(KNOB)},
+        **varied,
+    }
+    shared = tuple(
+        word
+        for word in task
+        if not word.startswith(KNOB) and not (policies and word.startswith("policy="))
+    )
+    spaces = []
+    for words in [(f"policy={policy}",) for policy in policies] or [()]:
+        base = compose_config([*shared, *words], config_name).policy
+        own = {
+            key: several
+            for key, several in values.items()
+            if key.removeprefix(KNOB).split(".")[0] in base
+        }
+        spaces.append(Space(words, base, own))
+    if unknown := sorted(set(values) - {key for space in spaces for key in space.lists}):
+        names = ", ".join(space.base.name for space in spaces)
+        knobs = dict.fromkeys(knob for space in spaces for knob in knob_values(space.base))
+        raise UserError(
+            f"{names} has no knob {unknown[0].removeprefix(KNOB)!r}; it has"
+            f" {', '.join(knobs) or 'none'}"
+        )
+    return Grid(shared, tuple(spaces))
+
+
+def vanilla() -> Candidate:
+    """The target alone."""
+    return Space(("policy=vanilla",), compose_policy("vanilla"), {}).candidate()
+
+
+@lru_cache(maxsize=1024)
+def _value(word: str) -> Any:
+    return OverridesParser.create().parse_override(word).value()
+
+
+def read_lists(words: Sequence[str]) -> dict[str, Values]:
+    """The values of each key as overrides, numbers in ascending order. If a key is given twice, the
+    later one counts.
+
+    Raises UserError for anything except choices and ranges.
+    """
+    lists: dict[str, Values] = {}
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        try:
+            (jobs,) = BasicSweeper.split_arguments([override], None)
+        except HydraException as error:
+            raise UserError(
+                f"a list or a range of values is needed, got {override.input_line}"
+            ) from error
+        values = list(dict.fromkeys(_rounded(job[0]) for job in jobs))
+        with suppress(ValueError):  # words keep their order
+            values.sort(key=lambda one: float(one.partition("=")[2]))
+        lists[override.get_key_element()] = tuple(values)
+    return lists
+
+
+def _rounded(override: str) -> str:
+    """The override of a range's step without the error of adding floats:
+
+    0.35 and not 0.35000000000000003.
+    """
+    key, _, value = override.partition("=")
+    try:
+        return f"{key}={round(float(value), 12)}" if len(value) > MOST_DIGITS else override
+    except ValueError:
+        return override
+
+
+def as_overrides(words: Sequence[str], key: str) -> list[str]:
+    """The command line with its lists of values in `key`:
+
+    Hydra allows lists only in sweeps, not in one run.
+    """
+
+    def is_list(word: str) -> bool:
+        with suppress(HydraException):  # Hydra reports it later
+            return (
+                "=" in word
+                and word[:1] != "-"
+                and OverridesParser.create().parse_override(word).is_sweep_override()
+            )
+        return False
+
+    lists = [word for word in words if is_list(word)]
+    others = [word for word in words if word not in ("-m", "--multirun", *lists)]
+    quoted = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in lists)
+    return [*others, *([f"{key}=[{quoted}]"] if lists else []), "hydra.mode=RUN"]
+
+
+def given_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
+    """The command line's overrides with single values, and the lists of an experiment that they do
+    not fix.
+    """
+    groups = tuple(f"{name}." for name in NOT_A_POINTS)
+    task = tuple(
+        word for word in hydra_config.overrides.task if not word.lstrip("+~").startswith(groups)
+    )
+    keys = {word.partition("=")[0] for word in task}
+    given = [f"{key}={value}" for key, value in (hydra_config.sweeper.get("params") or {}).items()]
+    return task, [word for word in given if word.partition("=")[0] not in keys]

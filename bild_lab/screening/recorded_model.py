@@ -1,0 +1,277 @@
+"""A model whose sessions serve what it has scored before, and run it where a text is new."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import greenlet
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from bild_lab.engine.draft import Tree
+from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass, is_first
+from bild_lab.engine.models.processed_session import processed
+from bild_lab.engine.request import Source
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import (
+    ALONE,
+    EVERYTHING,
+    Chain,
+    DraftedChain,
+    LoadedModel,
+    Opening,
+    Prefix,
+    Rows,
+    Scores,
+    Session,
+    Want,
+    as_rows,
+)
+from bild_lab.errors import UserError
+from bild_lab.screening.record_store import Store
+from bild_lab.screening.recorded_text import HEAD_INPUT, LOGITS, Node, RecordedText
+
+NO_STATES = (
+    "a record holds what a model scores, and this method reads states inside it; measure it with"
+    " run.py instead"
+)
+
+
+class RecordedModel:
+    """A loaded model in the same protocol, with a memory of every row that it has scored.
+
+    A record is exact for methods that decide by scores and draw no random numbers. store: where
+    rows are kept on disk; None: in memory alone. memory_bytes: of saved rows that stay in memory
+    too. All else, such as the checkpoint, is the model's own.
+    """
+
+    def __init__(
+        self, model: LoadedModel, store: Store | None = None, memory_bytes: float = 0
+    ) -> None:
+        self.model, self.store = model, store
+        # once: Transformers copies a configuration
+        self.config, self.depth = model.checkpoint.config, model.depth
+        self._memory_bytes, self._held = memory_bytes, 0
+        self._texts: dict[str, RecordedText] = {}
+        # by the loops of texts that decode at once, the texts that they ask
+        self._used: dict[Any, set[str]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    @torch.inference_mode()
+    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+        prefix = opening.prefix
+        name = text_name(source, prefix)
+        self._used.setdefault(greenlet.getcurrent(), set()).add(name)
+        plain = replace(source, processors=None)  # rows are kept as the model gives them
+        if name not in self._texts:
+            blocks = [] if self.store is None else self.store.read(name)
+            self._texts[name] = RecordedText(
+                len(source.prompt) - 1,
+                self.model.device,
+                lambda: self.model.start(plain, room, Opening(prefix=prefix)),
+                blocks,
+                self.depth if self.model.engine == "kernels" else None,  # which sum every row alike
+            )
+        layers = RecordedLayers(
+            self, self._texts[name], plain, 0 if prefix is None else prefix.length
+        )
+        return processed(RecordedSession(layers, source.prompt, opening.forwards), source)
+
+    def save(self) -> None:
+        """Save the new rows of the texts that the caller asked for: in a batch, those of its own
+        example.
+
+        Two loops must not ask for one text at a time. Texts stay in memory until they are more than
+        `memory_bytes`; then they are read again.
+        """
+        for name in self._used.get(greenlet.getcurrent(), ()):
+            text = self._texts[name]
+            if self.store is not None:
+                if text.new:
+                    self.store.append(name, text.entries(), text.forwards)
+                self._held += text.forget_new()
+            text.close()
+        self._used.pop(greenlet.getcurrent(), None)
+        if self.store is not None and self._held > self._memory_bytes:
+            used = set().union(*self._used.values())
+            self._texts = {name: text for name, text in self._texts.items() if name in used}
+            self._held = 0
+
+    def forwards(self, sources: Iterable[Source]) -> dict[str, int]:
+        """How many forwards were run for the saved rows of these sources, by kind."""
+        return (
+            {}
+            if self.store is None
+            else self.store.forwards([text_name(source) for source in sources])
+        )
+
+
+def text_name(source: Source, prefix: Prefix | None = None) -> str:
+    """A hash of the prompt, and of the keys and values before it."""
+    digest = hashlib.sha256(str(source.prompt).encode())
+    for part in (
+        source.encoder_ids,
+        *((prefix.keys, prefix.values, prefix.masks) if prefix is not None else ()),
+    ):
+        if part is not None:
+            digest.update(part.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:24]
+
+
+class RecordedSession(CachedSession):
+    """A session over a recorded text: the same rows, counts and forwards as those of the model's
+    own.
+    """
+
+    layers: RecordedLayers
+
+    def extend(
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+    ) -> Scores:
+        rows = as_rows(rows)
+        inner = (
+            rows.states is not None or want.hidden or want.fill or (want.prompt and want.head_input)
+        )
+        drafted = rows.position is not None
+        if (
+            inner
+            or drafted != (want.layers is not None)
+            or (drafted and (rows.tree is not None or want.head_input))
+        ):
+            raise UserError(NO_STATES)
+        self.layers.cached = self._cached
+        return super().extend(rows, want)
+
+    def adopt(self, row: int, layers: Sequence[int]) -> None:
+        raise UserError(NO_STATES)
+
+
+class RecordedLayers(Layers):
+    """What a session runs in place of a model's layers: the nodes of a recorded text, by the slots
+    of a cache.
+
+    Rows of the prompt have no nodes, and their scores are not asked for. Hidden states, which a
+    session passes on from the first layers to the others, are empty here. cached: how many slots
+    hold rows of the prefix and of the text.
+    """
+
+    def __init__(
+        self, model: RecordedModel, text: RecordedText, source: Source, reserved: int
+    ) -> None:
+        self.config, self.depth, self.device = model.config, model.depth, model.device
+        # as the model's own
+        self.narrows = model.model.engine in ("kernels", "native") and not model.model.compiled
+        self.reserved, self.source = (
+            reserved,
+            0 if source.encoder_ids is None else source.encoder_ids.shape[1],
+        )
+        self.cached, self._text = reserved, text
+        self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
+        self._nodes: list[Node] = []  # by slot, from there on
+        self._drafted: list[int] = []  # tokens after the cached ones that ran through some layers
+
+    def run(self, work: Pass) -> Scores:
+        tokens = work.tokens.tolist()
+        hidden = (torch.empty(work.count, 0, device=self.device),) * len(work.hidden)
+        if work.layers is not None and work.states is None:
+            logits = self._run_part(tokens, work) if work.logits else None
+            return Scores(logits, hidden=hidden)
+        nodes = self._run_text(work.start, tokens, work.tree, work.head_input > 0)
+        logits = self._stacked(nodes[-work.logits :], LOGITS) if nodes and work.logits else None
+        head = (
+            self._stacked(nodes[-work.head_input :], HEAD_INPUT)
+            if nodes and work.head_input
+            else None
+        )
+        return Scores(logits, head, hidden)
+
+    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+        """A greedy chain, from each node's most likely token and its probability, which are
+        computed once.
+        """
+        if (
+            chain.temperature
+            or not chain.stop_on_eos
+            or chain.position is not None
+            or chain.vocabulary
+        ):
+            return None
+        feed, nodes, confidences, fallback = list(tokens), [], [], False
+        while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):
+            node = self._run_text(start, feed, None, False)[-1]
+            start += len(feed)
+            token, confidence = node.choice
+            if chain.threshold is not None:
+                confidences.append(confidence)
+                if fallback := confidence < chain.threshold:
+                    break
+            nodes.append(node)
+            feed = [token]
+        own = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
+        return DraftedChain(
+            tokens=[node.choice[0] for node in nodes],
+            forwards=len(nodes) + fallback,
+            fallback=fallback,
+            confidences=confidences,
+            probs=None,
+            own_probs=None if own is None else precise(own).softmax(-1),
+        )
+
+    def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
+        first = start - self._first
+        self._nodes[first:] = [self._nodes[first + row] for row in rows]
+
+    def _node(self, slot: int) -> Node:
+        return self._text.root if slot < self._first else self._nodes[slot - self._first]
+
+    def _run_text(
+        self, start: int, tokens: Sequence[int], tree: Tree | None, head: bool
+    ) -> list[Node]:
+        """The nodes of these rows of the text, without those of the prompt. tree: as in `Pass`."""
+        parents = None if tree is None else tree.parents.tolist()
+        earlier = 0 if parents is None else len(parents) - len(tokens)
+        trunk = self._node(start - earlier - 1)
+        prompt = max(0, self._first - start)  # how many of these rows
+        above = None
+        if parents is not None:
+            places = [parent - earlier for parent in parents[earlier + prompt :]]
+            above = [at - prompt if at >= prompt else self._node(start + at) for at in places]
+        nodes = self._text.rows(trunk, tokens[prompt:], above, head)
+        self._nodes[max(0, start - self._first) :] = nodes
+        return nodes
+
+    def _run_part(self, tokens: Sequence[int], work: Pass) -> Tensor:
+        """Logits of rows of a view, which run through some layers after the text and are never
+        kept.
+        """
+        cached = max(self.cached, self._first)
+        self._drafted[work.start - cached :] = tokens
+        # the first layers read nothing but tokens; others read rows that the whole model ran up to
+        # the text's end
+        layers, skipped = tuple(work.layers), work.skipped
+        name = f"layers {','.join(map(str, layers))}"
+        for block, left_out in (
+            ("attention", skipped.attention),
+            ("feed-forward", skipped.feed_forward),
+        ):
+            name += f" without {block} {','.join(map(str, sorted(left_out)))}" if left_out else ""
+        first = is_first(layers, skipped)
+        kinds = [name if first else f"{name} {place} ahead" for place in range(len(self._drafted))]
+        part = Want(layers=layers, skipped=skipped)
+        nodes = self._text.drafted(self._node(cached - 1), self._drafted, part, kinds)
+        chosen = list(zip(nodes, kinds, strict=True))[-work.logits :]
+        return torch.cat([node.rows[kind] for node, kind in chosen]).to(self.device)
+
+    def _stacked(self, nodes: Sequence[Node], kind: str) -> Tensor:
+        found = (
+            nodes[0].rows[kind]
+            if len(nodes) == 1
+            else torch.cat([node.rows[kind] for node in nodes])
+        )
+        return found if self.device.type == "cpu" else found.to(self.device)

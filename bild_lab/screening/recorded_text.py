@@ -1,0 +1,308 @@
+"""What a model scored after one prompt: a tree of tokens, each with its rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bild_lab.engine.draft import Tree, common_prefix
+from bild_lab.engine.sampling import most_likely, precise
+from bild_lab.engine.session import Rows, Scores, Session, Want
+from bild_lab.screening.record_store import Entry, Row
+
+LOGITS, HEAD_INPUT = "logits", "head_input"
+STATE = "state before the head of "  # and a kind of scores, which the head makes of it
+TOGETHER = 32  # rows that the head scores at once
+WHOLE, PART = "whole", "part"  # forwards through all layers, and through some
+
+
+class Node:
+    """A token after its parent. rows: by kind, what the model returned at this token, or the state
+    that gives it.
+    """
+
+    __slots__ = ("_choice", "children", "number", "parent", "rows", "token")
+
+    def __init__(self, parent: Node | None, token: int, number: int) -> None:
+        self.parent, self.token, self.number = parent, token, number
+        self.children: dict[int, Node] = {}
+        self.rows: dict[str, Row] = {}
+        self._choice: tuple[int, float] | None = None
+
+    def has(self, kind: str) -> bool:
+        """Whether this row is known, itself or by its state."""
+        return kind in self.rows or STATE + kind in self.rows
+
+    @property
+    def choice(self) -> tuple[int, float]:
+        """The most likely next token, and its probability at temperature 1."""
+        if self._choice is None:
+            logits = precise(self.rows[LOGITS])
+            self._choice = int(most_likely(logits)), float(logits.softmax(-1).amax(-1))
+        return self._choice
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens after the prompt, this one last."""
+        tokens, node = [], self
+        while node.parent is not None:
+            tokens.append(node.token)
+            node = node.parent
+        return tokens[::-1]
+
+
+class RecordedText:
+    """The tree of one prompt, and a session of the model for what the tree lacks.
+
+    The root is the prompt without its last token. start: how many tokens that is. open_session:
+    starts the session, at the first row that lacks. blocks: rows saved before.
+    depth: of a model whose head gives a row the same bits whatever rows run beside it. Then a row
+    of scores is saved as the state that the head makes it of, a hundredth of its size where a
+    vocabulary is large, if the head gives all its bits again; else as it is. None: every row is
+    saved as it is.
+    """
+
+    def __init__(
+        self,
+        start: int,
+        device: torch.device,
+        open_session: Callable[[], Session],
+        blocks: Sequence[Sequence[Entry]] = (),
+        depth: int | None = None,
+    ) -> None:
+        self.root = Node(None, -1, 0)
+        self.nodes = [self.root]
+        self.new: list[tuple[Node, str]] = []
+        self._held, self._depth = 0, depth
+        self.forwards: Counter[str] = Counter()  # that ran since the text was saved
+        self._start, self._device, self._open = start, device, open_session
+        self._session: Session | None = None
+        self._fed: list[int] = []  # tokens that the session has cached after the root
+        for entry in (entry for block in blocks for entry in block):
+            self._child(self.nodes[entry.parent], entry.token).rows[entry.kind] = entry.row
+
+    def close(self) -> None:
+        """Free the session."""
+        self._session, self._fed = None, []
+
+    def entries(self) -> list[Entry]:
+        """The new rows as they are saved."""
+        saved = {(node, kind): kind for node, kind in self.new}
+        states = [(node, kind, node.rows.get(STATE + kind)) for node, kind in self.new]
+        short = [
+            (node, kind)
+            for node, kind, s in states
+            if s is not None and s.nbytes < node.rows[kind].nbytes
+        ]
+        for first in range(0, len(short), TOGETHER):
+            some = short[first : first + TOGETHER]
+            again = self._scored([node.rows[STATE + kind] for node, kind in some])
+            for (node, kind), row in zip(some, again, strict=True):
+                if torch.equal(row, node.rows[kind]):
+                    saved[node, kind] = STATE + kind
+        return [
+            Entry(node.parent.number, node.token, kind, node.rows[kind])
+            for (node, _), kind in saved.items()
+        ]
+
+    def forget_new(self) -> int:
+        """Count all rows as saved.
+
+        Returns by how many bytes the rows in memory grew since the last time.
+        """
+        size, self._held, self.new = self._held, 0, []
+        self.forwards.clear()
+        return size
+
+    def rows(
+        self, trunk: Node, tokens: Sequence[int], above: Sequence[int | Node] | None, head: bool
+    ) -> list[Node]:
+        """The nodes of these rows, with their logits. What was not scored before runs, in one
+        forward.
+
+        trunk: what the rows follow. above: of each row the row before it, as an index or as the
+        node of a row that ran earlier; None: a chain. head: also the head's input.
+        """
+        nodes: list[Node | None] = []
+        missing: list[int] = []
+        parent: Node | None = trunk
+        for place, token in enumerate(tokens):
+            if above is not None:
+                parent = nodes[one] if isinstance(one := above[place], int) else one
+            node = None if parent is None else parent.children.get(token)
+            if node is not None and not (node.has(LOGITS) and (not head or node.has(HEAD_INPUT))):
+                node = None
+            if node is None:
+                missing.append(place)
+            nodes.append(node)
+            parent = node
+        if not missing:
+            self._score(nodes, LOGITS)
+            return nodes
+        if above is None:
+            first = missing[0]
+            self._run(nodes[first - 1] if first else trunk, tokens[first:], None, head)
+        else:
+            self._run_branches(trunk, tokens, above, nodes, missing, head)
+        return self.rows(trunk, tokens, above, head)
+
+    def drafted(
+        self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]
+    ) -> list[Node]:
+        """The nodes of a chain of drafted rows, which run through a part of the model after the
+        text.
+
+        part: with its layers, and the blocks skipped. kinds: under which each row is kept.
+        """
+        nodes, node = [], trunk
+        for token, kind in zip(tokens, kinds, strict=True):
+            node = node.children.get(token)
+            if node is None or not node.has(kind):
+                self._run_drafted(trunk, tokens, part, kinds)
+                return self.drafted(trunk, tokens, part, kinds)
+            self._score([node], kind)
+            nodes.append(node)
+        return nodes
+
+    def _run_branches(
+        self,
+        trunk: Node,
+        tokens: Sequence[int],
+        above: Sequence[int | Node],
+        nodes: Sequence[Node | None],
+        missing: Sequence[int],
+        head: bool,
+    ) -> None:
+        """Run the missing rows of a tree, and those between them and the text."""
+        fed: list[int] = []
+        parents: list[int] = []
+        row_of: dict[Node | int, int] = {trunk: -1}
+
+        def ensure(one: Node) -> int:
+            if one not in row_of:
+                row = ensure(one.parent)
+                fed.append(one.token)
+                parents.append(row)
+                row_of[one] = len(fed) - 1
+            return row_of[one]
+
+        for place in missing:
+            parent = above[place]
+            if isinstance(parent, int):
+                parent = parent if nodes[parent] is None else nodes[parent]
+            row = ensure(parent) if isinstance(parent, Node) else row_of[parent]
+            fed.append(tokens[place])
+            parents.append(row)
+            row_of[place] = len(fed) - 1
+        self._run(trunk, fed, parents, head)
+
+    def _run(
+        self, trunk: Node, tokens: Sequence[int], parents: Sequence[int] | None, head: bool
+    ) -> None:
+        """Run rows after a node and keep what came out. parents: indices, -1 for the trunk; None: a
+        chain.
+        """
+        context = trunk.context
+        behind = self._reach(context)
+        rows = Rows([*behind, *tokens])
+        if parents is not None:
+            shifted = [*range(-1, len(behind) - 1), *(parent + len(behind) for parent in parents)]
+            rows = Rows(rows.tokens, Tree(torch.tensor(shifted, device=self._device)))
+        last = () if self._depth is None else (self._depth,)
+        scores = self._session.extend(rows, Want(logits=len(tokens), head_input=head, hidden=last))
+        self.forwards[WHOLE] += 1
+        outputs = {LOGITS: scores.logits.to("cpu", copy=True)}
+        if head:
+            outputs[HEAD_INPUT] = scores.head_input[-len(tokens) :].to("cpu", copy=True)
+        states = self._states_of(scores, len(tokens))
+        nodes: list[Node] = []
+        for place, token in enumerate(tokens):
+            above = place - 1 if parents is None else parents[place]
+            nodes.append(self._child(trunk if above < 0 else nodes[above], token))
+            for kind, output in outputs.items():
+                self._keep(nodes[-1], kind, output, states if kind == LOGITS else None, place)
+        if parents is None:
+            self._fed = [*context, *tokens]
+        else:
+            self._session.rollback(self._start + len(context))
+            self._fed = context
+
+    def _run_drafted(
+        self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]
+    ) -> None:
+        context = trunk.context
+        if behind := self._reach(context):
+            self._session.extend(behind, Want(logits=1))
+            self.forwards[WHOLE] += 1
+            self._fed = context
+        rows = Rows(tokens, position=self._start + len(context))
+        last = () if self._depth is None else (part.layers[-1] + 1,)
+        scores = self._session.extend(rows, replace(part, hidden=last))
+        logits, states = scores.logits.to("cpu", copy=True), self._states_of(scores, len(tokens))
+        self.forwards[PART] += 1
+        node = trunk
+        for place, (token, kind) in enumerate(zip(tokens, kinds, strict=True)):
+            node = self._child(node, token)
+            self._keep(node, kind, logits, states, place)
+
+    def _reach(self, context: list[int]) -> list[int]:
+        """Roll the session back to what it shares with this text.
+
+        Returns the tokens that it still lacks.
+        """
+        session = self._opened()
+        same = common_prefix(self._fed, context)
+        session.rollback(self._start + same)
+        self._fed = self._fed[:same]
+        return context[same:]
+
+    def _opened(self) -> Session:
+        if self._session is None:
+            self._session, self._fed = self._open(), []
+        return self._session
+
+    def _keep(self, node: Node, kind: str, rows: Tensor, states: Tensor | None, place: int) -> None:
+        """Keep one of these rows, with its state if the model gives one."""
+        if not node.has(kind):
+            node.rows[kind] = rows[place : place + 1]
+            self._held += node.rows[kind].nbytes
+            if states is not None:
+                node.rows[STATE + kind] = states[place : place + 1]
+            self.new.append((node, kind))
+
+    def _states_of(self, scores: Scores, count: int) -> Tensor | None:
+        """The states of the last rows, if the model gives them."""
+        return scores.hidden[0][-count:].to("cpu", copy=True) if scores.hidden else None
+
+    def _score(self, nodes: Sequence[Node], kind: str) -> None:
+        """Have the head score these nodes where a state alone was saved, and the nodes recorded
+        after them.
+        """
+        lacking = [node for node in dict.fromkeys(nodes) if kind not in node.rows]
+        while lacking:
+            some, lacking = lacking[:TOGETHER], lacking[TOGETHER:]
+            later = self.nodes[some[-1].number + 1 :][: TOGETHER - len(some)]
+            some += [
+                one for one in later if one not in some and kind not in one.rows and one.has(kind)
+            ]
+            for node, row in zip(
+                some, self._scored([one.rows[STATE + kind] for one in some]), strict=True
+            ):
+                node.rows[kind] = row
+                self._held += row.nbytes
+
+    def _scored(self, states: Sequence[Row]) -> Sequence[Row]:
+        """The head's scores of these states."""
+        rows = Rows([0] * len(states), states=torch.cat(list(states)).to(self._device))
+        return self._opened().extend(rows, Want(layers=())).logits.to("cpu", copy=True).split(1)
+
+    def _child(self, parent: Node, token: int) -> Node:
+        node = parent.children.get(token)
+        if node is None:
+            node = parent.children[token] = Node(parent, token, len(self.nodes))
+            self.nodes.append(node)
+        return node

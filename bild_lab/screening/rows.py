@@ -1,0 +1,140 @@
+"""The screened points as a table, `screen.csv`, and what the screening cost, `screen.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+from bild_lab.lab.schema.statistics import pareto_front
+
+TABLE, SUMMARY = "screen.csv", "screen.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A screened point. confirmed: the hash of the point that was measured live, empty without one.
+    certified: what is.
+
+    predicted_speedup: None where nothing was timed; such points have no front.
+    """
+
+    policy: str
+    knobs: Mapping[str, Any]
+    split: str
+    n_examples: int
+    quality: float
+    quality_low: float
+    quality_high: float
+    quality_difference: float
+    predicted_speedup: float | None
+    tokens_per_target_call: float
+    target_calls: int
+    draft_calls: int
+    acceptance_rate: float | None
+    on_front: bool = False
+    confirmed: str = ""
+    quality_metric: str
+    quality_difference_low: float
+    quality_difference_high: float
+    tokens: int
+    drafted: int
+    accepted: int
+    fallbacks: int
+    rollbacks: int
+    certified: str = ""
+
+    def to_columns(self) -> dict[str, Any]:
+        """A flat row. A knob that has the name of a number is called knob_NAME."""
+        others = {
+            name: value for name, value in vars(self).items() if name not in ("policy", "knobs")
+        }
+        knobs = {
+            f"knob_{knob}" if knob in others else knob: value for knob, value in self.knobs.items()
+        }
+        return {"policy": self.policy, **knobs, **others}
+
+
+def with_front(rows: Sequence[Row]) -> list[Row]:
+    """The rows with `on_front`: no other is at least as fast and better, or as good and faster."""
+    front = on_front([(row.predicted_speedup, row.quality) for row in rows])
+    return [replace(row, on_front=place in front) for place, row in enumerate(rows)]
+
+
+def on_front(points: Sequence[tuple[float | None, float]]) -> set[int]:
+    """The places of the front's points, given as speedup and quality.
+
+    Those without a speedup are on none.
+    """
+    known = [place for place, (speedup, _) in enumerate(points) if speedup is not None]
+    return {
+        known[at]
+        for at in pareto_front([(1 / points[place][0], points[place][1]) for place in known])
+    }
+
+
+def write_rows(folder: Path, rows: Sequence[Row]) -> None:
+    """Write `screen.csv` anew, with the rows of earlier commands that are not among these.
+
+    The front is that of all rows of a split and its number of examples.
+    """
+    file, found = folder / TABLE, pd.DataFrame([row.to_columns() for row in rows])
+    if file.is_file():
+        found = pd.concat([pd.read_csv(file), found], ignore_index=True)
+    fixed = list(Row.__dataclass_fields__)[2:]
+    knobs = [name for name in found if name not in ("policy", *fixed)]
+    own = found[["policy", *knobs, "split", "n_examples"]].map(plain).agg(" ".join, axis=1)
+    found = found[~own.duplicated(keep="last")].copy()
+    for _, group in found.groupby(["split", "n_examples"]):
+        speeds = [None if pd.isna(one) else one for one in group.predicted_speedup]
+        front = on_front(list(zip(speeds, group.quality, strict=True)))
+        found.loc[group.index, "on_front"] = [place in front for place in range(len(group))]
+    write_atomically(file, found[["policy", *knobs, *fixed]].to_csv(index=False).encode())
+
+
+def plain(value: Any) -> str:
+    """A value as text, the same before and after a file: 2.0 as 2, and nothing for None."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    try:
+        return str(value) if isinstance(value, bool | np.bool_) else repr(float(value))
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write `screen.json`, with the relative errors of the speedups that were predicted of
+    confirmed points.
+
+    These are predicted for the texts that the points were measured on.
+    """
+    errors = [abs(one["predicted_speedup"] / one["speedup"] - 1) for one in summary["confirmed"]]
+    found = {
+        "prediction_error_median": median(errors) if errors else None,
+        "prediction_error_largest": max(errors, default=None),
+    }
+    write_atomically(folder / SUMMARY, (json.dumps({**summary, **found}, indent=2) + "\n").encode())
+
+
+def require_same_setting(folder: Path, setting: Mapping[str, Any]) -> None:
+    """Raise UserError if the folder's table is of other data, another target or precision: its rows
+    would be mixed.
+    """
+    file = folder / SUMMARY
+    before = json.loads(file.read_text(encoding="utf-8"))["setting"] if file.is_file() else setting
+    deciding = ("dataset", "weights", "dtype", "weight_bits")
+    if changed := [key for key in deciding if before.get(key) != setting.get(key)]:
+        key = changed[0]
+        raise UserError(
+            f"{folder / TABLE} was screened with {key} {before.get(key)}, this command has"
+            f" {setting.get(key)}; choose another name=NAME"
+        )

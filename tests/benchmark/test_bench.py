@@ -1,0 +1,366 @@
+"""The benchmark's methods do equal work, on shapes small enough for a test."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from bild_lab.benchmark import bench
+from bild_lab.benchmark.bench import SHAPES, Bench, Shape, bench_of, run, synthetic_bench
+from bild_lab.benchmark.peer_methods import Peer
+from bild_lab.engine.models.native import compiled, why_no_kernels
+from bild_lab.engine.request import Limits, Request
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from scripts import bench as script
+from tests.benchmark.test_llama_cpp import written
+
+CPU = torch.device("cpu")
+KERNELS = why_no_kernels(CPU, torch.float32) is None
+QUANTIZED = {"kernels_int8": "int8", "kernels_int4": "int4"} if KERNELS else {}
+
+
+def t5(dim: int, layers: int) -> dict[str, Any]:
+    sizes = {
+        "d_model": dim,
+        "d_ff": dim,
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "num_heads": 2,
+    }
+    return {**SHAPES["t5_small"].target, **sizes}
+
+
+def llama(layers: int) -> dict[str, Any]:
+    return {**SHAPES["llama_2"].target, "num_hidden_layers": layers}
+
+
+SMALL = {
+    "t5_large": Shape(t5(128, 2), 9, t5(64, 1)),
+    "llama_2": Shape(llama(1), 9),
+    "llama_12": Shape(llama(2), 9, llama(1)),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SHAPES", SMALL)
+    monkeypatch.setattr(compiled, "BACKEND", "eager")
+    monkeypatch.setattr(bench, "BUFFER_BYTES", 2**20)
+    monkeypatch.setattr(bench, "CONTEXTS", (64, 300))
+
+
+@pytest.fixture
+def benches() -> Iterator[dict[str, Bench]]:
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(synthetic_bench(name, CPU, torch.float32)) for name in SMALL
+        }
+
+
+def test_every_method_of_a_shape_emits_the_same_tokens(benches: dict[str, Bench]) -> None:
+    for each in benches.values():
+        exact = each.methods.keys() - QUANTIZED
+        texts = {name: each.methods[name].decode(each.requests[0], Trace()) for name in exact}
+        assert len(set(map(tuple, texts.values()))) == 1, each.shape
+        assert len(texts["native"]) == each.requests[0].limits.prompt_length + 9
+    assert set(benches["t5_large"].methods) == {
+        "hf_generate",
+        "hf_assisted",
+        "hf_assisted_workaround",
+        "hf_loop",
+        "native",
+        "native_compiled",
+        "native_speculative",
+        *(["kernels", "kernels_speculative", *QUANTIZED] if KERNELS else []),
+    }
+
+
+def test_rows_tell_time_ratios_and_calls_of_every_method(benches: dict[str, Bench]) -> None:
+    rows = {row["method"]: row for row in run(benches["t5_large"], 2, lambda: None)}
+    assert rows.keys() == benches["t5_large"].methods.keys()
+    assert (
+        rows["hf_generate"]["ratio_to_generate"]
+        == rows["hf_assisted_workaround"]["ratio_to_assisted"]
+        == 1.0
+    )
+    assert (
+        rows["native"]["tokens_per_target_call"]
+        == 1
+        < rows["native_speculative"]["tokens_per_target_call"]
+    )
+    for row in rows.values():
+        assert 0 < row["ms_low"] <= row["ms_per_token"] <= row["ms_high"]
+        assert row["precision"] == QUANTIZED.get(row["method"], "float32")
+        assert row["same_tokens"] or row["method"] in QUANTIZED
+        assert (row["agreement"], row["quality"]) == (float(row["same_tokens"]), None)
+        assert (
+            row["log_probability"] == rows["hf_generate"]["log_probability"]
+            or not row["same_tokens"]
+        )
+        assert row["bandwidth_share"] > 0 if KERNELS else row["bandwidth_share"] is None
+
+
+def test_texts_that_differ_from_those_of_generate_are_marked(benches: dict[str, Bench]) -> None:
+    class Wrong:
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            return [*request.source.prompt, *[7] * 9]
+
+    methods = {"hf_generate": benches["llama_2"].methods["hf_generate"], "wrong": Wrong()}
+    rows = run(replace(benches["llama_2"], methods=methods), 1, lambda: None)
+    assert [row["same_tokens"] for row in rows] == [True, False]
+    # which are of 9 tokens of little probability
+    assert rows[0]["log_probability"] > rows[1]["log_probability"]
+
+
+def test_quality_is_beside_speed(benches: dict[str, Bench]) -> None:
+    (first,) = benches["llama_2"].requests
+    with bench_of(
+        "pair",
+        (benches["llama_2"].native, benches["llama_2"].methods["hf_loop"].target),
+        None,
+        (first,),
+        judge=len,
+    ) as each:
+        assert {row["quality"] for row in run(each, 1, lambda: None)} == {1}
+
+
+def test_milliseconds_are_those_of_all_texts_together(benches: dict[str, Bench]) -> None:
+    class Slow:
+        def prepare(self, request: Request) -> None:
+            time.sleep(0.05)  # outside the clock
+
+        def decode(self, request: Request, trace: Trace) -> list[int]:
+            time.sleep(0.001 * request.limits.max_new_tokens)
+            return [*request.source.prompt, *[7] * request.limits.max_new_tokens]
+
+    (first,) = benches["llama_2"].requests
+    second = replace(first, limits=Limits(first.limits.prompt_length, 3))
+    two = replace(benches["llama_2"], methods={"hf_generate": Slow()}, requests=(first, second))
+    (row,) = run(two, 1, lambda: None)
+    assert 1.0 <= row["ms_per_token"] < 5.0
+
+
+@pytest.mark.usefixtures("fake_engines")
+def test_other_engines_take_part_where_they_can_run_and_end_after_their_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with synthetic_bench("llama_12", CPU, torch.bfloat16, peers=True) as each:
+        peers = {name: method for name, method in each.methods.items() if isinstance(method, Peer)}
+        precisions = {name: each.precision(name) for name in peers}
+        folder = Path(peers["openvino"]._target.checkpoint.path)
+        assert (folder / "tokenizer.json").is_file() and folder.parent != Path()
+        workers = [method._worker for method in peers.values()]
+    bfloat16 = {"openvino": "bfloat16", "openvino_speculative": "bfloat16"}
+    bits = {"ctranslate2_int8": "int8", "openvino_int8": "int8", "openvino_int4": "int4"}
+    assert precisions == {"ctranslate2": "float32", **bfloat16, **bits}
+    assert not any(worker.alive for worker in workers) and not folder.exists()
+
+    class Refusing:
+        def prepare(self, request: Request) -> None:
+            raise UserError("no such layers")
+
+        def close(self) -> None:
+            pass
+
+    models = each.native, each.methods["hf_loop"].target
+    with bench_of("llama", models, None, each.requests, {"openvino": Refusing}) as other:
+        assert (
+            "openvino" not in other.methods
+            and "openvino is left out: no such layers" in caplog.text
+        )
+
+
+class Metronome(Peer):
+    """Takes 0.2 ms for a token of the prompt, and says that a new one takes 1 ms, from the eleventh
+    on 2 ms.
+    """
+
+    precision, versions = "q4_k_m", {}
+
+    def __init__(self) -> None:
+        pass
+
+    def prepare(self, request: Request) -> None:
+        pass
+
+    def decode(self, request: Request, trace: Trace) -> list[int]:
+        time.sleep(0.0002 * len(request.source.prompt))
+        count = request.limits.max_new_tokens
+        self.times = [0.001 * place + 0.001 * max(0, place - 10) for place in range(count)]
+        return [*request.source.prompt, *[7] * count]
+
+    @property
+    def emission_s(self) -> list[float]:
+        return self.times
+
+
+def test_long_texts_are_timed_by_the_length_of_the_prompt_and_the_position_of_a_token(
+    benches: dict[str, Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "PROMPTS", (10, 100))
+    monkeypatch.setattr(bench, "SPANS", ((0, 10), (20, 30)))
+    each = benches["llama_2"]
+    rows = bench.long_texts(
+        replace(each, methods={**each.methods, "peer": Metronome()}), 3, lambda: None
+    )
+    ours = "kernels" if KERNELS else "native"
+    places = [("prompt", 0, 10), ("prompt", 0, 100), ("new token", 0, 10), ("new token", 20, 30)]
+    for name in ("hf_generate", ours, "peer"):
+        own = [row for row in rows if row["method"] == name]
+        assert [(row["by"], row["from"], row["to"]) for row in own] == places
+        assert all(row["ms"] > 0 for row in own)
+    assert len(rows) == 12 and own[0]["precision"] == "q4_k_m"
+    assert 2 <= own[0]["ms"] < 20 <= own[1]["ms"]
+    assert [round(row["ms"], 6) for row in own[2:]] == [1.0, 2.0]
+
+
+def test_tokens_are_timed_one_by_one_as_they_come(benches: dict[str, Bench]) -> None:
+    each = benches["llama_2"]
+    for name in ("hf_generate", "native"):
+        times = bench.emission_s(each.methods[name], each.requests[0], each.native)
+        assert len(times) == 9 and all(0 < before < after for before, after in pairwise(times))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake_engines")
+def test_the_command_times_long_texts_beside_a_peer_that_is_given(
+    command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "PROMPTS", (10, 20))
+    monkeypatch.setattr(bench, "SPANS", ((0, 4), (8, 12)))
+    monkeypatch.setattr(bench, "HIGHEST_MADE_UP", 12)
+    words = [
+        "long",
+        f"pair.target={written(tmp_path / 'tiny.gguf')}",
+        "name=mine",
+        "dataset.limit=1",
+    ]
+    code, printed = command(script, *words, "policy=llama_cpp", config=None)
+    assert code == 0 and "q4_k_m" in printed
+    with Path("outputs/mine/long.csv").open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {row["method"] for row in rows} >= {"hf_generate", "llama_cpp"}
+    assert json.loads(Path("outputs/mine/long.json").read_text())["rows"][0]["ms"] == float(
+        rows[0]["ms"]
+    )
+    code, printed = command(script, *words, "policy=prompt_lookup", config=None)
+    assert (
+        code == 2
+        and "the benchmark has our methods, got policy=prompt_lookup; give a peer's" in printed
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "overrides", "gpu", "found"),
+    [
+        ([], [], False, [*(name for name, shape in SHAPES.items() if not shape.gpu), "toy"]),
+        ([], [], True, ["llama_1b", "t5_3b"]),
+        (["toy", "t5_small"], [], True, ["t5_small", "toy"]),
+        ([], ["pair.target=x"], False, ["pair"]),
+        (["t5_small"], ["pair.target=x"], False, None),
+        (["t6"], [], False, None),
+    ],
+)
+def test_shapes_are_those_that_are_named_or_the_devices(
+    words: list[str],
+    overrides: list[str],
+    gpu: bool,
+    found: list[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench, "SHAPES", SHAPES)
+    if found is None:
+        with pytest.raises(UserError):
+            script.chosen(words, overrides, gpu)
+    else:
+        assert script.chosen(words, overrides, gpu) == found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fake_engines")
+def test_the_command_times_the_targets_weights_in_a_file(
+    command, data: Path, tmp_path: Path
+) -> None:
+    file = written(tmp_path / "tiny.gguf")
+    words = [
+        "name=mine",
+        "pair.draft=null",
+        "dataset.limit=2",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+    ]
+    code, _ = command(
+        script, f"pair.target={file}", file, *words, "decoding.max_new_tokens=4", config=None
+    )
+    rows = {
+        row["method"]: row
+        for row in json.loads(Path("outputs/mine/bench.json").read_text())["rows"]
+    }
+    assert (
+        code == 0
+        and rows["llama_cpp_q4_k_m"]["precision"] == rows["kernels_q4_k_m"]["precision"] == "q4_k_m"
+    )
+    assert all(row["quality"] is not None and row["log_probability"] < 0 for row in rows.values())
+    code, printed = command(script, "toy", file, config=None)
+    assert (
+        code == 2
+        and "tiny.gguf holds the weights of a pair's target; give its folder too" in printed
+    )
+
+
+@pytest.mark.slow
+def test_the_command_times_a_pair_and_keeps_its_rows(
+    command, checkpoints: Path, data: Path
+) -> None:
+    pair = [
+        f"pair.target={checkpoints / 'llama'}",
+        f"pair.draft={checkpoints / 'llama-draft'}",
+        "name=mine",
+    ]
+    words = ["dataset=multi30k", f"dataset.path={data}", "decoding.max_new_tokens=4"]
+    code, printed = command(script, *pair, *words, config=None)
+    assert code == 0 and "the machine reads" in printed
+    found = json.loads(Path("outputs/mine/bench.json").read_text())
+    assert {row["shape"] for row in found["rows"]} == {"llama"} and found["environment"][
+        "read_gb_per_s"
+    ] > 0
+    assert all(row["same_tokens"] for row in found["rows"] if row["method"] == "hf_loop")
+
+
+def test_all_shapes_of_a_device_have_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "SHAPES", SHAPES)
+    usual = script.chosen([], [], gpu=False)
+    assert (
+        script.chosen(["all"], [], gpu=False)
+        == usual
+        == ["t5_small", "t5_large", "llama_2", "llama_12", "toy"]
+    )
+    assert script.chosen(["all"], [], gpu=True) == ["llama_1b", "t5_3b"]
+    assert script.chosen(["all", "llama_1b"], [], gpu=False) == [*usual[:-1], "llama_1b", "toy"]
+
+
+def test_a_bench_is_expected_to_take_longer_with_more_of_everything() -> None:
+    usual = bench.decoding_seconds(1_000_000_000, 48, 5, 10, 10.0)
+    assert usual == pytest.approx(bench.BEGIN_S + 10 * 6 * 48 * (bench.STEP_S + bench.READS * 0.1))
+    more = [
+        (2_000_000_000, 48, 5, 10, 10.0),
+        (1_000_000_000, 49, 5, 10, 10.0),
+        (1_000_000_000, 48, 6, 10, 10.0),
+    ]
+    assert all(bench.decoding_seconds(*one) > usual for one in more)
+    halves = [
+        bench.shape_seconds(SHAPES["t5_small"], one, 10.0)
+        for one in (torch.bfloat16, torch.float32)
+    ]
+    assert bench.BEGIN_S < halves[0] < halves[1]

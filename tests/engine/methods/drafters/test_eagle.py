@@ -1,0 +1,76 @@
+"""EAGLE drafts what its layer says of the target's own states, and the text is the target's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.methods.eagle.drafter import EagleDrafter
+from bild_lab.engine.methods.eagle.module import EAGLE, EAGLE3
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import Growth
+from bild_lab.engine.trace import Trace
+from tests.engine.methods.drafters.naive import drafted, eagle_behind, grown, texts_before
+from tests.engine.methods.modules.tiny import random_eagle
+from tests.engine.models.test_states import ENCODED
+from tests.engine.test_decode import NEVER, autoregressive, finished
+from tests.policies import in_memory
+from tests.stubs import uncached
+from tests.thinned import thinned
+from tests.tiny import PAD, START, tiny_llama, tiny_t5
+
+LENGTH = 12
+
+CASES = [
+    (variant, family, engine, tree)
+    for tree in ("chain", "dynamic", "eagle_tree")
+    for engine in ("native", "hf")
+    for variant, family in ((EAGLE3, "t5"), (EAGLE, "llama"), (EAGLE3, "llama"), (EAGLE, "t5"))
+]
+
+
+@pytest.mark.parametrize(("variant", "family", "engine", "tree"), thinned(CASES, 9))
+def test_proposals_are_those_of_the_papers_layer_without_a_cache(
+    variant: str, family: str, engine: str, tree: str
+) -> None:
+    module = (tiny_t5(4, layers=3) if family == "t5" else tiny_llama(4, layers=3)).double()
+    eagle = (
+        random_eagle(variant, module.config, known=20 if variant == EAGLE3 else None)
+        .double()
+        .requires_grad_(False)
+    )
+    source = Source((PAD,), ENCODED) if family == "t5" else Source((START, 5, 9, 12))
+    trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))
+    drafter = EagleDrafter(in_memory(module, engine), eagle, tree, 4, nodes=6, width=2, children=3)
+    actual = DraftThenVerify(in_memory(module, engine), drafter, ExactMatch()).decode(
+        request, trace
+    )
+    expected = autoregressive(
+        uncached(module, source), source.prompt, finished(source, LENGTH, NEVER)
+    )
+    assert actual == expected
+    assert trace.rounds[0].drafted == ()
+    for text, each in texts_before(trace.rounds, actual, len(source.prompt)):
+        depth, behind = (
+            min(4, len(source.prompt) + LENGTH - len(text)),
+            eagle_behind(eagle, module, text),
+        )
+        if tree == "dynamic":
+            assert list(each.drafted) == grown(behind, Growth(6, depth, 2, 3, NEVER))
+        else:
+            assert list(each.drafted) == drafted(behind, tree, 2, 4, depth)
+    # of random layers, by chance
+    assert trace.accepted > 0 or tree == "chain" or (variant, family) == (EAGLE, "t5")
+
+
+def test_forwards_of_the_layer_are_counted() -> None:
+    module = tiny_llama(4)
+    eagle = random_eagle(EAGLE, module.config).requires_grad_(False)
+    target, trace = in_memory(module, "native"), Trace()
+    drafter = EagleDrafter(target, eagle, "full_tree", 3, [2, 2])
+    request = Request(Source((START, 5, 9)), Limits(3, 4, NEVER))
+    DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
+    ours = [one for one in trace.forwards if one.config is eagle.config.layer]
+    assert [(one.rows, one.cached, one.scored) for one in ours[:2]] == [(3, 0, 1), (2, 3, 2)]
+    assert sum(each.draft_calls for each in trace.rounds) == len(ours)

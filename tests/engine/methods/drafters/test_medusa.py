@@ -1,0 +1,136 @@
+"""Medusa's drafts are what its heads say of the last token that stands, and the text is the
+target's own.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bild_lab.engine.batch_decoding import decode_batch
+from bild_lab.engine.batch_scheduler import Batch
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.methods import candidates
+from bild_lab.engine.methods.candidates import MedusaDrafter
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from bild_lab.lab.measure.cost import total
+from tests.engine.methods.modules.tiny import random_heads
+from tests.engine.test_decode import NEVER, autoregressive, finished
+from tests.policies import in_memory
+from tests.sessions import needs_kernels
+from tests.stubs import uncached
+from tests.tiny import START, VOCABULARY, tiny_llama
+
+WIDTHS = [8, 4, 2]
+PART = DraftVocabulary(range(0, VOCABULARY, 2))
+
+
+@pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("tree", ["full_tree", "efficient_tree"])
+@pytest.mark.parametrize("engine", ["native", "hf"])
+def test_proposals_are_those_of_the_heads_without_a_cache(
+    engine: str, tree: str, shared: bool, part: DraftVocabulary | None
+) -> None:
+    module = tiny_llama(4).double()
+    heads = (
+        random_heads(module.config, module.lm_head.weight, shared=shared)
+        .double()
+        .requires_grad_(False)
+    )
+    source, target = Source((START, 5, 9, 12)), in_memory(module, engine)
+    trace, request = Trace(), Request(source, Limits(len(source.prompt), 22, NEVER))
+    heads.part = part
+    drafter = MedusaDrafter(target, heads, tree, WIDTHS)
+    actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
+    assert actual == autoregressive(
+        uncached(module, source), source.prompt, finished(source, 22, NEVER)
+    )
+    tokens = list(source.prompt)
+    assert trace.rounds[0].drafted == ()
+    for before, each in zip(trace.rounds, trace.rounds[1:], strict=False):
+        tokens += [*path_of(actual, tokens, before.accepted), before.next_token]
+        with torch.inference_mode():
+            hidden = module.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
+            scores = heads(hidden) if part is None else part.masked(heads(hidden))
+            levels = [
+                row.topk(width).indices.tolist() for row, width in zip(scores, WIDTHS, strict=True)
+            ]
+        depth = min(3, len(source.prompt) + 22 - len(tokens))
+        times, expected = 1, []
+        for level in levels[:depth]:
+            expected += level * times
+            times *= len(level) if tree == "full_tree" else 1
+        assert list(each.drafted) == expected
+    assert trace.accepted > 3
+
+
+def path_of(text: list[int], tokens: list[int], accepted: int) -> list[int]:
+    """The drafted tokens that stood in a round."""
+    return text[len(tokens) : len(tokens) + accepted]
+
+
+def test_fewer_heads_than_were_trained_may_draft() -> None:
+    module = tiny_llama(4)
+    heads = random_heads(module.config, module.lm_head.weight).requires_grad_(False)
+    source, target = Source((START, 5)), in_memory(module, "native")
+    trace, request = Trace(), Request(source, Limits(2, 6, NEVER))
+    DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", [4]), ExactMatch()).decode(
+        request, trace
+    )
+    assert [len(each.drafted) for each in trace.rounds[1:3]] == [4, 4]
+
+
+def test_a_draft_vocabulary_bounds_the_candidates_of_every_tree() -> None:
+    """Fault: ten candidates are asked of a head of two tokens, as a tree that is fitted would."""
+    heads = random_heads(tiny_llama(4).config, tiny_llama(4).lm_head.weight)
+    heads.part, target = DraftVocabulary([3, 4]), in_memory(tiny_llama(4), "native")
+    assert MedusaDrafter(target, heads, "full_tree", 2).choices == 2
+    with pytest.raises(UserError, match=r"top_k.* 2"):
+        MedusaDrafter(target, heads, "full_tree", 3)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_every_round_counts_one_product_with_each_heads_matrix(shared: bool) -> None:
+    """A shared one is read once, for a row of each head."""
+    module = tiny_llama(4)
+    heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(False)
+    target, trace = in_memory(module, "native"), Trace()
+    DraftThenVerify(target, MedusaDrafter(target, heads, "full_tree", 2), ExactMatch()).decode(
+        Request(Source((START, 5)), Limits(2, 6, NEVER)), trace
+    )
+    products = [total([each], 4).flops for each in trace.forwards if each.layers == 0]
+    one = 2 * 32 * VOCABULARY
+    assert products == ([3 * one] if shared else [one] * 3) * len(trace.rounds)
+
+
+@needs_kernels
+@pytest.mark.parametrize("part", [None, PART], ids=["all", "part"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts(
+    shared: bool, part: DraftVocabulary | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, packed = tiny_llama(4), []
+    made = candidates.PackedHeads
+    monkeypatch.setattr(candidates, "PackedHeads", lambda *each: packed.append(each) or made(*each))
+    drafted = {}
+    for engine in ("native", "kernels"):
+        heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(
+            False
+        )
+        target = in_memory(module, engine)
+        heads.part = part
+        method = DraftThenVerify(
+            target, MedusaDrafter(target, heads, "full_tree", WIDTHS), ExactMatch()
+        )
+        requests = [
+            Request(Source((START, first)), Limits(2, 12, NEVER)) for first in (5, 9, 12, 7)
+        ]
+        texts = [text for _ in range(2) for text in decode_batch(method, requests, Batch(2))]
+        drafted[engine] = [[each.drafted for each in text.trace.rounds] for text in texts]
+    assert drafted["kernels"] == drafted["native"] and any(map(any, drafted["native"]))
+    assert len(packed) == 1

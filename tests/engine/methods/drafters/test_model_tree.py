@@ -1,0 +1,257 @@
+"""Trees grown with a draft model: the most likely tokens, in every engine, whatever was cached
+before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from bild_lab.engine.draft import ROOT, Verdict, empty_draft
+from bild_lab.engine.methods.early_exit.views import EarlyExit
+from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.sampling import Sampling
+from bild_lab.engine.session import GrownTree, Growth, Scores, Session
+from bild_lab.errors import UserError
+from tests.policies import in_memory
+from tests.sessions import needs_kernels
+from tests.stubs import SESSION, NextLogits, StubModel, StubSession
+from tests.tiny import PAD, START, TINY
+
+VOCABULARY = 6
+GREEDY, WARM = Sampling(), Sampling(0.7)
+ENDS = frozenset([2])
+PLAIN = Growth(nodes=7, depth=3, width=3, children=2, end_tokens=ENDS)
+GROWTHS = {
+    "plain": PLAIN,
+    "one level": replace(PLAIN, depth=1),
+    "more nodes than grow": replace(PLAIN, nodes=60),
+    "sure leaves": replace(PLAIN, prune_confidence=0.35),
+    "a chain": replace(PLAIN, nodes=3, width=1, children=1),
+    "few of many leaves": replace(PLAIN, nodes=60, width=2, children=3, end_tokens=frozenset()),
+    "likely leaves": replace(PLAIN, min_prob=0.1, depth=6, nodes=20),
+}
+
+
+def table(seed: int) -> NextLogits:
+    """Logits that depend on every token of the text."""
+    rows = 2 * torch.randn(50, VOCABULARY, generator=torch.Generator().manual_seed(seed)).double()
+    return lambda tokens: rows[sum((at + 1) * (token + 1) for at, token in enumerate(tokens)) % 50]
+
+
+def by_definition(
+    next_logits: NextLogits, text: list[int], growth: Growth, sampling: Sampling
+) -> dict:
+    """The branches of the tree and their chances, without a cache and without a session."""
+    every: dict[tuple[int, ...], float] = {}
+    leaves: list[tuple[int, ...]] = [()]
+    for _ in range(growth.depth):
+        new: dict[tuple[int, ...], float] = {}
+        for leaf in leaves:
+            logits = next_logits([*text, *leaf])
+            own = logits.softmax(-1)
+            probs = own if sampling.greedy else (logits / sampling.temperature).softmax(-1)
+            count = (
+                1
+                if growth.prune_confidence is not None and own.max() >= growth.prune_confidence
+                else growth.children
+            )
+            for token in probs.argsort(descending=True)[:count].tolist():
+                new[(*leaf, token)] = every.get(leaf, 1.0) * float(probs[token])
+        every |= new
+        alive = [
+            leaf
+            for leaf in new
+            if leaf[-1] not in growth.end_tokens and new[leaf] >= growth.min_prob
+        ]
+        leaves = sorted(alive, key=lambda leaf: -new[leaf])[: growth.width]
+        if not leaves:
+            break
+    kept = sorted(every, key=lambda leaf: -every[leaf])[: growth.nodes]
+    return {leaf: every[leaf] for leaf in kept}
+
+
+def branches(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = []
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        assert parent < node
+        found.append((*(() if parent == ROOT else found[parent]), token))
+    return found
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", GROWTHS)
+def test_the_tree_holds_the_most_likely_branches(name: str, sampling: Sampling) -> None:
+    growth = replace(GROWTHS[name], temperature=sampling.temperature or 1.0)
+    for seed in range(8):
+        model = StubModel(table(seed))
+        tree = grow(model.start(Source((0, 1)), 40), [1, 3], growth, sampling)
+        expected = by_definition(table(seed), [0, 1, 3], growth, sampling)
+        assert set(branches(tree.tokens, tree.parents)) == set(expected)
+        assert len(tree.forwards) <= growth.depth and sum(tree.forwards) == len(model.fed)
+
+
+def test_the_cache_keeps_the_accepted_branch() -> None:
+    """So the drafter runs no token of the text twice."""
+    model = StubModel(table(3))
+    drafter = ModelTreeDrafter(model, nodes=9, window=4, width=2, children=2)
+    drafter = drafter.start(Request(Source((0, 1)), Limits(2, 40)), SESSION)
+    text = [0, 1]
+    for _ in range(5):
+        draft = drafter.propose(text)
+        leaf = max(
+            range(len(draft)),
+            key=lambda node: len(branches(draft.token_list, draft.parent_list)[node]),
+        )
+        path = [leaf]
+        while (above := draft.parent_list[path[0]]) != ROOT:
+            path.insert(0, above)
+        verdict = Verdict(tuple(path), next_token=5)
+        drafter.observe(draft, Scores(torch.zeros(len(draft) + 1, VOCABULARY)), verdict)
+        text += [*(draft.token_list[node] for node in path), 5]
+        model.fed.clear()
+        drafter.propose(text)
+        # the deepest token has not run, nor the target's own; then three levels
+        assert len(model.fed) - 2 <= 2 * 3
+        drafter.observe(draft, Scores(torch.zeros(1, VOCABULARY)), Verdict((), 5))
+
+
+@needs_kernels
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
+def test_a_tree_in_one_program_is_that_of_the_loop(
+    family: str, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = in_memory(TINY[family](1), "kernels")
+    source = (
+        Source((PAD,), torch.tensor([[5, 9, 12, 1]]))
+        if family == "t5"
+        else Source((START, 5, 9, 12))
+    )
+
+    def drafts() -> list[tuple[object, ...]]:
+        found: list[tuple[object, ...]] = []
+        for seed in range(8):
+            request = Request(
+                source,
+                Limits(len(source.prompt), 40, frozenset([3 + 3 * seed, 4 + seed])),
+                sampling,
+            )
+            stop = None if seed % 2 else 0.3
+            drafter = ModelTreeDrafter(
+                model, 4 + seed, 1 + seed % 5, 1 + seed % 4, 1 + seed % 3, 0.01 * seed, stop
+            )
+            session = in_memory(TINY[family](1), "kernels").start(source, 40)
+            drafter = drafter.start(request, session)
+            text = list(source.prompt)
+            for _ in range(4):
+                draft = drafter.propose(text)
+                ran = [
+                    (forward.rows, forward.cached, forward.scored) for forward in session.forwards
+                ]
+                found.append((draft.token_list, draft.parent_list, draft.calls, ran))
+                path = [len(draft) - 1]
+                while (above := draft.parent_list[path[0]]) != ROOT:
+                    path.insert(0, above)
+                drafter.observe(draft, Scores(None), Verdict(tuple(path[: 1 + seed % 4]), 3 + seed))
+                text += [*(draft.token_list[node] for node in path[: 1 + seed % 4]), 3 + seed]
+        return found
+
+    programs = 0
+
+    def counted(session: Session, *asked: object) -> GrownTree | None:
+        nonlocal programs
+        programs += 1
+        return program(session, *asked)
+
+    kind = type(model.start(source, 40))
+    program = kind.grow
+    monkeypatch.setattr(kind, "grow", counted)
+    in_one = drafts()
+    assert programs == len(in_one)
+    monkeypatch.setattr(kind, "grow", lambda *_: None)
+    assert in_one == drafts()
+
+
+def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> None:
+    given: list[tuple[list[int], Growth]] = []
+
+    class Session(StubSession):
+        def grow(self, rows: list[int], growth: Growth) -> GrownTree:
+            given.append((list(rows), growth))
+            return GrownTree([3, 4], [ROOT, 0], [None, None], [1])
+
+    model = StubModel(table(0))
+    model.start = lambda source, *_: Session(model, list(source.prompt[:-1]))
+    drafter = ModelTreeDrafter(model, nodes=9, window=4, width=2, children=3, min_prob=1)
+    samplings = (GREEDY, Sampling(top_k=2), WARM, Sampling(0.7, top_k=2))
+    for sampling in samplings:
+        drafter = drafter.start(Request(Source((0, 1)), Limits(2, 4, ENDS), sampling), SESSION)
+        # before any tree there is no row
+        drafter.observe(empty_draft(model.device), Scores(None), Verdict((), 5))
+        draft = drafter.propose([0, 1, 3])
+        assert (draft.token_list, list(draft.known_parents), draft.parents.tolist()) == (
+            [3, 4],
+            [ROOT, 0],
+            [ROOT, 0],
+        )
+    growth = Growth(9, 3, 2, 3, ENDS, None, 1)
+    assert given == [
+        ([1, 3], replace(growth, temperature=temperature, plain=plain))
+        for temperature, plain in ((1.0, True), (1.0, True), (0.7, True), (0.7, False))
+    ]
+
+
+def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_sure() -> None:
+    even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
+    growth = Growth(nodes=20, depth=1, width=9, children=3, end_tokens=frozenset())
+    tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], growth, WARM)
+    assert sorted(tree.tokens) == [0, 1]
+    for sure, count in ((0.5, 1), (0.5000001, 2)):
+        tree = grow(
+            StubModel(lambda _: even).start(Source((0,)), 20),
+            [0],
+            replace(growth, prune_confidence=sure),
+            WARM,
+        )
+        assert len(tree.tokens) == count
+
+
+def test_a_leaf_with_just_the_least_chance_grows_on() -> None:
+    even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
+    for least, levels in ((0.25, 3), (0.2500001, 2)):
+        growth = Growth(
+            nodes=20, depth=9, width=9, children=2, end_tokens=frozenset(), min_prob=least
+        )
+        tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], growth, WARM)
+        assert len(tree.forwards) == levels
+
+
+def test_a_draft_model_starts_beside_the_target_and_forgets_what_the_text_lost() -> None:
+    target = in_memory(TINY["llama"](0), "native")
+    session = target.start(Source((START, 5, 9)), 20)
+    request = Request(Source((START, 5, 9)), Limits(3, 20))
+    view = ModelTreeDrafter(EarlyExit(target, 1), nodes=3, window=2, width=2, children=2)
+    view = view.start(request, session)  # a view without a target would be refused
+    with pytest.raises(UserError, match="draft chains alone"):
+        view.propose([START, 5, 9])
+    drafter = ModelTreeDrafter(target, nodes=3, window=2, width=2, children=2)
+    drafter = drafter.start(request, session)
+    before = len(session.forwards)
+    calls = drafter.propose([START, 5, 9]).calls
+    assert len(session.forwards) == before + calls
+    drafter.rollback(1)
+    assert drafter._session.length == 1
+
+
+def test_a_leaf_is_sure_as_the_fallback_threshold_says() -> None:
+    drafters = [
+        ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, 0.4)
+    ]
+    assert [one._growth for one in drafters] == [
+        Growth(9, 4, 2, 2, frozenset(), None, 0.1),
+        Growth(9, 4, 2, 2, frozenset(), 0.4, 0.1),
+    ]

@@ -1,0 +1,134 @@
+"""Trees of a fixed or a growing shape leave sampled text distributed exactly as the target's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from bild_lab.engine.draft import ROOT
+from bild_lab.engine.methods.candidate_trees import Node, ProbedTree, to_content
+from bild_lab.engine.methods.eagle.state_trees import (
+    StateTreeDrafter,
+    StaticTree,
+    named_nodes,
+    published_tree,
+)
+from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
+from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
+from bild_lab.engine.protocols import Acceptance
+from bild_lab.engine.request import Request
+from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows
+from bild_lab.errors import UserError
+from bild_lab.files import write_atomically
+from tests.engine.lossless.toy import FIRST, TableModel, own_law, p_value, sampled_texts
+
+TARGET = torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.1, 0.3], [0.25, 0.35, 0.4]], dtype=torch.float64)
+# after each last token
+DRAFT = torch.tensor([[0.5, 0.2, 0.3], [0.3, 0.6, 0.1], [0.3, 0.3, 0.4]], dtype=torch.float64)
+EXACT = SpeculativeSampling()
+FAIR = 1e-3  # the smallest p-value of a sound distribution; the seed is fixed
+
+
+class TableStates:
+    """Scores by the last token, behind a text of which every token is received once."""
+
+    def __init__(self) -> None:
+        self._text: list[int] = [FIRST]
+        self._received = 0
+
+    @property
+    def ready(self) -> bool:
+        return self._received > 0
+
+    @property
+    def length(self) -> int:
+        return len(self._text)
+
+    def receive(self, states: Tensor) -> None:
+        self._received += len(states)
+
+    def extend(self, rows: Rows | Sequence[int], want: Want = EVERYTHING) -> Scores:
+        rows = as_rows(rows)
+        if rows.tree is None:
+            self._text += rows.tokens
+            assert len(self._text) == self._received + 1  # the last token has no state yet
+            return Scores(DRAFT[self._text[-1:]].log())
+        return Scores(DRAFT[torch.as_tensor(rows.tokens)].log())
+
+
+class TableTree(StateTreeDrafter):
+    def reads(self) -> Want:
+        return EVERYTHING
+
+    def opened(self, request: Request, target: Session) -> TableStates:
+        return TableStates()
+
+    def states(self, scores: Scores) -> Tensor:
+        return scores.logits
+
+
+def values(tree: str, count: int, rule: Acceptance = EXACT) -> float:
+    heads = SimpleNamespace(config=SimpleNamespace(vocabulary=3))
+    made = TableTree(TableModel(TARGET), heads, tree, 2, [2, 1], nodes=3, width=1, children=2)
+    texts = sampled_texts(TARGET, made, rule, 3, count, seed=count)
+    return p_value(texts, own_law(TARGET, 3))
+
+
+@pytest.mark.parametrize(
+    ("tree", "count"),
+    [
+        ("dynamic", 400),
+        *(
+            pytest.param(tree, 6000, marks=pytest.mark.slow)
+            for tree in ("full_tree", "dynamic", "chain")
+        ),
+    ],
+)
+def test_sampled_text_is_distributed_as_the_targets(tree: str, count: int) -> None:
+    assert values(tree, count) > FAIR
+
+
+@pytest.mark.slow
+def test_a_rule_that_favours_what_is_drafted_is_noticed() -> None:
+    assert values("chain", 6000, TypicalAcceptance(epsilon=0.1, delta=0.3)) < FAIR
+
+
+def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
+    nodes = published_tree()
+    assert [sum(node.depth == depth for node in nodes) for depth in range(6)] == [4, 8, 8, 3, 2, 0]
+    paths = {ROOT: ()}
+    for at, node in enumerate(nodes):
+        paths[at] = (*paths[node.parent], node.rank)
+    assert {(0, 0, 0, 0, 1), (0, 2, 1), (1, 0, 0), (3, 0)} <= set(paths.values())
+    assert len(set(paths.values())) == 26
+
+
+def test_levels_run_only_nodes_with_children() -> None:
+    # not sorted by depth
+    nodes = [Node(0, 0, ROOT), Node(1, 1, 0), Node(0, 1, ROOT), Node(2, 0, 1)]
+    levels, above, parents, shape = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
+    assert above == parents.tolist() == [-1, -1, 0, 2]  # of ranks 0 1 | 1 | 0
+    assert [level.ranks.tolist() for level in levels] == [[0, 1], [1], [0]]
+    assert [level.runs.tolist() for level in levels] == [[0], [0], []]
+    assert [None if level.rows is None else level.rows.parents.tolist() for level in levels] == [
+        [-1],
+        [-1, 0],
+        None,
+    ]
+    assert shape.parents.tolist() == [-1, 0, 0, 1, 3]
+
+
+def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:
+    trees = [ProbedTree((), (0,)), ProbedTree((Node(0, 0, ROOT), Node(0, 2, ROOT)), (0, 0, 0))]
+    file = tmp_path / "tree.json"
+    write_atomically(file, json.dumps({"trees": to_content(trees)}).encode())
+    assert list(named_nodes(str(file), 3, 4, 40)) == list(trees[1].nodes)
+    write_atomically(file, json.dumps({"trees": to_content(trees[:1])}).encode())
+    with pytest.raises(UserError, match="has no tree with nodes"):
+        named_nodes(str(file), 3, 4, 40)

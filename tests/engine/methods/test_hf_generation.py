@@ -1,0 +1,128 @@
+"""The peers run with the request's settings and nothing that another run left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+import bild_lab
+from bild_lab.engine.methods.hf_generation import (
+    HuggingFaceGenerate,
+    HuggingFacePromptLookup,
+)
+from bild_lab.engine.models.hf.model import HuggingFaceModel
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.trace import Trace
+from bild_lab.errors import UserError
+from tests.engine.vocabularies.foreign import foreign_module
+from tests.policies import FAMILIES, in_memory, shipped
+from tests.tiny import END, PAD, START, relative_of, save, tiny_llama, tiny_t5
+from tests.tiny_architectures import build, word_tokenizer
+
+
+def test_a_fixed_window_of_assisted_generation_does_not_leak_into_runs_as_shipped(
+    checkpoints: Path,
+) -> None:
+    target, draft = str(checkpoints / "llama"), str(checkpoints / "llama-draft")
+    shipped = bild_lab.load(target, draft, "hf_assisted")
+    fixed = bild_lab.load(target, draft, "hf_assisted", window=2)
+    drafts_with = []
+    for decoder in (shipped, fixed, shipped):
+        decoder.generate("w5 w9", max_new_tokens=4)
+        drafts_with.append(
+            decoder.models[1].transformers.module.generation_config.num_assistant_tokens
+        )
+    assert drafts_with[1] == 2
+    assert drafts_with[0] == drafts_with[2] != 2
+
+
+def test_a_checkpoints_own_generation_settings_are_left_out(checkpoints: Path) -> None:
+    decoder = bild_lab.load(str(checkpoints / "llama"), policy="hf_generate")
+    expected = decoder.generate("w5 w9 w30", max_new_tokens=20).token_ids
+    decoder.target.transformers.module.generation_config.repetition_penalty = 50.0
+    decoder.target.checkpoint.generation.repetition_penalty = 50.0
+    assert decoder.generate("w5 w9 w30", max_new_tokens=20).token_ids == expected
+
+
+def test_a_drafter_of_another_vocabulary_is_refused(checkpoints: Path, tmp_path: Path) -> None:
+    module, words = foreign_module(relative_of(tiny_llama(1), 2, noise=0.05), seed=3)
+    draft = str(save(module, tmp_path / "foreign", words))
+    with pytest.raises(
+        UserError, match=r"of the target's vocabulary, got .*foreign .*use policy=speculative"
+    ):
+        bild_lab.load(str(checkpoints / "llama"), draft, "hf_assisted")
+
+
+def repetitive(family: str) -> tuple[HuggingFaceModel, Request]:
+    """A model that repeats itself, and a prompt."""
+    module = tiny_t5(2) if family == "t5" else tiny_llama(2)
+    source = (
+        Source((PAD,), torch.tensor([[5, 9, 5, 9, END]]))
+        if family == "t5"
+        else Source((START, 5, 9, 5, 9))
+    )
+    return in_memory(module), Request(source, Limits(len(source.prompt), 30))
+
+
+def counting(model: HuggingFaceModel) -> Counter[int]:
+    """How often each of the decoder's layers ran, by its place."""
+    decoder = model.module.get_decoder()
+    ran: Counter[int] = Counter()
+    for place, layer in enumerate(
+        decoder.block if model.checkpoint.encoder_decoder else decoder.layers
+    ):
+        layer.register_forward_hook(lambda *_, place=place: ran.update([place]))
+    return ran
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("window", "longest_match"), [(1, 1), (4, 2), (10, 3)])
+def test_prompt_lookup_gives_the_text_of_generate_in_fewer_forwards(
+    family: str, window: int, longest_match: int
+) -> None:
+    target, request = repetitive(family)
+    expected = HuggingFaceGenerate(target).decode(request, Trace())
+    ran = counting(target)
+    assert (
+        HuggingFacePromptLookup(target, window, longest_match).decode(request, Trace()) == expected
+    )
+    assert ran[0] < 30
+
+
+@pytest.mark.parametrize("policy", ["hf_assisted", "hf_prompt_lookup"])
+def test_drafts_are_refused_where_the_state_cannot_go_back(policy: str) -> None:
+    stateful = (build("mamba"), word_tokenizer())
+    with pytest.raises(
+        UserError,
+        match=r"needs a model with a key-value cache, got MambaForCausalLM \(mamba\); use policy",
+    ):
+        bild_lab.load(stateful, stateful, shipped(policy))
+    attentive = (build("llama"), word_tokenizer())
+    if policy == "hf_assisted":
+        with pytest.raises(
+            UserError,
+            match="assisted generation of transformers needs a model with a key-value cache",
+        ):
+            bild_lab.load(attentive, stateful, shipped(policy))
+
+
+@pytest.mark.parametrize("layers", [(1, 3), (3, 1)])
+def test_encoders_and_decoders_of_two_depths_are_taken_by_every_method(
+    tmp_path: Path, layers: tuple[int, int]
+) -> None:
+    """Of the target and of the drafter, whose caches Transformers would size by their encoders."""
+    target = str(save(tiny_t5(1, *layers), tmp_path / "target"))
+    draft = str(save(tiny_t5(1, *layers[::-1]), tmp_path / "draft"))
+    prompts = ["w5 w9 w30 w12", "w7", "w20 w21"]
+    expected = [
+        each.token_ids for each in bild_lab.load(target, policy="vanilla").generate(prompts, 12)
+    ]
+    for policy in ("hf_generate", "hf_prompt_lookup", "hf_assisted"):
+        for drafter in (draft, target):
+            decoder = bild_lab.load(target, drafter, policy)
+            assert [each.token_ids for each in decoder.generate(prompts, 12)] == expected, policy
+    together = bild_lab.load(target, policy="hf_generate").generate(prompts, 12, batch=3)
+    assert [each.token_ids for each in together] == expected

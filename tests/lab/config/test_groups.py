@@ -1,0 +1,128 @@
+"""Policies by name are what Hydra composes, also in a folder of the user's own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from bild_lab.errors import UserError
+from bild_lab.lab.config import groups as config
+from bild_lab.lab.config.groups import compose_config, compose_policy, config_dir
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Path]:
+    """Inside a Hydra application that was given this folder by --config-dir."""
+    Plugins.instance()  # registers how folders are read
+    path = ConfigSearchPathImpl()
+    path.append("hydra", "pkg://hydra.conf")
+    path.append("main", f"file://{config_dir()}")
+    path.append("command-line", f"file://{tmp_path}")
+    path.append("schema", "structured://")
+    (tmp_path / "policy").mkdir()
+    Hydra.create_main_hydra2("run", path)
+    yield tmp_path / "policy"
+    GlobalHydra.instance().clear()
+
+
+def test_a_policy_of_the_users_own_folder_refers_to_other_groups_and_other_policies(
+    own: Path,
+) -> None:
+    (own / "mine.yaml").write_text("name: mine\nwindow: ${decoding.max_new_tokens}\n")
+    (own / "more.yaml").write_text("defaults:\n  - bild\n  - _self_\nname: more\nwindow: 3\n")
+    (own / "bild.yaml").write_text("name: not the first on the path\n")
+    assert compose_policy("mine").window == compose_config([]).decoding.max_new_tokens
+    more = compose_policy("more")
+    assert (more.name, more.window, more.fallback) == ("more", 3, compose_policy("bild").fallback)
+    assert compose_policy("bild", {"window": 4}).window == 4
+    for name in ("less", "3"):  # of which Hydra makes a number
+        with pytest.raises(UserError, match=f"policy must be one of .*, got '{name}'"):
+            compose_policy(name)
+
+
+def test_a_policy_in_the_shipped_folder_may_be_made_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conf = shutil.copytree(config_dir(), tmp_path / "conf")
+    monkeypatch.setattr(config, "config_dir", lambda: conf)
+    (conf / "policy/more.yaml").write_text(
+        "defaults:\n  - bild\n  - _self_\nname: more\nwindow: 3\n"
+    )
+    (conf / "policy/whole.yaml").write_text(
+        "# @package _global_\npolicy:\n  name: whole\n  window: 9\nname: other\n"
+    )
+    assert (compose_policy("more").name, compose_policy("more").window) == ("more", 3)
+    assert compose_policy("more").fallback == compose_policy("bild").fallback
+    assert compose_policy("whole").window == 9
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (
+            "name=mine",
+            "resume=false",
+            "policy.window=3",
+            "decoding.temperature=0.5",
+            "dataset.limit=2",
+        ),
+        (
+            "dataset=multi30k",
+            "policy=speculative",
+            "policy.window=${decoding.max_new_tokens}",
+            "decoding=sample",
+        ),
+        ("experiment=bild/fig4", "scale=small", "policy.fallback=0.1"),
+        ("+policy.mine=[1,2]", "+mine={deep: {er: 1}}", "~policy.rollback", "++mine.deep.er=2"),
+        (
+            "decoding={max_new_tokens: 3}",
+            "policy.decoder.drafter={_target_: a.b}",
+            "decoding.max_new_tokens=4",
+        ),
+    ],
+)
+def test_what_is_composed_from_files_that_were_kept_is_what_hydra_composes(
+    words: tuple[str, ...],
+) -> None:
+    compose_config([])
+    ours = compose_config(list(words))
+    with initialize_config_dir(str(config_dir()), **config.BASE):
+        theirs = compose("config", list(words))
+    assert ours == theirs and OmegaConf.to_yaml(ours) == OmegaConf.to_yaml(theirs)
+    assert OmegaConf.is_struct(ours) and OmegaConf.get_type(ours, "pair") == OmegaConf.get_type(
+        theirs, "pair"
+    )
+    ours.policy.name = "changed"
+    assert compose_config(list(words)) == theirs, "what a caller changes is the caller's own"
+
+
+@pytest.mark.parametrize(
+    "words", [("policy.abacus=1",), ("policy.window=1,2",), ("policy@x=bild",), ("pair=abacus",)]
+)
+def test_what_cannot_be_composed_is_refused_in_hydras_words(words: tuple[str, ...]) -> None:
+    with (
+        initialize_config_dir(str(config_dir()), **config.BASE),
+        pytest.raises(HydraException) as theirs,
+    ):
+        compose("config", list(words))
+    with pytest.raises(type(theirs.value), match=re.escape(str(theirs.value))):
+        compose_config(list(words))
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conf = shutil.copytree(config_dir(), tmp_path / "conf")
+    monkeypatch.setattr(config, "config_dir", lambda: conf)
+    before = compose_config([]).decoding.max_new_tokens
+    (conf / "decoding" / "greedy.yaml").write_text(f"max_new_tokens: {before + 10}\n")
+    assert compose_config([]).decoding.max_new_tokens == before + 10

@@ -1,0 +1,74 @@
+"""The library inside other people's Hydra applications, and in several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from hydra import compose, initialize_config_dir, version
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.singleton import Singleton
+
+from bild_lab.lab.config import groups as config
+from bild_lab.lab.config.groups import (
+    APPLICATION,
+    compose_config,
+    compose_policy,
+    in_our_application,
+)
+
+
+@pytest.fixture(params=[None, "1.1", "1.3"])
+def users(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[type, object]]:
+    """An application of somebody else, with a configuration named as ours.
+
+    Gives what Hydra keeps of it.
+    """
+    (tmp_path / "config.yaml").write_text("theirs: 1\n")
+    with initialize_config_dir(str(tmp_path), version_base=request.param):
+        assert compose("config").theirs == 1
+        yield {kind: Singleton._instances.get(kind) for kind in APPLICATION}
+
+
+def test_ours_are_composed_inside_another_application_which_stays_as_it_was(
+    users: dict[type, object],
+) -> None:
+    loaded = users[GlobalHydra].hydra
+    config._with_policy.cache_clear()
+    assert not in_our_application()
+    assert compose_policy("speculative", {"window": 3}).window == 3
+    assert compose_config(["policy=bild"]).policy.name == "bild"
+    assert {kind: Singleton._instances.get(kind) for kind in APPLICATION} == users
+    assert GlobalHydra.instance().hydra is loaded and compose("config").theirs == 1
+
+
+def test_a_failure_leaves_the_other_application_too(users: dict[type, object]) -> None:
+    with pytest.raises(Exception, match="abacus"):
+        compose_config(["policy=abacus"])
+    assert {kind: Singleton._instances.get(kind) for kind in APPLICATION} == users
+
+
+def test_threads_compose_at_once() -> None:
+    found: list[str] = []
+    names = ["bild", "speculative", "calm", "vanilla"]
+    threads = [
+        Thread(
+            target=lambda name=name: found.append(compose_config([f"policy={name}"]).policy.name)
+        )
+        for name in names
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == sorted(names) and not GlobalHydra.instance().is_initialized()
+
+
+def test_importing_a_command_leaves_the_version_that_hydra_behaves_as(
+    users: dict[type, object],
+) -> None:
+    before = version.getbase()
+    config.hydra_main("config")(lambda cfg: cfg)
+    assert version.getbase() == before

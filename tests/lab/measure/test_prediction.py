@@ -1,0 +1,90 @@
+"""Predicted beside measured, on hand-made timings whose account is known exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from bild_lab.engine.methods.speculative.theory import walltime_improvement
+from bild_lab.engine.trace import Round, Trace
+from bild_lab.lab.measure.prediction import fixed_window, predict
+from bild_lab.lab.point.decoder import Timed
+
+STEP_S = 0.010  # a token by the target alone
+DRAFT_S = 0.002
+
+
+def round_of(drafted: int, accepted: int, calls: int | None = None) -> Round:
+    return Round(tuple(range(drafted)), accepted, 9, drafted if calls is None else calls)
+
+
+def text(rounds: list[Round], latency_s: float) -> Timed:
+    emitted = sum(each.accepted + 1 for each in rounds)
+    return Timed(list(range(emitted)), [latency_s, 9.0, latency_s], Trace(rounds))
+
+
+def baseline_of(tokens: int, prefill_s: float = 0.0) -> Timed:
+    return text([round_of(0, 0)] * tokens, prefill_s + tokens * STEP_S)
+
+
+def test_each_step_of_the_account_adds_what_theory_leaves_out() -> None:
+    # 16 tokens in 4 calls
+    rounds = [round_of(4, 4), round_of(4, 1), round_of(4, 4), round_of(4, 3)]
+    stages = {"prefill": 0.004, "draft": 16 * DRAFT_S, "verify": 4 * 0.013, "host": 4 * 0.001}
+    found = predict([text(rounds, 0.092)], [baseline_of(16, 0.004)], stages, 12 / 14)
+    assert found is not None
+    assert (found.window, found.cost_ratio) == (4, pytest.approx(0.2))
+    assert found.theorem == pytest.approx(walltime_improvement(12 / 14, 4, 0.2))
+    assert found.rounds == pytest.approx(4 / (4 * 0.2 + 1))
+    assert found.host == pytest.approx(4 / (4 * 0.2 + 1.3 + 0.1))
+    assert found.prefill == pytest.approx(0.164 / 0.092)
+    # a traced pass on a busy machine
+    slower = {stage: 3 * seconds for stage, seconds in stages.items()}
+    assert predict([text(rounds, 0.092)], [baseline_of(16, 0.004)], slower, 12 / 14) == found
+
+
+def test_rounds_without_drafts_cost_what_a_token_of_the_target_does() -> None:
+    """As most of prompt lookup's: nothing is gained where verification is added, though it has host
+    code of its own.
+    """
+    rounds = [round_of(0, 0)] * 15 + [round_of(1, 0)]
+    stages = {"prefill": 0.004, "draft": 0.0, "verify": 16 * 0.009, "host": 16 * 0.001}
+    found = predict([text(rounds, 0.164)], [baseline_of(16, 0.004)], stages, 0.0)
+    assert [found.rounds, found.host, found.prefill] == pytest.approx([1.0, 1.0, 1.0])
+
+
+def test_the_last_draft_of_a_text_may_be_shorter() -> None:
+    assert fixed_window([text([round_of(4, 4), round_of(4, 0), round_of(1, 1)], 1.0)]) == 4
+    assert fixed_window([text([round_of(4, 4), round_of(1, 1)], 1.0)]) == 4
+    assert fixed_window([text([round_of(2, 2)], 1.0)]) is None
+
+
+def test_nine_drafts_of_ten_fix_the_window() -> None:
+    for short, window in ((1, 4), (2, None)):
+        rounds = [round_of(2, 2)] * short + [round_of(4, 4)] * (10 - short)
+        assert fixed_window([text([*rounds, round_of(4, 4)], 1.0)]) == window
+
+
+def test_a_draft_that_ends_in_an_end_token_does_not_count() -> None:
+    several = [text([round_of(4, 1), round_of(2, 1), round_of(3, 1), round_of(4, 4)], 1.0)]
+    assert fixed_window(several) is None
+    assert fixed_window(several, end_tokens=frozenset([1, 2])) == 4  # round_of(n) drafts 0 … n − 1
+    stages = {"prefill": 0.0, "draft": 13 * DRAFT_S, "verify": 0.04, "host": 0.0}
+    assert predict(several, [baseline_of(11)], stages, 0.5, frozenset([1, 2])).window == 4
+
+
+def test_nothing_is_predicted_without_drafts_or_against_another_baseline() -> None:
+    stages = {"prefill": 0.0, "draft": 0.0, "verify": 0.04, "host": 0.0}
+    drafting = text([round_of(4, 4), round_of(4, 4)], 0.05)
+    assert predict([baseline_of(4)], [baseline_of(4)], stages, 0.5) is None
+    assert predict([drafting], [drafting], stages, 0.5) is None
+    # a peer's own loop
+    assert predict([drafting], [Timed([1, 2], [0.1], Trace())], stages, 0.5) is None
+
+
+@pytest.mark.parametrize("prefill_s", [0.05, 1.0])
+def test_nothing_is_predicted_from_a_prefill_as_long_as_the_whole_text(prefill_s: float) -> None:
+    stages = {"prefill": prefill_s, "draft": 0.01, "verify": 0.04, "host": 0.0}
+    assert (
+        predict([text([round_of(4, 4), round_of(4, 4)], 0.2)], [baseline_of(10)], stages, 0.5)
+        is None
+    )

@@ -1,0 +1,147 @@
+"""What is said of the machine is true of it, and a process knows whether its device was its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bild_lab.lab.point import environment
+from bild_lab.lab.point.environment import (
+    DeviceUse,
+    Energy,
+    OtherLoad,
+    name_in,
+    peak_memory_mb,
+    wait_for_quiet,
+)
+
+
+def test_another_busy_process_is_noticed_and_our_own_work_is_not() -> None:
+    own = OtherLoad()
+    until = time.monotonic() + 0.6
+    while time.monotonic() < until:
+        pass
+    quiet = own.percent()
+    spinning = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
+    try:
+        time.sleep(0.3)
+        others = OtherLoad()
+        time.sleep(1.0)
+        loud = others.percent()
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+    assert loud > quiet + 10  # the other half of the tests may be running too
+
+
+def test_other_load_is_what_neither_we_nor_our_helpers_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = iter([(0.0, 0.0, 0.0), (10.0, 8.0 * (os.cpu_count() or 1), 3.0)])  # wall, busy, own
+    monkeypatch.setattr(OtherLoad, "_seconds", lambda self: next(seconds))
+    assert OtherLoad().percent() == pytest.approx(80 - 30.0 / (os.cpu_count() or 1))
+
+
+@pytest.mark.parametrize(
+    ("most_s", "loads", "waited_s"),
+    [(120, [8], 0), (120, [60, 11, 10], 4), (6, [60, 60, 60, 60], 6), (0, [], 0)],
+)
+def test_a_busy_machine_is_waited_for_but_not_for_ever(
+    most_s: float, loads: list[float], waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(environment.time, "sleep", slept.append)
+    monkeypatch.setattr(OtherLoad, "percent", lambda self: loads[len(slept) - 1])
+    assert wait_for_quiet(most_s) == waited_s
+    assert len(slept) == min(len(loads), most_s / 2)  # a look of two seconds each
+
+
+def test_processors_of_one_name_differ_by_their_tiles() -> None:
+    flags, name = "flags\t\t: fpu avx512_bf16", "model name\t: Intel(R) Xeon(R) Processor"
+    assert name_in(f"{flags}\n{name}") == "Intel(R) Xeon(R) Processor"
+    assert name_in(f"{flags} amx_bf16\n{name}") == "Intel(R) Xeon(R) Processor with AMX"
+    assert name_in("Features\t: fp asimd") == name_in("") == ""
+
+
+CPU = torch.device("cpu")
+
+
+def test_both_of_two_uses_at_once_are_shared(tmp_path: Path) -> None:
+    first = DeviceUse(CPU, tmp_path)
+    second = DeviceUse(CPU, tmp_path)
+    assert first.shared() and second.shared()
+
+
+def test_a_process_that_is_killed_leaves_the_device_free(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ready, go = context.Event(), context.Event()
+
+    def use_until_killed() -> None:
+        use = DeviceUse(CPU, tmp_path)
+        ready.set()
+        go.wait()
+        use.close()
+
+    process = context.Process(target=use_until_killed)
+    process.start()
+    assert ready.wait(30)
+    assert DeviceUse(CPU, tmp_path).shared()
+    process.kill()
+    process.join()
+    assert not DeviceUse(CPU, tmp_path).shared()
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="other systems keep the peak of the whole process"
+)
+def test_the_peak_of_a_point_is_without_what_was_freed_before_it(tmp_path: Path) -> None:
+    held = torch.ones(50_000_000)
+    before = peak_memory_mb(held.device)
+    del held
+    assert peak_memory_mb(torch.device("cpu")) >= before
+    DeviceUse(torch.device("cpu"), tmp_path).close()
+    after = peak_memory_mb(torch.device("cpu"))
+    assert after < before - 150
+    held = torch.ones(25_000_000)
+    assert after + 90 < peak_memory_mb(held.device) < before
+
+
+def test_energy_is_that_of_the_packages_also_where_a_counter_begins_anew(tmp_path: Path) -> None:
+    def put(zone: str, name: str, used: int | str) -> None:
+        (tmp_path / zone).mkdir(exist_ok=True)
+        for file, content in (
+            ("name", name),
+            ("energy_uj", used),
+            ("max_energy_range_uj", 9_999_999),
+        ):
+            (tmp_path / zone / file).write_text(f"{content}\n")
+
+    assert Energy(CPU, tmp_path).since() is None
+    for socket, used in enumerate((1_000_000, 9_500_000)):
+        put(f"intel-rapl:{socket}", f"package-{socket}", used)
+    put("intel-rapl:0:0", "core", 5)  # a part of the package
+    put("intel-rapl:2", "psys", 5)  # which has the packages, too
+    energy = Energy(CPU, tmp_path)
+    for zone, name, used in (
+        ("0", "package-0", 3_000_000),
+        ("1", "package-1", 500_000),
+        ("0:0", "core", 900_000),
+    ):
+        put(f"intel-rapl:{zone}", name, used)
+    assert energy.since() == pytest.approx(2.0 + 1.0)
+    assert energy.since() == 0
+    put("intel-rapl:1", "package-1", "denied")
+    assert energy.since() is None and energy.since() is None
+    put("intel-rapl:1", "package-1", 500_000)
+    assert energy.since() is None and energy.since() == 0  # nothing is known of the time before

@@ -1,0 +1,282 @@
+"""`bild_lab.load` and every policy of conf/policy on both families of models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
+import bild_lab
+from bild_lab.errors import UserError
+from bild_lab.lab.config.groups import compose_policy, describe_decoder, policy_label
+from bild_lab.lab.point.decoder import settled
+from tests.engine.vocabularies.foreign import foreign_module
+from tests.policies import GREEDY_ONLY, RUNNABLE, is_lossless, load
+from tests.thinned import thinned
+from tests.tiny import relative_of, save, tiny_llama
+
+PROMPT = "w5 w9 w30 w12"
+
+
+def transformers_greedy(folder: Path, prompt: str, max_new_tokens: int) -> list[int]:
+    """What a user gets from Transformers alone."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    auto = AutoModelForSeq2SeqLM if "t5" in folder.name else AutoModelForCausalLM
+    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+    inputs = tokenizer(prompt, return_tensors="pt")
+    inputs.pop("token_type_ids", None)
+    out = model.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False)[0].tolist()
+    return out[1:] if model.config.is_encoder_decoder else out[inputs["input_ids"].shape[1] :]
+
+
+@pytest.mark.parametrize(("policy", "family"), RUNNABLE)
+def test_every_policy_decodes_within_its_limits_and_repeats(
+    checkpoints: Path, policy: str, family: str
+) -> None:
+    decoder = load(checkpoints, family, policy)
+    for max_new_tokens in (1, 2, 7, 25):
+        result = decoder.generate(PROMPT, max_new_tokens=max_new_tokens)
+        assert 1 <= len(result.token_ids) <= max_new_tokens
+        ended = decoder.target.checkpoint.end_tokens & set(result.token_ids[:-1])
+        assert not ended, "tokens behind an end token"
+        assert result.token_ids == decoder.generate(PROMPT, max_new_tokens=max_new_tokens).token_ids
+
+
+@pytest.mark.parametrize(
+    ("policy", "family"),
+    thinned(((policy, family) for policy, family in RUNNABLE if is_lossless(policy)), 4),
+)
+def test_lossless_policies_give_the_tokens_of_transformers(
+    checkpoints: Path, policy: str, family: str
+) -> None:
+    decoder = load(checkpoints, family, policy)
+    for prompt in (PROMPT, "w7", "w39 w38 w3 w3 w20 w21 w22 w23 w24"):
+        expected = transformers_greedy(checkpoints / family, prompt, 20)
+        assert decoder.generate(prompt, max_new_tokens=20).token_ids == expected
+
+
+@pytest.mark.parametrize(
+    "policy", sorted({name for name, family in RUNNABLE if family == "llama"} - GREEDY_ONLY)
+)
+def test_every_policy_samples_reproducibly(checkpoints: Path, policy: str) -> None:
+    decoder = load(checkpoints, "llama", policy)
+    texts = [
+        decoder.generate(PROMPT, max_new_tokens=25, temperature=1.0, seed=seed).token_ids
+        for seed in (3, 3, 4)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0] != texts[2]
+
+
+def test_a_result_tells_text_tokens_rounds_and_stages(checkpoints: Path) -> None:
+    result = load(checkpoints, "t5", "bild", fallback=0.2, rollback=1.5).generate(
+        PROMPT, max_new_tokens=16
+    )
+    words = [f"w{token}" for token in result.token_ids if token > 2]
+    assert result.text.split() == words
+    assert result.latency_s > sum(result.trace.stages_s.values()) > 0
+    emitted = [
+        token
+        for each in result.trace.rounds
+        for token in (*each.drafted[: each.accepted], each.next_token)
+    ]
+    assert emitted[: len(result.token_ids)] == result.token_ids
+    assert all(len(each.stats["distance"]) == len(each.drafted) for each in result.trace.rounds)
+
+
+def test_a_policy_that_drafts_asks_for_a_draft_model(checkpoints: Path) -> None:
+    with pytest.raises(UserError, match="policy speculative drafts with a small model; give one"):
+        bild_lab.load(target=str(checkpoints / "t5"), policy="speculative")
+    assert (
+        bild_lab.load(target=str(checkpoints / "t5"), policy="vanilla")
+        .generate(PROMPT, 3)
+        .token_ids
+    )
+
+
+def test_models_are_shared_between_decoders(checkpoints: Path) -> None:
+    first, second = load(checkpoints, "t5", "bild"), load(checkpoints, "t5", "speculative")
+    assert first.target is second.target
+
+
+def test_wrong_pairs_fail_before_any_weight_is_read(checkpoints: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"that share 0 pieces; check .*choose another draft model$"
+    ):
+        bild_lab.load(
+            target=str(checkpoints / "llama"),
+            draft=str(checkpoints / "llama-words"),
+            dtype="float16",
+        )
+    fresh = bild_lab.load(target=str(checkpoints / "llama"), policy="vanilla", dtype="float16")
+    assert "module" not in vars(fresh.target)
+
+
+@pytest.fixture(scope="module")
+def foreign_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """llama, and a drafter with other words in another order; in both w3 is a word like all
+    others.
+    """
+    folder, target = tmp_path_factory.mktemp("models"), tiny_llama(1)
+    module, words = foreign_module(relative_of(target, 2, noise=0.05), seed=3)
+    return str(save(target, folder / "llama", unknown="<pad>")), str(
+        save(module, folder / "foreign", words, "<pad>")
+    )
+
+
+def test_a_draft_model_may_have_another_vocabulary(foreign_pair: tuple[str, str]) -> None:
+    target, draft = foreign_pair
+    expected = bild_lab.load(target, policy="vanilla").generate(PROMPT, 25).token_ids
+    policies = {"speculative": {}, "bild": {"rollback": 0.69}, "speculative_tree": {}}
+    for policy, knobs in policies.items():
+        result = bild_lab.load(target, draft, policy, **knobs).generate(PROMPT, 25)
+        assert result.token_ids == expected
+        assert result.trace.accepted > 0
+
+
+def test_a_draft_model_of_another_kind_is_refused(checkpoints: Path) -> None:
+    with pytest.raises(
+        UserError,
+        match="must be of one kind, got .*t5 .an encoder–decoder. and .*llama .decoder-only",
+    ):
+        bild_lab.load(str(checkpoints / "t5"), str(checkpoints / "llama"), "speculative")
+
+
+def test_processors_see_the_targets_tokens(foreign_pair: tuple[str, str]) -> None:
+    never = [{"_target_": "transformers.NoRepeatNGramLogitsProcessor", "ngram_size": 1}]
+    target, draft = foreign_pair
+    expected = (
+        bild_lab.load(target, policy="vanilla", processors=never).generate(PROMPT, 25).token_ids
+    )
+    assert expected != bild_lab.load(target, policy="vanilla").generate(PROMPT, 25).token_ids
+    decoder = bild_lab.load(target, draft, "speculative", processors=never)
+    assert decoder.generate(PROMPT, 25).token_ids == expected
+
+
+def test_a_composition_is_described_and_changes_are_marked() -> None:
+    policy = compose_policy("bild", {"fallback": 0.5})
+    node = OmegaConf.to_container(OmegaConf.create({"policy": policy}).policy.decoder, resolve=True)
+    assert describe_decoder(node) == "ModelDrafter(window=10, stop=0.5) + Rollback(threshold=2.0)"
+    assert policy_label(policy) == "bild"
+    policy.decoder.drafter.window = 3
+    assert policy_label(policy) == "bild (changed: drafter.window)"
+    policy.decoder.acceptance = {
+        "_target_": "bild_lab.engine.methods.speculative.sampling.SpeculativeSampling"
+    }
+    assert (
+        policy_label(policy)
+        == "bild (changed: drafter.window, acceptance._target_, acceptance.threshold)"
+    )
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        *(5, None, [None], [5.0], [True], {"role": "user"}, [[5], None], {5, 6}),
+        *(b"w5", bytearray(b"w5"), memoryview(b"w5"), [b"w5"]),
+    ],
+)
+def test_what_is_no_prompt_is_refused_in_words(prompt: object, checkpoints: Path) -> None:
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
+    for use in (decoder.generate, decoder.stream):
+        with pytest.raises(
+            UserError, match="a prompt is text, token ids or the messages of a chat"
+        ):
+            list(use(prompt))
+
+
+def test_rows_of_padded_token_ids_are_refused(checkpoints: Path) -> None:
+    decoder, row = bild_lab.load(checkpoints / "llama", policy="vanilla"), torch.tensor([2, 5, 9])
+    wanted = decoder.generate([2, 5, 9], 6).token_ids
+    assert (
+        decoder.generate(row, 6).token_ids == decoder.generate(row.numpy(), 6).token_ids == wanted
+    )
+    assert decoder.generate([row, [2, 5]], 6)[0].token_ids == wanted
+    for one_row in (row[None], row[None].numpy()):  # which needs no padding
+        assert [text.token_ids for text in decoder.generate(one_row, 6)] == [wanted]
+    for rows in (row.repeat(2, 1), row.repeat(2, 1).numpy(), torch.tensor(5)):
+        with pytest.raises(UserError, match=r"are one row, got an array of shape \("):
+            decoder.generate(rows, 6)
+
+
+def test_a_decoder_says_in_one_line_what_it_is(checkpoints: Path) -> None:
+    target, draft = checkpoints / "llama", checkpoints / "llama-draft"
+    decoder = bild_lab.load(target, draft, policy="speculative", engine="native")
+    models = f"target={target}, draft={draft}"
+    assert repr(decoder) == f"Decoder(policy=speculative, {models}, engine=native, dtype=float32)"
+    assert {"load", "load_results", "run", "Decoder", "Generation", "__version__"} <= set(
+        dir(bild_lab)
+    )
+
+
+def test_stop_strings_of_a_call_or_of_the_decoder_end_text_stream_and_batch(
+    checkpoints: Path,
+) -> None:
+    target = checkpoints / "llama"
+    whole = bild_lab.load(target, policy="vanilla").generate("w5 w9", 20).text
+    words = whole.split()
+    stop = f"{words[4]} {words[5][:1]}"
+    for decoder, options in (
+        (bild_lab.load(target, policy="vanilla", stop=[stop]), {}),
+        (bild_lab.load(target, policy="vanilla"), {"stop": stop}),
+    ):
+        found = decoder.generate("w5 w9", 20, **options)
+        assert found.text == whole[: whole.index(stop)] and len(found.token_ids) < 20
+        assert "".join(decoder.stream("w5 w9", 20, **options)) == found.text
+        together = decoder.generate(["w5 w9", "w7"], 20, batch=2, **options)
+        assert (together[0].text, together[0].token_ids) == (found.text, found.token_ids)
+    unstopped = bild_lab.load(target, policy="vanilla", stop=[stop]).generate("w5 w9", 20, stop=[])
+    assert unstopped.text == whole
+    with pytest.raises(
+        UserError, match="stop must be a text or a list of texts, none of them empty"
+    ):
+        bild_lab.load(target, policy="vanilla", stop=[""])
+
+
+@pytest.mark.parametrize("knob", [{"top_p": 0.9}, {"top_k": 5}])
+def test_what_limits_draws_is_refused_where_nothing_is_drawn(
+    knob: dict[str, float], checkpoints: Path
+) -> None:
+    decoder = bild_lab.load(checkpoints / "llama", policy="vanilla")
+    for use in (decoder.generate, decoder.stream):
+        with pytest.raises(
+            UserError,
+            match=r"has no effect without sampling.*set decoding=sample, or decoding.top_",
+        ):
+            list(use([2, 5], 4, **knob))
+    assert decoder.generate([2, 5], 4, temperature=1.0, **knob).token_ids
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("你好世界", (), "你好世界"),
+        ("one two", (), "one two"),
+        ("one two\ufffd\ufffd", (), "one two"),
+        ("one two ", (), "one two"),  # a full stop may follow
+        ("one can n", (), "one can"),
+        ("one do n", (), "one"),  # do not becomes don't
+        ("one '", (), "one"),
+        ("one Quest", ("Question:",), "one"),
+        ("one\n", ("\n\n",), "one"),
+        ("one\n", (), "one\n"),
+    ],
+)
+def test_a_stream_holds_back_only_what_may_still_change(
+    text: str, stop: tuple[str, ...], shown: str
+) -> None:
+    assert settled(text, stop).rstrip(" ") == shown
+
+
+def test_threads_are_those_of_the_process(checkpoints: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        bild_lab.load(checkpoints / "llama", policy="vanilla", threads=3)
+        assert torch.get_num_threads() == 3
+        with pytest.raises(UserError, match="runtime.threads must be a whole number >= 1"):
+            bild_lab.load(checkpoints / "llama", policy="vanilla", threads=0)
+    finally:
+        torch.set_num_threads(before)

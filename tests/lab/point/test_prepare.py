@@ -1,0 +1,460 @@
+"""What decides a point's name: everything that can change its numbers, and nothing else."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from bild_lab.engine.methods.hf_generation import HuggingFaceGenerate
+from bild_lab.engine.methods.vanilla import NoDraft
+from bild_lab.engine.session import Model
+from bild_lab.errors import UserError
+from bild_lab.files import FilePath
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.measure.score import baseline_is_target
+from bild_lab.lab.metrics import quality
+from bild_lab.lab.point import prepare as module
+from bild_lab.lab.point.prepare import prepare
+from tests.engine.methods.modules.tiny import random_adapter
+from tests.tiny import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def base(checkpoints: Path, data: Path) -> list[str]:
+    pair = [f"pair.target={checkpoints / 't5'}", f"pair.draft={checkpoints / 't5-draft'}"]
+    return [*pair, "dataset=multi30k", f"dataset.path={data}"]
+
+
+@pytest.fixture(scope="module")
+def plain(base: list[str]) -> str:
+    return name_of(*base)
+
+
+def name_of(*words: str) -> str:
+    """The name of the point that these overrides give."""
+    module.cached_examples.cache_clear()
+    return prepare(compose_config(list(words))).id
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "policy.window=3",
+        "policy=vanilla",
+        "dataset.limit=3",
+        "dataset.max_source_tokens=4",
+        "dataset.prompt_template='w5 {source}'",
+        "dataset.metric=rouge",
+        "dataset.metrics=[bleu,chrf]",
+        "dataset.cut=[w4]",
+        "decoding.max_new_tokens=7",
+        "decoding=sample",
+        "decoding.processors=checkpoint",
+        (
+            "decoding.processors=[{_target_: transformers.NoRepeatNGramLogitsProcessor,"
+            " ngram_size: 3}]"
+        ),
+        "measure.repeats=1",
+        "measure.warmup=0",
+        "measure.precision=0.05",
+        "measure.baseline=null",
+        "measure.traced_examples=1",
+        "measure.certify=true",
+        "measure.target_log_probability=false",
+        "runtime.dtype=bfloat16",
+        "runtime.engine=hf",
+        "runtime.compile_drafter=false",
+        "runtime.threads=2",
+        "runtime.seed=1",
+        "runtime.weights=4",
+        "pair.draft_weights=8",
+    ],
+)
+def test_every_setting_that_can_change_a_number_changes_the_name(
+    base: list[str], plain: str, word: str
+) -> None:
+    assert name_of(*base, word) != plain
+
+
+def test_a_point_holds_what_it_was_asked_for(base: list[str]) -> None:
+    words = [
+        "name=held",
+        "policy=speculative",
+        "policy.window=3",
+        "decoding=sample",
+        "decoding.temperature=0.7",
+    ]
+    words += [
+        "decoding.top_k=5",
+        "decoding.top_p=0.5",
+        "runtime.batch=2",
+        "runtime.seed=4",
+        "resume=false",
+    ]
+    words += [
+        "dataset.max_source_tokens=40",
+        "measure.warmup=3",
+        "runtime.device=cpu",
+        "runtime.threads=3",
+    ]
+    words += ["runtime.compile_drafter=false"]
+    point = prepare(compose_config([*base, *words]))
+    named = (
+        "target draft second_draft source_language target_language dataset split prompt_template"
+        " chat_template"
+    )
+    measured = (
+        "metric dtype compile batch device threads processors decoding seed repeats warmup baseline"
+    )
+    found = "max_source_tokens n_examples data weights engine code hardware compile_drafter"
+    assert set(point.setting) == {*named.split(), *measured.split(), *found.split()}
+    assert [point.setting[key] for key in ("device", "threads")] == ["cpu", 3]
+    assert point.setting["compile_drafter"] == "false"
+    assert point.setting["code"].split(" ")[1::2] == list(module.PACKAGES)
+    told = {
+        key: point.setting[key]
+        for key in ("dataset", "batch", "seed", "warmup", "max_source_tokens", "compile")
+    }
+    assert list(told.values()) == ["multi30k", 2, 4, 3, 40, "false"]
+    assert point.setting["n_examples"] == len(point.examples) > 0
+    assert (point.name, point.policy, point.batch, point.seed) == ("held", "speculative", 2, 4)
+    assert point.knobs["window"] == 3 and point.knobs["stop_confidence"] is None
+    assert point.composition == "ModelDrafter(window=3) + SpeculativeSampling(lenience=1.0)"
+    assert (point.sampling.temperature, point.sampling.top_k, point.sampling.top_p) == (0.7, 5, 0.5)
+    assert point.decoding.temperature == 0.7 and not baseline_is_target(point)
+    assert (point.specs.dataset.max_source_tokens, point.resume, list(point.decoders)) == (
+        40,
+        False,
+        ["method", "baseline"],
+    )
+    assert point.vanilla.method.target is point.vanilla.target is point.decoders["baseline"].target
+    greedy = prepare(compose_config(base))
+    assert (
+        greedy.resume
+        and greedy.batch == 1
+        and baseline_is_target(greedy)
+        and "batch" not in greedy.setting
+    )
+    assert greedy.setting["threads"] == module.DEFAULT_THREADS
+    assert not baseline_is_target(prepare(compose_config([*base, "measure.baseline=speculative"])))
+
+
+def test_a_name_is_made_of_these_parts(base: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part under another key would measure every finished point again."""
+    seen: list[dict] = []
+    monkeypatch.setattr(module, "content_hash", lambda parts: seen.append(parts) or "a name")
+    point = prepare(
+        compose_config([*base, "policy=speculative", "measure.certify=true", "dataset.cut=[w5,w4]"])
+    )
+    parts = (
+        "policies setting traced_examples certify target_log_probability metrics categories weights"
+        " external code"
+    )
+    assert point.id == "a name" and set(seen[-1]) == set(parts.split())
+    assert seen[-1]["certify"] is True and seen[-1]["categories"] == [
+        one.category for one in point.examples
+    ]
+    assert seen[-1]["setting"] == {
+        key: value
+        for key, value in point.setting.items()
+        if key not in ("target", "draft", "second_draft")
+    }
+    assert point.setting["stop"] == ["w4", "w5"] and "stop" not in point.setting["decoding"]
+    assert {decoder.stop for decoder in (*point.decoders.values(), point.vanilla)} == {("w5", "w4")}
+    prepare(compose_config([*base, "dataset.metrics=[bleu,chrf]"]))
+    assert seen[-1]["metrics"] == {"chrf": ""}
+    assert not {"tokenize", "language"} & set(seen[-1]["setting"])
+    prepare(compose_config([*base, "dataset.tokenize=char", "dataset.language=de"]))
+    assert (seen[-1]["setting"]["tokenize"], seen[-1]["setting"]["language"]) == ("char", "de")
+    monkeypatch.setattr(quality, "first_call", lambda *_: None)
+    prepare(compose_config([*base, "dataset.metric=evaluate:exact_match"]))
+    assert seen[-1]["metrics"] == {"evaluate:exact_match": f"{version('evaluate')} "}
+
+
+def test_a_likelihood_that_leads_must_be_measured(base: list[str]) -> None:
+    words = [*base, "dataset.metric=log_probability", "dataset.reference_column=null"]
+    assert (
+        prepare(compose_config([*words, "measure.target_log_probability=true"])).scoring.lead
+        == "log_probability"
+    )
+    with pytest.raises(
+        UserError, match=r"log_probability needs measure\.target_log_probability=true"
+    ):
+        prepare(compose_config([*words, "measure.target_log_probability=false"]))
+
+
+def test_the_packages_of_a_peer_are_a_part_of_the_name(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set()
+    for versions in ({"peer": "1"}, {"peer": "2"}):
+        monkeypatch.setattr(HuggingFaceGenerate, "versions", versions, raising=False)
+        monkeypatch.setattr(HuggingFaceGenerate, "cpu_seconds", lambda self: 0.0, raising=False)
+        monkeypatch.setattr(HuggingFaceGenerate, "precision", "float32", raising=False)
+        seen: list[dict] = []
+        with monkeypatch.context() as patched:
+            patched.setattr(
+                module, "content_hash", lambda parts, seen=seen: seen.append(parts) or "a name"
+            )
+            prepare(compose_config([*base, "policy=hf_generate"]))
+        assert seen[-1]["external"] == [versions]
+        names.add(name_of(*base, "policy=hf_generate"))
+    assert len(names) == 2
+
+
+def test_a_policy_without_batches_is_refused_from_two_texts_on(base: list[str]) -> None:
+    assert name_of(*base, "policy=hf_assisted", "runtime.batch=1")
+    with pytest.raises(UserError, match="hf_assisted"):
+        name_of(*base, "policy=hf_assisted", "runtime.batch=2")
+
+
+REFUSED = {  # what is wrong with the configuration, before a weight is read
+    "decoding.top_p=1.5": "decoding.top_p",
+    "decoding.top_k=0": "decoding.top_k",
+    "policy.fallback=1.5": "1.5",
+    "policy.rollback=0": "rollback",
+    "policy.window=0": "window",
+    "pair.draft=/nowhere/model": "/nowhere/model",
+    "pair.draft=null": "pair.draft",
+    "dataset.path=/nowhere": "/nowhere",
+    "runtime.engine=abacus": "runtime.engine",
+    "runtime.device=abacus": "runtime.device",
+    "runtime.dtype=int3": "runtime.dtype",
+    "decoding.processors=much": "decoding.processors",
+    "pair.target_language=de": "pair.target_language",
+    "resume=perhaps": "resume",
+    "measure.precision=5": "measure.precision must lie in (0, 1], got 5",
+    "measure.quiet=-1": "measure.quiet",
+    "+measure={precision: 0.1, baseline: null}": "measure.precision needs a baseline",
+    "+measure={precision: 0.1, most_repeats: 2}": "at least 2 and measure.repeats, got",
+}
+
+
+@pytest.mark.parametrize("word", REFUSED)
+def test_what_cannot_be_measured_is_refused_with_the_key_at_fault(
+    base: list[str], word: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(REFUSED[word])):
+        prepare(compose_config([*base, "decoding=sample", word]))
+
+
+def test_greedy_text_is_certified_beside_the_target_alone_and_a_sampled_one_beside_any(
+    base: list[str],
+) -> None:
+    words = [*base, "measure.certify=true", "measure.baseline=speculative"]
+    with pytest.raises(
+        UserError, match=r"measure\.certify compares greedy text with the target's own"
+    ):
+        name_of(*words)
+    assert name_of(*words, "decoding=sample")
+
+
+def test_agreement_needs_a_baseline(base: list[str]) -> None:
+    assert name_of(*base, "dataset.metric=agreement")
+    with pytest.raises(UserError, match="dataset.metric=agreement compares with a baseline"):
+        name_of(*base, "dataset.metric=agreement", "measure.baseline=null")
+
+
+def test_facts_are_those_of_the_folder_that_a_variable_names(
+    checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_ADAPTER", str(tmp_path / "adapter"))
+    base = [
+        f"pair.target={checkpoints / 'llama'}",
+        "pair.draft=null",
+        "dataset=multi30k",
+        f"dataset.path={data}",
+    ]
+    direct = prepare(compose_config([*base, "policy=bita", adapted(tmp_path / "adapter")]))
+    named = prepare(compose_config([*base, "policy=bita", "policy.adapter='${oc.env:MY_ADAPTER}'"]))
+    assert (
+        direct.facts == named.facts and direct.facts["trained"]["adapter"] and direct.id == named.id
+    )
+
+
+@pytest.mark.parametrize("group", ["pair", "decoding", "runtime", "measure", "dataset"])
+def test_an_unknown_key_is_told_with_its_group(base: list[str], group: str) -> None:
+    with pytest.raises(UserError, match=f"^{group} has no key 'abacus'"):
+        prepare(compose_config([*base, f"+{group}.abacus=1"]))
+
+
+def test_what_changes_no_number_leaves_the_name(
+    base: list[str], data: Path, tmp_path: Path
+) -> None:
+    moved = shutil.copytree(data, tmp_path / "moved")
+    ours = [
+        "name=other",
+        "resume=false",
+        "pair.name=other",
+        f"dataset.path={moved}",
+        "policy.rollback=2",
+    ]
+    assert name_of(*base, *ours) == name_of(*base, "policy.rollback=2.0")
+
+
+def test_other_weights_of_target_or_drafter_give_another_name(
+    base: list[str], checkpoints: Path
+) -> None:
+    """Whether or not the policy drafts, a drafter that it does not use counts for nothing."""
+    drafting, alone = "policy=speculative", "policy=vanilla"
+    other = f"pair.draft={checkpoints / 't5'}"
+    assert name_of(*base, drafting, other) != name_of(*base, drafting)
+    assert name_of(*base, alone, other) == name_of(*base, alone)
+    assert name_of(*base, alone, f"pair.target={checkpoints / 't5-draft'}") != name_of(*base, alone)
+
+
+def test_other_hardware_gives_another_name(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = name_of(*base)
+    monkeypatch.setattr(module, "hardware", lambda device_map, device: "another")
+    assert name_of(*base) != before
+
+
+def test_a_baseline_with_other_knobs_gives_another_name(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*base, "measure.baseline=speculative"]
+    before, compose = name_of(*words), module.compose_policy
+    changed = {"speculative": {"window": 2}}  # as if its file had changed
+    monkeypatch.setattr(module, "compose_policy", lambda name: compose(name, changed.get(name)))
+    assert name_of(*words) != before
+
+
+def adapted(folder: Path, seed: int = 0) -> str:
+    random_adapter(tiny_llama(0).config, seed=seed).save(folder)
+    return f"policy.adapter={folder}"
+
+
+def test_an_adapter_counts_with_its_content_wherever_it_lies(
+    checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
+    target = f"pair.target={checkpoints / 'llama'}"
+    base = [target, "pair.draft=null", "dataset=multi30k", f"dataset.path={data}", "policy=bita"]
+    here = name_of(*base, adapted(tmp_path / "here"))
+    assert name_of(*base, adapted(tmp_path / "there")) == here
+    assert name_of(*base, adapted(tmp_path / "there", seed=1)) != here
+
+
+@pytest.mark.parametrize(
+    "words", [("policy=ppd",), ("policy=speculative_cascade", "policy.rule=chow")]
+)
+def test_a_folder_with_the_name_of_a_word_counts_for_nothing(
+    words: tuple[str, ...],
+    checkpoints: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pair = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
+    base = [*pair, "dataset=multi30k", f"dataset.path={data}", *words]
+    before = name_of(*base)
+    for word in ("shared", "chow"):
+        (tmp_path / word).mkdir()
+        (tmp_path / word / "heads_config.json").write_text("{}")
+    assert name_of(*base) == before
+
+
+def test_the_code_that_a_policy_reaches_counts(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own alone, so that a changed rule leaves the points of other policies, and the group that
+    they share.
+    """
+    rule, real = "bild_lab.engine.methods.bild", module.code_hash
+    before = {
+        policy: prepare(compose_config([*base, f"policy={policy}"]))
+        for policy in ("bild", "speculative")
+    }
+    monkeypatch.setattr(
+        module, "code_hash", lambda reached: "other" if rule in reached else real(reached)
+    )
+    after = {policy: prepare(compose_config([*base, f"policy={policy}"])) for policy in before}
+    assert [before[one].id == after[one].id for one in before] == [False, True]
+    assert before["bild"].setting == after["bild"].setting == {**before["speculative"].setting}
+
+
+def test_a_knob_that_names_a_file_counts_with_its_content_whatever_it_is_called(
+    base: list[str], tmp_path: Path
+) -> None:
+    """Which one it is, the annotation of the part's parameter says."""
+    file = tmp_path / "words.txt"
+    own = {"name": "mine", "lexicon": str(file), "comment": str(file)}
+    part = {
+        "_target_": "tests.lab.point.test_prepare.WithLexicon",
+        "lexicon": "${policy.lexicon}",
+        "comment": "a",
+    }
+    own["decoder"] = {"_target_": "bild_lab.engine.decode.DraftThenVerify", "drafter": part}
+    own["decoder"]["acceptance"] = {
+        "_target_": "bild_lab.engine.methods.speculative.sampling.SpeculativeSampling"
+    }
+    ids = []
+    for content in ("one", "two"):
+        file.write_text(content)
+        cfg = compose_config(base)
+        cfg.policy = own
+        ids.append(prepare(cfg).id)
+    moved = shutil.copy(file, tmp_path / "moved.txt")
+    cfg.policy.lexicon = cfg.policy.comment = str(moved)
+    assert ids[0] != ids[1] == prepare(cfg).id
+
+
+class WithLexicon(NoDraft):
+    def __init__(self, target: Model, lexicon: FilePath, comment: str) -> None:
+        super().__init__(target)
+
+
+@pytest.mark.parametrize(
+    ("words", "same"),
+    [
+        (("policy=speculative",), True),
+        (("policy=speculative", "policy.lenience=1", "policy.name=mine"), True),
+        (("policy=speculative", "policy.window=2"), False),
+        (("policy=speculative_adaptive",), False),
+        (("policy=speculative", "measure.baseline=null"), False),
+    ],
+)
+def test_the_baseline_is_known_by_its_knobs(
+    base: list[str], words: tuple[str, ...], same: bool
+) -> None:
+    module.cached_examples.cache_clear()
+    assert (
+        prepare(compose_config([*base, "measure.baseline=speculative", *words])).same_as_baseline
+        is same
+    )
+
+
+def test_another_script_of_a_local_metric_gives_another_name(
+    base: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    monkeypatch.setattr(quality, "first_call", lambda metric, *_: loaded.append(metric))
+    (tmp_path / "own").mkdir()
+    (script := tmp_path / "own" / "own.py").write_text("first")
+    words = [*base, f"dataset.metric=evaluate:{tmp_path / 'own'}"]
+    before = name_of(*words)
+    assert name_of(*words) == before
+    script.write_text("second")
+    assert name_of(*words) != before
+    assert loaded == [f"evaluate:{tmp_path / 'own'}"] * 3  # before anything is decoded
+
+
+def test_what_runs_code_is_refused_unless_it_was_allowed(
+    base: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quality, "first_call", lambda *_: None)
+    program = "dataset.reference_template='{answer}'"
+    with pytest.raises(UserError, match=r"allow it with measure\.run_code=true"):
+        name_of(*base, "dataset.metric=pass_at_1", program)
+    assert name_of(*base, "dataset.metrics=[bleu,pass_at_1]", program, "measure.run_code=true")
+    with pytest.raises(
+        UserError, match=r"evaluate:some/one is no local folder, and a community metric is .* code"
+    ):
+        name_of(*base, "dataset.metric=evaluate:some/one")
+    assert name_of(*base, "dataset.metric=evaluate:some/one", "runtime.trust_remote_code=true")

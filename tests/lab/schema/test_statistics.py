@@ -1,0 +1,101 @@
+"""Estimates from timings and from rounds, on numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bild_lab.lab.schema.statistics import (
+    acceptance_by_position,
+    acceptance_rate,
+    clock_noise,
+    judged_by_position,
+    latency_summary,
+    nothing_accepted,
+    paired_speedup,
+)
+
+
+def test_a_speedup_is_total_time_over_total_time_of_the_median_repeats() -> None:
+    baseline = np.array([[2.0, 2.0, 90.0], [6.0, 6.0, 6.0]])
+    method = np.array([[1.0, 1.0, 1.0], [3.0, 0.1, 3.0]])
+    speedup = paired_speedup(baseline, method)
+    assert speedup.value == 2.0
+    assert (speedup.low, speedup.high, speedup.median) == (2.0, 2.0, 2.0)
+
+
+def test_the_interval_of_a_speedup_covers_the_truth_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        work = rng.uniform(0.5, 2.0, size=(60, 1))
+        baseline = work * rng.lognormal(0, 0.1, size=(60, 3))
+        method = (
+            work / 1.5 * rng.lognormal(0, 0.3, size=(60, 1)) * rng.lognormal(0, 0.1, size=(60, 3))
+        )
+        speedup = paired_speedup(baseline, method, seed=trial)
+        covered += speedup.low <= 1.5 / np.exp(0.3**2 / 2) <= speedup.high
+    assert 0.88 < covered / 200 < 0.99
+
+
+def test_pairing_takes_the_length_of_examples_out_of_the_interval() -> None:
+    work = np.linspace(0.1, 10, 50)[:, None]
+    speedup = paired_speedup(2 * work, work)
+    assert speedup.low == pytest.approx(2.0) == speedup.high
+
+
+def test_an_interval_is_drawn_by_its_seed() -> None:
+    rng = np.random.default_rng(5)
+    baseline, method = rng.uniform(1, 2, (2, 8, 1))
+    one, same, other = (paired_speedup(baseline, method, seed) for seed in (0, 0, 1))
+    assert one == same == paired_speedup(baseline, method) != other
+
+
+def test_latency_is_summed_up_over_examples() -> None:
+    summary = latency_summary(np.array([[1.0, 9.0, 1.0], [3.0, 3.0, 3.0]]))
+    assert (summary.median, summary.p95, summary.mean, summary.total) == (
+        2.0,
+        pytest.approx(2.9),
+        2.0,
+        4.0,
+    )
+
+
+def test_the_acceptance_rate_leaves_out_tokens_that_were_never_judged() -> None:
+    assert acceptance_rate([(5, 5), (5, 1), (0, 0)]) == 6 / 7
+    assert acceptance_rate([(0, 0)]) is None
+
+
+def test_acceptance_by_position_counts_rounds_that_got_there() -> None:
+    assert acceptance_by_position([(3, 3), (3, 1), (2, 2), (3, 0)]) == [3 / 4, 2 / 3, 1.0]
+    assert acceptance_by_position([(3, 0)]) == [0.0]
+    assert acceptance_by_position([(2, 2), (2, 0)]) == [1 / 2, 1.0]
+    assert acceptance_by_position([(0, 0)]) == acceptance_by_position([]) == []
+
+
+def test_rounds_that_drafted_nothing_do_not_count_as_nothing_accepted() -> None:
+    assert nothing_accepted([(3, 0), (0, 0), (3, 1), (2, 2), (1, 0)]) == 0.5
+    assert nothing_accepted([(0, 0)]) is None
+
+
+def test_positions_behind_a_rejection_are_unobserved_and_not_rejected() -> None:
+    assert judged_by_position([(3, 3), (3, 1), (2, 2), (3, 0), (0, 0)]) == [
+        [3, 1, 0],
+        [2, 1, 1],
+        [1, 0, 2],
+    ]
+    assert judged_by_position([(0, 0)]) == judged_by_position([]) == []
+
+
+def test_the_error_of_the_clock_is_half_the_interval_over_the_repeats_and_not_over_the_texts() -> (
+    None
+):
+    work = np.array([[1.0], [9.0]])  # texts of very different speedups
+    method = np.array([[1.0], [3.0]])
+    steady = [work * [1, 2, 3], method * [1, 2, 3]]
+    assert clock_noise(*steady) == pytest.approx(0, abs=1e-12) and paired_speedup(*steady).low < 2
+    shaken = clock_noise(work * [1.0, 1.1, 1.21], method * [1, 1, 1])
+    # Student's t of two degrees of freedom, 4.3027; the logarithms' standard deviation is that of
+    # 0, 1 and 2 steps
+    assert shaken == pytest.approx(1.1 ** (4.30265 / np.sqrt(3)) - 1, rel=1e-5)
+    assert clock_noise(work, method) is None

@@ -1,0 +1,154 @@
+"""Tests of grouping results by setting."""
+
+from bild_lab.lab.store.groups import Position, by_setting, differing_keys, setting_title
+from tests.report.sample import (
+    sample_baseline,
+    sample_replayed,
+    sample_result,
+    sample_sweep,
+    with_quality,
+)
+
+
+def test_results_of_different_settings_never_share_a_group():
+    groups = by_setting(sample_sweep() + sample_sweep(setting={"dataset": "iwslt"}))
+    assert [{result.setting.dataset for result in group.results} for group in groups] == [
+        {"multi30k"},
+        {"iwslt"},
+    ]
+    assert differing_keys(groups) == ["dataset"]
+
+
+def test_a_position_is_one_over_the_speedup_and_the_paired_difference():
+    result = sample_result("bild", {}, 1.6, -0.5)
+    (group,) = by_setting([sample_baseline(), result])
+    horizontal, vertical = (
+        (1 / 1.6, 1 / (1.6 + 0.05), 1 / (1.6 - 0.05)),
+        (40.5, 41.0 + (-0.5 - 0.45), 41.0),
+    )
+    assert group.position(result) == Position(*horizontal, *vertical)
+
+
+def test_without_a_baseline_a_position_is_the_mean_latency():
+    result = sample_result("bild", {}, None, setting={"baseline": None})
+    (group,) = by_setting([result])
+    assert (group.relative, group.position(result).x) == (False, 0.110)
+
+
+def test_a_point_that_the_baseline_beats_is_not_on_the_front():
+    slow = sample_result("bild", {}, 0.9, -0.2)
+    (group,) = by_setting([slow])  # the baseline's own result is not in the folder
+    assert group.front() == []
+
+
+def test_the_front_of_the_sample_sweep_trades_speed_for_quality():
+    (group,) = by_setting(sample_sweep())
+    front = [(result.speedup.value, result.quality.difference) for result in group.front()]
+    assert front == [
+        (1.83, -1.31),
+        (1.70, -0.74),
+        (1.68, -0.42),
+        (1.61, -0.12),
+        (1.55, 0.05),
+        (1.53, 0.21),
+    ]
+
+
+def test_a_label_names_the_knobs_that_vary_or_of_a_lone_point_those_that_differ_from_its_file():
+    (group,) = by_setting(sample_sweep())
+    knobs = {result.policy: group.knobs(result) for result in group.results}
+    assert knobs["bild"] == ["fallback", "rollback"]
+    assert knobs["speculative"] == ["window"]
+    assert knobs["hf_assisted"] == ["window"]
+    assert group.varying_knobs() == ["fallback", "rollback", "window"]
+
+
+def test_a_peer_far_slower_than_the_baseline_is_beside_the_axis_and_squeezes_nothing():
+    slow = [sample_result("hf_generate", {}, speedup, -0.1) for speedup in (0.04, 0.2)]
+    fast = [
+        sample_baseline(),
+        sample_result("bild", {}, 2.0),
+        sample_result("hf_assisted", {}, 0.5),
+    ]
+    (group,) = by_setting([*fast, *slow])
+    assert [one.speedup.value for one in group.beyond] == [0.2, 0.04] and not group.wide
+    assert group.limits()[0][1] < 2.5 and len(group.placed) == 3
+    # a slow point that is better beyond chance is drawn
+    better = sample_result("calm", {}, 0.2, 1.0)
+    (group,) = by_setting([*fast, better])
+    assert group.beyond == [] and group.wide
+    (group,) = by_setting([fast[0], *slow])  # so is one without others
+    assert group.beyond == []
+
+
+def test_titles_name_models_by_their_last_part():
+    (group,) = by_setting([sample_result("bild", {}, 1.5, setting={"target": "google/mt5-large"})])
+    assert (
+        setting_title(group.setting) == "mt5-large drafted by t5-tiny, multi30k test, 100 examples"
+    )
+
+
+def test_a_whole_number_is_the_same_setting_however_it_was_written():
+    first = sample_result("bild", {}, 1.2, setting={"seed": 0, "threads": 2})
+    second = sample_result("bild", {"window": 3}, 1.3, setting={"seed": 0.0, "threads": 2.0})
+    assert len(by_setting([first, second])) == 1
+
+
+def test_the_baselines_policy_with_other_knobs_is_compared_with_it():
+    setting = {"baseline": "bita"}
+    own = sample_result("bita", {"top_k": 4}, 1.0, setting=setting, same_as_baseline=True)
+    fewer = sample_result("bita", {"top_k": 2}, 1.5, setting=setting, same_as_baseline=False)
+    (group,) = by_setting(
+        [with_quality(own, value=30.0), with_quality(fewer, value=29.0, baseline=30.0)]
+    )
+    assert (group.policies, group.baseline_quality) == (["bita"], 30.0)
+    assert [
+        [one.knobs["top_k"] for one in chosen]
+        for chosen in (group.of_policy("bita"), group.front())
+    ] == [[2], [2]]
+    assert [one.knobs["top_k"] for one in group.notable()] == [2, 4]
+    assert group.best(1.0).knobs == {"top_k": 2} and group.best(0.0) is None
+    assert group.position(fewer).x == 1 / 1.5
+
+
+def test_points_of_half_the_quality_or_twice_the_latency_squeeze_no_axis_even_on_the_front():
+    others = [sample_baseline(), sample_result("bild", {}, 1.5, -0.5)]
+    poor = sample_result("typical_acceptance", {}, 3.0, -38.0)  # the fastest, so it is on the front
+    lucky = with_quality(sample_result("hf_generate", {}, 0.4, 0.2), difference_low=-0.1)
+    (group,) = by_setting([*others, poor, lucky])
+    assert {one.policy for one in group.front()} == {"typical_acceptance", "bild", "hf_generate"}
+    assert {one.policy for one in group.beyond} == {"typical_acceptance", "hf_generate"}
+    (_, right), (bottom, _) = group.limits()
+    assert right < 1.5 and bottom > 38
+
+
+def test_a_lone_point_is_named_by_what_differs_from_its_policys_file():
+    usual = {"fallback": 0.5, "rollback": 2.0, "window": 10, "verify_tail": True}
+    (group,) = by_setting(
+        [sample_baseline(), sample_result("bild", {**usual, "fallback": 0.4}, 1.5)]
+    )
+    assert group.label(group.of_policy("bild")[0]) == "bild (fallback 0.4)"
+    # there is no file to compare with
+    (own,) = by_setting([sample_result("users_own", {"depth": 3}, 1.5)])
+    assert own.label(own.results[0]) == "users_own (depth 3)"
+    pair = [sample_result("bild", {**usual, "rollback": value}, 1.5) for value in (2.0, 5.0)]
+    (group,) = by_setting(pair)
+    assert {group.label(one) for one in group.results} == {"bild (rollback 2)", "bild (rollback 5)"}
+
+
+def test_a_quality_that_is_no_number_is_not_drawn_and_no_baseline():
+    nan = float("nan")
+    lost = with_quality(sample_result("bild", {}, 1.5), value=nan, baseline=nan, difference=nan)
+    (group,) = by_setting([lost])
+    assert (group.baseline_quality, group.front(), group.placed) == (None, [], [])
+
+
+def test_replayed_texts_have_no_place_in_the_plane():
+    replayed = sample_replayed(difference=+5.0)
+    (group,) = by_setting([replayed, *sample_sweep()])
+    (without,) = by_setting(sample_sweep())
+    assert group.results[-1] is replayed and group.position(replayed) is None
+    assert group.front() == without.front() and group.limits() == without.limits()
+    assert [group.best(loss) for loss in (0.0, 1.0)] == [without.best(loss) for loss in (0.0, 1.0)]
+    (alone,) = by_setting([replayed])
+    assert (alone.relative, alone.placed, alone.front()) == (False, [], [])

@@ -1,0 +1,218 @@
+"""Results on disk appear whole, survive, and make one table."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from dataclasses import replace
+from datetime import datetime, tzinfo
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.schema.examples import read_examples
+from bild_lab.lab.schema.result import SCHEMA, Failure, FailureCause, Result
+from bild_lab.lab.store.groups import by_setting
+from bild_lab.lab.store.records import Sweep, require_writable, write_table
+from bild_lab.report.headline import headline
+from tests.report.sample import sample_example, sample_result
+
+
+def result(point: str = "abc", tokens: int = 1, **changes: Any) -> Result:
+    return sample_result("bild", {"fallback": 0.5}, 1.5, point=point, tokens=tokens, **changes)
+
+
+def test_a_point_appears_whole(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    assert sweep.newest("abc") is None
+    examples = [
+        sample_example("a"),
+        sample_example("ä", rounds=[{"drafted": [3], "accepted": 1, "next_token": None}]),
+    ]
+    folder = sweep.write_point("abc", "name: x\n", result(), examples)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "config.yaml",
+        "examples.jsonl",
+        "result.json",
+    ]
+    found = sweep.newest("abc")
+    assert found.stored_at is not None and found.folder == folder
+    assert replace(found, stored_at=None) == result()
+    assert read_examples(folder) == examples
+    lines = (folder / "examples.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["a", "ä"]
+
+
+def test_a_write_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+
+    def breaking():
+        yield sample_example("a")
+        raise OSError("no space left on device")
+
+    with pytest.raises(OSError, match="no space"):
+        sweep.write_point("abc", "", result(), breaking())
+    assert list((tmp_path).rglob("*.json*")) == []
+
+
+def test_a_failure_stands_beside_results_until_it_is_forgotten(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    sweep.write_point("abc", "", result(), [])
+    for message in ("once", "twice"):
+        sweep.write_failure(Failure("fed", "bild", {}, FailureCause("UserError", message)), "")
+    assert [failure.error.message for failure in sweep.failures()] == ["twice"]
+    assert [one.point for one in sweep.results()] == ["abc"]
+    sweep.forget_failure("fed")
+    assert sweep.failures() == []
+    assert len(sweep.results()) == 1
+
+
+def test_a_point_measured_twice_at_once_is_stored_once(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    first = sweep.write_point("abc", "", result(tokens=1), [])
+    assert sweep.write_point("abc", "", result(tokens=2), []) == first
+    assert sweep.newest("abc").tokens == 1
+    assert [folder.name for folder in sweep.points.glob("[!.]*")] == ["abc"]
+
+
+def test_a_point_measured_anew_stands_beside_the_older_one(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    for tokens in (1, 2, 3):
+        sweep.write_point(
+            "abc", "", result(tokens=tokens), [sample_example(str(tokens))], beside=True
+        )
+    assert sorted(folder.name for folder in sweep.points.glob("[!.]*")) == ["abc", "abc.2", "abc.3"]
+    assert sweep.newest("abc").tokens == 3
+    assert [one.tokens for one in sweep.all_results()] == [1, 2, 3]
+    (newest,) = sweep.results()
+    assert (newest.tokens, newest.folder.name) == (3, "abc.3")
+    assert [one.id for one in read_examples(newest.folder)] == ["3"]
+    assert sweep.older() == 2
+
+
+def test_the_newest_is_the_last_stored_also_when_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        hour_now = 12
+
+        @classmethod
+        def now(cls, zone: tzinfo | None = None) -> datetime:
+            return datetime(2026, 1, 1, cls.hour_now, tzinfo=zone)
+
+    monkeypatch.setattr("bild_lab.lab.store.records.datetime", Clock)
+    sweep = Sweep(tmp_path / "sweep")
+    sweep.write_point("first", "", result("first", 1), [])
+    Clock.hour_now = 3
+    sweep.write_point("second", "", result("second", 2), [])
+    assert [one.tokens for one in sweep.results()] == [2]  # alike in policy and setting
+    sweep.write_point("first", "", result("first", 3), [], beside=True)
+    assert [one.tokens for one in sweep.results()] == [3]
+    assert sweep.newest("first").tokens == 3
+    Clock.hour_now = 14
+    sweep.write_point("second", "", result("second", 4), [], beside=True)
+    # the clock's own again
+    assert sweep.newest("second").stored_at == "2026-01-01T14:00:00.000+00:00"
+
+
+DAMAGED = ["", '{"point": "ab', "\0\0\0", "[]", "{}", '{"schema": 3, "point": "abc"}']
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_result_is_told_and_measured_again(content: str, tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    folder = sweep.write_point("abc", "", result(tokens=1), [])
+    (folder / "result.json").write_text(content)
+    assert sweep.newest("abc") is None and sweep.results() == []
+    (failure,) = sweep.failures()
+    assert "abc/result.json cannot be read" in failure.error.message
+    sweep.write_point("abc", "", result(tokens=2), [])
+    assert sweep.newest("abc").tokens == 2
+    assert sweep.failures() == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("setting.n_examples", None),
+        ("setting.decoding", None),
+        ("setting.decoding.max_new_tokens", ...),
+        ("speedup.value", float("nan")),
+        ("speedup.low", 0.0),
+    ],
+)
+def test_a_damaged_result_that_can_be_read_takes_no_other_point_with_it(
+    key: str, value: Any, tmp_path: Path
+) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    kept, lost = (sample_result("bild", {"fallback": one}, 1.5, point=f"p{one}") for one in (1, 2))
+    file = [sweep.write_point(one.point, "", one, []) for one in (kept, lost)][1] / "result.json"
+    content = json.loads(file.read_text())
+    *outer, last = key.split(".")
+    inner = reduce(dict.__getitem__, outer, content)
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    file.write_text(json.dumps(content))
+    assert "decodes 1.50×" in headline(sweep.results())
+    (failure,) = sweep.failures()
+    assert [one.point for one in sweep.results()] == [
+        kept.point
+    ] and f"{file} cannot be read" in failure.error.message
+
+
+def test_a_quality_that_is_no_number_has_no_place_on_the_front() -> None:
+    nothing = sample_result("bild", {}, 1.5)
+    nothing = replace(nothing, quality=replace(nothing.quality, value=float("nan")))
+    (group,) = by_setting([sample_result("speculative", {}, 1.2), nothing])
+    assert [one.policy for one in group.front()] == ["speculative"] and group.limits()
+
+
+def test_a_result_of_another_version_is_refused(tmp_path: Path) -> None:
+    sweep = Sweep(tmp_path / "sweep")
+    folder = sweep.write_point("abc", "", result(), [])
+    content = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**content, "schema": SCHEMA + 1}))
+    for read in (sweep.results, sweep.failures, lambda: sweep.newest("abc")):
+        with pytest.raises(UserError, match=f"got schema {SCHEMA + 1}"):
+            read()
+
+
+def test_a_disk_that_is_full_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5000))
+    with pytest.raises(UserError, match=r"whose disk is full \(5,000 bytes free\)"):
+        require_writable(tmp_path / "outputs" / "name")
+
+
+def test_a_point_of_another_sweep_is_adopted_once(tmp_path: Path) -> None:
+    here, there = Sweep(tmp_path / "here"), Sweep(tmp_path / "there")
+    there.write_point("abc", "name: there", result(tokens=1), [sample_example("a")])
+    first = there.newest("abc")
+    assert here.adopt(first) and not here.adopt(first)
+    assert here.newest("abc") == first
+    assert [one.id for one in read_examples(here.newest("abc").folder)] == ["a"]
+    there.write_point("abc", "name: there", result(tokens=2), [], beside=True)
+    assert here.adopt(there.newest("abc"))
+    assert not here.adopt(first)  # it is there already, and older
+    assert here.newest("abc").tokens == 2 and here.older() == 1
+
+
+def test_the_table_has_every_knob_and_leaves_those_of_others_empty(tmp_path: Path) -> None:
+    results = [
+        sample_result("bild", {"fallback": 0.5, "rollback": 2.0}, 1.5),
+        sample_result("speculative", {"window": 5}, 1.2),
+    ]
+    write_table(results, tmp_path / "sweep.csv")
+    frame = pd.read_csv(tmp_path / "sweep.csv")
+    assert list(frame.columns[:5]) == ["point", "policy", "fallback", "rollback", "window"]
+    assert frame["fallback"].tolist()[0] == 0.5
+    assert math.isnan(frame["fallback"].tolist()[1])

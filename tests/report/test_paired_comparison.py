@@ -1,0 +1,317 @@
+"""The same points measured twice: what matches, which verdict, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sacrebleu.metrics import BLEU
+from sacrebleu.significance import PairedTest
+
+from bild_lab.errors import UserError
+from bild_lab.lab.metrics.quality import judge, judge_values
+from bild_lab.lab.schema.examples import MeasuredExample
+from bild_lab.lab.schema.numbers import Speedup
+from bild_lab.lab.schema.result import Result
+from bild_lab.report.paired_comparison import (
+    SACREBLEU_SEED,
+    Compared,
+    Pair,
+    compare_pair,
+    differences,
+    match,
+)
+from tests.lab.metrics.test_text_metrics import corpus
+from tests.report.sample import ENVIRONMENT, sample_example, sample_replayed, sample_result
+
+
+def bild(fallback: float = 0.5, **changes: Any) -> Result:
+    knobs = {"fallback": fallback, "rollback": 2.0, **changes.pop("knobs", {})}
+    return sample_result("bild", knobs, 1.5, **changes)
+
+
+def decoded(
+    latencies: list[float], predictions: list[str] | None = None, baseline_s: float = 2.0
+) -> list[MeasuredExample]:
+    texts = predictions or ["the same words"] * len(latencies)
+    return [
+        sample_example(
+            str(index),
+            prediction=text,
+            baseline_prediction="the same words",
+            latency_s=[latency, latency, 9.0],  # the median counts
+            baseline_latency_s=[baseline_s],
+        )
+        for index, (latency, text) in enumerate(zip(latencies, texts, strict=True))
+    ]
+
+
+def references(count: int, text: str = "the same words") -> dict:
+    return {(str(index), 1): [text] for index in range(count)}
+
+
+def compared(
+    a: list[MeasuredExample],
+    b: list[MeasuredExample],
+    expected: dict | None = None,
+    left: Result | None = None,
+    right: Result | None = None,
+) -> Compared:
+    return compare_pair(Pair(left or bild(), right or bild(), {}), a, b, expected)
+
+
+def test_points_match_by_policy_and_knobs_whatever_else_they_have_in_common() -> None:
+    a = [bild(0.3), bild(0.5), sample_result("vanilla", {}, 1.0)]
+    b = [
+        bild(0.5, setting={"dtype": "float32", "code": "new"}),
+        bild(0.7, setting={"dtype": "float32", "code": "new"}),
+    ]
+    matching = match(a, b)
+    assert [(pair.a.knobs["fallback"], pair.b.knobs["fallback"]) for pair in matching.pairs] == [
+        (0.5, 0.5)
+    ]
+    assert [result.policy for result in matching.only_a] == ["bild", "vanilla"]
+    assert [result.knobs["fallback"] for result in matching.only_b] == [0.7]
+    assert differences(matching.pairs) == {
+        "dtype": ("bfloat16", "float32"),
+        "code": ("None", "new"),
+    }
+
+
+def test_a_setting_that_varies_within_a_sweep_distinguishes_its_points() -> None:
+    greedy, sampled = {"temperature": 0.0}, {"temperature": 1.0}
+    a = [bild(setting={"decoding": decoding}) for decoding in (greedy, sampled)]
+    b = [bild(setting={"decoding": decoding}) for decoding in (sampled, greedy)]
+    assert [pair.distinct for pair in match(a, b).pairs] == [greedy, sampled]
+    for pair in match(a, b).pairs:
+        assert pair.a.setting == pair.b.setting
+
+
+def test_every_value_that_differs_is_told_with_those_of_the_commit() -> None:
+    newer = {"environment": {**ENVIRONMENT, "git": "def5678"}}
+    first = Pair(
+        bild(setting={"threads": 2, "note": "old"}), bild(setting={"threads": 4}, **newer), {}
+    )
+    second = Pair(
+        bild(setting={"threads": 8, "note": "old"}), bild(setting={"threads": 1}, **newer), {}
+    )
+    assert differences([first, second]) == {
+        "threads": ("2, 8", "4, 1"),
+        "note": ("old", "None"),
+        "commit": ("abc1234", "def5678"),
+    }
+
+
+def test_of_points_alike_the_newest_counts() -> None:
+    old, new = bild(tokens=1), bild(tokens=2)
+    assert match([old, new], [bild()]).pairs[0].a is new
+
+
+def test_another_dataset_metric_or_split_is_refused() -> None:
+    changes = [
+        ({"dataset": "iwslt"}, "same dataset"),
+        ({"metric": "rouge"}, "same metric"),
+        ({"split": "dev"}, "same split"),
+    ]
+    for setting, message in changes:
+        with pytest.raises(UserError, match=message):
+            match([bild(setting={"data": "x"})], [bild(setting={"data": "y", **setting})])
+
+
+def test_the_same_rows_under_another_name_are_compared() -> None:
+    named = [
+        bild(setting={"data": "x", "dataset": name, "split": split})
+        for name, split in (("a", "dev"), ("b", "test"))
+    ]
+    matching = match(named[:1], named[1:])
+    assert differences(matching.pairs) == {"dataset": ("a", "b"), "split": ("dev", "test")}
+    with pytest.raises(UserError, match="same metric"):
+        match(named[:1], [bild(setting={"data": "x", "metric": "rouge"})])
+
+
+def test_other_examples_match_and_are_no_difference_of_the_setting() -> None:
+    matching = match([bild(setting={"data": "x"})], [bild(setting={"data": "y", "n_examples": 60})])
+    assert len(matching.pairs) == 1 and differences(matching.pairs) == {}
+
+
+def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() -> None:
+    newer = bild(setting={"code": "new"})
+    found = compared(decoded([1.0, 3.0, 50.0]), decoded([0.5, 1.5], baseline_s=2.2), right=newer)
+    assert found.n_examples == 2
+    assert found.latency.value == pytest.approx(0.5)
+    assert found.speed_verdict == "faster"
+    assert found.baseline_latency.value == pytest.approx(1.1)
+
+
+def test_a_machine_that_has_become_slower_makes_no_point_slower() -> None:
+    """Both take longer in B, the method less so: its speedup rose from 2 to 2.4."""
+    a, b = decoded([1.0] * 20), decoded([1.25] * 20, baseline_s=3.0)
+    same = compared(a, b, right=bild(setting={"draft": "another", "split": "test"}))
+    assert (same.latency.value, same.latency, same.speed_verdict) == (
+        pytest.approx(2 / 2.4),
+        same.relative,
+        "faster",
+    )
+    changed = compared(a, b, right=bild(setting={"code": "new"}))
+    assert (changed.latency.value, changed.relative, changed.speed_verdict) == (
+        1.25,
+        same.relative,
+        "unclear",
+    )
+    alone = [replace(one, baseline_latency_s=None) for one in b]
+    assert (compared(a, alone).relative, compared(a, alone).speed_verdict) == (None, "slower")
+    everything = compared(
+        a, decoded([0.5] * 20, baseline_s=1.0), right=bild(setting={"code": "new"})
+    )
+    # as faster kernels make it
+    assert (everything.relative.value, everything.speed_verdict) == (1.0, "faster")
+
+
+def test_replayed_texts_are_compared_in_quality_alone() -> None:
+    untimed = [replace(one, latency_s=[], baseline_latency_s=[]) for one in decoded([1.0, 2.0])]
+    for a, b in (
+        (untimed, untimed),
+        (decoded([1.0, 2.0]), untimed),
+        (untimed, decoded([1.0, 2.0])),
+    ):
+        left, right = (sample_replayed() if side is untimed else bild() for side in (a, b))
+        found = compared(a, b, references(2), left, right)
+        assert (found.latency, found.speed_verdict) == (None, "not compared")
+        assert (found.unfit, found.quality.verdict) == (
+            "replayed texts were not timed",
+            "no difference",
+        )
+    assert (
+        compared(untimed[:1], untimed, references(2), sample_replayed(), sample_replayed())
+        .speedups[1]
+        .value
+        is None
+    )
+
+
+def test_only_examples_with_the_same_text_count_and_numbers_are_theirs() -> None:
+    a, b = (
+        decoded([1.0, 2.0, 4.0]),
+        decoded([1.0, 1.0, 1.0], ["the same words", "the same words", "other words"]),
+    )
+    pair = Pair(bild(setting={"metric": "rouge"}), bild(setting={"metric": "rouge"}), {})
+    found = compare_pair(pair, a, b, references(3), same={("0", 1), ("2", 1)})
+    assert (found.n_examples, found.decoded) == (2, (3, 3))
+    assert found.latency.value == pytest.approx(2 / 5)
+    assert [one.value for one in found.speedups] == pytest.approx([4 / 5, 4 / 2])
+    assert found.quality.values[0] == pytest.approx(100) and found.quality.values[1] < 80
+    with pytest.raises(UserError, match="no example in common, of 3 and 3"):
+        compare_pair(pair, a, b, references(3), same=set())
+
+
+def test_of_all_examples_speedup_and_quality_are_those_of_the_results() -> None:
+    found = compared(decoded([1.0, 2.0]), decoded([1.0, 2.0]))
+    assert [one.value for one in found.speedups] == [1.5, 1.5] and found.quality.values == (
+        41.0,
+        41.0,
+    )
+
+
+def test_the_verdict_needs_the_whole_interval() -> None:
+    slower = compared(decoded([1.0] * 20), decoded([1.1] * 20))
+    mixed = compared(decoded([1.0] * 20), decoded([0.5, 1.6] * 10))
+    assert (slower.speed_verdict, mixed.speed_verdict) == ("slower", "no difference")
+    assert mixed.latency.low < 1 < mixed.latency.high
+    for touching in (Speedup(0.9, 0.8, 1.0, 0.9), Speedup(1.1, 1.0, 1.2, 1.1)):
+        assert replace(mixed, latency=touching, relative=None).speed_verdict == "no difference"
+
+
+def test_cards_of_one_kind_are_the_same_hardware() -> None:
+    environment = {**ENVIRONMENT, "gpu": "NVIDIA H100"}
+    first, second = (
+        bild(setting={"device": f"cuda:{card}"}, environment=environment) for card in (0, 1)
+    )
+    assert compared(decoded([1.0]), decoded([0.5]), left=first, right=second).latency.value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (
+            {"setting": {"hardware": "another CPU"}},
+            "different hardware: cpu AMD EPYC 7B13, cpu another CPU",
+        ),
+        (
+            {"environment": {**ENVIRONMENT, "shared_device": True}},
+            "timed beside other jobs on the same device",
+        ),
+    ],
+)
+def test_latencies_that_say_nothing_are_not_compared_but_quality_is(
+    change: dict, reason: str
+) -> None:
+    found = compared(decoded([1.0, 1.0]), decoded([0.5, 0.5]), references(2), right=bild(**change))
+    assert (found.latency, found.baseline_latency, found.unfit) == (None, None, reason)
+    assert (found.speed_verdict, found.quality.verdict) == ("not compared", "no difference")
+
+
+def test_the_quality_difference_is_that_of_sacrebleus_paired_bootstrap() -> None:
+    worse, expected = corpus(40, seed=0)
+    better = [
+        several[0] if index % 3 else text
+        for index, (several, text) in enumerate(zip(expected, worse, strict=True))
+    ]
+    expectations = {(str(index), 1): several for index, several in enumerate(expected)}
+    found = compared(
+        decoded([1.0] * 40, worse), decoded([1.0] * 40, better), expectations
+    ).quality.difference
+    streams = [list(stream) for stream in zip(*expected, strict=True)]
+    metrics = {"BLEU": BLEU(references=streams)}
+    _, scores = PairedTest(
+        [("A", worse), ("B", better)], metrics, None, test_type="bs", n_samples=1000
+    )()
+    assert found.value == pytest.approx(scores["BLEU"][1].score - scores["BLEU"][0].score)
+    assert found.p_value == pytest.approx(scores["BLEU"][1].p_value)
+    assert found.p_value < 0.05
+    assert found == judge("bleu", better, worse, expected, seed=SACREBLEU_SEED).difference
+
+
+def test_stored_scores_of_examples_are_compared_without_references() -> None:
+    """Programs, above all, do not run again."""
+    own = {"setting": {"metric": "pass_at_1"}}
+    a = [replace(one, scores={"pass_at_1": 0.0}) for one in decoded([1.0] * 30)]
+    b = [
+        replace(one, scores={"pass_at_1": 100.0 * (index % 2)})
+        for index, one in enumerate(decoded([1.0] * 30))
+    ]
+    found = compared(a, b, left=bild(**own), right=bild(**own))
+    assert (found.quality.difference.value, found.quality.verdict) == (50, "better")
+    values = [one.scores["pass_at_1"] for one in b]
+    assert (
+        found.quality.difference
+        == judge_values("BLEU", values, [0.0] * 30, seed=SACREBLEU_SEED).difference
+    )
+    few = compared(a, b[:10], left=bild(**own), right=bild(**own))
+    # of A's own ten; B has no others
+    assert (few.n_examples, few.quality.values) == (10, (0, 41.0))
+
+
+def test_metrics_that_both_have_are_compared_behind_the_leading_one() -> None:
+    rouge = {"metric": "ROUGE-L", "value": 70.0, "low": 60.0, "high": 80.0}
+    sides = {
+        "left": bild(further_qualities={"rouge": rouge, "ter": rouge}),
+        "right": bild(further_qualities={"rouge": rouge}),
+    }
+    better = ["the same words"] * 30
+    found = compared(
+        decoded([1.0] * 30, ["the same end"] * 30),
+        decoded([1.0] * 30, better),
+        references(30),
+        **sides,
+    )
+    further = found.judged[1]
+    assert (further.metric, further.values, further.verdict) == ("ROUGE-L", (70, 70), "better")
+    assert further.difference.value == pytest.approx(100 / 3)
+    assert [(one.metric, one.values) for one in found.judged] == [
+        ("BLEU", found.quality.values),
+        ("ROUGE-L", (70, 70)),
+    ]
+    stored = [replace(one, scores={"rouge": 50.0}) for one in decoded([1.0])]
+    assert compared(stored, stored, **sides).judged[1].difference.metric == "ROUGE-L"
+    assert compared(decoded([1.0]), decoded([1.0]), **sides).judged[1].verdict == "not compared"

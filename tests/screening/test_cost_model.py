@@ -1,0 +1,74 @@
+"""Prices of forwards and rounds, learned from timed texts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from bild_lab.engine.trace import Forward, Round, Trace
+from bild_lab.screening.replay import TimedText, features_of, fit
+
+PRICES = {
+    "texts": 0.002,
+    "target forwards": 0.006,
+    "target rows": 0.0004,
+    "drafter 1 forwards": 0.0005,
+}
+
+
+def texts(noise: float, systems: int = 6) -> list[TimedText]:
+    """Of vanilla, system 0, and of points that make more or fewer calls."""
+    chance = random.Random(0)
+    found = []
+    for system in range(systems):
+        for _ in range(20):
+            calls = chance.randint(3, 12)
+            features = {
+                "texts": 1,
+                "target forwards": calls,
+                "target rows": calls * chance.randint(1, system + 1),
+            }
+            features |= (
+                {"drafter 1 forwards": calls * system * chance.randint(1, 2)} if system else {}
+            )
+            seconds = sum(PRICES[name] * count for name, count in features.items())
+            found.append(
+                TimedText(str(system), features, seconds * chance.uniform(1 - noise, 1 + noise))
+            )
+    return found
+
+
+def test_prices_are_those_that_the_texts_were_made_with() -> None:
+    model = fit(texts(0.0), "0")
+    assert model.prices_s == pytest.approx(PRICES)
+    assert model.worst == pytest.approx(0.0, abs=1e-6)
+    assert model.seconds({"texts": 2, "target forwards": 10}) == pytest.approx(0.064)
+
+
+def test_a_disturbed_text_changes_nothing() -> None:
+    several = texts(0.0)
+    several[30] = TimedText(several[30].system, several[30].features, 50 * several[30].seconds)
+    assert fit(several, "0").prices_s == pytest.approx(PRICES)
+
+
+def test_features_count_what_ran() -> None:
+    target, draft = object(), object()
+    forwards = [
+        Forward(target, 9, source=9, encoder=True),
+        Forward(draft, 2, cached=3),
+        Forward(target, 4, cached=5, scored=4, source=9),
+        Forward(target, 1, layers=1),
+    ]
+    trace = Trace(rounds=[Round(), Round()], forwards=forwards)
+    assert features_of("bild", trace, {id(target): "target", id(draft): "drafter 1"}, 4) == {
+        "texts": 1,
+        "rounds of bild": 2,
+        "source tokens": 9,
+        "drafter 1 forwards": 1,
+        "target forwards": 1,
+        "target forwards of one row": 0.25,
+        "target rows": 4,
+        "target rows x context": 56,
+        "target part forwards": 1,
+    }

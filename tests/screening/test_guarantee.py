@@ -1,0 +1,265 @@
+"""What is certified keeps its loss as often as it says: exactly for one test, by simulation for
+whole choices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import norm
+
+from bild_lab.errors import UserError
+from bild_lab.lab.metrics.quality import measure_of
+from bild_lab.lab.metrics.text_metrics import METRICS
+from bild_lab.screening import guarantee as module
+from bild_lab.screening.guarantee import (
+    GuaranteeSpec,
+    Losses,
+    bootstrapped,
+    enough,
+    guarantee,
+    losses_of,
+    p_values,
+    require_losses,
+    sequence,
+)
+from tests.screening.test_screen import Command
+
+ASKED = GuaranteeSpec(loss=0.1, probability=0.9)
+
+
+def means(each: np.ndarray) -> Losses:
+    return Losses(
+        each.shape[1], lambda times: times @ each.T / times.sum(axis=1, keepdims=True), each
+    )
+
+
+@pytest.mark.parametrize("lost", [1.0, 0.3])
+@pytest.mark.parametrize("probability", [0.6, 0.9])
+def test_a_loss_that_is_just_too_large_has_a_small_p_value_as_seldom_as_it_says(
+    lost: float, probability: float
+) -> None:
+    """Exactly, for ten texts in every order that lose `lost` or gain 0.5 and have a mean loss of
+    0.1.
+    """
+    chance, asked = (0.1 + 0.5) / (lost + 0.5), GuaranteeSpec(0.1, probability)
+    every = np.array(list(itertools.product((True, False), repeat=10)))
+    weights = np.where(every, chance, 1 - chance).prod(axis=1)
+    values = np.array(p_values(asked, np.zeros((len(every), 2)), np.where(every, lost, -0.5)))
+    assert weights.sum() == pytest.approx(1) and values.max() == 1
+    for level in (0.05, 0.1, 0.2, 0.4, 0.6, 0.8):
+        assert weights[values <= level].sum() <= level
+    assert weights[values <= asked.error * 1.0001].sum() > 0
+    assert p_values(asked, np.zeros((1, 2)), np.ones((1, 5000))) == [1]
+
+
+def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
+    """How often something is certified where every setting loses a little more than is asked.
+
+    rare: how often a text of a setting loses all; else it loses nothing.
+    """
+    asked, generator = GuaranteeSpec(loss=loss, probability=0.9), np.random.default_rng(1)
+    speeds = np.linspace(1, 2, settings)
+    found = []
+    for _ in range(150):
+        others, each = (generator.random((settings, count)) < rare for _ in range(2))
+        order = sequence(asked, speeds, means(others.astype(float)))
+        result = guarantee(
+            asked, speeds[order], others[order].astype(float), means(each[order].astype(float)), 0
+        )
+        found.append(result.chosen is not None)
+    return float(np.mean(found))
+
+
+def normal_p_values(asked: GuaranteeSpec, others: np.ndarray, each: np.ndarray) -> list[float]:
+    """Too small where losses are rare."""
+    error = each.std(axis=1) / math.sqrt(each.shape[1])
+    return norm.cdf((each.mean(axis=1) - asked.loss) / np.maximum(error, 1e-9)).tolist()
+
+
+def every_one_that_passes(p_values: list[float], error: float) -> list[int]:
+    """Without a correction for how many were tested."""
+    return [at for at, one in enumerate(p_values) if one <= error]
+
+
+def along_all(asked: GuaranteeSpec, speeds: np.ndarray, select: Losses) -> list[int]:
+    return list(range(len(speeds)))
+
+
+@pytest.mark.parametrize(
+    ("faults", "world"),
+    [
+        ({"p_values": normal_p_values}, (1, 100, 0.01, 0.0101)),
+        ({"passing": every_one_that_passes, "sequence": along_all}, (40, 200, 0.1, 0.1001)),
+    ],
+)
+def test_what_is_certified_is_broken_no_more_often_than_asked_and_planted_faults_break_it(
+    faults: dict[str, Callable[..., Any]],
+    world: tuple[int, int, float, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert share_broken(*world) <= 0.1
+    for name, fault in faults.items():
+        monkeypatch.setattr(module, name, fault)
+        monkeypatch.setitem(globals(), name, fault)
+    assert share_broken(*world) > 0.2
+
+
+def test_the_number_that_would_be_enough_is_and_a_tenth_of_it_is_not() -> None:
+    assert (
+        enough(np.zeros(20), GuaranteeSpec(0.02)) == math.ceil(-math.log(0.05) / 0.9 / 0.02) == 167
+    )
+    assert enough(np.full(20, 0.02), GuaranteeSpec(0.02)) is None
+    generator = np.random.default_rng(0)
+    for spread in (0.05, 0.2):
+        count = enough(np.array([0.005 - spread, 0.005 + spread]), GuaranteeSpec(0.02))
+        each = np.clip(generator.normal(0.005, spread, (2, 100, count)), -1, 1)
+        certified = [
+            np.array(p_values(GuaranteeSpec(0.02), *each[..., :n])) <= 0.05
+            for n in (count, count // 10)
+        ]
+        assert certified[0].mean() >= 0.95 and certified[1].mean() <= 0.6
+
+
+def test_the_surest_settings_of_the_front_are_tested_first_until_one_fails() -> None:
+    generator = np.random.default_rng(0)
+    true = np.array([0.0, 0.3, 0.03, 0.5, 0.06])
+    # the fourth is slower than the third and loses more
+    speeds = np.array([1.0, 2.0, 1.5, 1.4, 1.7])
+    others, each = (
+        np.clip(generator.normal(true[:, None], 0.05, (5, 300)), -1, 1) for _ in range(2)
+    )
+    order = sequence(ASKED, speeds, means(others))
+    assert order == [0, 2, 4, 1]
+    found = guarantee(ASKED, speeds[order], others[order], means(each[order]), 0)
+    assert (found.kept, found.chosen) == ([0, 1, 2], 2)
+    assert found.p_values[2] < 0.1 < found.p_values[3] and found.mean[3] == pytest.approx(
+        0.3, abs=0.02
+    )
+    each[2] += 0.2  # the next is not looked at after one that fails
+    assert guarantee(ASKED, speeds[order], others[order], means(each[order]), 0).kept == [0]
+
+
+TEXTS = ["ein mann steht", "ein mann", "eine frau geht", "ein hund"]
+REFERENCES = [["ein mann steht"]] * 2 + [["eine frau geht"]] * 2
+
+
+def test_a_text_loses_what_its_metric_says_on_a_scale_of_one() -> None:
+    picks = [[0, 2], [1, 2], [1, 3]]  # the target alone, and two settings
+    for metric in ("chrf", "rouge", "exact_match"):
+        pool = measure_of(metric, TEXTS, REFERENCES, False)
+        single = [
+            measure_of(metric, [text], [own], False).value()
+            for text, own in zip(TEXTS, REFERENCES, strict=True)
+        ]
+        lost = [
+            [(single[0] - single[1]) / 100, 0],
+            [(single[0] - single[1]) / 100, (single[2] - single[3]) / 100],
+        ]
+        found = losses_of(metric, pool, picks)
+        assert found.each == pytest.approx(np.array(lost)) and found.mean == pytest.approx(
+            np.mean(lost, axis=1)
+        )
+        assert 0 < found.each.max() <= 1
+    nats = METRICS["log_probability"].of([(-2.0, 4), (-6.0, 4), (-1.0, 1), (-9.0, 1)], [("",)] * 4)
+    lost = losses_of("log_probability", nats, [picks[0], [1, 3], [0, 2]]).each
+    assert lost == pytest.approx(np.array([[1 - math.exp(-1), 1 - math.exp(-8)], [0, 0]]))
+    gained = losses_of("log_probability", nats, [[1, 3], [0, 2]]).each
+    assert gained.tolist() == [[-1, -1]]  # however much is gained
+    pool = measure_of("bleu", TEXTS, REFERENCES, False)
+    bleu = losses_of("bleu", pool, picks)
+    assert bleu.each is None
+    assert bleu.mean == pytest.approx(
+        [(pool.value(picks[0]) - pool.value(one)) / 100 for one in picks[1:]]
+    )
+
+
+def test_a_bootstrap_over_the_choice_is_stricter_than_the_choice() -> None:
+    generator = np.random.default_rng(0)
+    each = generator.normal(np.array([[0.0], [0.05], [0.098], [0.15]]), 0.3, (4, 200))
+    each += np.array([[0.0], [0.05], [0.098], [0.15]]) - each.mean(axis=1, keepdims=True)
+    losses, speeds = Losses(200, means(each).of, None), np.array([1.0, 1.5, 1.8, 2.0])
+    assert np.flatnonzero(losses.mean <= ASKED.loss).tolist() == [0, 1, 2]
+    assert bootstrapped(ASKED, speeds, losses, 0) in ([0], [0, 1])
+    assert bootstrapped(ASKED, speeds[3:], Losses(200, means(each[3:]).of, None), 0) == []
+    found = guarantee(ASKED, speeds, None, losses, 0)
+    assert (found.p_values, found.enough) == (None, None) and found.chosen in (0, 1)
+
+
+def test_random_halves_break_a_choice_by_the_mean_and_not_a_guarantee() -> None:
+    generator, speeds = np.random.default_rng(2), np.linspace(1, 2, 21)
+    true = np.linspace(0, 0.2, 21)[:, None]
+    others, each = (np.clip(generator.normal(true, 0.3, (21, 400)), -1, 1) for _ in range(2))
+    asked, own, broken, taken = GuaranteeSpec(loss=0.1, probability=0.9), each.mean(axis=1), [], []
+    for _ in range(100):
+        half = each[:, generator.permutation(400)[:200]]
+        # the fastest whose mean is within the loss
+        (naive,) = np.flatnonzero(half.mean(axis=1) <= asked.loss)[-1:]
+        certified = guarantee(asked, speeds, others, means(half), 0).chosen
+        broken.append(
+            (own[naive] > asked.loss, certified is not None and own[certified] > asked.loss)
+        )
+        taken.append((speeds[naive], 1.0 if certified is None else speeds[certified]))
+    naive, certified = np.mean(broken, axis=0)
+    assert certified <= 0.1 and naive > 0.2
+    fast, sure = np.mean(taken, axis=0) / speeds[own <= asked.loss].max()
+    assert fast > sure > 0.7
+
+
+@pytest.mark.parametrize("given", [{"loss": 0}, {"loss": 2}, {"loss": 0.1, "probability": 1}])
+def test_a_guarantee_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"screen\.guarantee\.({'|'.join(given)}) "):
+        GuaranteeSpec(**given)
+    with pytest.raises(UserError, match="got length; set dataset.metric=chrf"):
+        require_losses("length", 1)
+    with pytest.raises(UserError, match="got 2 turns a text; set dataset.turns=1"):
+        require_losses("agreement", 2)
+
+
+@pytest.mark.slow
+def test_the_command_certifies_or_says_what_would_be_enough(screen: Command) -> None:
+    lists = [
+        "policy=bild",
+        "policy.fallback=0.2,0.9",
+        "policy.rollback=0.69,5",
+        "dataset.metric=chrf",
+    ]
+    sure = ["screen.guarantee.loss=0.9", "screen.guarantee.probability=0.6"]
+    code, printed = screen(*lists, *sure, "screen.confirmations=1")
+    assert code == 0, printed
+    assert "certified on 3 texts of test: bild (" in printed
+    summary = json.loads(Path("outputs/grid/screen.json").read_text())
+    found = summary["guarantee"]
+    assert (found["loss"], found["probability"], found["metric"], found["n"]) == (
+        0.9,
+        0.6,
+        "chrf",
+        3,
+    )
+    assert found["certified"] and found["policy"] == "bild" and found["enough"] == 2
+    rows = pd.read_csv("outputs/grid/screen.csv")
+    kept = [one["knobs"] for one in found["tested"] if one["kept"]]
+    assert len(kept) == rows.certified.notna().sum() and found["knobs"] in kept
+    assert (
+        "mean loss at most 0.9 with probability 0.6" in Path("outputs/grid/report.html").read_text()
+    )
+    assert found["knobs"] in [one["knobs"] for one in summary["confirmed"]]  # measured live too
+
+    strict = ["screen.guarantee.loss=0.02", "screen.confirmations=0"]
+    code, printed = screen(*lists, *strict, "name=few")
+    assert code == 0 and "nothing certified on 3 texts of test" in printed
+    found = json.loads(Path("outputs/few/screen.json").read_text())["guarantee"]
+    assert (found["certified"], found["policy"], found["knobs"]) == (False, None, None)
+    assert f"about {found['enough']:,} texts would be enough" in printed or found["enough"] is None
+    code, printed = screen(*lists, *strict, "name=bleu", "dataset.metric=bleu")
+    assert code == 0 and "no certificate, as bleu is no mean over texts; a bootstrap" in printed
+    code, printed = screen(*lists, *strict, "screen.timed_s=0")
+    assert code == 2 and "a guarantee needs speeds" in printed

@@ -1,0 +1,186 @@
+"""A replayed text that differs from the live one: a tie where rounding explains it, a defect where
+a row is wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
+from bild_lab.lab.measure.runner import time_methods
+from bild_lab.lab.measure.summary import log_probability, text_logits
+from bild_lab.screening import screen
+from bild_lab.screening.candidates import Candidate, grid_of
+from bild_lab.screening.recorded_model import text_name
+from bild_lab.screening.recorded_text import LOGITS, Node
+from bild_lab.screening.replay import Judged, Screened, decoded, judge
+from bild_lab.screening.screen import Screening
+from tests.checkpoints import write_data
+
+POLICIES = ["policy=speculative,bild"]
+
+
+class Replayed:
+    """Tiny checkpoints in bfloat16 on the native engine, decoded over a record."""
+
+    def __init__(self, checkpoints: Path, folder: Path, knobs: Sequence[str] = ()) -> None:
+        data = write_data(folder / "data", rows=3)
+        (data / "test.jsonl").replace(data / "validation.jsonl")
+        words = [
+            f"pair.target={checkpoints / 'llama'}",
+            f"pair.draft={checkpoints / 'llama-draft'}",
+            "name=grid",
+        ]
+        words += [
+            "dataset=multi30k",
+            f"dataset.path={data}",
+            "decoding.max_new_tokens=12",
+            "runtime.threads=1",
+        ]
+        words += [
+            "runtime.dtype=bfloat16",
+            "runtime.engine=native",
+            "dataset.prompt_template='{source}'",
+            *knobs,
+        ]
+        self.screening = Screening(grid_of(words, POLICIES, "screen"), "validation", "screen")
+        self.screened = self.screening.decode(self.screening.grid.candidates)
+        live = self.screening.point.decoders["method"].target
+        self.target = next(
+            one for one in self.screening.records.models.values() if one.model is live
+        )
+
+    def over(self, candidate: Candidate) -> partial:
+        """Gives the policy's decoder over wrapped models."""
+        return partial(self.screening.decoder, candidate.policy)
+
+    def nodes(self, place: int, index: int = 0) -> list[Node]:
+        """The target's nodes along a policy's text, from the first token that it feeds."""
+        text = self.target._texts[text_name(self.screening.requests[index].source)]
+        (node,) = text.root.children.values()
+        found = [node]
+        for token in self.screened[place].texts[index].token_ids[:-1]:
+            found.append(found[-1].children[token])
+        return found
+
+    def judged(self, place: int, index: int = 0) -> tuple[bool, Judged]:
+        """Whether the text changed, and the verdict on it."""
+        one, request = self.screened[place], self.screening.requests[index]
+        over = self.over(one.candidate)
+        text = decoded(one.candidate.name, over(self.screening.records), request).token_ids
+        return text != one.texts[index].token_ids, judge(
+            over, self.screening.records, request, text
+        )
+
+
+def plant(node: Node, row: torch.Tensor) -> None:
+    node.rows[LOGITS], node._choice = row, None
+
+
+@pytest.fixture
+def replayed(checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Replayed:
+    monkeypatch.chdir(tmp_path)
+    return Replayed(checkpoints, tmp_path)
+
+
+def test_a_wrong_row_is_a_defect(replayed: Replayed) -> None:
+    """For a lossless policy and a lossy one."""
+    for place in (1, 2):
+        changed, found = replayed.judged(place)
+        assert not changed and found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
+        first = replayed.nodes(place)[0]
+        right = first.rows[LOGITS]
+        plant(first, -right)
+        changed, found = replayed.judged(place)
+        assert changed and found.verdict == DEFECT
+        plant(first, right)
+
+
+def test_a_threshold_within_the_rounding_is_a_tie_though_the_target_scores_its_sides_differently(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    anything = Replayed(checkpoints, tmp_path, ["policy.fallback=0", "policy.rollback=99"])
+    firsts = [
+        (index, text.token_ids[0], anything.nodes(2, index)[0])
+        for index, text in enumerate(anything.screened[2].texts)
+    ]
+    index, drafted, node = next(
+        one for one in firsts if int(one[2].rows[LOGITS].argmax()) != one[1]
+    )
+    scores = node.rows[LOGITS]
+    distance = -float(scores[0].float().log_softmax(-1)[drafted])
+    replayed = Replayed(
+        checkpoints, tmp_path, ["policy.fallback=0", f"policy.rollback={distance + 1e-4}"]
+    )
+    changed, _ = replayed.judged(2, index)
+    assert not changed and replayed.screened[2].texts[index].token_ids[0] == drafted
+    further = scores.clone()
+    further[0, drafted] -= 0.01 * scores.abs().max()
+    assert 0 < float(scores[0, drafted] - further[0, drafted]) < 0.02 * float(scores.abs().max())
+    plant(replayed.nodes(2, index)[0], further)
+    changed, found = replayed.judged(2, index)
+    assert (
+        changed
+        and found.verdict == TIE
+        and 0 < found.largest <= most_noise(torch.bfloat16, replayed.target.depth)
+    )
+
+
+def test_points_are_scored_by_the_targets_likelihood_over_the_record(
+    checkpoints: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    knobs = ["dataset.metric=log_probability", "policy.fallback=0", "policy.rollback=99"]
+    screening = (replayed := Replayed(checkpoints, tmp_path, knobs)).screening
+    ran = replayed.target.forwards(request.source for request in screening.requests)
+    speculative, bild = screening.rows(replayed.screened, None)
+    # the rows are there
+    assert replayed.target.forwards(request.source for request in screening.requests) == ran
+    pairs = [
+        (request, text.token_ids)
+        for request, text in zip(screening.requests, replayed.screened[2].texts, strict=True)
+    ]
+    live = replayed.target.model
+    nats = [
+        log_probability(text_logits(live, request, tokens), tokens) for request, tokens in pairs
+    ]
+    assert bild.quality == pytest.approx(
+        sum(nats) / sum(len(tokens) for _, tokens in pairs), abs=0.02
+    )
+    assert (
+        speculative.quality_difference == 0 > bild.quality_difference
+        and bild.quality_metric == "log-probability"
+    )
+
+
+def test_fewer_points_are_timed_where_a_text_takes_long(
+    replayed: Replayed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone, _, bild = replayed.screened
+    points = [
+        Screened(
+            bild.candidate,
+            [
+                replace(one, counts=Counter({**one.counts, "target_calls": calls}))
+                for one in bild.texts
+            ],
+        )
+        for calls in range(1, 6)
+    ]
+    counted: list[int] = []
+    monkeypatch.setattr(
+        screen,
+        "time_methods",
+        lambda methods, *others: counted.append(len(methods)) or time_methods(methods, *others),
+    )
+    for seconds in (1e-9, 1e4):
+        replayed.screening.timed([alone, *points], seconds)
+    assert counted == [1 + 2, *[1 + 5] * len(bild.texts)]

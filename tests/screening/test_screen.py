@@ -1,0 +1,325 @@
+"""A grid of knobs screened over a record and confirmed live: grids, the command as a whole, and
+what it refuses.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from bild_lab.errors import UserError
+from bild_lab.screening import record_store as store
+from bild_lab.screening.candidates import grid_of, read_lists
+from bild_lab.screening.rows import Row, require_same_setting, with_front, write_rows
+from bild_lab.screening.screen import ScreenSpec
+from bild_lab.screening.screened_sweep import confirmation, to_confirm
+from scripts import screen as script
+from tests.loopback_hub import REPOSITORY
+from tests.report.sample import sample_drafted
+
+Command = Callable[..., tuple[int, str]]
+
+
+def test_lists_are_those_of_a_sweep_in_the_order_of_their_numbers() -> None:
+    lists = read_lists(
+        [
+            "policy.rollback=10,2,1",
+            "policy.window=range(3,6)",
+            "policy.rule=opt,chow",
+            "policy=bild",
+        ]
+    )
+    assert lists == {
+        "policy.rollback": ("policy.rollback=1", "policy.rollback=2", "policy.rollback=10"),
+        "policy.window": ("policy.window=3", "policy.window=4", "policy.window=5"),
+        "policy.rule": ("policy.rule=opt", "policy.rule=chow"),
+        "policy": ("policy=bild",),
+    }
+    assert read_lists(["policy.window=3,5", "policy.window=7"]) == {
+        "policy.window": ("policy.window=7",)
+    }
+    (steps,) = read_lists(["policy.fallback=range(0.05,0.25,0.05)"]).values()
+    # not 0.15000000000000002
+    assert [step.partition("=")[2] for step in steps] == ["0.05", "0.1", "0.15", "0.2"]
+
+
+@pytest.mark.parametrize("word", ["policy.window=interval(1,5)", "policy=glob(*)"])
+def test_what_is_no_list_of_values_is_refused(word: str) -> None:
+    with pytest.raises(UserError, match=r"interval|glob"):
+        read_lists([word])
+
+
+def test_every_policy_takes_the_lists_of_the_knobs_it_has() -> None:
+    lists = [
+        "policy=bild,typical_acceptance",
+        "policy.fallback=0.3,0.6",
+        "policy.epsilon=0.1,0.2",
+        "policy.window=3,5",
+    ]
+    grid = grid_of(["policy.rollback=3", "dataset.limit=7"], lists, "config")
+    found = [(one.name, dict(one.knobs)) for one in grid.candidates]
+    assert len(found) == 8 and grid.shared == ("dataset.limit=7",)
+    unset = {"draft_vocabulary": None, "draft_vocabulary_from": None}
+    bild = {"fallback": 0.3, "rollback": 3, "window": 3, "verify_tail": True, **unset}
+    assert found[0] == ("bild", bild)
+    assert found[-1] == ("typical_acceptance", {"epsilon": 0.2, "delta": 0.3, "window": 5, **unset})
+
+
+def test_a_point_of_the_grid_is_composed_as_run_py_does() -> None:
+    grid = grid_of(["pair=toy", "policy=bild"], ["policy.fallback=0.3,0.6"], "screen")
+    cfg = grid.config(grid.candidates[1], "test", "screen")
+    assert (cfg.policy.fallback, cfg.dataset.split, "screen" in cfg) == (0.6, "test", False)
+
+
+@pytest.mark.parametrize(
+    ("lists", "wanted"),
+    [
+        (["dataset.limit=3,5"], "got a list for dataset.limit"),
+        (
+            ["policy.epsilon=0.1,0.2"],
+            "bild has no knob 'epsilon'; it has fallback, rollback, window, verify_tail",
+        ),
+        (["policy=bild,vanilla", "policy.alpha=1,2"], "bild, vanilla has no knob 'alpha'"),
+    ],
+)
+def test_lists_that_no_policy_takes_are_refused(lists: list[str], wanted: str) -> None:
+    with pytest.raises(UserError, match=wanted):
+        grid_of([], lists, "config")
+
+
+@pytest.mark.slow
+def test_a_grid_is_screened_confirmed_and_continued(screen: Command) -> None:
+    lists = ["policy.fallback=0.2,0.5,0.9", "policy.rollback=0.5,3"]
+    code, printed = screen(*lists, "screen.confirmations=1")
+    assert code == 0, printed
+    assert "chosen on validation, measured on test: bild" in printed
+    frame, summary = (
+        pd.read_csv("outputs/grid/screen.csv"),
+        json.loads(Path("outputs/grid/screen.json").read_text()),
+    )
+    assert len(frame) == summary["points"] == 6 and set(frame.split) == {"validation"}
+    assert frame.confirmed.notna().sum() == len(summary["confirmed"]) == 1
+    assert frame.on_front.any() and frame.target_calls.sum() == summary["live_target_calls"]
+    assert (
+        summary["vanilla_target_calls"]
+        <= summary["recorded_target_calls"]
+        < summary["live_target_calls"]
+        and summary["replayed_differently"]
+        == summary["replayed_ties"]
+        == summary["replayed_defects"]
+        == 0
+    )
+    assert summary["prediction_error_median"] == summary["prediction_error_largest"] > 0
+    (one,) = summary["confirmed"]
+    assert one["selected_speedup"] == frame.predicted_speedup[frame.confirmed.notna()].item()
+    assert one["predicted_speedup"] != one["selected_speedup"]  # other texts
+    assert summary["prediction_error_median"] == abs(one["predicted_speedup"] / one["speedup"] - 1)
+    (point,) = pd.read_csv("outputs/grid/sweep.csv").point
+    assert point == frame.confirmed.dropna().item()
+
+    code, printed = screen(
+        "policy=typical_acceptance,speculative", "policy.epsilon=0.1,0.5", "screen.confirmations=0"
+    )
+    assert code == 0, printed
+    both = pd.read_csv("outputs/grid/screen.csv")
+    assert both.policy.value_counts().to_dict() == {
+        "bild": 6,
+        "typical_acceptance": 2,
+        "speculative": 1,
+    }
+    again = json.loads(Path("outputs/grid/screen.json").read_text())
+    assert again["recorded_target_calls"] >= summary["recorded_target_calls"]
+
+    code, printed = screen(*lists, "screen.confirmations=0")
+    last = json.loads(Path("outputs/grid/screen.json").read_text())
+    assert last["recorded_target_calls"] == again["recorded_target_calls"]
+    assert len(pd.read_csv("outputs/grid/screen.csv")) == 9
+
+
+_KILLED = """
+import os, runpy, signal, sys
+from bild_lab.screening import store
+write_at, lines = store.write_at, []
+def half(file, start, content):
+    lines.append(file.name)
+    if lines.count(store.INDEX) < 4:  # the drafter's and the target's lines of the first text, and one of the second
+        return write_at(file, start, content)
+    write_at(file, start, content[: len(content) // 2])
+    os.kill(os.getpid(), signal.SIGKILL)
+store.write_at = half
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_record_killed_while_it_is_written_keeps_every_finished_text(
+    screen: Command, words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = [
+        "policy=bild",
+        "policy.fallback=0.2,0.9",
+        "policy.rollback=0.5,3",
+        "screen.confirmations=0",
+    ]
+    program = ["-c", _KILLED.replace("sys.argv[1]", repr(script.__file__)), *words, *lists]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, *program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    cut = {file: file.read_bytes() for file in Path("outputs/grid/record").glob("*/index.jsonl")}
+    whole = {file: content[: content.rfind(b"\n") + 1] for file, content in cut.items()}
+    assert sum(content.count(b"\n") for content in whole.values()) == 3 and whole != cut
+
+    def after_what_was_whole(file: Path, start: int, content: bytes) -> int:
+        assert start >= len(whole.get(Path(os.path.relpath(file)), b""))
+        return write_at(file, start, content)
+
+    write_at = store.write_at
+    monkeypatch.setattr(store, "write_at", after_what_was_whole)
+    code, printed = screen(*lists)
+    assert code == 0, printed
+    assert all(file.read_bytes().startswith(content) for file, content in whole.items())
+    code, printed = screen(*lists, "name=fresh")
+    assert code == 0, printed
+    counted = [
+        json.loads(Path(f"outputs/{name}/screen.json").read_text()) for name in ("grid", "fresh")
+    ]
+    assert counted[0]["recorded_target_calls"] == counted[1]["recorded_target_calls"]
+    frames = [pd.read_csv(f"outputs/{name}/screen.csv") for name in ("grid", "fresh")]
+    timed = ["predicted_speedup", "on_front"]
+    assert frames[0].drop(columns=timed).equals(frames[1].drop(columns=timed))
+
+
+SPEC = {
+    "select": "validation",
+    "confirm": "test",
+    "confirmations": 8,
+    "max_loss": None,
+    "each_policy": False,
+    "timed_s": 40,
+    "batch": 16,
+    "space": [],
+}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"confirm": "val"},
+        {"confirmations": -1},
+        {"timed_s": -1},
+        {"timed_s": 0},  # and points to confirm
+        {"timed_s": True},
+        {"max_loss": -1},
+        {"batch": 1.5},
+    ],
+)
+def test_a_screening_that_cannot_be_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=rf"screen\.({'|'.join(changed)}|select)"):
+        ScreenSpec(**{**SPEC, **changed})
+
+
+def row(speedup: float, quality: float, **knobs: Any) -> Row:
+    own = {
+        "policy": "bild",
+        "knobs": knobs,
+        "split": "validation",
+        "n_examples": 3,
+        "quality_metric": "BLEU",
+    }
+    own |= {"quality": quality, "predicted_speedup": speedup, "quality_difference": quality - 40}
+    return Row(
+        **dict.fromkeys(Row.__dataclass_fields__, 0) | {"on_front": False, "confirmed": ""} | own
+    )
+
+
+def test_rows_of_several_commands_make_one_table_with_one_front(tmp_path: Path) -> None:
+    write_rows(
+        tmp_path,
+        with_front([row(2.0, 40.0, fallback=0.5), row(1.5, 39.0, fallback=1, verify_tail=True)]),
+    )
+    write_rows(
+        tmp_path,
+        with_front([row(1.2, 41.0, fallback=1.0, verify_tail=True), row(1.1, 40.5, rule="opt")]),
+    )
+    frame = pd.read_csv(tmp_path / "screen.csv")
+    assert list(zip(frame.predicted_speedup, frame.on_front, strict=True)) == [
+        (2.0, True),
+        (1.2, True),
+        (1.1, False),
+    ]
+    assert list(frame.columns[:3]) == ["policy", "fallback", "verify_tail"]
+
+
+def test_a_row_is_known_again_whatever_its_knobs_are(tmp_path: Path) -> None:
+    for _ in range(2):
+        write_rows(tmp_path, [row(2.0, 40.0, stop=None, keep=True, blocks=[1, 3], fallback=1)])
+    assert len(pd.read_csv(tmp_path / "screen.csv")) == 1
+
+
+@pytest.mark.parametrize("key", ["dataset", "weights", "dtype", "weight_bits"])
+def test_a_table_of_other_data_models_or_precision_is_not_added_to(
+    key: str, tmp_path: Path
+) -> None:
+    setting = {"dataset": "multi30k", "weights": "abc", "dtype": "float32", "split": "validation"}
+    require_same_setting(tmp_path, setting)
+    (tmp_path / "screen.json").write_text(json.dumps({"setting": setting}))
+    require_same_setting(tmp_path, {**setting, "split": "test"})
+    with pytest.raises(
+        UserError,
+        match=f"was screened with {key} {setting.get(key)}, this command has other; choose",
+    ):
+        require_same_setting(tmp_path, {**setting, key: "other"})
+
+
+def test_a_confirmed_point_says_how_far_the_machine_drifted_from_the_cost_model() -> None:
+    result = sample_drafted("bild", {"fallback": 0.3}, 1.5, 0.0, (0.8, 0.5))
+    predicted_s = result.baseline_latency_s.total / 0.8  # the target alone took a fifth less
+    found = confirmation(row(2.0, 40.0), result, predicted_s, predicted_s / 2)
+    assert (found["predicted_speedup"], found["baseline_drift"]) == (2, pytest.approx(-0.2))
+
+
+def test_points_to_confirm_are_ends_and_the_fastest_at_no_loss() -> None:
+    rows = with_front([row(3 - place / 10, 38 + place / 3) for place in range(12)])
+    assert all(one.on_front for one in rows)
+    spec = ScreenSpec(**SPEC)
+    assert to_confirm(rows, replace(spec, confirmations=3)) == [0, 6, 11]
+    assert to_confirm(rows, replace(spec, confirmations=20)) == list(range(12))
+    assert to_confirm(rows, replace(spec, confirmations=0)) == []
+    assert to_confirm(rows, replace(spec, confirmations=1)) == [6]
+    # the fastest within the loss
+    assert to_confirm(rows, replace(spec, confirmations=1, max_loss=1)) == [3]
+
+
+def test_no_point_is_confirmed_that_lost_more_than_is_allowed() -> None:
+    rows = with_front(
+        [
+            replace(row(3 - place / 10, 40 - 3 + place), quality_difference=place - 3)
+            for place in range(6)
+        ]
+    )
+    spec = ScreenSpec(**{**SPEC, "max_loss": 1})
+    assert to_confirm(rows, spec) == [2, 3, 4, 5]
+    assert to_confirm(rows[:2], spec) == []
+
+
+def test_each_policy_can_have_its_own_front_confirmed() -> None:
+    faster = [row(3, 40), row(2, 41)]
+    slower = [
+        replace(one, policy="typical_acceptance")
+        for one in (row(1.5, 39), row(1.4, 38), row(1.2, 40))
+    ]
+    rows = with_front([*faster, *slower])
+    assert to_confirm(rows, ScreenSpec(**SPEC)) == [0, 1]
+    assert to_confirm(rows, ScreenSpec(**{**SPEC, "each_policy": True})) == [0, 1, 2, 4]

@@ -1,0 +1,257 @@
+"""The best tree against every tree that there is, acceptance of known candidates, and fits as a
+user sees them.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from bild_lab.engine.decode import DraftThenVerify
+from bild_lab.engine.draft import ROOT, Draft, Verdict
+from bild_lab.engine.methods.candidate_trees import Node
+from bild_lab.engine.methods.candidates import CandidateDrafter
+from bild_lab.engine.methods.speculative.exact_match import ExactMatch
+from bild_lab.engine.request import Limits, Request, Source
+from bild_lab.engine.session import Scores
+from bild_lab.engine.trace import Round, Trace
+from bild_lab.errors import UserError
+from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.measure.runner import run_point
+from bild_lab.lab.point.prepare import Point, prepare
+from bild_lab.lab.store.records import Sweep
+from bild_lab.screening import tree_fitting
+from bild_lab.screening.tree_fitting import (
+    Text,
+    acceptance_of,
+    best_nodes,
+    best_tree,
+    choices,
+    collecting,
+)
+from scripts import fit_tree as script
+from tests.checkpoints import write_data
+from tests.engine.methods.modules.tiny import files_of
+from tests.stubs import StubModel
+from tests.tiny import tiny_llama
+
+MOST = 6  # nodes of the trees that are all tried
+
+
+def subtrees(
+    acceptance: np.ndarray, depth: int, parent: int, first: int, most: int
+) -> Iterator[list[Node]]:
+    """All sets of at most so many nodes below a row, the first of which gets the index `first`."""
+    ranks = range(acceptance.shape[1]) if depth < len(acceptance) else ()
+
+    def below(rank: int, index: int) -> Iterator[list[Node]]:
+        if rank == len(ranks):
+            yield []
+            return
+        yield from below(rank + 1, index)
+        if index - first < most:
+            for inner in subtrees(
+                acceptance, depth + 1, index, index + 1, most - (index - first) - 1
+            ):
+                for others in below(rank + 1, index + 1 + len(inner)):
+                    yield [Node(depth, rank, parent), *inner, *others]
+
+    yield from below(0, first)
+
+
+def tokens_of(nodes: Sequence[Node], acceptance: np.ndarray) -> float:
+    """Expected tokens of a round: the target's own, and each node with the chance that its whole
+    path is accepted.
+    """
+    reached = [1.0]
+    for node in nodes:
+        reached.append(reached[node.parent + 1] * acceptance[node.depth, node.rank])
+    return sum(reached)
+
+
+def table(seed: int, depth: int, ranks: int) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet([2.0, *[0.8] * ranks], depth)[:, :ranks]
+
+
+def most_tokens(acceptance: np.ndarray) -> list[float]:
+    """By number of nodes, of every tree of at most MOST nodes."""
+    best = [0.0] * (MOST + 1)
+    for nodes in subtrees(acceptance, 0, ROOT, 0, MOST):
+        best[len(nodes)] = max(best[len(nodes)], tokens_of(nodes, acceptance))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_tree_of_as_many_nodes_gives_more_tokens(seed: int) -> None:
+    acceptance = table(seed, 3, 3)
+    best = most_tokens(acceptance)
+    nodes = [node for node, _ in best_nodes(acceptance, MOST)]
+    assert [tokens_of(nodes[:count], acceptance) for count in range(MOST + 1)] == pytest.approx(
+        best
+    )
+    assert all(node.parent < place for place, node in enumerate(nodes))
+    planted = acceptance.copy()  # a node chosen by its own chance, not by that of its path
+    planted[0, 0], planted[1, 0] = planted[1, 0] / 2, 0.99
+    wrong = [node for node, _ in best_nodes(planted, MOST)]
+    assert tokens_of(wrong, acceptance) < best[MOST] - 1e-6
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_choice_of_depth_and_size_gives_more_tokens_per_second(seed: int, masked: bool) -> None:
+    acceptance = table(seed, 2, 3)
+    # by rows, with steps, and not monotone
+    seconds = [1.0, 1.0, 1.05, 1.05, 1.7, 1.6, 1.7, 3.0, 3.1]
+    costs = [{1: 0.9}] + [
+        {1 + rows: one + 0.1 * depth for rows, one in enumerate(seconds)} for depth in (1, 2)
+    ]
+    found = choices(acceptance, costs, len(seconds), masked)
+    best = 1 / 0.9
+    for depth in (1, 2):
+        masks = depth if masked else 0
+        for nodes in subtrees(acceptance[:depth], 0, ROOT, 0, len(seconds) - 1):
+            if nodes and (rows := (1 + len(nodes)) * (1 + masks)) <= len(seconds):
+                best = max(best, tokens_of(nodes, acceptance) / costs[depth][rows])
+    assert max(one.tokens_per_s for one in found) == pytest.approx(best)
+    for one in found:
+        tree = best_tree(acceptance[: one.depth], one.nodes, one.masks)
+        assert (tree.rows, tokens_of(tree.nodes, acceptance)) == (
+            one.rows,
+            pytest.approx(one.tokens),
+        )
+
+
+@pytest.mark.parametrize("step", [4, 7, 12])
+def test_a_step_in_the_cost_keeps_the_tree_below_it(step: int) -> None:
+    planted = {rows: 1.0 if rows <= step else 9.0 for rows in range(1, 17)}
+    found = choices(table(1, 3, 4), [{1: 1.0}, planted, planted, planted], 16, False)
+    assert max(found, key=lambda one: one.tokens_per_s).rows == step
+
+
+CHANCES = np.array([[0.5, 0.3, 0.0], [0.6, 0.1, 0.2]])
+
+
+class KnownDrafter(CandidateDrafter):
+    """For a target that counts up modulo 50: the right token has each rank with the chance of
+    CHANCES.
+    """
+
+    def __init__(self) -> None:
+        config = SimpleNamespace(config=SimpleNamespace(vocab_size=50))
+        target = SimpleNamespace(checkpoint=config, device=torch.device("cpu"))
+        super().__init__(
+            target, SimpleNamespace(markov=None, part=None), "full_tree", 1, len(CHANCES)
+        )
+        self._chance = random.Random(0)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        levels = []
+        for depth, chances in enumerate(CHANCES):
+            level = [(verdict.next_token + 20 + rank) % 50 for rank in range(3)]
+            rank = self._chance.choices([0, 1, 2, None], [*chances, 1 - chances.sum()])[0]
+            if rank is not None:
+                level[rank] = (verdict.next_token + 1 + depth) % 50
+            levels.append(level)
+        self.candidates = torch.tensor(levels)
+
+
+def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
+    target = StubModel(
+        lambda tokens: torch.nn.functional.one_hot(torch.tensor((tokens[-1] + 1) % 50), 50).float()
+    )
+    method = DraftThenVerify(target, collecting(KnownDrafter(), 3), ExactMatch())
+    texts = []
+    for _ in range(60):
+        tokens = method.decode(Request(Source((0,)), Limits(1, 50)), trace := Trace())
+        texts.append(Text(tokens, 1, trace.rounds, False))
+    np.testing.assert_allclose(acceptance_of(texts, 2, 3), CHANCES, atol=0.05)
+
+
+def test_below_a_second_choice_nothing_is_known_of_candidates_that_depend_on_their_parent() -> None:
+    (first, second) = (
+        Text([0, *text], 1, [Round((1, 2, 3, 4), 0, text[0])], True) for text in ((1, 3), (2, 3))
+    )
+    assert acceptance_of([first, second], 2, 2).tolist() == [[0.5, 0.5], [1.0, 0.0]]
+    assert acceptance_of([second], 2, 2, by_parent=True).tolist() == [[0.0, 1.0], [0.0, 0.0]]
+    assert acceptance_of([first], 2, 2, by_parent=True).tolist() == [[1.0, 0.0], [1.0, 0.0]]
+
+
+def words(checkpoints: Path, data: Path, policy: str, *more: str) -> list[str]:
+    needed = files_of(policy, tiny_llama(1).config, checkpoints)
+    pair = [f"pair.target={checkpoints / 'llama'}", f"pair.draft={checkpoints / 'llama-draft'}"]
+    rest = [
+        "dataset=multi30k",
+        f"dataset.path={data}",
+        "decoding.max_new_tokens=8",
+        "measure.warmup=0",
+    ]
+    knobs = [f"policy.{knob}={path}" for knob, path in needed.items()]
+    return [*pair, *rest, f"policy={policy}", *knobs, *more]
+
+
+def point(*overrides: str) -> Point:
+    return prepare(compose_config([*overrides, "dataset.split=test"]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["medusa", "bita"])
+def test_the_file_of_a_fitted_tree_is_decoded_with_and_is_part_of_the_result(
+    policy: str,
+    checkpoints: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setattr(tree_fitting, "MOST_ROWS", 8)
+    monkeypatch.setattr(tree_fitting, "WIDEST", 3)
+    monkeypatch.chdir(tmp_path)
+    base = words(checkpoints, write_data(tmp_path / "data", 5), policy)
+    script.fit(compose_config(["name=tree", "dataset.split=test", *base], "fit_tree"))
+    (kept,) = tmp_path.glob("outputs/tree/*.json")
+    assert f"policy.tree={kept.relative_to(tmp_path)}" in capsys.readouterr().out.replace("\n", "")
+    result = run_point(point(*base, f"policy.tree={kept}"), Sweep(tmp_path / "sweep"))
+    tree = result.facts["trained"]["tree"]
+    assert result.agreement_with_target == 1 and tree == json.loads(kept.read_text())
+    assert {key: tree["texts"][key] for key in ("split", "examples")} == {
+        "split": "test",
+        "examples": 5,
+    }
+
+
+def test_a_policy_without_candidates_has_no_tree_to_fit(
+    checkpoints: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        UserError, match="a tree is fitted for policy=medusa or policy=bita, got policy=speculative"
+    ):
+        script.fit(
+            compose_config(
+                [*words(checkpoints, data, "speculative"), "dataset.split=test"], "fit_tree"
+            )
+        )
+
+
+def test_a_trees_file_counts_with_its_content(
+    checkpoints: Path, data: Path, tmp_path: Path
+) -> None:
+    base = words(checkpoints, data, "medusa")
+
+    def name_of(rank: int, file: str) -> str:
+        trees = [
+            {"parents": [], "ranks": [], "probes": [0]},
+            {"parents": [-1], "ranks": [rank], "probes": [0, 0]},
+        ]
+        (tmp_path / file).write_text(json.dumps({"trees": trees}))
+        return point(*base, f"policy.tree={tmp_path / file}").id
+
+    here = name_of(0, "here.json")
+    assert name_of(0, "there.json") == here != name_of(1, "here.json")
+    assert here != point(*base, "policy.tree=full_tree").id
