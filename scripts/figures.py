@@ -27,7 +27,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FigureOptions:
     """What the command line asks for. run: run the missing small experiments first."""
 
     figures: list[str]
@@ -37,7 +37,7 @@ class Wanted:
     kinds: list[str]
 
 
-def parse(words: Sequence[str]) -> Wanted:
+def parse(words: Sequence[str]) -> FigureOptions:
     """Read figures, and settings as key=value. Raises UserError for anything else."""
     settings = dict(word.split("=", 1) for word in words if "=" in word)
     names = [word for word in words if "=" not in word]
@@ -62,7 +62,7 @@ def parse(words: Sequence[str]) -> Wanted:
     figures = published_names() if names == [ALL] else [name.replace("/", "_") for name in names]
     for name in figures:
         require_choice("figure", name, published_names())
-    return Wanted(figures, outputs, settings.get("scale"), run, kinds)
+    return FigureOptions(figures, outputs, settings.get("scale"), run, kinds)
 
 
 def run_missing(name: str) -> None:
@@ -78,7 +78,7 @@ def run_missing(name: str) -> None:
         raise UserError(f"{name}: a step failed, and the figure needs its results")
 
 
-def draw(wanted: Wanted) -> list[str]:
+def draw(wanted: FigureOptions) -> list[str]:
     """Draw every figure.
 
     If there are several, returns the first line of what each that could not be drawn needs.

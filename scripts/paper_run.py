@@ -39,7 +39,7 @@ PINS = "pins"  # the word for pinning in place of an item
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PaperRunOptions:
     """What the command line asks for. gpu:
 
     None for the one that is here. slurm: options of jobs; None: no jobs.
@@ -54,7 +54,7 @@ class Wanted:
     overrides: list[str]
 
 
-def parse(words: list[str]) -> Wanted:
+def parse(words: list[str]) -> PaperRunOptions:
     """Read the command line.
 
     Raises UserError for anything that is no item, no setting and no override.
@@ -81,7 +81,7 @@ def parse(words: list[str]) -> Wanted:
         raise UserError(f"settings are KEY=VALUE, such as run=true, got {options_of[0]}")
     overrides = [f"{key}={value}" for key, value in settings.items()]
     slurm = options if launcher == "slurm" else None
-    return Wanted(names[0], scale, gpu, run == "true", force == "true", slurm, overrides)
+    return PaperRunOptions(names[0], scale, gpu, run == "true", force == "true", slurm, overrides)
 
 
 def repositories() -> Iterator[tuple[str, str, str | None]]:

@@ -149,7 +149,7 @@ def outcome(
             mine or text == other[: len(text)]
             for mine, text, other in zip(own, texts, theirs, strict=True)
         ]
-        if decoder.method.feeds is None and not all(own):
+        if decoder.method.draft_shape is None and not all(own):
             return "not that of one forward"
         return said if all(right) else f"WRONG {right.count(False)}/{len(right)}"
     return "refused: too few positions"

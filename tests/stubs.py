@@ -14,14 +14,14 @@ from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.hf.module_layers import ModuleLayers
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
-    ALONE,
-    EVERYTHING,
-    Chain,
-    Growth,
-    Opening,
+    ALL_LOGITS,
+    DEFAULT_OPTIONS,
+    ChainSpec,
+    OutputSpec,
     Rows,
     Scores,
-    Want,
+    SessionOptions,
+    TreeSpec,
     as_rows,
 )
 from bild_lab.engine.trace import Forward
@@ -56,7 +56,9 @@ class StubSession:
     def length(self) -> int:
         return len(self._tokens)
 
-    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Tensor, output_spec: OutputSpec = ALL_LOGITS
+    ) -> Scores:
         rows = as_rows(rows)
         new = [int(token) for token in rows.tokens]
         self._model.fed.extend(new)
@@ -68,13 +70,13 @@ class StubSession:
         for token, parent in zip(self._rows, above, strict=True):
             contexts.append([*(text if parent < 0 else contexts[parent]), token])
         self._tokens = [*text, *self._rows]
-        wanted = contexts[-(want.logits or len(new)) :]
+        wanted = contexts[-(output_spec.logits or len(new)) :]
         return Scores(logits=torch.stack([self._model.next_logits(context) for context in wanted]))
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> None:
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> None:
         """There is no program."""
 
-    def grow(self, rows: Sequence[int], growth: Growth) -> None:
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> None:
         """There is no program."""
 
     def keep(self, path: Sequence[int]) -> None:
@@ -104,8 +106,10 @@ class ModuleModel:
     def device(self) -> torch.device:
         return self.module.device
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> CountingSession:
-        return CountingSession(self, source, opening.forwards)
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> CountingSession:
+        return CountingSession(self, source, session_options.forwards)
 
 
 class CountingSession(CachedSession):
@@ -115,9 +119,11 @@ class CountingSession(CachedSession):
         super().__init__(ModuleLayers(model.module, source), source.prompt, forwards)
         self._model = model
 
-    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Tensor, output_spec: OutputSpec = ALL_LOGITS
+    ) -> Scores:
         self._model.fed.append(len(self._pending) + len(as_rows(rows).tokens))
-        return super().extend(rows, want)
+        return super().extend(rows, output_spec)
 
 
 def uncached(module: PreTrainedModel, source: Source) -> NextLogits:

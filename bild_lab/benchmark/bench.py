@@ -51,7 +51,7 @@ from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels
 from bild_lab.engine.protocols import Method, Streams
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST, Session
+from bild_lab.engine.session import LAST_LOGITS, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.runner import time_methods, warm_up
@@ -325,7 +325,7 @@ def forward_costs(bench: Bench, synchronize: Callable[[], None]) -> list[dict[st
     for kind, length, context, query in lengths:
         session = model.start(bench.requests[0].source, context + query)
         while session.length < context:
-            session.extend([5] * min(256, context - session.length), LAST)
+            session.extend([5] * min(256, context - session.length), LAST_LOGITS)
 
         def forward(
             session: Session = session, context: int = session.length, query: int = query

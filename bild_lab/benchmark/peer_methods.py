@@ -48,7 +48,7 @@ class Peer:
     known_bits: ClassVar[tuple[int, ...]] = ()
     # environment variables; the quickest are kept
     settings: ClassVar[tuple[Mapping[str, str], ...]] = ({},)
-    feeds: ClassVar[None] = None
+    draft_shape: ClassVar[None] = None
     _draft: LoadedModel | None = None
     _window: int | None = None
 

@@ -81,7 +81,7 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
     """
     if isinstance(method, DecodesTogether):
         return None
-    if method.feeds is None:
+    if method.draft_shape is None:
         return f"it is a loop of its own, on {method.engine}"
     if any(model.engine not in ("native", "kernels") for model in models):
         return "Transformers' own modules run one text at a time here (engine hf)"
@@ -118,7 +118,7 @@ def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], bat
     )
 
 
-def quiet_batch(
+def auto_batch_size(
     method: Method,
     models: Sequence[LoadedModel],
     requests: Sequence[Request],

@@ -21,7 +21,7 @@ MOST_AHEAD = 16
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PendingOp:
     """Work that a text waits for. Work with equal keys runs as one.
 
     size: of the model; smaller models run first, so that the target waits until every text wants
@@ -69,7 +69,7 @@ def current_batch() -> Batch | None:
 class _Text:
     index: int
     loop: Loop
-    wanted: Wanted | None = None
+    wanted: PendingOp | None = None
     joined: float | None = None  # when it got its place
     before_s: float = 0.0  # of work that ran for it before that
     share_s: float = 0.0
@@ -93,7 +93,7 @@ class Batch:
         self.sizes: list[tuple[Hashable, int]] = []
         self._hub: greenlet.greenlet | None = None
 
-    def wait(self, wanted: Wanted) -> Any:
+    def wait(self, wanted: PendingOp) -> Any:
         """What the work gives. Called inside a loop; other loops run meanwhile."""
         return self._hub.switch(wanted)
 

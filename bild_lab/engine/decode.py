@@ -12,7 +12,7 @@ import torch
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Feed, Model, Opening, Rows
+from bild_lab.engine.session import DraftShape, Model, Rows, SessionOptions
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
@@ -75,10 +75,10 @@ class DraftThenVerify(TokenLoop):
             )
 
     @property
-    def feeds(self) -> Feed:
+    def draft_shape(self) -> DraftShape:
         if self.drafter.drafts_trees:
-            return Feed.TREES
-        return Feed.ROWS if self.drafter.drafts_nothing else Feed.CHAINS
+            return DraftShape.TREES
+        return DraftShape.ROWS if self.drafter.drafts_nothing else DraftShape.CHAINS
 
     def lossless(self, sampling: Sampling) -> bool:
         return self.verify_tail and self.acceptance.lossless(sampling)
@@ -90,12 +90,12 @@ class DraftThenVerify(TokenLoop):
         """The loop: yields the tokens that each round adds to the text."""
         limits = request.limits
         tokens = list(request.source.prompt)
-        want = self.drafter.wants
-        if self.acceptance.wants.head_input:
-            want = replace(want, head_input=True)
+        output_spec = self.drafter.required_outputs
+        if self.acceptance.required_outputs.head_input:
+            output_spec = replace(output_spec, head_input=True)
         with trace.span("prefill"):
             session = self.target.start(
-                request.source, limits.max_new_tokens, Opening(trace.forwards)
+                request.source, limits.max_new_tokens, SessionOptions(trace.forwards)
             )
             text = self.drafter.start(request, session)
         while not limits.reached(tokens):
@@ -112,7 +112,7 @@ class DraftThenVerify(TokenLoop):
                 return
             with trace.span("verify"):
                 # the last committed token is not cached yet
-                scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), want)
+                scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), output_spec)
                 rule = self.acceptance.in_round(tokens, scores)
                 verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
             rows = [0, *(node + 1 for node in verdict.path)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Feed, Model, Scores, Session, Want
+from bild_lab.engine.session import ALL_LOGITS, DraftShape, Model, OutputSpec, Scores, Session
 from bild_lab.engine.trace import Trace
 
 
@@ -28,7 +28,7 @@ class Drafter(Protocol):
     rolls its inner drafter back whenever the target rejects a token. All tokens except the last are
     then unchanged. A draft continues the given tokens.
 
-    wants: what it needs of the target's forwards. gives: which fields of its drafts it fills for
+    required_outputs: what it needs of the target's forwards. gives: which fields of its drafts it fills for
     rules that need them, such as "own_probs". draws_from: the model whose distribution each sampled
     token is drawn from, if a session of its own can tell. greedy_only: it drafts for no sampled
     text. hybrid_places: which of a `HybridDrafter`'s two it can be. A drafter of rows of its own in
@@ -39,7 +39,7 @@ class Drafter(Protocol):
     drafts_nothing: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
     hybrid_places: ClassVar[tuple[str, ...]] = ("first", "second")
-    wants: Want = EVERYTHING
+    required_outputs: OutputSpec = ALL_LOGITS
     gives: frozenset[str] = frozenset()
     draws_from: Model | None = None
 
@@ -84,14 +84,14 @@ class Acceptance(Protocol):
     i+1 node i's.
 
     The base of all rules, which need only write what they change. needs: fields of the draft that
-    its drafter must fill. wants: what it needs of the target's forward, besides what the drafter
+    its drafter must fill. required_outputs: what it needs of the target's forward, besides what the drafter
     wants. greedy_only: it has no rule for sampled texts.
     """
 
     accepts_trees: bool
     greedy_only: bool = False
     needs: frozenset[str] = frozenset()
-    wants: Want = EVERYTHING
+    required_outputs: OutputSpec = ALL_LOGITS
 
     @abstractmethod
     def lossless(self, sampling: Sampling) -> bool:
@@ -172,7 +172,7 @@ class Method(Protocol):
         """The engine that runs its forwards: kernels, native, hf, or a peer's own."""
 
     @property
-    def feeds(self) -> Feed | None:
+    def draft_shape(self) -> DraftShape | None:
         """The most that it feeds the sessions of its models; None if it opens none."""
 
     def lossless(self, sampling: Sampling) -> bool:

@@ -30,7 +30,7 @@ class Rows:
     are tokens: then its first rows are those of the extends before, and these tokens are its last
     rows. position: None for the next rows of the text. For drafted rows it is a position in the
     sequence, `length` or later: such rows are never kept, and later rows overwrite them. states:
-    [m, dim], the output of the layer before `Want.layers` for these rows; the tokens are then not
+    [m, dim], the output of the layer before `OutputSpec.layers` for these rows; the tokens are then not
     embedded.
     """
 
@@ -58,7 +58,7 @@ NOTHING = Skipped()
 
 
 @dataclass(frozen=True)
-class Want:
+class OutputSpec:
     """What to run and what to return.
 
     logits: for how many of the last rows; None: all that are passed. head_input: also return the
@@ -82,8 +82,8 @@ class Want:
     vocabulary: DraftVocabulary | None = None
 
 
-EVERYTHING = Want()
-LAST = Want(logits=1)
+ALL_LOGITS = OutputSpec()
+LAST_LOGITS = OutputSpec(logits=1)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Scores:
 
     logits: row i scores the token after the i-th of the last rows; None if none were requested.
     head_input: the last layer's output after the final norm, for the same rows, after those of the
-    prompt if these were asked for. hidden: one entry for each of `Want.hidden`.
+    prompt if these were asked for. hidden: one entry for each of `OutputSpec.hidden`.
     """
 
     logits: Float[Tensor, "m vocab"] | None
@@ -135,7 +135,7 @@ class Prefix:
 
 
 @dataclass(frozen=True)
-class Chain:
+class ChainSpec:
     """A chain of tokens to draft in one go, each fed to the model after the one before it.
 
     steps: how many at most. end_tokens: end the chain, and belong to it. threshold: the chain ends
@@ -144,7 +144,7 @@ class Chain:
     0. keeps_probs: return the distributions at temperature 1 too. plain: every token may be drawn,
     neither top-k nor top-p. stop_on_eos: False: tokens after an end token may be drafted too, where
     reading it would synchronize. position, layers, skipped: for drafted rows of some of the layers,
-    as in `Rows` and `Want`. vocabulary: the tokens that may be drafted; None: all.
+    as in `Rows` and `OutputSpec`. vocabulary: the tokens that may be drafted; None: all.
     """
 
     steps: int
@@ -162,7 +162,7 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class DraftedChain:
+class ChainResult:
     """What was drafted of a chain; by default nothing.
 
     tokens: on the host if a program read them. forwards: how many ran, up to the chain's end.
@@ -182,7 +182,7 @@ class DraftedChain:
 
 
 @dataclass(frozen=True)
-class Growth:
+class TreeSpec:
     """A tree of tokens to grow in one go, from the most likely leaves (EAGLE-2, Li et al., 2024,
     §4).
 
@@ -192,7 +192,7 @@ class Growth:
     children: of a leaf, its most likely next tokens. prune_confidence: a leaf whose largest
     probability, at temperature 1, is not smaller has one child; None: never. min_prob: growing ends
     when no leaf has this chance. end_tokens: have no children. temperature: of the probabilities
-    that are multiplied. plain, vocabulary: as in `Chain`.
+    that are multiplied. plain, vocabulary: as in `ChainSpec`.
     """
 
     nodes: int
@@ -235,20 +235,20 @@ class Session(Protocol):
         """How many tokens of the sequence do not have to be passed again."""
 
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         """Run rows after the cached ones. Plain token ids are a chain.
 
         The prompt of a decoder-only model runs together with the first rows, in one forward.
         """
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         """Run these rows of the text, and a chain after them, in one go; None if there is no
         program for it.
         """
         return None
 
-    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
         """Run these rows of the text, and grow a tree after them, in one go; None if there is no
         program for it.
         """
@@ -274,8 +274,8 @@ class Session(Protocol):
 class StagedSession(Session, Protocol):
     """A target's own session, whose layers may have run different rows (CALM, PPD)."""
 
-    def until_saturated(
-        self, token: int, bar: float
+    def forward_until_confident(
+        self, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         """Run the text's next row up to the first layer whose output's cosine with its input
         exceeds the bar.
@@ -285,14 +285,14 @@ class StagedSession(Session, Protocol):
         """
         return None
 
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
+    def commit_row(self, row: int, layers: Sequence[int]) -> None:
         """Move this drafted row (from 0) to the first slot after the cached rows, in these
         layers.
         """
 
 
 @dataclass(frozen=True)
-class Opening:
+class SessionOptions:
     """What a session begins with besides its source.
 
     forwards: where to record forwards; None: in a list of its own. target: the session that the
@@ -305,15 +305,15 @@ class Opening:
     prefix: Prefix | None = None
 
 
-ALONE = Opening()
+DEFAULT_OPTIONS = SessionOptions()
 
 
-def beside(target: Session) -> Opening:
+def for_draft(target: Session) -> SessionOptions:
     """For a draft model's session: its forwards are recorded among the target's."""
-    return Opening(target.forwards, target)
+    return SessionOptions(target.forwards, target)
 
 
-class Feed(IntEnum):
+class DraftShape(IntEnum):
     """The most that a method feeds a session after the prompt: one row at a time, chains of rows,
     or trees.
     """
@@ -333,7 +333,9 @@ class Model(Protocol):
     def engine(self) -> str:
         """native or hf."""
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
         """A session for this source, with room for about so many rows after the prompt."""
 
 
@@ -353,7 +355,7 @@ class LoadedModel(Model, Protocol):
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
 
-    def admit(self, feed: Feed) -> None:
+    def admit(self, draft_shape: DraftShape) -> None:
         """Raise UserError unless its sessions give the model's own scores, however rows are fed up
         to `feed`.
 

@@ -17,7 +17,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import best_at_loss
 from bild_lab.lab.store.records import Sweep
 from bild_lab.papers.match_rates import TOTAL, Rate
-from bild_lab.papers.published import Cell, Key
+from bild_lab.papers.published import Key, MeasuredNumber
 
 log = logging.getLogger(__name__)
 # the row or curve that a point belongs to; None if it belongs to none
@@ -32,7 +32,9 @@ LOSSY_RULES = {  # by policy
 MINIMAL_LOSS, ONE_POINT = 0.12, 1.19  # the largest losses of quality, in points, in BiLD's Table 1
 
 Number = float | Speedup | Quality | None
-Cells = Callable[[Sequence[Any]], list[Cell]]  # of points, or of match rates with their data sets
+Cells = Callable[
+    [Sequence[Any]], list[MeasuredNumber]
+]  # of points, or of match rates with their data sets
 
 
 def read_points(folders: Iterable[Path]) -> list[Result]:
@@ -199,7 +201,7 @@ def _adapter(point: Result, key: str) -> Any:
 
 def cell(
     data: str, row: str, quantity: str, number: Number, formula: float | None = None
-) -> list[Cell]:
+) -> list[MeasuredNumber]:
     """The number as a cell; no cell for a number that is not known."""
     metric = number.metric if isinstance(number, Quality) else None
     if isinstance(number, Speedup | Quality):
@@ -207,11 +209,13 @@ def cell(
     else:
         value, bounds = number, (None, None)
     return (
-        [] if value is None else [Cell(data, row, quantity, value, *bounds, formula, metric=metric)]
+        []
+        if value is None
+        else [MeasuredNumber(data, row, quantity, value, *bounds, formula, metric=metric)]
     )
 
 
-def at_losses(points: Sequence[Result], row: RowOf) -> list[Cell]:
+def at_losses(points: Sequence[Result], row: RowOf) -> list[MeasuredNumber]:
     """The fastest point of each curve at minimal loss and at one point of loss, and its best
     quality.
     """
@@ -226,7 +230,7 @@ def at_losses(points: Sequence[Result], row: RowOf) -> list[Cell]:
     return [*found, *_vanilla(points)]
 
 
-def replaced_share(points: Sequence[Result]) -> list[Cell]:
+def replaced_share(points: Sequence[Result]) -> list[MeasuredNumber]:
     """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large
     model's.
     """
@@ -247,7 +251,7 @@ def replaced(point: Result) -> float:
     return point.counts.rollbacks / point.tokens
 
 
-def cost_ratios(points: Sequence[Result]) -> list[Cell]:
+def cost_ratios(points: Sequence[Result]) -> list[MeasuredNumber]:
     """BiLD Figure 8: the costs of the fastest point at minimal loss, relative to the baseline's."""
     found = []
     for (panel, name), curve in curves(points, alignment).items():
@@ -260,7 +264,7 @@ def cost_ratios(points: Sequence[Result]) -> list[Cell]:
     return found
 
 
-def against_speculative(points: Sequence[Result]) -> list[Cell]:
+def against_speculative(points: Sequence[Result]) -> list[MeasuredNumber]:
     """BiLD §4.2: the fastest speculative point, and how far BiLD is ahead of it at equal quality
     and at equal speed.
 
@@ -305,7 +309,7 @@ def table(
     each window.
     """
 
-    def cells(points: Sequence[Result]) -> list[Cell]:
+    def cells(points: Sequence[Result]) -> list[MeasuredNumber]:
         found = []
         for point in points:
             name, where = row(point), panel(point)
@@ -323,7 +327,7 @@ def theorem(point: Result) -> float | None:
     return None if point.prediction is None else point.prediction.theorem
 
 
-def by_category(points: Sequence[Result]) -> list[Cell]:
+def by_category(points: Sequence[Result]) -> list[MeasuredNumber]:
     """BiTA Table 7: tokens per second over the baseline's, by category of the data set."""
     found = []
     for point in points:
@@ -333,7 +337,7 @@ def by_category(points: Sequence[Result]) -> list[Cell]:
     return greatest(found)
 
 
-def theorem_table(points: Sequence[Result]) -> list[Cell]:
+def theorem_table(points: Sequence[Result]) -> list[MeasuredNumber]:
     """Speculative decoding Table 4: the measured speedup beside Theorem 3.8 with the run's own α
     and c.
     """
@@ -348,7 +352,7 @@ def theorem_table(points: Sequence[Result]) -> list[Cell]:
     return found
 
 
-def tokens_per_call(points: Sequence[Result]) -> list[Cell]:
+def tokens_per_call(points: Sequence[Result]) -> list[MeasuredNumber]:
     """Speculative decoding Figure 2: tokens per target call beside Equation 1 at the run's own
     α.
     """
@@ -365,7 +369,7 @@ def tokens_per_call(points: Sequence[Result]) -> list[Cell]:
     return found
 
 
-def pipeline_trade_off(points: Sequence[Result]) -> list[Cell]:
+def pipeline_trade_off(points: Sequence[Result]) -> list[MeasuredNumber]:
     """PPD Figure 2: match rate, the latency that the theorem gives for it, mean number of
     processes, and speedup.
     """
@@ -383,7 +387,7 @@ def pipeline_trade_off(points: Sequence[Result]) -> list[Cell]:
     return found
 
 
-def pipeline_compute(points: Sequence[Result]) -> list[Cell]:
+def pipeline_compute(points: Sequence[Result]) -> list[MeasuredNumber]:
     """PPD Figure 4: layers run per token and the speedup, each beside Theorem 4.1 with the measured
     match rate.
     """
@@ -398,7 +402,7 @@ def pipeline_compute(points: Sequence[Result]) -> list[Cell]:
     return found
 
 
-def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[Cell]:
+def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[MeasuredNumber]:
     """PPD Table 1, or Tables 4 to 6 by position of the token."""
     found = []
     for data, one in rates:
@@ -408,24 +412,24 @@ def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[Cell
         )
         if whole or positions:
             part = "" if whole else f"tokens {one.position}"
-            found.append(Cell(data, name, "match rate", one.rate, part=part))
+            found.append(MeasuredNumber(data, name, "match rate", one.rate, part=part))
     return found
 
 
-def greatest(cells: Sequence[Cell]) -> list[Cell]:
+def greatest(cells: Sequence[MeasuredNumber]) -> list[MeasuredNumber]:
     """For each row the cell with the greatest value."""
-    best: dict[Key, Cell] = {}
+    best: dict[Key, MeasuredNumber] = {}
     for one in cells:
         best[one.key] = max(best.get(one.key, one), one, key=lambda cell: cell.value)
     return list(best.values())
 
 
-def _vanilla(points: Sequence[Result]) -> list[Cell]:
+def _vanilla(points: Sequence[Result]) -> list[MeasuredNumber]:
     qualities: dict[str, Quality] = {}
     for point in points:
         if point.quality.baseline is not None:
             qualities.setdefault(dataset(point), point.quality)
     return [
-        Cell(panel, "vanilla", "quality", one.baseline, metric=one.metric)
+        MeasuredNumber(panel, "vanilla", "quality", one.baseline, metric=one.metric)
         for panel, one in qualities.items()
     ]

@@ -23,7 +23,7 @@ from matplotlib.lines import Line2D
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from bild_lab.engine.batch_decoding import quiet_batch
+from bild_lab.engine.batch_decoding import auto_batch_size
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.early_exit.layer_heads import (
@@ -41,7 +41,7 @@ from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.engine.models.device import resolve_device
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import LoadedModel, Rows, Session, Want
+from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.config.cli import escape, output, progress
 from bild_lab.lab.config.groups import stop_strings, typed
@@ -144,11 +144,11 @@ def greedy_states(
     """The text's session, the target's own greedy text, and every layer's output where each token
     is predicted.
     """
-    want = Want(logits=1, hidden=tuple(range(1, target.depth + 1)))
+    output_spec = OutputSpec(logits=1, hidden=tuple(range(1, target.depth + 1)))
     session = target.start(request.source, request.limits.max_new_tokens)
     tokens, states = list(request.source.prompt), []
     while not request.limits.reached(tokens):
-        scores = session.extend(tokens[session.length :], want)
+        scores = session.extend(tokens[session.length :], output_spec)
         states.append(torch.stack([state[-1] for state in scores.hidden]))
         tokens.append(int(precise(scores.logits).argmax(-1)))
     return session, tokens[request.limits.prompt_length :], torch.stack(states, 1)
@@ -281,7 +281,7 @@ def measure_match_rates(
             hidden = states[layer - 1]
             if own is None:
                 logits = session.extend(
-                    Rows([0] * len(hidden), states=hidden), Want(layers=())
+                    Rows([0] * len(hidden), states=hidden), OutputSpec(layers=())
                 ).logits
             else:
                 logits = own.logits(layer, hidden)
@@ -291,7 +291,7 @@ def measure_match_rates(
 
     target.load()
     loops = [lambda request=request: hits_of(request) for request in requests]
-    batch = Batch(quiet_batch(alone(target), [target], requests))
+    batch = Batch(auto_batch_size(alone(target), [target], requests))
     hits = [text.result for text in batch.run(loops, lambda index: advance())]
     groups = -(-max(hit.shape[-1] for hit in hits) // spec.positions)
     matches = np.stack([grouped(hit, spec.positions, groups) for hit in hits])

@@ -67,7 +67,7 @@ Words = tuple[str, ...]  # of a command line
 
 
 @dataclass(frozen=True)
-class Setting:
+class RunSetting:
     """What the points of a run have in common: models, data, precision and lengths.
 
     points: how many there are, 0 for a command that answers or trains. at_once: texts that a
@@ -95,7 +95,7 @@ class Needs:
     None where they are not known.
     """
 
-    setting: Setting
+    setting: RunSetting
     download_gb: Mapping[str, float]
     weights_gb: float
     cache_gb: float
@@ -191,7 +191,7 @@ def composed(application: str, words: Words) -> DictConfig:
         return compose(application, list(words), return_hydra_config=True)
 
 
-def settings_of(words: Words) -> list[Setting]:
+def settings_of(words: Words) -> list[RunSetting]:
     """The settings that a command measures, answers or trains in.
 
     A command that counts with a tokenizer or draws has none.
@@ -203,7 +203,7 @@ def settings_of(words: Words) -> list[Setting]:
     return [setting_of(cfg, points) for cfg in configurations(words)]
 
 
-def setting_of(cfg: DictConfig, points: int) -> Setting:
+def setting_of(cfg: DictConfig, points: int) -> RunSetting:
     """What a configuration's models, data and lengths are."""
     pair, trained = cfg.get("pair"), cfg.get("train")
     own = cfg.model.get("path") if "model" in cfg else None
@@ -212,7 +212,7 @@ def setting_of(cfg: DictConfig, points: int) -> Setting:
     models = [own] if own or pair is None else [pair.target, pair.draft, pair.get("second_draft")]
     frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
     asked = cfg.dataset.get("chat_template") if "dataset" in cfg else None
-    return Setting(
+    return RunSetting(
         target=models[0],
         drafts=tuple(each for each in models[1:] if each is not None),
         dataset=OmegaConf.to_container(cfg.dataset) if "dataset" in cfg else NO_DATA,
@@ -239,7 +239,7 @@ def unverified() -> list[str]:
     ]
 
 
-def needs(setting: Setting, gpu: str) -> Needs:
+def needs(setting: RunSetting, gpu: str) -> Needs:
     """What the setting takes, on this GPU. Raises UserError for an unknown one."""
     require_choice("gpu", gpu, GPUS)
     sizes = {
@@ -272,7 +272,7 @@ def needs(setting: Setting, gpu: str) -> Needs:
     return Needs(setting, download, weights * gigabytes, cached * gigabytes, examples, hours)
 
 
-def _hours(target: Size, setting: Setting, gpu: str, examples: int, tokens: int) -> float | None:
+def _hours(target: Size, setting: RunSetting, gpu: str, examples: int, tokens: int) -> float | None:
     """Method and baseline decode every example in turn; warm-up is decoded too. Answers are decoded
     many at once.
 

@@ -28,7 +28,7 @@ Key = tuple[str, str, str]  # panel, row, quantity
 
 
 @dataclass(frozen=True)
-class Cell:
+class MeasuredNumber:
     """A measured number, with its 95 % interval if it has one.
 
     data: what its panel shows, usually a data set. part: the part of that data, such as "tokens
@@ -61,7 +61,7 @@ def panel_of(data: str, part: str) -> str:
 
 
 @dataclass(frozen=True)
-class Block:
+class PublishedQuantity:
     """One quantity of a table: a value for each row and panel, None if the paper has none.
 
     tolerance: how far, in the quantity's own unit, a value may be from the paper's to agree with
@@ -110,7 +110,7 @@ class Published:
     folders: dict[str, list[str]]
     commands: dict[str, list[str]]
     stands_for: StandsFor
-    values: list[Block]
+    values: list[PublishedQuantity]
     orders: list[Order]
     metrics: dict[str, str] = field(default_factory=dict)
     same_rows: dict[str, str] = field(default_factory=dict)
@@ -138,7 +138,7 @@ def load_published(name: str) -> Published:
     require_choice("figure", name, published_names())
     content = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     stands_for, values, orders = (content.pop(key) for key in ("stands_for", "values", "orders"))
-    blocks = [Block(**one) for one in values]
+    blocks = [PublishedQuantity(**one) for one in values]
     return Published(
         **content,
         stands_for=StandsFor(**stands_for),
@@ -153,7 +153,7 @@ class Line:
     none.
     """
 
-    cell: Cell
+    cell: MeasuredNumber
     beside: float | None
     tolerance: float | None
 
@@ -190,7 +190,7 @@ class Comparison:
     missing: int
 
 
-def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparison:
+def compare(cells: Sequence[MeasuredNumber], published: Published, scale: str) -> Comparison:
     """Compare measured numbers with printed ones; at small scale with those of the paper's panel in
     `stands_for`.
 
@@ -221,7 +221,7 @@ def compare(cells: Sequence[Cell], published: Published, scale: str) -> Comparis
     return Comparison(lines, claims, len(published.printed) - len(used))
 
 
-def claim_lines(order: Order, cells: Sequence[Cell]) -> list[ClaimLine]:
+def claim_lines(order: Order, cells: Sequence[MeasuredNumber]) -> list[ClaimLine]:
     """The claim in each panel that has all of its rows; a single line "not measured" if none
     has.
     """
@@ -232,7 +232,7 @@ def claim_lines(order: Order, cells: Sequence[Cell]) -> list[ClaimLine]:
     ]
 
 
-def judged(order: Order, panel: str, cells: Iterable[Cell]) -> str:
+def judged(order: Order, panel: str, cells: Iterable[MeasuredNumber]) -> str:
     """The verdict on a claim: no row has less of the quantity than the next one."""
     found = {
         cell.row: cell for cell in cells if (cell.panel, cell.quantity) == (panel, order.quantity)
@@ -247,7 +247,7 @@ def judged(order: Order, panel: str, cells: Iterable[Cell]) -> str:
     return HOLDS if len(separate) == len(steps) else WITHIN
 
 
-def overlapping(one: Cell, other: Cell) -> bool:
+def overlapping(one: MeasuredNumber, other: MeasuredNumber) -> bool:
     """Whether the intervals overlap, so that either number may be the larger one; False without
     intervals.
     """

@@ -27,7 +27,7 @@ from bild_lab.papers.paper_runs import (
     ASSUMED_GPU,
     GPUS,
     SETTINGS,
-    Setting,
+    RunSetting,
     Words,
     application_of,
     commands,
@@ -66,7 +66,7 @@ class Step:
     reads: tuple[str, ...]
     after: tuple[str, ...]
     missing: tuple[str, ...] = ()
-    settings: tuple[Setting, ...] = ()
+    settings: tuple[RunSetting, ...] = ()
     configuration: str = field(default="", repr=False)
     figure: str | None = None
 

@@ -35,7 +35,7 @@ from bild_lab.lab.store.groups import (
     differing_keys,
     telling_knobs,
 )
-from bild_lab.report.page.grid import Screened
+from bild_lab.report.page.grid import ScreenedPoint
 from bild_lab.report.provenance import disturbance, unreliable
 
 _HASHES = ("code", "data", "weights")  # keys of the setting whose values mean nothing to a reader
@@ -471,7 +471,7 @@ def _gained(result: Result) -> list[str]:
     ]
 
 
-def answers(group: Group, screened: Sequence[Screened]) -> list[tuple[str, str]]:
+def answers(group: Group, screened: Sequence[ScreenedPoint]) -> list[tuple[str, str]]:
     """Questions, each with its answer. screened: all points that were screened in the sweep's
     folder.
     """
@@ -528,7 +528,7 @@ def _baseline(result: Result) -> str:
     )
 
 
-def _chosen(group: Group, screened: Sequence[Screened]) -> str:
+def _chosen(group: Group, screened: Sequence[ScreenedPoint]) -> str:
     """Where the points' knobs were chosen: by a screening of other texts, or with these texts in
     sight.
     """

@@ -16,7 +16,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.metrics.quality import (
     NO_REFERENCE,
     Difference,
-    Judged,
+    MetricScore,
     judge,
     judge_values,
 )
@@ -263,7 +263,7 @@ class _Side:
     def quality(self, metric: str) -> Quality:
         return self.result.further_qualities.get(metric, self.result.quality)
 
-    def judged(self, metric: str, baseline: _Side | None = None) -> Judged | None:
+    def judged(self, metric: str, baseline: _Side | None = None) -> MetricScore | None:
         """These outputs, beside others if there are any, from their stored values or else from
         their texts.
         """

@@ -61,7 +61,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Grid:
+class CandidateGrid:
     """The overrides that all points share, and the points of each policy."""
 
     shared: Values
@@ -83,7 +83,7 @@ class Grid:
         return OmegaConf.masked_copy(composed, [key for key in composed if key not in NOT_A_POINTS])
 
 
-def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Grid:
+def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> CandidateGrid:
     """Every combination of the lists, for every policy of `policy=a,b`, which takes the lists of
     the knobs it has.
 
@@ -123,7 +123,7 @@ def grid_of(task: Sequence[str], lists: Sequence[str], config_name: str) -> Grid
             f"{names} has no knob {unknown[0].removeprefix(KNOB)!r}; it has"
             f" {', '.join(knobs) or 'none'}"
         )
-    return Grid(shared, tuple(spaces))
+    return CandidateGrid(shared, tuple(spaces))
 
 
 def vanilla() -> Candidate:

@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Block:
+class SavedRows:
     """The rows that were saved of a text at once. forwards: how many forwards of the model they
     took, by kind.
 
@@ -81,7 +81,7 @@ class Store:
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
         self.folder, self._key = folder, dict(key)
         self._require_same_key()
-        self._blocks: dict[str, list[Block]] = {}
+        self._blocks: dict[str, list[SavedRows]] = {}
         self._end = self._index_end = 0  # after the last whole block, and its line
         self._map: Tensor | None = None
         self._read_index()
@@ -124,7 +124,7 @@ class Store:
         content = b"".join(
             one.row.contiguous().view(torch.uint8).numpy().tobytes() for one in entries
         )
-        block = Block(
+        block = SavedRows(
             self._end,
             len(content),
             list(kinds.values()),
@@ -192,12 +192,12 @@ class Store:
             )
 
 
-def parsed(line: bytes) -> tuple[str, Block | None]:
+def parsed(line: bytes) -> tuple[str, SavedRows | None]:
     """A line of the index; None for one that is cut short or damaged."""
     try:
         values = json.loads(line) if line.endswith(b"\n") else {}
         text = values.pop("text")
-        return text, Block(**values)
+        return text, SavedRows(**values)
     except (ValueError, TypeError, KeyError):
         return "", None
 

@@ -13,27 +13,27 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass, is_first
+from bild_lab.engine.models.cached_session import CachedSession, ForwardPass, Layers, is_first
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
-    ALONE,
-    EVERYTHING,
-    Chain,
-    DraftedChain,
+    ALL_LOGITS,
+    DEFAULT_OPTIONS,
+    ChainResult,
+    ChainSpec,
     LoadedModel,
-    Opening,
+    OutputSpec,
     Prefix,
     Rows,
     Scores,
     Session,
-    Want,
+    SessionOptions,
     as_rows,
 )
 from bild_lab.errors import UserError
 from bild_lab.screening.record_store import Store
-from bild_lab.screening.recorded_text import HEAD_INPUT, LOGITS, Node, RecordedText
+from bild_lab.screening.recorded_text import HEAD_INPUT, LOGITS, RecordedNode, RecordedText
 
 NO_STATES = (
     "a record holds what a model scores, and this method reads states inside it; measure it with"
@@ -64,8 +64,10 @@ class RecordedModel:
         return getattr(self.model, name)
 
     @torch.inference_mode()
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
-        prefix = opening.prefix
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
+        prefix = session_options.prefix
         name = text_name(source, prefix)
         self._used.setdefault(greenlet.getcurrent(), set()).add(name)
         plain = replace(source, processors=None)  # rows are kept as the model gives them
@@ -74,14 +76,14 @@ class RecordedModel:
             self._texts[name] = RecordedText(
                 len(source.prompt) - 1,
                 self.model.device,
-                lambda: self.model.start(plain, room, Opening(prefix=prefix)),
+                lambda: self.model.start(plain, room, SessionOptions(prefix=prefix)),
                 blocks,
                 self.depth if self.model.engine == "kernels" else None,  # which sum every row alike
             )
         layers = RecordedLayers(
             self, self._texts[name], plain, 0 if prefix is None else prefix.length
         )
-        return processed(RecordedSession(layers, source.prompt, opening.forwards), source)
+        return processed(RecordedSession(layers, source.prompt, session_options.forwards), source)
 
     def save(self) -> None:
         """Save the new rows of the texts that the caller asked for: in a batch, those of its own
@@ -132,23 +134,26 @@ class RecordedSession(CachedSession):
     layers: RecordedLayers
 
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
         inner = (
-            rows.states is not None or want.hidden or want.fill or (want.prompt and want.head_input)
+            rows.states is not None
+            or output_spec.hidden
+            or output_spec.fill
+            or (output_spec.prompt and output_spec.head_input)
         )
         drafted = rows.position is not None
         if (
             inner
-            or drafted != (want.layers is not None)
-            or (drafted and (rows.tree is not None or want.head_input))
+            or drafted != (output_spec.layers is not None)
+            or (drafted and (rows.tree is not None or output_spec.head_input))
         ):
             raise UserError(NO_STATES)
         self.layers.cached = self._cached
-        return super().extend(rows, want)
+        return super().extend(rows, output_spec)
 
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
+    def commit_row(self, row: int, layers: Sequence[int]) -> None:
         raise UserError(NO_STATES)
 
 
@@ -166,17 +171,19 @@ class RecordedLayers(Layers):
     ) -> None:
         self.config, self.depth, self.device = model.config, model.depth, model.device
         # as the model's own
-        self.narrows = model.model.engine in ("kernels", "native") and not model.model.compiled
+        self.supports_draft_vocab = (
+            model.model.engine in ("kernels", "native") and not model.model.compiled
+        )
         self.reserved, self.source = (
             reserved,
             0 if source.encoder_ids is None else source.encoder_ids.shape[1],
         )
         self.cached, self._text = reserved, text
         self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
-        self._nodes: list[Node] = []  # by slot, from there on
+        self._nodes: list[RecordedNode] = []  # by slot, from there on
         self._drafted: list[int] = []  # tokens after the cached ones that ran through some layers
 
-    def run(self, work: Pass) -> Scores:
+    def run(self, work: ForwardPass) -> Scores:
         tokens = work.tokens.tolist()
         hidden = (torch.empty(work.count, 0, device=self.device),) * len(work.hidden)
         if work.layers is not None and work.states is None:
@@ -191,7 +198,7 @@ class RecordedLayers(Layers):
         )
         return Scores(logits, head, hidden)
 
-    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         """A greedy chain, from each node's most likely token and its probability, which are
         computed once.
         """
@@ -214,7 +221,7 @@ class RecordedLayers(Layers):
             nodes.append(node)
             feed = [token]
         own = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
-        return DraftedChain(
+        return ChainResult(
             tokens=[node.choice[0] for node in nodes],
             forwards=len(nodes) + fallback,
             fallback=fallback,
@@ -227,13 +234,13 @@ class RecordedLayers(Layers):
         first = start - self._first
         self._nodes[first:] = [self._nodes[first + row] for row in rows]
 
-    def _node(self, slot: int) -> Node:
+    def _node(self, slot: int) -> RecordedNode:
         return self._text.root if slot < self._first else self._nodes[slot - self._first]
 
     def _run_text(
         self, start: int, tokens: Sequence[int], tree: Tree | None, head: bool
-    ) -> list[Node]:
-        """The nodes of these rows of the text, without those of the prompt. tree: as in `Pass`."""
+    ) -> list[RecordedNode]:
+        """The nodes of these rows of the text, without those of the prompt. tree: as in `ForwardPass`."""
         parents = None if tree is None else tree.parents.tolist()
         earlier = 0 if parents is None else len(parents) - len(tokens)
         trunk = self._node(start - earlier - 1)
@@ -246,7 +253,7 @@ class RecordedLayers(Layers):
         self._nodes[max(0, start - self._first) :] = nodes
         return nodes
 
-    def _run_part(self, tokens: Sequence[int], work: Pass) -> Tensor:
+    def _run_part(self, tokens: Sequence[int], work: ForwardPass) -> Tensor:
         """Logits of rows of a view, which run through some layers after the text and are never
         kept.
         """
@@ -263,12 +270,12 @@ class RecordedLayers(Layers):
             name += f" without {block} {','.join(map(str, sorted(left_out)))}" if left_out else ""
         first = is_first(layers, skipped)
         kinds = [name if first else f"{name} {place} ahead" for place in range(len(self._drafted))]
-        part = Want(layers=layers, skipped=skipped)
+        part = OutputSpec(layers=layers, skipped=skipped)
         nodes = self._text.drafted(self._node(cached - 1), self._drafted, part, kinds)
         chosen = list(zip(nodes, kinds, strict=True))[-work.logits :]
         return torch.cat([node.rows[kind] for node, kind in chosen]).to(self.device)
 
-    def _stacked(self, nodes: Sequence[Node], kind: str) -> Tensor:
+    def _stacked(self, nodes: Sequence[RecordedNode], kind: str) -> Tensor:
         found = (
             nodes[0].rows[kind]
             if len(nodes) == 1

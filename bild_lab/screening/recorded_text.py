@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Tree, common_prefix
 from bild_lab.engine.sampling import most_likely, precise
-from bild_lab.engine.session import Rows, Scores, Session, Want
+from bild_lab.engine.session import OutputSpec, Rows, Scores, Session
 from bild_lab.screening.record_store import Entry, Row
 
 LOGITS, HEAD_INPUT = "logits", "head_input"
@@ -20,16 +20,16 @@ TOGETHER = 32  # rows that the head scores at once
 WHOLE, PART = "whole", "part"  # forwards through all layers, and through some
 
 
-class Node:
+class RecordedNode:
     """A token after its parent. rows: by kind, what the model returned at this token, or the state
     that gives it.
     """
 
     __slots__ = ("_choice", "children", "number", "parent", "rows", "token")
 
-    def __init__(self, parent: Node | None, token: int, number: int) -> None:
+    def __init__(self, parent: RecordedNode | None, token: int, number: int) -> None:
         self.parent, self.token, self.number = parent, token, number
-        self.children: dict[int, Node] = {}
+        self.children: dict[int, RecordedNode] = {}
         self.rows: dict[str, Row] = {}
         self._choice: tuple[int, float] | None = None
 
@@ -74,9 +74,9 @@ class RecordedText:
         blocks: Sequence[Sequence[Entry]] = (),
         depth: int | None = None,
     ) -> None:
-        self.root = Node(None, -1, 0)
+        self.root = RecordedNode(None, -1, 0)
         self.nodes = [self.root]
-        self.new: list[tuple[Node, str]] = []
+        self.new: list[tuple[RecordedNode, str]] = []
         self._held, self._depth = 0, depth
         self.forwards: Counter[str] = Counter()  # that ran since the text was saved
         self._start, self._device, self._open = start, device, open_session
@@ -119,17 +119,21 @@ class RecordedText:
         return size
 
     def rows(
-        self, trunk: Node, tokens: Sequence[int], above: Sequence[int | Node] | None, head: bool
-    ) -> list[Node]:
+        self,
+        trunk: RecordedNode,
+        tokens: Sequence[int],
+        above: Sequence[int | RecordedNode] | None,
+        head: bool,
+    ) -> list[RecordedNode]:
         """The nodes of these rows, with their logits. What was not scored before runs, in one
         forward.
 
         trunk: what the rows follow. above: of each row the row before it, as an index or as the
         node of a row that ran earlier; None: a chain. head: also the head's input.
         """
-        nodes: list[Node | None] = []
+        nodes: list[RecordedNode | None] = []
         missing: list[int] = []
-        parent: Node | None = trunk
+        parent: RecordedNode | None = trunk
         for place, token in enumerate(tokens):
             if above is not None:
                 parent = nodes[one] if isinstance(one := above[place], int) else one
@@ -151,8 +155,8 @@ class RecordedText:
         return self.rows(trunk, tokens, above, head)
 
     def drafted(
-        self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]
-    ) -> list[Node]:
+        self, trunk: RecordedNode, tokens: Sequence[int], part: OutputSpec, kinds: Sequence[str]
+    ) -> list[RecordedNode]:
         """The nodes of a chain of drafted rows, which run through a part of the model after the
         text.
 
@@ -170,19 +174,19 @@ class RecordedText:
 
     def _run_branches(
         self,
-        trunk: Node,
+        trunk: RecordedNode,
         tokens: Sequence[int],
-        above: Sequence[int | Node],
-        nodes: Sequence[Node | None],
+        above: Sequence[int | RecordedNode],
+        nodes: Sequence[RecordedNode | None],
         missing: Sequence[int],
         head: bool,
     ) -> None:
         """Run the missing rows of a tree, and those between them and the text."""
         fed: list[int] = []
         parents: list[int] = []
-        row_of: dict[Node | int, int] = {trunk: -1}
+        row_of: dict[RecordedNode | int, int] = {trunk: -1}
 
-        def ensure(one: Node) -> int:
+        def ensure(one: RecordedNode) -> int:
             if one not in row_of:
                 row = ensure(one.parent)
                 fed.append(one.token)
@@ -194,14 +198,14 @@ class RecordedText:
             parent = above[place]
             if isinstance(parent, int):
                 parent = parent if nodes[parent] is None else nodes[parent]
-            row = ensure(parent) if isinstance(parent, Node) else row_of[parent]
+            row = ensure(parent) if isinstance(parent, RecordedNode) else row_of[parent]
             fed.append(tokens[place])
             parents.append(row)
             row_of[place] = len(fed) - 1
         self._run(trunk, fed, parents, head)
 
     def _run(
-        self, trunk: Node, tokens: Sequence[int], parents: Sequence[int] | None, head: bool
+        self, trunk: RecordedNode, tokens: Sequence[int], parents: Sequence[int] | None, head: bool
     ) -> None:
         """Run rows after a node and keep what came out. parents: indices, -1 for the trunk; None: a
         chain.
@@ -213,13 +217,15 @@ class RecordedText:
             shifted = [*range(-1, len(behind) - 1), *(parent + len(behind) for parent in parents)]
             rows = Rows(rows.tokens, Tree(torch.tensor(shifted, device=self._device)))
         last = () if self._depth is None else (self._depth,)
-        scores = self._session.extend(rows, Want(logits=len(tokens), head_input=head, hidden=last))
+        scores = self._session.extend(
+            rows, OutputSpec(logits=len(tokens), head_input=head, hidden=last)
+        )
         self.forwards[WHOLE] += 1
         outputs = {LOGITS: scores.logits.to("cpu", copy=True)}
         if head:
             outputs[HEAD_INPUT] = scores.head_input[-len(tokens) :].to("cpu", copy=True)
         states = self._states_of(scores, len(tokens))
-        nodes: list[Node] = []
+        nodes: list[RecordedNode] = []
         for place, token in enumerate(tokens):
             above = place - 1 if parents is None else parents[place]
             nodes.append(self._child(trunk if above < 0 else nodes[above], token))
@@ -232,11 +238,11 @@ class RecordedText:
             self._fed = context
 
     def _run_drafted(
-        self, trunk: Node, tokens: Sequence[int], part: Want, kinds: Sequence[str]
+        self, trunk: RecordedNode, tokens: Sequence[int], part: OutputSpec, kinds: Sequence[str]
     ) -> None:
         context = trunk.context
         if behind := self._reach(context):
-            self._session.extend(behind, Want(logits=1))
+            self._session.extend(behind, OutputSpec(logits=1))
             self.forwards[WHOLE] += 1
             self._fed = context
         rows = Rows(tokens, position=self._start + len(context))
@@ -265,7 +271,9 @@ class RecordedText:
             self._session, self._fed = self._open(), []
         return self._session
 
-    def _keep(self, node: Node, kind: str, rows: Tensor, states: Tensor | None, place: int) -> None:
+    def _keep(
+        self, node: RecordedNode, kind: str, rows: Tensor, states: Tensor | None, place: int
+    ) -> None:
         """Keep one of these rows, with its state if the model gives one."""
         if not node.has(kind):
             node.rows[kind] = rows[place : place + 1]
@@ -278,7 +286,7 @@ class RecordedText:
         """The states of the last rows, if the model gives them."""
         return scores.hidden[0][-count:].to("cpu", copy=True) if scores.hidden else None
 
-    def _score(self, nodes: Sequence[Node], kind: str) -> None:
+    def _score(self, nodes: Sequence[RecordedNode], kind: str) -> None:
         """Have the head score these nodes where a state alone was saved, and the nodes recorded
         after them.
         """
@@ -298,11 +306,13 @@ class RecordedText:
     def _scored(self, states: Sequence[Row]) -> Sequence[Row]:
         """The head's scores of these states."""
         rows = Rows([0] * len(states), states=torch.cat(list(states)).to(self._device))
-        return self._opened().extend(rows, Want(layers=())).logits.to("cpu", copy=True).split(1)
+        return (
+            self._opened().extend(rows, OutputSpec(layers=())).logits.to("cpu", copy=True).split(1)
+        )
 
-    def _child(self, parent: Node, token: int) -> Node:
+    def _child(self, parent: RecordedNode, token: int) -> RecordedNode:
         node = parent.children.get(token)
         if node is None:
-            node = parent.children[token] = Node(parent, token, len(self.nodes))
+            node = parent.children[token] = RecordedNode(parent, token, len(self.nodes))
             self.nodes.append(node)
         return node

@@ -28,14 +28,14 @@ from torch import Tensor
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
-    ALONE,
-    EVERYTHING,
+    ALL_LOGITS,
+    DEFAULT_OPTIONS,
     LoadedModel,
-    Opening,
+    OutputSpec,
     Rows,
     Scores,
     Session,
-    Want,
+    SessionOptions,
 )
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
@@ -102,7 +102,7 @@ class Records:
 
 
 @dataclass(frozen=True)
-class Text:
+class ReplayedText:
     """What a point decoded of one example. features: for the cost model."""
 
     token_ids: tuple[int, ...]
@@ -111,11 +111,11 @@ class Text:
 
 
 @dataclass
-class Screened:
+class ReplayedPoint:
     """A point's texts, in the order of the examples."""
 
     candidate: Candidate
-    texts: list[Text] = field(default_factory=list)
+    texts: list[ReplayedText] = field(default_factory=list)
 
     @property
     def counts(self) -> Counter[str]:
@@ -127,7 +127,7 @@ class Screened:
         return sum((Counter(one.features) for one in self.texts), Counter())
 
 
-def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
+def decoded(policy: str, decoder: Decoder, request: Request) -> ReplayedText:
     """One example over the record."""
     trace = Trace()
     try:
@@ -150,14 +150,14 @@ def decoded(policy: str, decoder: Decoder, request: Request) -> Text:
         fallbacks=trace.fallbacks,
         rollbacks=trace.rollbacks,
     )
-    return Text(tuple(tokens), counts, features)
+    return ReplayedText(tuple(tokens), counts, features)
 
 
 Wrap = Callable[[LoadedModel], LoadedModel]
 
 
 @dataclass(frozen=True)
-class Judged:
+class ReplayVerdict:
     """The verdict on a replayed text that differs from the live one.
 
     largest: of the differences between rows that the replay was given and the model's own for the
@@ -170,7 +170,7 @@ class Judged:
 
 def judge(
     decoder_over: Callable[[Wrap], Decoder], records: Wrap, request: Request, tokens: Sequence[int]
-) -> Judged:
+) -> ReplayVerdict:
     """Decode a replayed text again with the models themselves beside the record.
 
     A policy is the same program over both, so a difference is a tie if no row that it was given is
@@ -187,11 +187,11 @@ def judge(
     again = decoder.method.decode(request, Trace())[request.limits.prompt_length :]
     largest = max(model.largest for model in compared.values())
     if list(again) != list(tokens):
-        return Judged(DEFECT, float("inf"))
+        return ReplayVerdict(DEFECT, float("inf"))
     rounding = all(
         model.largest <= most_noise(model.dtype, model.depth) for model in compared.values()
     )
-    return Judged(TIE if rounding else DEFECT, largest)
+    return ReplayVerdict(TIE if rounding else DEFECT, largest)
 
 
 class ComparedModel:
@@ -203,15 +203,19 @@ class ComparedModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.recorded, name)
 
-    def start(self, source: Any, room: int, opening: Opening = ALONE) -> ComparedSession:
-        target = opening.target
+    def start(
+        self, source: Any, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> ComparedSession:
+        target = session_options.target
         served, own = (
             (target.served, target.own) if isinstance(target, ComparedSession) else (target, target)
         )
         return ComparedSession(
             self,
-            self.recorded.start(source, room, replace(opening, target=served)),
-            self.recorded.model.start(source, room, replace(opening, forwards=None, target=own)),
+            self.recorded.start(source, room, replace(session_options, target=served)),
+            self.recorded.model.start(
+                source, room, replace(session_options, forwards=None, target=own)
+            ),
         )
 
 
@@ -228,10 +232,10 @@ class ComparedSession:
         return self.served.length
 
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
-        want = replace(want, vocabulary=None)  # whole rows are compared
-        served, own = self.served.extend(rows, want), self.own.extend(rows, want)
+        output_spec = replace(output_spec, vocabulary=None)  # whole rows are compared
+        served, own = self.served.extend(rows, output_spec), self.own.extend(rows, output_spec)
         for one, other in ((served.logits, own.logits), (served.head_input, own.head_input)):
             if one is not None:
                 self._model.largest = max(
@@ -242,7 +246,7 @@ class ComparedSession:
     def draft(self, rows: Sequence[int], chain: Any) -> None:
         """Row by row, so that each can be compared."""
 
-    def grow(self, rows: Sequence[int], growth: Any) -> None:
+    def grow(self, rows: Sequence[int], tree_spec: Any) -> None:
         """Level by level."""
 
     def keep(self, path: Sequence[int]) -> None:

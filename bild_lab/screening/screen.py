@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from bild_lab.engine.batch_decoding import QUIET_BATCH, quiet_batch
+from bild_lab.engine.batch_decoding import QUIET_BATCH, auto_batch_size
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.protocols import External, Replays
 from bild_lab.engine.request import Request
@@ -34,16 +34,16 @@ from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point.decoder import METHOD, Decoder, with_history
 from bild_lab.lab.point.prepare import Point, prepare, sweep_folder
-from bild_lab.screening.candidates import Candidate, Grid, vanilla
+from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
 from bild_lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
 from bild_lab.screening.recorded_model import text_name
 from bild_lab.screening.replay import (
     FOLDER,
     CostModel,
-    Judged,
     Records,
-    Screened,
-    Text,
+    ReplayedPoint,
+    ReplayedText,
+    ReplayVerdict,
     TimedText,
     decoded,
     judge,
@@ -109,7 +109,7 @@ class Screening:
     another baseline than the target, and policies that open no sessions.
     """
 
-    grid: Grid
+    grid: CandidateGrid
     split: str
     config_name: str
     batch: int = QUIET_BATCH
@@ -194,14 +194,14 @@ class Screening:
     def decoder(self, policy: DictConfig, wrap: Callable[[LoadedModel], LoadedModel]) -> Decoder:
         """A policy's decoder over wrapped models, such as recorded ones."""
         decoder = self.point.specs.decoder(policy, wrap=wrap)
-        if isinstance(decoder.method, External | Replays) or decoder.method.feeds is None:
+        if isinstance(decoder.method, External | Replays) or decoder.method.draft_shape is None:
             raise UserError(
                 f"policy {policy.name} has texts or a loop of its own, and asks no record; "
                 "leave it out here and measure it with run.py under the same name"
             )
         return decoder
 
-    def decode(self, candidates: Sequence[Candidate]) -> list[Screened]:
+    def decode(self, candidates: Sequence[Candidate]) -> list[ReplayedPoint]:
         """The target alone, then these points, decoded over the record.
 
         Several examples decode at once where the models can. Rows are saved after each example.
@@ -212,7 +212,7 @@ class Screening:
             requests = self.requests
             for decoder in {type(one.method): one for one in decoders}.values():
                 decoder.load_weights(stages.enter)
-        texts: list[list[Text]] = [[] for _ in requests]
+        texts: list[list[ReplayedText]] = [[] for _ in requests]
         # examples of one prompt share its record, so they run one after the other
         alike: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -239,16 +239,16 @@ class Screening:
             row_bytes = 4 * target.config.get_text_config(decoder=True).vocab_size
             waiting = max(1, int(MEMORY_BYTES / (rows * row_bytes)))
             most = min(self.batch, waiting)
-            size = min(quiet_batch(one.method, one.models, requests, most) for one in decoders)
+            size = min(auto_batch_size(one.method, one.models, requests, most) for one in decoders)
             Batch(size).run([partial(loop, indices) for indices in alike.values()])
         return [
-            Screened(one, list(own))
+            ReplayedPoint(one, list(own))
             for one, own in zip(candidates, zip(*texts, strict=True), strict=True)
         ]
 
     def timed(
-        self, screened: Sequence[Screened], timed_s: float
-    ) -> tuple[list[TimedText], list[Judged]]:
+        self, screened: Sequence[ReplayedPoint], timed_s: float
+    ) -> tuple[list[TimedText], list[ReplayVerdict]]:
         """Texts of a few points decoded live, with vanilla's first, for so many seconds.
 
         Fewer points where one text takes long: it is decoded by all of them before the seconds are
@@ -289,7 +289,7 @@ class Screening:
         self.records.save()
         return texts, differing
 
-    def rows(self, screened: Sequence[Screened], model: CostModel | None) -> list[Row]:
+    def rows(self, screened: Sequence[ReplayedPoint], model: CostModel | None) -> list[Row]:
         """The points' rows. screened: the target alone first. model: None predicts no speeds."""
         pool, references, picks = self._pool(screened)
         scoring, seed = self.point.scoring, self.point.seed
@@ -324,14 +324,14 @@ class Screening:
             )
         return with_front(rows)
 
-    def losses(self, screened: Sequence[Screened]) -> Losses:
+    def losses(self, screened: Sequence[ReplayedPoint]) -> Losses:
         """What the points lose by the leading metric. screened: the target alone first."""
         (pool, references, picks), scoring = self._pool(screened), self.point.scoring
         measure = measure_of(scoring.lead, pool, references, scoring.run_code, scoring.writing)
         return losses_of(scoring.lead, measure, picks)
 
     def _pool(
-        self, screened: Sequence[Screened]
+        self, screened: Sequence[ReplayedPoint]
     ) -> tuple[list[Any], list[Sequence[str]], list[list[int]]]:
         """Every distinct text of every example, its references, and which of them each point has.
 
@@ -381,7 +381,7 @@ class Screening:
 COUNTS = ("target_calls", "draft_calls", "tokens", "drafted", "accepted", "fallbacks", "rollbacks")
 
 
-def spread(screened: Sequence[Screened], most: int = MOST_TIMED) -> list[Screened]:
+def spread(screened: Sequence[ReplayedPoint], most: int = MOST_TIMED) -> list[ReplayedPoint]:
     """For each policy a few points that differ most in their calls, the fewest and the most among
     them.
     """

@@ -21,7 +21,7 @@ from bild_lab.lab.schema.formatting import point_label
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
 from bild_lab.screening.guarantee import guarantee, sequence
-from bild_lab.screening.replay import CostModel, Judged, Screened, TimedText, fit
+from bild_lab.screening.replay import CostModel, ReplayedPoint, ReplayVerdict, TimedText, fit
 from bild_lab.screening.rows import (
     Row,
     require_same_setting,
@@ -39,7 +39,7 @@ class Found:
     """
 
     screening: Screening
-    screened: list[Screened]
+    screened: list[ReplayedPoint]
     rows: list[Row]
     model: CostModel | None
     summary: dict[str, Any]
@@ -249,7 +249,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
         timed: list[TimedText] = []
         # verdicts on texts that were decoded live too, with another outcome; largest: of the
         # differences between rows in these texts, relative to the largest score
-        differing: list[Judged] = []
+        differing: list[ReplayVerdict] = []
         screened, model = screening.decode(screening.grid.candidates), None
         if spec.timed_s:
             with screening.stage("cost model", "timing a few points live"):
@@ -272,7 +272,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> Found:
 
 
 def summary_of(
-    screening: Screening, screened: Sequence[Screened], model: CostModel | None
+    screening: Screening, screened: Sequence[ReplayedPoint], model: CostModel | None
 ) -> dict[str, Any]:
     """What the screening cost, and how well it predicted.
 

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.methods.candidate_trees import (
-    Node,
+    CandidateNode,
     ProbedTree,
     efficient_tree,
     to_content,
@@ -46,7 +46,7 @@ Acceptance = Float[np.ndarray, "depth rank"]
 Costs = Sequence[Mapping[int, float]]
 
 
-def best_nodes(acceptance: Acceptance, most: int) -> Iterator[tuple[Node, float]]:
+def best_nodes(acceptance: Acceptance, most: int) -> Iterator[tuple[CandidateNode, float]]:
     """Nodes with their chances of being accepted: the first n are the best tree of n nodes, for
     every n up to `most`.
 
@@ -63,7 +63,7 @@ def best_nodes(acceptance: Acceptance, most: int) -> Iterator[tuple[Node, float]
         if not waiting:
             return
         negative, depth, rank, parent = heapq.heappop(waiting)
-        yield Node(depth, rank, parent), float(-negative)
+        yield CandidateNode(depth, rank, parent), float(-negative)
         for below, chance in enumerate(
             acceptance[depth + 1] if depth + 1 < len(acceptance) else ()
         ):
@@ -120,7 +120,7 @@ def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) 
 
 
 @dataclass(frozen=True)
-class Text:
+class DraftedText:
     """A text that a `collecting` drafter drafted. start: tokens of the prompt. ended: it has its
     end token.
     """
@@ -142,13 +142,13 @@ def fit_tree(
     method, drafter = decoder.method, decoder.method.drafter
     widest, deepest = min(WIDEST, drafter.choices), drafter.most_depth
     collector = replace(method, drafter=collecting(drafter, widest))
-    texts: list[Text] = []
+    texts: list[DraftedText] = []
     seen = 0
     for request in requests:
         trace = Trace()
         tokens = collector.decode(request, trace)
         ended = request.limits.ended(tokens)
-        texts.append(Text(tokens, request.limits.prompt_length, trace.rounds, ended))
+        texts.append(DraftedText(tokens, request.limits.prompt_length, trace.rounds, ended))
         seen += len(trace.rounds)
         if seen >= ROUNDS:
             break
@@ -200,7 +200,7 @@ def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
 
 
 def acceptance_of(
-    texts: Sequence[Text], depth: int, widest: int, by_parent: bool = False
+    texts: Sequence[DraftedText], depth: int, widest: int, by_parent: bool = False
 ) -> Acceptance:
     """The share of rounds in which the text's token has each rank, of those in which all tokens
     before it had one.

@@ -19,7 +19,7 @@ from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.lab.data.examples import Example
 from bild_lab.ranks import launched
-from bild_lab.training.answers import END, Answer, Calibration
+from bild_lab.training.answers import END, Calibration, TargetAnswer
 from bild_lab.training.batches import Collator, TokenizedExample, spread_evenly
 from bild_lab.training.distillation import (
     Teaching,
@@ -98,7 +98,9 @@ def require_fits(calibration: Calibration, small: Checkpoint) -> None:
         )
 
 
-def split_answers(calibration: Calibration, held_out: int) -> tuple[list[Answer], list[Answer]]:
+def split_answers(
+    calibration: Calibration, held_out: int
+) -> tuple[list[TargetAnswer], list[TargetAnswer]]:
     """Answers to train on and held-out answers, which are spread evenly over the data.
 
     Answers that a length limit or a stop string cut are left out: the drafter would learn to end
@@ -165,14 +167,14 @@ def align(job: Alignment) -> dict[str, Any] | None:
     return metrics
 
 
-def examples(answers: Sequence[Answer]) -> tuple[Example, ...]:
+def examples(answers: Sequence[TargetAnswer]) -> tuple[Example, ...]:
     """Answers as examples whose reference is the target's text."""
     return tuple(
         Example(answer.id, answer.prompt, answer.prompt, (answer.answer,)) for answer in answers
     )
 
 
-def _compared(job: Alignment, held_out: Sequence[Answer]) -> list[dict[str, float]]:
+def _compared(job: Alignment, held_out: Sequence[TargetAnswer]) -> list[dict[str, float]]:
     """The unaligned and the aligned drafter's agreement with the target."""
     device = torch.device("cpu") if job.recipe.on_cpu else resolve_device("auto")
     dtype = torch.bfloat16 if job.recipe.in_bfloat16 else torch.float32
@@ -189,7 +191,7 @@ def _compared(job: Alignment, held_out: Sequence[Answer]) -> list[dict[str, floa
 def agreement(
     draft: HuggingFaceModel,
     target: HuggingFaceModel | None,
-    answers: Sequence[Answer],
+    answers: Sequence[TargetAnswer],
     max_source_tokens: int | None,
 ) -> dict[str, float]:
     """Means over the tokens of the target's answers, each after the target's own text before it.

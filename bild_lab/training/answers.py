@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bild_lab.engine.batch_decoding import decode_batch, quiet_batch
+from bild_lab.engine.batch_decoding import auto_batch_size, decode_batch
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.hf_generation import HuggingFaceGenerate
@@ -34,7 +34,7 @@ END, STOP, LENGTH = "end", "stop", "length"
 
 
 @dataclass(frozen=True)
-class Answer:
+class TargetAnswer:
     """One row: a prompt as the tokenizer gets it, and the target's answer.
 
     answer: without special tokens. answer_token_ids: as emitted, the end token included.
@@ -68,7 +68,7 @@ class Calibration:
 
     folder: Path
     manifest: Mapping[str, Any]
-    answers: tuple[Answer, ...]
+    answers: tuple[TargetAnswer, ...]
 
     @property
     def target(self) -> Checkpoint:
@@ -153,12 +153,12 @@ def read_calibrations(folders: Sequence[Path]) -> Calibration:
     return Calibration(Path(", ".join(map(str, folders))), {**first.manifest, **joined}, answers)
 
 
-def read_part(file: Path) -> Iterator[Answer]:
+def read_part(file: Path) -> Iterator[TargetAnswer]:
     for row in pq.read_table(file, columns=SCHEMA.names).to_pylist():
-        yield Answer(**row)
+        yield TargetAnswer(**row)
 
 
-def contents_hash(answers: Sequence[Answer]) -> str:
+def contents_hash(answers: Sequence[TargetAnswer]) -> str:
     """SHA-256 over the rows in their order, however they are divided into files."""
     digest = hashlib.sha256()
     for answer in answers:
@@ -194,7 +194,7 @@ def greedy_answers(
         method = DraftThenVerify(model, NoDraft(model), ExactMatch())
         model.load()
         # fewer where their caches would not fit
-        batch_size = quiet_batch(method, [model], requests, batch_size)
+        batch_size = auto_batch_size(method, [model], requests, batch_size)
     found = decode_batch(method, requests, Batch(batch_size), lambda index: advance(1))
     answers: list[list[int]] = [[]] * len(sources)
     for index, text in zip(order, found, strict=True):

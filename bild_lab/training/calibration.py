@@ -35,7 +35,7 @@ from bild_lab.training.answers import (
     MANIFEST,
     SCHEMA,
     STOP,
-    Answer,
+    TargetAnswer,
     contents_hash,
     greedy_answers,
     read_part,
@@ -165,7 +165,7 @@ def _write_part(
         )
     seconds = time.perf_counter() - started
     rows = [
-        Answer(
+        TargetAnswer(
             example.id,
             example.prompt,
             before_stop(

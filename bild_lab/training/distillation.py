@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from bild_lab.engine.batch_decoding import decode_batch, quiet_batch
+from bild_lab.engine.batch_decoding import auto_batch_size, decode_batch
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.bild import Rollback
@@ -274,8 +274,8 @@ class Distillation:
             generator = torch.Generator(device).manual_seed(hash((self.seed, step, *ids)) % 2**63)
             requests.append(Request(source, limits, Sampling(wanted.temperature), generator))
         # a drafter whose sessions differ writes other texts, which are verified
-        self.teacher.admit(method.feeds)
-        together = Batch(quiet_batch(method, models, requests, len(requests)))
+        self.teacher.admit(method.draft_shape)
+        together = Batch(auto_batch_size(method, models, requests, len(requests)))
         with torch.autocast(device.type, enabled=False):  # half precision casts a weight once
             texts = decode_batch(method, requests, together, make=_Verified)
         model.train()  # the engine has turned dropout off

@@ -13,8 +13,8 @@ import torch
 
 from bild_lab.engine.draft import common_prefix
 from bild_lab.engine.methods.lookup.ngram import (
-    Counts,
     NGramTable,
+    TokenCounts,
     require_order,
     vocabulary_hash,
 )
@@ -63,9 +63,9 @@ def estimate(
     table = NGramTable(
         order=2,
         width=width,
-        unigrams=Counts(by_count, counts[by_count]),
+        unigrams=TokenCounts(by_count, counts[by_count]),
         starts=torch.cat([seen.new_zeros(1), seen.cumsum(0)]),
-        followers=Counts(pairs[ranked] % width, times[ranked]),
+        followers=TokenCounts(pairs[ranked] % width, times[ranked]),
         vocabulary_hash=vocabulary_hash(vocabulary),
         corpus=corpus,
     )

@@ -118,7 +118,7 @@ def keys_in(file: Path) -> Iterator[Key]:
     """The keys of a YAML file."""
     text = file.read_text()
     lines = text.splitlines()
-    opening = next(
+    session_options = next(
         (number for number, line in enumerate(lines) if not line.startswith("#")), len(lines)
     )
 
@@ -126,7 +126,7 @@ def keys_in(file: Path) -> Iterator[Key]:
         flat = value.start_mark.line == key.end_mark.line  # else it is a block below the key
         end = value.end_mark if flat else key.end_mark
         return _joined(
-            lines, key.start_mark.line, lines[end.line][end.column :].lstrip(":"), opening
+            lines, key.start_mark.line, lines[end.line][end.column :].lstrip(":"), session_options
         )
 
     def walk(node: yaml.MappingNode, prefix: str) -> Iterator[Key]:
@@ -255,12 +255,12 @@ def _what(name: str) -> str:
     return f"{_source(name)}{f' Groups: {listed}.' if listed else ''}"
 
 
-def _joined(lines: Sequence[str], line: int, behind: str, opening: int) -> str:
+def _joined(lines: Sequence[str], line: int, behind: str, session_options: int) -> str:
     """The comment lines right above a line, if they are not of the file's opening, then the comment
     behind it.
     """
     above: list[str] = []
-    while (line := line - 1) >= opening and lines[line].lstrip().startswith("#"):
+    while (line := line - 1) >= session_options and lines[line].lstrip().startswith("#"):
         above.insert(0, lines[line].strip().lstrip("# "))
     behind = behind.strip().lstrip("# ") if behind.strip().startswith("#") else ""
     return " ".join([*above, behind] if behind else above).strip()

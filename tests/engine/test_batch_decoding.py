@@ -22,7 +22,7 @@ from bild_lab.engine.batch_scheduler import Batch, current_batch
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.native import layers as native_layers
-from bild_lab.engine.models.native.cpu import TextRows
+from bild_lab.engine.models.native.cpu import SequenceSlice
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.models.native.side_by_side import SideBySide, side_by_side
 from bild_lab.engine.protocols import Method
@@ -307,7 +307,7 @@ def test_planted_faults_in_the_kernels_change_texts(
 ) -> None:
     case = Case("vanilla", family, "kernels")
     alone = case.alone()
-    seen: list[TextRows] = []
+    seen: list[SequenceSlice] = []
     run = native_layers.run_packed
 
     def wrong(works: Sequence) -> list:
@@ -318,9 +318,9 @@ def test_planted_faults_in_the_kernels_change_texts(
 
         def changed(
             self: NativeLayers, start: int, count: int, scored: int = 1, tree: object = None
-        ) -> TextRows:
+        ) -> SequenceSlice:
             memory = (self.memory[0].keys, self.memory[0].values) if self.memory else None
-            own = TextRows(count, start, self.cache, memory, scored, reserved=self.reserved)
+            own = SequenceSlice(count, start, self.cache, memory, scored, reserved=self.reserved)
             seen.append(own)
             if fault == "another text's cache":
                 return own._replace(cache=texts[len(seen) % len(texts)].cache)

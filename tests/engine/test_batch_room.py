@@ -11,8 +11,8 @@ import torch
 from bild_lab.engine import batch_decoding as batch_room
 from bild_lab.engine.batch_decoding import (
     QUIET_BATCH,
+    auto_batch_size,
     bytes_of_text,
-    quiet_batch,
     require_batches,
     require_room,
 )
@@ -45,14 +45,14 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
     require_room(decoder.models, requests, 9)
     with pytest.raises(UserError, match=re.escape("at most 9 fit: set runtime.batch=9")):
         require_room(decoder.models, requests, 10)
-    assert quiet_batch(decoder.method, decoder.models, requests) == 9
+    assert auto_batch_size(decoder.method, decoder.models, requests) == 9
     monkeypatch.setattr(batch_room, "free_bytes", lambda device: each // 2)
     with pytest.raises(UserError, match="are free; not even one text fits, or"):
         require_room(decoder.models, requests, 2)
-    assert quiet_batch(decoder.method, decoder.models, requests) == 1
+    assert auto_batch_size(decoder.method, decoder.models, requests) == 1
     together = SimpleNamespace(decode_together=list)
     # our own engines keep no caches for it
-    assert quiet_batch(together, others, requests) == QUIET_BATCH
+    assert auto_batch_size(together, others, requests) == QUIET_BATCH
     assert bytes_of_text(decoder.models, []) == 0
 
 
@@ -86,9 +86,9 @@ def test_what_decodes_no_batches_is_refused_and_decodes_one_text_where_no_clock_
     with pytest.raises(UserError, match=r"policy vanilla decodes no batches: .*engine hf"):
         require_batches("vanilla", decoder.method, decoder.models)
     requests = [decoder.request("w5", 4)]
-    assert quiet_batch(decoder.method, decoder.models, requests) == 1
+    assert auto_batch_size(decoder.method, decoder.models, requests) == 1
     native = load(tiny_checkpoints(), "llama", "vanilla", engine="native")
-    assert quiet_batch(native.method, native.models, requests) == QUIET_BATCH
+    assert auto_batch_size(native.method, native.models, requests) == QUIET_BATCH
 
 
 def test_a_pool_grows_by_need_and_keeps_what_is_in_it() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import greenlet
 import pytest
 
-from bild_lab.engine.batch_scheduler import Batch, Wanted, current_batch
+from bild_lab.engine.batch_scheduler import Batch, PendingOp, current_batch
 from bild_lab.errors import UserError
 
 TARGET, DRAFTER, ENCODER = 10, 1, 5
@@ -17,7 +17,7 @@ TARGET, DRAFTER, ENCODER = 10, 1, 5
 def want(kind: object, work: object, size: int = TARGET, ahead: bool = False) -> object:
     """Waits for work that gives its own input back, beside how many ran with it."""
     return current_batch().wait(
-        Wanted(
+        PendingOp(
             (size, kind), size, lambda works: [(each, len(works)) for each in works], work, ahead
         )
     )
@@ -174,7 +174,7 @@ def test_seconds_are_shared_out() -> None:
         return works
 
     def loop(count: int) -> Callable[[], None]:
-        return lambda: [current_batch().wait(Wanted("slow", 1, slow, at)) for at in range(count)]
+        return lambda: [current_batch().wait(PendingOp("slow", 1, slow, at)) for at in range(count)]
 
     started = time.perf_counter()
     texts = Batch(2).run([loop(2), loop(4), loop(2)])
@@ -194,7 +194,7 @@ def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> N
     def loop(count: int) -> Callable[[], None]:
         def run() -> None:
             for encoder in ("target's", "drafter's"):
-                current_batch().wait(Wanted(encoder, ENCODER, slow, 0, ahead=True))
+                current_batch().wait(PendingOp(encoder, ENCODER, slow, 0, ahead=True))
             for at in range(count):
                 want("step", at)
 

@@ -22,12 +22,12 @@ from bild_lab.engine.methods.speculative.draft_model import (
 )
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.rejection_sampling import RejectionSampling
-from bild_lab.engine.methods.speculative.sampling import Overlap
+from bild_lab.engine.methods.speculative.sampling import OverlapMeasurement
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Feed, Model, Rows, Scores, Session, Want
+from bild_lab.engine.session import ALL_LOGITS, DraftShape, Model, OutputSpec, Rows, Scores, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.summary import mean_statistic
@@ -356,8 +356,10 @@ def test_a_rule_that_needs_what_the_drafter_does_not_give_is_refused() -> None:
 def test_a_method_is_what_its_parts_are() -> None:
     target = StubModel(lambda _: torch.zeros(5))
     drafters = NoDraft(target), ModelDrafter(target, 3), TreeDrafter([])
-    feeds = [DraftThenVerify(target, drafter, ExactMatch()).feeds for drafter in drafters]
-    assert feeds == [Feed.ROWS, Feed.CHAINS, Feed.TREES]
+    draft_shape = [
+        DraftThenVerify(target, drafter, ExactMatch()).draft_shape for drafter in drafters
+    ]
+    assert draft_shape == [DraftShape.ROWS, DraftShape.CHAINS, DraftShape.TREES]
     assert DraftThenVerify(target, drafters[0], ExactMatch()).engine == "stub"
     kinds = [
         (ExactMatch(), True),
@@ -403,7 +405,7 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
     wanted, read, judged, started = [], [], [], []
 
     class Reading(ExactMatch):
-        wants = Want(head_input=True)
+        required_outputs = OutputSpec(head_input=True)
 
         def in_round(self, tokens: list[int], scores: Scores) -> Acceptance:
             read.append((list(tokens), scores.logits.shape[0]))
@@ -415,9 +417,9 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
             return judge
 
     class Session(StubSession):
-        def extend(self, rows: Rows, want: Want = EVERYTHING) -> Scores:
-            wanted.append(want)
-            return super().extend(rows, want)
+        def extend(self, rows: Rows, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
+            wanted.append(output_spec)
+            return super().extend(rows, output_spec)
 
     target = StubModel(copying(1))
     target.start = lambda source, *rest: (
@@ -429,8 +431,8 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
         assert list(method.stream(request, trace)) == [[6], [7], [8]]
     else:
         assert method.decode(request, trace) == [4, 5, 6, 7, 8]
-    ((room, opening),) = started
-    assert room == 3 and opening.forwards is trace.forwards
+    ((room, session_options),) = started
+    assert room == 3 and session_options.forwards is trace.forwards
     assert [each[0] for each in drafter.told[:2]] == ["prepare", "start"]
     assert drafter.told[0][1] is drafter.told[1][1] is request and isinstance(
         drafter.told[1][2], Session
@@ -438,9 +440,9 @@ def test_each_part_is_told_what_it_asks_for(streamed: bool) -> None:
     assert drafter.told[2:] == [([5], 3, 6), ([6], 3, 7), ([7], 3, 8)]
     assert read == [([4, 5], 3), ([4, 5, 6], 3), ([4, 5, 6, 7], 3)]
     assert judged == [2] * 3
-    assert wanted == [Want(head_input=True)] * 3
+    assert wanted == [OutputSpec(head_input=True)] * 3
     DraftThenVerify(target, drafter, ExactMatch()).decode(request, Trace())
-    assert wanted[3:] == [EVERYTHING] * 3
+    assert wanted[3:] == [ALL_LOGITS] * 3
 
 
 def test_drafts_keep_to_the_positions_that_are_left() -> None:
@@ -523,7 +525,9 @@ def test_alpha_is_the_overlap_of_both_models_at_every_token_of_the_targets_own_t
         Source((0,)), Limits(1, 60), Sampling(temperature), torch.Generator().manual_seed(1)
     )
     trace = Trace()
-    text = DraftThenVerify(large, ModelDrafter(small, 2), Overlap()).decode(request, trace)
+    text = DraftThenVerify(large, ModelDrafter(small, 2), OverlapMeasurement()).decode(
+        request, trace
+    )
     if temperature:
         p, q = (own[text[:-1]].softmax(-1) for own in tables)
         expected = torch.minimum(p, q).sum(-1).tolist()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from bild_lab.engine.batch_decoding import decode_batch
-from bild_lab.engine.batch_scheduler import Batch, Wanted
+from bild_lab.engine.batch_scheduler import Batch, PendingOp
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.runner import warm_up
@@ -32,7 +32,7 @@ class Counting:
         self.texts.append(request.source.prompt[1])
         trace.stats["text"] = request.source.prompt[1]
         for _ in range(request.source.prompt[1]):
-            self.batch.wait(Wanted("step", 1, lambda several: [None] * len(several), None))
+            self.batch.wait(PendingOp("step", 1, lambda several: [None] * len(several), None))
         return [*request.source.prompt, len(self.texts)]
 
 

@@ -20,7 +20,7 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Chain, DraftedChain, Growth, LoadedModel
+from bild_lab.engine.session import ChainResult, ChainSpec, LoadedModel, TreeSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.certificate import DEFECT, DRAWS, EXACT, OUTPUT, certify_sampled
@@ -89,7 +89,7 @@ def test_the_kernels_draft_the_tokens_and_the_distributions_of_a_mask(
     assert torch.equal(narrow, whole) and model.packed.head.type == {None: 0, 8: 8, 4: 2}[bits]
     uniforms = torch.rand(7, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     for sampling, threshold in ((Sampling(), None), (WARM, None), (Sampling(), 0.12)):
-        chain = Chain(
+        chain = ChainSpec(
             7,
             ends,
             threshold,
@@ -106,10 +106,10 @@ def test_the_kernels_draft_the_tokens_and_the_distributions_of_a_mask(
         if not sampling.greedy:
             torch.testing.assert_close(one.probs, other.probs, atol=1e-6, rtol=1e-5)
         assert by_program.forwards == by_steps.forwards
-    growth = Growth(nodes=9, depth=4, width=3, children=2, end_tokens=ends)
+    tree_spec = TreeSpec(nodes=9, depth=4, width=3, children=2, end_tokens=ends)
     one, other = (
-        begun(model, source).grow(feed, growth),
-        grow(begun(model, source), feed, growth, Sampling()),
+        begun(model, source).grow(feed, tree_spec),
+        grow(begun(model, source), feed, tree_spec, Sampling()),
     )
     assert (one.tokens, one.parents, one.forwards[1:]) == (
         other.tokens,
@@ -142,7 +142,7 @@ def test_sampled_text_is_the_targets_though_the_drafter_lacks_a_token(
 def test_a_distribution_that_is_not_normalized_anew_is_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def not_normalized(session: NarrowSession, rows: list[int], chain: Chain) -> DraftedChain:
+    def not_normalized(session: NarrowSession, rows: list[int], chain: ChainSpec) -> ChainResult:
         drafted = draft_chain(session, rows, chain, Sampling(temperature=1.0))
         # what the whole head gives them, as the other token has 1/2
         return replace(drafted, probs=drafted.probs / 2)

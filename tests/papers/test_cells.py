@@ -20,29 +20,31 @@ from bild_lab.papers.cells import (
 )
 from bild_lab.papers.figures import FIGURES
 from bild_lab.papers.match_rates import Rate
-from bild_lab.papers.published import Cell, compare, load_published
+from bild_lab.papers.published import MeasuredNumber, compare, load_published
 from tests.papers.samples import bild, bita, known, other, points
 from tests.report.sample import sample_baseline, with_quality, with_speedup
 
 DATA = "multi30k"
-VANILLA = Cell(DATA, "vanilla", "quality", 41.0)
+VANILLA = MeasuredNumber(DATA, "vanilla", "quality", 41.0)
 
 
 def speedup(
     row: str, quantity: str, value: float, formula: float | None = None, panel: str = DATA
-) -> Cell:
-    return Cell(panel, row, quantity, value, value - 0.05, value + 0.05, formula)
+) -> MeasuredNumber:
+    return MeasuredNumber(panel, row, quantity, value, value - 0.05, value + 0.05, formula)
 
 
-def quality(row: str, quantity: str, value: float) -> Cell:
-    return Cell(DATA, row, quantity, value, value - 2.3, value + 2.5)
+def quality(row: str, quantity: str, value: float) -> MeasuredNumber:
+    return MeasuredNumber(DATA, row, quantity, value, value - 2.3, value + 2.5)
 
 
-def fastest(row: str, words: str, value: float, text: float) -> list[Cell]:
+def fastest(row: str, words: str, value: float, text: float) -> list[MeasuredNumber]:
     return [speedup(row, f"speedup at {words}", value), quality(row, f"quality at {words}", text)]
 
 
-def curve(row: str, minimal: tuple | None, one_point: tuple, best: float = 41.0) -> list[Cell]:
+def curve(
+    row: str, minimal: tuple | None, one_point: tuple, best: float = 41.0
+) -> list[MeasuredNumber]:
     """Speedup and quality at minimal loss and at one point of loss, and the best quality."""
     first = [] if minimal is None else fastest(row, "minimal loss", *minimal)
     return [
@@ -52,11 +54,11 @@ def curve(row: str, minimal: tuple | None, one_point: tuple, best: float = 41.0)
     ]
 
 
-def ratio(row: str, value: float, panel: str = DATA) -> Cell:
-    return Cell(panel, row, "greedy speedup", value)
+def ratio(row: str, value: float, panel: str = DATA) -> MeasuredNumber:
+    return MeasuredNumber(panel, row, "greedy speedup", value)
 
 
-def same(row: str, value: float = 1.5) -> list[Cell]:
+def same(row: str, value: float = 1.5) -> list[MeasuredNumber]:
     return curve(row, (value, 41.0), (value, 41.0))
 
 
@@ -70,9 +72,9 @@ CELLS = {
         VANILLA,
     ],
     "bild_fig8": [
-        Cell(DATA, "aligned", "FLOPs", 1.4),
-        Cell(DATA, "aligned", "memory operations", 0.6),
-        Cell(DATA, "aligned", "arithmetic intensity", 1.4 / 0.6),
+        MeasuredNumber(DATA, "aligned", "FLOPs", 1.4),
+        MeasuredNumber(DATA, "aligned", "memory operations", 0.6),
+        MeasuredNumber(DATA, "aligned", "arithmetic intensity", 1.4 / 0.6),
         speedup("aligned", "speedup", 1.6),
     ],
     "bild_fig9": [*same("rollback 2", 1.6), *curve("rollback 5", None, (1.7, 40.0), 40.0), VANILLA],
@@ -80,24 +82,24 @@ CELLS = {
     "bild_speculative": [
         speedup("speculative, greedy", "speedup", 1.4),
         quality("speculative, greedy", "quality", 41.0),
-        Cell(DATA, "bild", "speedup ahead of speculative, greedy", 1.6 - 1.4),
-        Cell(DATA, "bild", "quality ahead of speculative, greedy", 0.0),
+        MeasuredNumber(DATA, "bild", "speedup ahead of speculative, greedy", 1.6 - 1.4),
+        MeasuredNumber(DATA, "bild", "quality ahead of speculative, greedy", 0.0),
     ],
     "spec_tab2": [
         speedup("t5-tiny", "speedup, temperature 0", 1.5),
-        Cell(DATA, "t5-tiny", "acceptance rate, temperature 0", 0.7),
+        MeasuredNumber(DATA, "t5-tiny", "acceptance rate, temperature 0", 0.7),
     ],
     "spec_tab3": [
-        Cell(DATA, "t5-tiny", "acceptance rate, temperature 0", 0.6),
-        Cell(DATA, "bigrams", "acceptance rate, temperature 0", 0.2),
+        MeasuredNumber(DATA, "t5-tiny", "acceptance rate, temperature 0", 0.6),
+        MeasuredNumber(DATA, "bigrams", "acceptance rate, temperature 0", 0.2),
     ],
     "spec_tab4": [speedup("t5-tiny, window 5, temperature 0", "speedup", 1.5, 1.31 * 1.5)],
     "spec_tab5": [
         cell
         for row in ("lenience 0.5", "lenience 1")
         for cell in (
-            Cell(DATA, row, "acceptance rate, temperature 0", 0.7),
-            Cell(DATA, row, "Theorem 3.8, temperature 0", 1.31 * 1.5),
+            MeasuredNumber(DATA, row, "acceptance rate, temperature 0", 0.7),
+            MeasuredNumber(DATA, row, "Theorem 3.8, temperature 0", 1.31 * 1.5),
             speedup(row, "speedup, temperature 0", 1.5),
         )
     ],
@@ -110,13 +112,13 @@ CELLS = {
     "bita_fig8": [ratio("16 prompt tokens", 2.0)],
     "bita_fig9": [ratio("3 mask tokens", 2.0)],
     "ppd_fig2": [
-        Cell(DATA, "shared head, k = 3", "match rate", 0.5),
-        Cell(DATA, "shared head, k = 3", "latency per token by the theorem", 1 / 1.33),
-        Cell(DATA, "shared head, k = 3", "processes on average", 9.0 / 4.6),
+        MeasuredNumber(DATA, "shared head, k = 3", "match rate", 0.5),
+        MeasuredNumber(DATA, "shared head, k = 3", "latency per token by the theorem", 1 / 1.33),
+        MeasuredNumber(DATA, "shared head, k = 3", "processes on average", 9.0 / 4.6),
         speedup("shared head, k = 3", "speedup", 0.9),
     ],
     "ppd_fig4": [
-        Cell(DATA, "shared head, k = 3", "layers run per token", 9.0, formula=9.1),
+        MeasuredNumber(DATA, "shared head, k = 3", "layers run per token", 9.0, formula=9.1),
         speedup("shared head, k = 3", "speedup", 0.9, 1.33),
     ],
 }
@@ -146,7 +148,7 @@ def test_the_share_replaced_is_the_least_with_which_quality_reaches_the_targets(
         return replace(result, tokens=200, counts=replace(result.counts, rollbacks=rollbacks))
 
     several = [point(10, 0.5), point(30, 0.12), point(50, 0.1), point(80, 0.0)]
-    share = Cell(DATA, "small model", "share replaced at the target's quality", 0.15)
+    share = MeasuredNumber(DATA, "small model", "share replaced at the target's quality", 0.15)
     assert replaced_share(several) == [share, VANILLA]
     alone = point(1, 0.0, baseline=None, dataset="toy")
     assert replaced_share([alone, several[0]]) == [VANILLA]
@@ -269,9 +271,9 @@ def test_match_rates_are_of_the_whole_text_or_also_by_position() -> None:
         ("squad", Rate(20, 3, "shared", "1-2", 3, 10, 0.3)),
         ("squad", Rate(20, 3, "my/heads", "all", 7, 10, 0.7)),
     ]
-    whole = Cell("squad", "layer 20, trained, k = 3", "match rate", 0.7)
+    whole = MeasuredNumber("squad", "layer 20, trained, k = 3", "match rate", 0.7)
     assert match_rates(rates, positions=False) == [whole]
-    part = Cell("squad", "layer 20, shared, k = 3", "match rate", 0.3, part="tokens 1-2")
+    part = MeasuredNumber("squad", "layer 20, shared, k = 3", "match rate", 0.3, part="tokens 1-2")
     assert match_rates(rates, positions=True) == [part, whole]
     assert (part.panel, whole.panel) == ("squad, tokens 1-2", "squad")
 

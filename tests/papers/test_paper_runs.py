@@ -13,20 +13,20 @@ from hydra import initialize_config_dir
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import BASE, compose_config, config_dir
-from bild_lab.papers.paper_runs import Setting, commands, hub, items_of, needs, settings_of
+from bild_lab.papers.paper_runs import RunSetting, commands, hub, items_of, needs, settings_of
 from bild_lab.papers.published import load_published, published_names
 from bild_lab.papers.steps import steps_of
 from scripts import paper_run
 from tests.thinned import thinned
 
 
-def setting(**changes: object) -> Setting:
+def setting(**changes: object) -> RunSetting:
     dataset = {
         "name": "xsum", "hub_id": "EdinburghNLP/xsum", "hub_config": None, "hub_data_dir": "default", "split": "test",
         "source_column": "document", "reference_column": "summary", "id_column": "id", "category_column": None,
         "limit": 200, "max_source_tokens": 512,
     }  # fmt: skip
-    plain = Setting(
+    plain = RunSetting(
         "kssteven/T5-large-xsum", ("kssteven/T5-small-xsum",), dataset, "float32", 128, 1, 25
     )
     return replace(plain, dataset={**dataset, **changes.pop("dataset", {})}, **changes)
@@ -35,7 +35,7 @@ def setting(**changes: object) -> Setting:
 COLUMN_KEYS = ("source_column", "input_column", "reference_column", "id_column", "category_column")
 
 
-def misspelt(setting: Setting) -> list[str]:
+def misspelt(setting: RunSetting) -> list[str]:
     """What the cards of the hub do not have, in sentences: ids, configurations, splits and
     columns.
     """

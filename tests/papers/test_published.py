@@ -21,10 +21,10 @@ from bild_lab.papers.published import (
     SCALES,
     UNKNOWN,
     WITHIN,
-    Block,
-    Cell,
+    MeasuredNumber,
     Order,
     Published,
+    PublishedQuantity,
     StandsFor,
     compare,
     judged,
@@ -38,15 +38,15 @@ PAPERS = Path(__file__).resolve().parents[3] / "shared" / "papers"
 FOLDERS = {"paper": [], "small": []}
 STANDS_FOR = StandsFor("wmt", {"tiny": "large"})
 PUBLISHED = Published("A paper, 2023", "Table 1", "one GPU", "all", FOLDERS, FOLDERS, STANDS_FOR, values=[
-    Block("speedup", 0.1, ["wmt", "wmt, tokens 1-2"], {"large": [1.5, 2.5], "other": [3.0, None]}),
-    Block("quality", 1.0, ["wmt", "toy"], {"large": [30.0, 40.0]}),
+    PublishedQuantity("speedup", 0.1, ["wmt", "wmt, tokens 1-2"], {"large": [1.5, 2.5], "other": [3.0, None]}),
+    PublishedQuantity("quality", 1.0, ["wmt", "toy"], {"large": [30.0, 40.0]}),
 ], orders=[Order("tiny | is faster", "speedup", ["tiny", "slow"])])  # fmt: skip
 CELLS = [
-    Cell("toy", "tiny", "speedup", 0.75, 0.6125, 1.9),
-    Cell("toy", "tiny", "speedup", 2.625, part="tokens 1-2"),
-    Cell("toy", "slow", "speedup", 0.5),
-    Cell("toy", "tiny", "quality", -12.3456),
-    Cell("toy", "a|b", "layers run", 1.2, formula=0.96),
+    MeasuredNumber("toy", "tiny", "speedup", 0.75, 0.6125, 1.9),
+    MeasuredNumber("toy", "tiny", "speedup", 2.625, part="tokens 1-2"),
+    MeasuredNumber("toy", "slow", "speedup", 0.5),
+    MeasuredNumber("toy", "tiny", "quality", -12.3456),
+    MeasuredNumber("toy", "a|b", "layers run", 1.2, formula=0.96),
 ]
 TABLES = r"""
 | claim of the paper | panel | rows, none below the next | quantity | here |
@@ -145,14 +145,14 @@ def test_a_verdict_asks_for_the_tolerance_or_the_interval(
     value: float, bounds: tuple, verdict: str
 ) -> None:
     # the paper's is 1.62
-    cell = Cell("iwslt2017", "aligned", "speedup at minimal loss", value, *bounds)
+    cell = MeasuredNumber("iwslt2017", "aligned", "speedup at minimal loss", value, *bounds)
     (line,) = compare([cell], load_published("bild_fig4"), "paper").lines
     assert (line.beside, line.verdict) == (1.62, verdict)
 
 
 def test_the_quality_of_other_data_gets_no_verdict() -> None:
     cells = [
-        Cell("toy", "speculative, sampled", what, value)
+        MeasuredNumber("toy", "speculative, sampled", what, value)
         for what, value in (("quality", 39.9), ("speedup", 1.3))
     ]
     quality, speedup = compare(cells, load_published("bild_speculative"), "small").lines
@@ -168,11 +168,13 @@ def test_the_quality_of_other_data_gets_no_verdict() -> None:
 def test_match_rates_of_a_small_model_are_beside_those_after_half_of_the_papers_layers() -> None:
     half, last = "layer 3, trained, k = 5", "layer 5, trained, k = 5"
     cells = [
-        Cell("toy", half, "match rate", 0.7, part=part)
+        MeasuredNumber("toy", half, "match rate", 0.7, part=part)
         for part in ("", "tokens 3-4", "tokens 17-18")
     ]
     compared = compare(
-        [*cells, Cell("toy", last, "match rate", 0.9)], load_published("ppd_tab4_6"), "small"
+        [*cells, MeasuredNumber("toy", last, "match rate", 0.9)],
+        load_published("ppd_tab4_6"),
+        "small",
     )
     assert [line.beside for line in compared.lines] == [0.7415, 0.7905, None, None]
     assert [line.verdict for line in compared.lines[:2]] == [AGREES, LOWER]
@@ -181,16 +183,30 @@ def test_match_rates_of_a_small_model_are_beside_those_after_half_of_the_papers_
 @pytest.mark.parametrize(
     ("first", "second", "verdict"),
     [
-        (Cell("p", "a", "q", 2.0), Cell("p", "b", "q", 1.0), HOLDS),
-        (Cell("p", "a", "q", 1.0), Cell("p", "b", "q", 2.0), FAILS),
-        (Cell("p", "a", "q", 2.0), Cell("p", "b", "q", 2.0), HOLDS),
-        (Cell("p", "a", "q", 1.0, 0.8, 1.9), Cell("p", "b", "q", 2.0, 1.7, 2.3), WITHIN),
-        (Cell("p", "a", "q", 2.0, 1.7, 2.3), Cell("p", "b", "q", 1.9, 1.6, 2.2), WITHIN),
-        (Cell("p", "a", "q", 2.0, 1.9, 2.1), Cell("p", "b", "q", 1.0, 0.9, 1.1), HOLDS),
-        (Cell("p", "a", "q", 2.0), Cell("p", "b", "other", 1.0), UNKNOWN),
+        (MeasuredNumber("p", "a", "q", 2.0), MeasuredNumber("p", "b", "q", 1.0), HOLDS),
+        (MeasuredNumber("p", "a", "q", 1.0), MeasuredNumber("p", "b", "q", 2.0), FAILS),
+        (MeasuredNumber("p", "a", "q", 2.0), MeasuredNumber("p", "b", "q", 2.0), HOLDS),
+        (
+            MeasuredNumber("p", "a", "q", 1.0, 0.8, 1.9),
+            MeasuredNumber("p", "b", "q", 2.0, 1.7, 2.3),
+            WITHIN,
+        ),
+        (
+            MeasuredNumber("p", "a", "q", 2.0, 1.7, 2.3),
+            MeasuredNumber("p", "b", "q", 1.9, 1.6, 2.2),
+            WITHIN,
+        ),
+        (
+            MeasuredNumber("p", "a", "q", 2.0, 1.9, 2.1),
+            MeasuredNumber("p", "b", "q", 1.0, 0.9, 1.1),
+            HOLDS,
+        ),
+        (MeasuredNumber("p", "a", "q", 2.0), MeasuredNumber("p", "b", "other", 1.0), UNKNOWN),
     ],
 )
-def test_a_claim_is_judged_by_values_and_intervals(first: Cell, second: Cell, verdict: str) -> None:
+def test_a_claim_is_judged_by_values_and_intervals(
+    first: MeasuredNumber, second: MeasuredNumber, verdict: str
+) -> None:
     assert judged(Order("a is above b", "q", ["a", "b"]), "p", [second, first]) == verdict
 
 
@@ -200,14 +216,16 @@ def test_a_claim_is_judged_by_values_and_intervals(first: Cell, second: Cell, ve
 def test_a_claim_of_several_steps_fails_with_any_of_them(
     values: Sequence[float], verdict: str
 ) -> None:
-    cells = [Cell("p", row, "q", value) for row, value in zip("abc", values, strict=True)]
+    cells = [MeasuredNumber("p", row, "q", value) for row, value in zip("abc", values, strict=True)]
     assert judged(Order("a is above b, b above c", "q", ["a", "b", "c"]), "p", cells) == verdict
 
 
 def test_claims_that_hold_come_first_and_before_the_numbers() -> None:
     orders = [Order(f"{row} is above b", "q", [row, "b"]) for row in "xca"]
     published = replace(load_published("bild_fig4"), orders=orders)
-    cells = [Cell("p", row, "q", value) for row, value in (("a", 2.0), ("b", 1.0), ("c", 0.5))]
+    cells = [
+        MeasuredNumber("p", row, "q", value) for row, value in (("a", 2.0), ("b", 1.0), ("c", 0.5))
+    ]
     comparison = compare(cells, published, "paper")
     told = [(line.order.rows[0], line.verdict) for line in comparison.claims]
     assert told == [("a", HOLDS), ("c", FAILS), ("x", UNKNOWN)]

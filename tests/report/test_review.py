@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report.headline import answers
-from bild_lab.report.page.grid import Screened
+from bild_lab.report.page.grid import ScreenedPoint
 from tests.report.sample import sample_baseline, sample_result, with_quality
 
 SAMPLED = {"decoding": {"max_new_tokens": 128, "temperature": 1.0, "top_k": None, "top_p": None}}
 
 
-def answered(*results: Result, screened: Sequence[Screened] = ()) -> dict[str, str]:
+def answered(*results: Result, screened: Sequence[ScreenedPoint] = ()) -> dict[str, str]:
     (group,) = by_setting(results)
     found = dict(answers(group, screened))
     return {question.split("?")[0].split(",")[0]: answer for question, answer in found.items()}
@@ -43,7 +43,7 @@ def test_thresholds_chosen_on_the_reported_texts_are_said_to_be_and_screened_one
         "the best of 2 points was chosen on the texts that it is reported on"
     )
     row = {"split": "validation", "n_examples": 200}
-    screened = [Screened("bild", {}, row, point) for point in (points[0], None, None)]
+    screened = [ScreenedPoint("bild", {}, row, point) for point in (points[0], None, None)]
     assert (
         answered(*points, screened=screened)[how]
         == "1 of 3 points that were screened on validation (200 texts), measured once on test; 1"

@@ -19,8 +19,8 @@ from bild_lab.lab.measure.summary import log_probability, text_logits
 from bild_lab.screening import screen
 from bild_lab.screening.candidates import Candidate, grid_of
 from bild_lab.screening.recorded_model import text_name
-from bild_lab.screening.recorded_text import LOGITS, Node
-from bild_lab.screening.replay import Judged, Screened, decoded, judge
+from bild_lab.screening.recorded_text import LOGITS, RecordedNode
+from bild_lab.screening.replay import ReplayedPoint, ReplayVerdict, decoded, judge
 from bild_lab.screening.screen import Screening
 from tests.checkpoints import write_data
 
@@ -61,7 +61,7 @@ class Replayed:
         """Gives the policy's decoder over wrapped models."""
         return partial(self.screening.decoder, candidate.policy)
 
-    def nodes(self, place: int, index: int = 0) -> list[Node]:
+    def nodes(self, place: int, index: int = 0) -> list[RecordedNode]:
         """The target's nodes along a policy's text, from the first token that it feeds."""
         text = self.target._texts[text_name(self.screening.requests[index].source)]
         (node,) = text.root.children.values()
@@ -70,7 +70,7 @@ class Replayed:
             found.append(found[-1].children[token])
         return found
 
-    def judged(self, place: int, index: int = 0) -> tuple[bool, Judged]:
+    def judged(self, place: int, index: int = 0) -> tuple[bool, ReplayVerdict]:
         """Whether the text changed, and the verdict on it."""
         one, request = self.screened[place], self.screening.requests[index]
         over = self.over(one.candidate)
@@ -80,7 +80,7 @@ class Replayed:
         )
 
 
-def plant(node: Node, row: torch.Tensor) -> None:
+def plant(node: RecordedNode, row: torch.Tensor) -> None:
     node.rows[LOGITS], node._choice = row, None
 
 
@@ -166,7 +166,7 @@ def test_fewer_points_are_timed_where_a_text_takes_long(
 ) -> None:
     alone, _, bild = replayed.screened
     points = [
-        Screened(
+        ReplayedPoint(
             bild.candidate,
             [
                 replace(one, counts=Counter({**one.counts, "target_calls": calls}))

@@ -16,7 +16,7 @@ import torch
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft, Verdict
-from bild_lab.engine.methods.candidate_trees import Node
+from bild_lab.engine.methods.candidate_trees import CandidateNode
 from bild_lab.engine.methods.candidates import CandidateDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
@@ -29,7 +29,7 @@ from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.lab.store.records import Sweep
 from bild_lab.screening import tree_fitting
 from bild_lab.screening.tree_fitting import (
-    Text,
+    DraftedText,
     acceptance_of,
     best_nodes,
     best_tree,
@@ -47,11 +47,11 @@ MOST = 6  # nodes of the trees that are all tried
 
 def subtrees(
     acceptance: np.ndarray, depth: int, parent: int, first: int, most: int
-) -> Iterator[list[Node]]:
+) -> Iterator[list[CandidateNode]]:
     """All sets of at most so many nodes below a row, the first of which gets the index `first`."""
     ranks = range(acceptance.shape[1]) if depth < len(acceptance) else ()
 
-    def below(rank: int, index: int) -> Iterator[list[Node]]:
+    def below(rank: int, index: int) -> Iterator[list[CandidateNode]]:
         if rank == len(ranks):
             yield []
             return
@@ -61,12 +61,12 @@ def subtrees(
                 acceptance, depth + 1, index, index + 1, most - (index - first) - 1
             ):
                 for others in below(rank + 1, index + 1 + len(inner)):
-                    yield [Node(depth, rank, parent), *inner, *others]
+                    yield [CandidateNode(depth, rank, parent), *inner, *others]
 
     yield from below(0, first)
 
 
-def tokens_of(nodes: Sequence[Node], acceptance: np.ndarray) -> float:
+def tokens_of(nodes: Sequence[CandidateNode], acceptance: np.ndarray) -> float:
     """Expected tokens of a round: the target's own, and each node with the chance that its whole
     path is accepted.
     """
@@ -170,13 +170,14 @@ def test_the_chances_of_a_drafter_are_found_by_depth_and_rank() -> None:
     texts = []
     for _ in range(60):
         tokens = method.decode(Request(Source((0,)), Limits(1, 50)), trace := Trace())
-        texts.append(Text(tokens, 1, trace.rounds, False))
+        texts.append(DraftedText(tokens, 1, trace.rounds, False))
     np.testing.assert_allclose(acceptance_of(texts, 2, 3), CHANCES, atol=0.05)
 
 
 def test_below_a_second_choice_nothing_is_known_of_candidates_that_depend_on_their_parent() -> None:
     (first, second) = (
-        Text([0, *text], 1, [Round((1, 2, 3, 4), 0, text[0])], True) for text in ((1, 3), (2, 3))
+        DraftedText([0, *text], 1, [Round((1, 2, 3, 4), 0, text[0])], True)
+        for text in ((1, 3), (2, 3))
     )
     assert acceptance_of([first, second], 2, 2).tolist() == [[0.5, 0.5], [1.0, 0.0]]
     assert acceptance_of([second], 2, 2, by_parent=True).tolist() == [[0.0, 1.0], [0.0, 0.0]]

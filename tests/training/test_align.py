@@ -19,7 +19,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.point.load import load_model
 from bild_lab.training.align import agreement, require_fits, split_answers
-from bild_lab.training.answers import Answer, Calibration, read_calibration
+from bild_lab.training.answers import Calibration, TargetAnswer, read_calibration
 from bild_lab.training.calibration import CalibrationJob, generate_calibration
 from scripts import align
 from tests.checkpoints import write_data
@@ -141,7 +141,7 @@ def test_agreement_is_that_of_one_answer_at_a_time(
 
 def test_held_out_answers_are_spread_evenly_and_not_trained_on() -> None:
     answers = tuple(
-        Answer(str(index), "p", "a", [5, 1], "end" if index != 4 else "length")
+        TargetAnswer(str(index), "p", "a", [5, 1], "end" if index != 4 else "length")
         for index in range(9)
     )
     trained_on, held_out = split_answers(Calibration(Path("calib"), {}, answers), 2)

@@ -24,7 +24,7 @@ from bild_lab.training import answers
 from bild_lab.training.answers import (
     END,
     SCHEMA,
-    Answer,
+    TargetAnswer,
     contents_hash,
     greedy_answers,
     read_calibration,
@@ -89,7 +89,7 @@ def test_a_decoder_deeper_than_its_encoder_answers_in_batches_too(tmp_path: Path
 def written(folder: Path, *words: str, model: str = "one", **dataset: Any) -> Path:
     """A finished folder with an answer of each word."""
     folder.mkdir()
-    answers = [Answer(word, f"say {word}", word, [5, 1], END) for word in words]
+    answers = [TargetAnswer(word, f"say {word}", word, [5, 1], END) for word in words]
     pq.write_table(
         pa.Table.from_pylist([asdict(one) for one in answers], SCHEMA), folder / "part.parquet"
     )

@@ -23,7 +23,7 @@ from bild_lab.files import write_atomically
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.training import calibration as generate
-from bild_lab.training.answers import SCHEMA, Answer, contents_hash, read_calibration
+from bild_lab.training.answers import SCHEMA, TargetAnswer, contents_hash, read_calibration
 from scripts import generate_calibration
 from tests.checkpoints import write_data
 from tests.tiny import END
@@ -96,7 +96,7 @@ def test_the_command_writes_answers_manifest_and_metrics(
     assert manifest["count"] == 6 and manifest["parts"] == parts()
     assert manifest["decoding"] == {"method": "greedy", "max_new_tokens": LIMIT, "dtype": "float32"}
     assert manifest["model"]["fingerprint"] == Checkpoint(manifest["model"]["path"]).fingerprint
-    assert manifest["hash"] == contents_hash([Answer(**row) for row in rows])
+    assert manifest["hash"] == contents_hash([TargetAnswer(**row) for row in rows])
     metrics = json.loads((FOLDER / "metrics.json").read_text())
     assert metrics["answer_tokens"] == sum(len(row["answer_token_ids"]) for row in rows)
     assert metrics["tokens_per_s"] == pytest.approx(

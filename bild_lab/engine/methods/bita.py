@@ -15,7 +15,7 @@ from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.markov import MarkovHead
 from bild_lab.engine.methods.module_folder import Kind, SavedModule, base_of
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import ALONE, LoadedModel, Opening, Prefix, Session
+from bild_lab.engine.session import DEFAULT_OPTIONS, LoadedModel, Prefix, Session, SessionOptions
 from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.files import FilePath
 
@@ -144,7 +144,7 @@ class BitaTarget:
     prompt_tokens: use only this many of the adapter's prompt tokens, from the first; None: all.
     """
 
-    in_graphs = False
+    cuda_graph_safe = False
 
     def __init__(
         self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None
@@ -162,8 +162,10 @@ class BitaTarget:
     def engine(self) -> str:
         return self._target.engine
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
-        return self._target.start(source, room, replace(opening, prefix=self._prefix))
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
+        return self._target.start(source, room, replace(session_options, prefix=self._prefix))
 
     @cached_property
     def _prefix(self) -> Prefix:

@@ -26,7 +26,7 @@ MOST_NODES = 1024  # a full tree grows exponentially with its depth
 
 
 @dataclass(frozen=True)
-class Node:
+class CandidateNode:
     """A node of a tree: the candidate of this rank (from 0) at this depth (from 0). parent: a
     node's index or ROOT.
     """
@@ -36,20 +36,20 @@ class Node:
     parent: int
 
 
-def efficient_tree(widths: Sequence[int]) -> list[Node]:
+def efficient_tree(widths: Sequence[int]) -> list[CandidateNode]:
     """Each depth's candidates, all as children of the previous depth's most likely candidate (BiTA,
     Figure 5).
     """
-    nodes: list[Node] = []
+    nodes: list[CandidateNode] = []
     above = ROOT
     for depth, width in enumerate(widths):
         first = len(nodes)
-        nodes += [Node(depth, rank, above) for rank in range(width)]
+        nodes += [CandidateNode(depth, rank, above) for rank in range(width)]
         above = first
     return nodes
 
 
-def narrowing_tree(widths: Sequence[int]) -> list[Node]:
+def narrowing_tree(widths: Sequence[int]) -> list[CandidateNode]:
     """An efficient tree with one candidate fewer at each depth: 5, 4, 3 where 5 are asked for.
 
     Source: BiTA's released evaluation (tree_type upper-triangle in `decode_alg_mask_tree2` of
@@ -64,20 +64,20 @@ def narrowing_tree(widths: Sequence[int]) -> list[Node]:
     return efficient_tree([width - depth for depth, width in enumerate(widths)])
 
 
-def full_tree(widths: Sequence[int]) -> list[Node]:
+def full_tree(widths: Sequence[int]) -> list[CandidateNode]:
     """Each depth's candidates as children of every candidate of the previous depth (BiTA
     §4.3.4).
     """
-    nodes: list[Node] = []
+    nodes: list[CandidateNode] = []
     above: Sequence[int] = [ROOT]
     for depth, width in enumerate(widths):
-        level = [Node(depth, rank, parent) for parent in above for rank in range(width)]
+        level = [CandidateNode(depth, rank, parent) for parent in above for rank in range(width)]
         above = range(len(nodes), len(nodes) + len(level))
         nodes += level
     return nodes
 
 
-Growth = Callable[[Sequence[int]], list[Node]]
+Growth = Callable[[Sequence[int]], list[CandidateNode]]
 GROWTHS: dict[str, Growth] = {
     "efficient_tree": efficient_tree,
     "full_tree": full_tree,
@@ -118,7 +118,7 @@ class ProbedTree:
     and each node.
     """
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[CandidateNode, ...]
     probes: tuple[int, ...]
 
     @property
@@ -165,7 +165,7 @@ class Layout:
     rows: Tree
     groups: tuple[tuple[int, int], ...]
     above: tuple[int, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[CandidateNode, ...]
 
     @cached_property
     def levels(self) -> list[tuple[Tensor, Tensor, Tensor, int]]:
@@ -321,11 +321,11 @@ def tree_of(content: dict[str, Any]) -> ProbedTree:
     )
     if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MOST_NODES:
         raise ValueError("parents, ranks and probes have lengths that do not fit")
-    nodes: list[Node] = []
+    nodes: list[CandidateNode] = []
     for parent, rank in zip(parents, ranks, strict=True):
         if not ROOT <= parent < len(nodes):
             raise ValueError(f"node {len(nodes)} comes before its parent {parent}")
-        nodes.append(Node(0 if parent == ROOT else nodes[parent].depth + 1, rank, parent))
+        nodes.append(CandidateNode(0 if parent == ROOT else nodes[parent].depth + 1, rank, parent))
     places = sorted((node.parent, node.rank) for node in nodes)
     if any(one == other for one, other in pairwise(places)):
         raise ValueError("a candidate comes twice below one node")

@@ -34,7 +34,7 @@ from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import LoadedModel, Scores, Session, Want
+from bild_lab.engine.session import LoadedModel, OutputSpec, Scores, Session
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_whole
 
@@ -129,7 +129,7 @@ class MedusaDrafter(CandidateDrafter):
     first heads; not for a file.
     """
 
-    wants = Want(head_input=True)
+    required_outputs = OutputSpec(head_input=True)
 
     def __init__(
         self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]

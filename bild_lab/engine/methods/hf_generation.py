@@ -34,13 +34,13 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag, require_whole
 
 
-class Generation:
+class GenerateMethod:
     """A method of Transformers' `generate`. options: what it passes besides the request's own
     settings.
     """
 
     engine = "hf"
-    feeds = None
+    draft_shape = None
 
     def __init__(self, target: LoadedModel, **options: Any) -> None:
         self._target, self._options = target.transformers, options
@@ -53,7 +53,7 @@ class Generation:
         return generate(self._target, request, **self._options)
 
 
-class HuggingFaceGenerate(Generation):
+class HuggingFaceGenerate(GenerateMethod):
     """`generate` of Transformers as shipped, with the request's limits, sampling settings and
     processors.
     """
@@ -66,7 +66,7 @@ class HuggingFaceGenerate(Generation):
         return generate_together(self._target, requests)
 
 
-class HuggingFaceAssisted(Generation):
+class HuggingFaceAssisted(GenerateMethod):
     """Assisted generation of Transformers: a small model drafts, `generate` verifies.
 
     decoder_mask: pass the decoder an attention mask of ones. Without it, encoder–decoders run the
@@ -124,7 +124,7 @@ class HuggingFaceAssisted(Generation):
             return generate(self._target, request, only_known(self._target, self._draft), **options)
 
 
-class HuggingFacePromptLookup(Generation):
+class HuggingFacePromptLookup(GenerateMethod):
     """Prompt lookup of Transformers: `generate` drafts a copy of what followed the same tokens
     earlier, and verifies.
 

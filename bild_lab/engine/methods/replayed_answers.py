@@ -15,7 +15,7 @@ from bild_lab.engine.decode import TokenLoop
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.sampling import Sampling, most_likely, precise
-from bild_lab.engine.session import LAST, Feed, LoadedModel
+from bild_lab.engine.session import LAST_LOGITS, DraftShape, LoadedModel
 from bild_lab.engine.stop import UNFINISHED, before_stop
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_unicode
@@ -27,7 +27,7 @@ SHOWN = 60  # characters of a prompt in a message
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReplayedAnswer:
     """A line of the file, from 1: what was asked and answered, each as text or as token ids."""
 
     line: int
@@ -45,7 +45,7 @@ class Answers(TokenLoop):
     cannot be read, and where two lines answer one prompt differently.
     """
 
-    feeds = Feed.ROWS
+    draft_shape = DraftShape.ROWS
 
     def __init__(self, target: LoadedModel, file: FilePath | None = None) -> None:
         if not isinstance(file, str):
@@ -80,7 +80,7 @@ class Answers(TokenLoop):
         session = self.target.start(request.source, limits.max_new_tokens)
         tokens = prompt
         while not limits.reached(tokens):
-            own = int(most_likely(precise(session.extend([tokens[-1]], LAST).logits))[0])
+            own = int(most_likely(precise(session.extend([tokens[-1]], LAST_LOGITS).logits))[0])
             token = wording.next(tokens[limits.prompt_length :], own)
             if token is None:
                 return
@@ -88,9 +88,9 @@ class Answers(TokenLoop):
             yield [token]
 
     @cached_property
-    def _by_prompt(self) -> Mapping[tuple[int, ...], Answer]:
+    def _by_prompt(self) -> Mapping[tuple[int, ...], ReplayedAnswer]:
         """The answers by the token ids of their prompts."""
-        found: dict[tuple[int, ...], Answer] = {}
+        found: dict[tuple[int, ...], ReplayedAnswer] = {}
         for answer in self._answers:
             try:
                 key = prompt_ids(self.target.checkpoint.source(answer.prompt))
@@ -105,7 +105,7 @@ class Answers(TokenLoop):
                 )
         return found
 
-    def _answer(self, request: Request) -> Answer:
+    def _answer(self, request: Request) -> ReplayedAnswer:
         """Raises UserError for a prompt without an answer, and for sampled texts."""
         if not request.sampling.greedy:
             raise UserError(
@@ -130,7 +130,7 @@ def prompt_ids(source: Source) -> tuple[int, ...]:
     return encoded or own
 
 
-def require_tokens(checkpoint: Checkpoint, answer: Answer) -> None:
+def require_tokens(checkpoint: Checkpoint, answer: ReplayedAnswer) -> None:
     """Raise UserError for an answer with token ids that the target does not have, or with text that
     is no Unicode.
     """
@@ -143,7 +143,7 @@ def require_tokens(checkpoint: Checkpoint, answer: Answer) -> None:
         )
 
 
-def read_answers(file: Path) -> list[Answer]:
+def read_answers(file: Path) -> list[ReplayedAnswer]:
     """The answers of a file with a JSON object a line.
 
     Raises UserError, with the line, for anything else.
@@ -164,7 +164,7 @@ def read_answers(file: Path) -> list[Answer]:
             _is_text_or_ids(content.get(key)) for key in KEYS
         ):
             raise UserError(f"{file}, line {number}: {LINES}, got {line[:SHOWN]}")
-        answers.append(Answer(number, content["prompt"], content["answer"]))
+        answers.append(ReplayedAnswer(number, content["prompt"], content["answer"]))
     if not answers:
         raise UserError(f"{file} holds no answers; {LINES}")
     return answers
@@ -185,7 +185,9 @@ class Wording:
     them out.
     """
 
-    def __init__(self, checkpoint: Checkpoint, answer: Answer, stop: Sequence[str] = ()) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, answer: ReplayedAnswer, stop: Sequence[str] = ()
+    ) -> None:
         self._checkpoint, self._stop = checkpoint, stop
         self._special = frozenset(checkpoint.tokenizer.all_special_ids)
         self._text: str | None = None

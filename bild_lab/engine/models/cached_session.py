@@ -17,27 +17,27 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.session import (
-    EVERYTHING,
+    ALL_LOGITS,
     NOTHING,
-    Chain,
-    DraftedChain,
+    ChainResult,
+    ChainSpec,
     GrownTree,
-    Growth,
+    OutputSpec,
     Rows,
     Scores,
     Skipped,
-    Want,
+    TreeSpec,
     as_rows,
     on_device,
 )
 from bild_lab.engine.trace import Forward
 
-PROMPT = Want(logits=1, prompt=True)
+PROMPT = OutputSpec(logits=1, prompt=True)
 LONG_PROMPT = 256  # rows
 
 
 @dataclass(frozen=True)
-class Pass:
+class ForwardPass:
     """One forward of some rows through some layers. Keys and values are stored from cache slot
     `start` on.
 
@@ -45,7 +45,7 @@ class Pass:
     tokens' embeddings.
     layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0:
     none. hidden, fill,
-    skipped, vocabulary: as in `Want`. prompt: how many of the first rows belong to the prompt.
+    skipped, vocabulary: as in `OutputSpec`. prompt: how many of the first rows belong to the prompt.
     """
 
     start: int
@@ -88,21 +88,21 @@ class Layers(Protocol):
     has no programs.
 
     reserved: the first slots, which hold a prefix and never roll back. source: the number of
-    encoder tokens, 0 for decoder-only models. narrows: its head can score the tokens of a
+    encoder tokens, 0 for decoder-only models. supports_draft_vocab: its head can score the tokens of a
     `DraftVocabulary` alone.
     """
 
-    narrows = False
+    supports_draft_vocab = False
     config: PreTrainedConfig
     device: torch.device
     depth: int
     reserved: int
     source: int
 
-    def run(self, work: Pass) -> Scores:
+    def run(self, work: ForwardPass) -> Scores:
         """Run the rows. `hidden` of the result has all rows."""
 
-    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         """Run these rows from slot `start` on, and a chain after them; None if there is no program
         for it.
         """
@@ -116,19 +116,19 @@ class Layers(Protocol):
         """
         return [(start, count)]
 
-    def until_saturated(
-        self, start: int, token: int, bar: float
+    def forward_until_confident(
+        self, start: int, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         """As in `StagedSession`, at slot `start`."""
         return None
 
-    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
+    def grow(self, start: int, tokens: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
         """Run these rows from slot `start` on, and a tree after them; None if there is no program
         for it.
         """
         return None
 
-    def scored(self, work: Pass) -> int:
+    def scored(self, work: ForwardPass) -> int:
         """For how many rows the head runs."""
         return work.read
 
@@ -193,7 +193,7 @@ class CachedSession:
 
     @torch.inference_mode()
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
         if rows.position is not None:
@@ -201,22 +201,22 @@ class CachedSession:
         tokens, tree = on_device(rows.tokens, self.layers.device), rows.tree
         count, waiting = tokens.shape[0], len(self._pending) if rows.states is None else 0
         if waiting:
-            tokens, tree = self._behind_prompt(tokens, tree)
-        wanted = count if want.logits is None else want.logits
-        shown = waiting + count if want.prompt else count
-        work = Pass(
+            tokens, tree = self._prepend_prompt(tokens, tree)
+        wanted = count if output_spec.logits is None else output_spec.logits
+        shown = waiting + count if output_spec.prompt else count
+        work = ForwardPass(
             start=self._cached if rows.position is None else self.layers.reserved + rows.position,
             tokens=tokens,
             tree=tree,
             states=rows.states,
-            layers=want.layers,
+            layers=output_spec.layers,
             logits=wanted,
-            head_input=0 if not want.head_input else shown if want.prompt else wanted,
-            hidden=want.hidden,
-            fill=want.fill,
+            head_input=0 if not output_spec.head_input else shown if output_spec.prompt else wanted,
+            hidden=output_spec.hidden,
+            fill=output_spec.fill,
             prompt=waiting,
-            skipped=want.skipped,
-            vocabulary=want.vocabulary,
+            skipped=output_spec.skipped,
+            vocabulary=output_spec.vocabulary,
         )
         scores = self._run_text(work) if rows.position is None else self._run_draft(work)
         hidden = (
@@ -227,7 +227,7 @@ class CachedSession:
         return Scores(scores.logits, scores.head_input, hidden)
 
     @torch.inference_mode()
-    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         if not chain.plain:
             return None
         if chain.position is not None:
@@ -239,11 +239,11 @@ class CachedSession:
         return drafted
 
     @torch.inference_mode()
-    def until_saturated(
-        self, token: int, bar: float
+    def forward_until_confident(
+        self, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         self.prefill()
-        found = self.layers.until_saturated(self._cached, token, bar)
+        found = self.layers.forward_until_confident(self._cached, token, threshold)
         if found is not None:
             self._base, self._started = self._cached, None
             self._cached = self._ran(
@@ -252,14 +252,14 @@ class CachedSession:
         return found
 
     @torch.inference_mode()
-    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
-        if not growth.plain:
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
+        if not tree_spec.plain:
             return None
         tokens = self._fed(rows)
-        grown = self.layers.grow(self._cached, tokens, growth)
+        grown = self.layers.grow(self._cached, tokens, tree_spec)
         if grown is not None:
             self._base = self._cached + len(tokens)
-            self._have_run([len(tokens), *grown.forwards[1:]], growth.vocabulary)
+            self._have_run([len(tokens), *grown.forwards[1:]], tree_spec.vocabulary)
         return grown
 
     def keep(self, path: Sequence[int]) -> None:
@@ -281,7 +281,7 @@ class CachedSession:
         return self.layers.last_memory(layers)
 
     @torch.inference_mode()
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
+    def commit_row(self, row: int, layers: Sequence[int]) -> None:
         if row:
             self.layers.gather(self._cached, [row], layers)
 
@@ -295,7 +295,9 @@ class CachedSession:
 
     def _scored(self, vocabulary: DraftVocabulary | None) -> int | None:
         """How many tokens the head scores; None for all."""
-        return len(vocabulary) if vocabulary is not None and self.layers.narrows else None
+        return (
+            len(vocabulary) if vocabulary is not None and self.layers.supports_draft_vocab else None
+        )
 
     def _have_run(self, counts: Sequence[int], vocabulary: DraftVocabulary | None) -> None:
         """A program ran forwards of so many rows, the pending ones among the first."""
@@ -313,7 +315,7 @@ class CachedSession:
             start += rows
         return start
 
-    def _behind_prompt(self, tokens: Tensor, tree: Tree | None) -> tuple[Tensor, Tree | None]:
+    def _prepend_prompt(self, tokens: Tensor, tree: Tree | None) -> tuple[Tensor, Tree | None]:
         """The pending prompt tokens, then these rows; with a tree, the combined tree."""
         waiting = len(self._pending)
         tokens = torch.cat([on_device(self._pending, tokens.device), tokens])
@@ -324,7 +326,7 @@ class CachedSession:
         # a root (-1) follows the last prompt token
         return tokens, Tree(torch.cat([chain, tree.parents + waiting]))
 
-    def _run_draft(self, work: Pass) -> Scores:
+    def _run_draft(self, work: ForwardPass) -> Scores:
         """Run drafted rows. If they ran through the first layers, remember the output of those."""
         first = work.tree is None and is_first(work.layers, work.skipped)
         hidden = (*work.hidden, len(work.layers)) if first else work.hidden
@@ -336,7 +338,7 @@ class CachedSession:
         self._remember(work.start, Started(work.tokens, states, len(work.layers)))
         return Scores(scores.logits, scores.head_input, tuple(hidden))
 
-    def _draft_ahead(self, rows: Sequence[int], chain: Chain, start: int) -> DraftedChain | None:
+    def _draft_ahead(self, rows: Sequence[int], chain: ChainSpec, start: int) -> ChainResult | None:
         """Draft rows of some layers, from slot `start` on, as one program."""
         self.prefill()
         drafted = self.layers.draft(start, rows, chain)
@@ -370,7 +372,7 @@ class CachedSession:
                 tokens, torch.cat([before.states[:ahead], ran.states]), ran.layers
             )
 
-    def _run_text(self, work: Pass) -> Scores:
+    def _run_text(self, work: ForwardPass) -> Scores:
         """Run the text's next rows. They count as cached once the last layer has run."""
         self._base = work.start + work.prompt - work.earlier
         started, self._started = self._started, None
@@ -387,7 +389,7 @@ class CachedSession:
             self._cached = work.start + work.count
         return scores
 
-    def _run_rest(self, work: Pass, states: Float[Tensor, "n dim"], first: int) -> Scores:
+    def _run_rest(self, work: ForwardPass, states: Float[Tensor, "n dim"], first: int) -> Scores:
         """The first n rows have run the `first` layers: run these for the other rows, then the rest
         for all rows.
         """
@@ -405,7 +407,7 @@ class CachedSession:
             states = torch.cat([states, self._run(late).hidden[0]])
         return self._run(replace(work, states=states, layers=range(first, self.layers.depth)))
 
-    def _run(self, work: Pass) -> Scores:
+    def _run(self, work: ForwardPass) -> Scores:
         """Run and record the forward.
 
         With an empty list of layers, the given states go straight to the head.

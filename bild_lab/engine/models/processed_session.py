@@ -16,12 +16,12 @@ from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
-    EVERYTHING,
+    ALL_LOGITS,
+    OutputSpec,
     Rows,
     Scores,
     Session,
     StagedSession,
-    Want,
     as_rows,
     on_device,
 )
@@ -66,8 +66,8 @@ class SessionOver(StagedSession):
     def memory(self, layers: int) -> tuple[Tensor, Tensor]:
         return self._session.memory(layers)
 
-    def adopt(self, row: int, layers: Sequence[int]) -> None:
-        self._session.adopt(row, layers)
+    def commit_row(self, row: int, layers: Sequence[int]) -> None:
+        self._session.commit_row(row, layers)
 
 
 class ProcessedSession(SessionOver):
@@ -89,11 +89,11 @@ class ProcessedSession(SessionOver):
 
     @torch.inference_mode()
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
         start = self._session.length if rows.position is None else rows.position
-        scores = self._session.extend(rows, want)
+        scores = self._session.extend(rows, output_spec)
         # PPD's candidates, beside the text in a thread
         if rows.position is not None and scores.logits is None:
             return scores

@@ -17,18 +17,18 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.processed_session import SessionOver, processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
-    ALONE,
-    EVERYTHING,
-    Chain,
-    DraftedChain,
+    ALL_LOGITS,
+    DEFAULT_OPTIONS,
+    ChainResult,
+    ChainSpec,
     GrownTree,
-    Growth,
     LoadedModel,
-    Opening,
+    OutputSpec,
     Rows,
     Scores,
     Session,
-    Want,
+    SessionOptions,
+    TreeSpec,
     as_rows,
 )
 
@@ -107,8 +107,12 @@ class AlikeModel:
         encoder_ids = None if source.encoder_ids is None else self.read(source.encoder_ids)
         return replace(source, prompt=tuple(self.read(source.prompt)), encoder_ids=encoder_ids)
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
-        session = self.model.start(replace(self.source(source), processors=None), room, opening)
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
+        session = self.model.start(
+            replace(self.source(source), processors=None), room, session_options
+        )
         return processed(AlikeSession(session, self), source)
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
@@ -137,21 +141,21 @@ class AlikeSession(SessionOver):
 
     @torch.inference_mode()
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
-        rows, vocabulary = as_rows(rows), self._vocabulary(want.vocabulary)
+        rows, vocabulary = as_rows(rows), self._vocabulary(output_spec.vocabulary)
         own = replace(rows, tokens=self._model.read(rows.tokens))
-        scores = self._session.extend(own, replace(want, vocabulary=vocabulary))
+        scores = self._session.extend(own, replace(output_spec, vocabulary=vocabulary))
         return (
             scores
             if scores.logits is None
             else replace(scores, logits=self._model.scored(scores.logits, vocabulary))
         )
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         chain = replace(chain, vocabulary=self._vocabulary(chain.vocabulary))
         return self._session.draft(self._model.read(rows), chain)
 
-    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
-        growth = replace(growth, vocabulary=self._vocabulary(growth.vocabulary))
-        return self._session.grow(self._model.read(rows), growth)
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
+        tree_spec = replace(tree_spec, vocabulary=self._vocabulary(tree_spec.vocabulary))
+        return self._session.grow(self._model.read(rows), tree_spec)

@@ -15,19 +15,19 @@ from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
-    EVERYTHING,
-    Chain,
-    DraftedChain,
+    ALL_LOGITS,
+    ChainResult,
+    ChainSpec,
     GrownTree,
-    Growth,
+    OutputSpec,
     Rows,
     Scores,
     Session,
-    Want,
+    TreeSpec,
     as_rows,
     on_device,
 )
-from bild_lab.engine.vocabularies.overlap import Overlap
+from bild_lab.engine.vocabularies.overlap import VocabularyOverlap
 from bild_lab.errors import UserError
 
 
@@ -43,7 +43,12 @@ class IntersectionSession(SessionOver):
     """
 
     def __init__(
-        self, session: Session, overlap: Overlap, source: Source, own: Source, positions: int | None
+        self,
+        session: Session,
+        overlap: VocabularyOverlap,
+        source: Source,
+        own: Source,
+        positions: int | None,
     ) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
@@ -64,10 +69,14 @@ class IntersectionSession(SessionOver):
 
     @torch.inference_mode()
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
-        if rows.position is not None or rows.states is not None or want != Want(logits=want.logits):
+        if (
+            rows.position is not None
+            or rows.states is not None
+            or output_spec != OutputSpec(logits=output_spec.logits)
+        ):
             raise UserError(
                 f"{self._overlap.draft.path} has another vocabulary than the target and drafts by"
                 " its scores alone; choose a draft model with the target's tokenizer"
@@ -85,12 +94,12 @@ class IntersectionSession(SessionOver):
             self._spans.append(list(range(place, place := place + len(own))))
         fed = list(itertools.chain.from_iterable(written))
         self._require_positions(len(fed))
-        wanted = len(tokens) if want.logits is None else want.logits
+        wanted = len(tokens) if output_spec.logits is None else output_spec.logits
         # from the end
         scored = [span[-1] - place for span in self._spans[len(self._spans) - wanted :]]
         tree = None if rows.tree is None else self._own_tree(rows.tree)
         logits = self._session.extend(
-            Rows(fed, tree), Want(logits=-scored[0] if scored else 0)
+            Rows(fed, tree), OutputSpec(logits=-scored[0] if scored else 0)
         ).logits
         before = self._ends[-1] if self._ends else self._own_first
         self._ends += itertools.accumulate(map(len, written[1:]), initial=before + len(written[0]))
@@ -100,13 +109,13 @@ class IntersectionSession(SessionOver):
         translated = logits.new_full((wanted, self._overlap.width), float("-inf"))
         return Scores(translated.index_copy_(1, ours, logits.index_select(1, theirs)))
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         """Drafted one forward at a time; nothing where the draft model's positions end."""
-        return None if self._fits(rows, chain.steps) else DraftedChain()
+        return None if self._fits(rows, chain.steps) else ChainResult()
 
-    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
         """Grown one forward at a time; nothing where the draft model's positions end."""
-        return None if self._fits(rows, growth.depth * growth.width) else GrownTree()
+        return None if self._fits(rows, tree_spec.depth * tree_spec.width) else GrownTree()
 
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep([row for place in path for row in self._spans[place]])

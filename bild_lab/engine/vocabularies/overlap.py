@@ -21,7 +21,7 @@ LEAST = 0.01
 
 
 @dataclass(frozen=True)
-class Overlap:
+class VocabularyOverlap:
     """A target's and a draft model's vocabularies: what their tokens write."""
 
     target: Checkpoint
@@ -133,12 +133,12 @@ class Overlap:
 
 
 @lru_cache(maxsize=8)
-def overlap_of(target: Checkpoint, draft: Checkpoint) -> Overlap:
+def overlap_of(target: Checkpoint, draft: Checkpoint) -> VocabularyOverlap:
     """The overlap of two vocabularies, worked out once. Two of 100,000 pieces take a second."""
-    return Overlap(target, draft)
+    return VocabularyOverlap(target, draft)
 
 
-def require_shared(overlap: Overlap) -> None:
+def require_shared(overlap: VocabularyOverlap) -> None:
     """Raise UserError for vocabularies that share too little to draft by what both have."""
     ours, theirs = len(overlap.target.pieces.written), len(overlap.draft.pieces.written)
     if overlap.count < max(1, LEAST * ours):

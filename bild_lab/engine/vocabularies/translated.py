@@ -16,10 +16,10 @@ from bild_lab.engine.models.checkpoint.checkpoint import (
 )
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import ALONE, LoadedModel, Opening, Session
+from bild_lab.engine.session import DEFAULT_OPTIONS, LoadedModel, Session, SessionOptions
 from bild_lab.engine.vocabularies.alike import AlikeModel
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
-from bild_lab.engine.vocabularies.overlap import Overlap, overlap_of, require_shared
+from bild_lab.engine.vocabularies.overlap import VocabularyOverlap, overlap_of, require_shared
 from bild_lab.errors import UserError
 
 
@@ -33,7 +33,7 @@ class TranslatedModel:
 
     positions = session_positions = source_positions = None
 
-    def __init__(self, model: LoadedModel, overlap: Overlap) -> None:
+    def __init__(self, model: LoadedModel, overlap: VocabularyOverlap) -> None:
         self.model, self.overlap = model, overlap
 
     def __getattr__(self, name: str) -> Any:
@@ -58,9 +58,11 @@ class TranslatedModel:
         """The same weights, run by the CPU kernels."""
         return TranslatedModel(self.model.by_kernels(), self.overlap)
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
         own = self.overlap.source(source, self.model.source_positions)
-        session = self.model.start(own, 2 * room, replace(opening, target=None))
+        session = self.model.start(own, 2 * room, replace(session_options, target=None))
         translated = IntersectionSession(
             session, self.overlap, source, own, self.model.session_positions
         )

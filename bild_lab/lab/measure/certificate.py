@@ -22,10 +22,10 @@ from bild_lab.engine.models.hf.admission import tolerance
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
-from bild_lab.engine.session import EVERYTHING, LAST, Feed, LoadedModel, Rows, as_rows
+from bild_lab.engine.session import ALL_LOGITS, LAST_LOGITS, DraftShape, LoadedModel, Rows, as_rows
 from bild_lab.lab.measure.recorder import (
     OneRow,
-    Round,
+    RecordedRound,
     difference,
     first_difference,
     largest,
@@ -189,22 +189,26 @@ def verification(
     many rows, then, if they are known, those that the rule read.
     """
     text, before = [*request.source.prompt, *emitted], request.limits.prompt_length - 1
-    rows, want, row, read = as_rows(text[before:]), LAST, 0, ()
-    if isinstance(method, DraftThenVerify) and method.feeds > Feed.ROWS:
+    rows, output_spec, row, read = as_rows(text[before:]), LAST_LOGITS, 0, ()
+    if isinstance(method, DraftThenVerify) and method.draft_shape > DraftShape.ROWS:
         for one, _ in recorded_rounds(method, request):
             found = {} if one is None else dict(one.contexts)
             if len(text) in found:
                 draft = replace(one.draft, probes=None, shape=None)
-                before, rows, want = (
+                before, rows, output_spec = (
                     len(one.text) - 1,
                     Rows(draft.under(one.text[-1]), draft.tree),
-                    EVERYTHING,
+                    ALL_LOGITS,
                 )
                 row = found[len(text)]
                 read = (precise(one.logits[row]),)
                 break
     model = OneRow(target, request)
-    return len(rows.tokens), model.after(text), (model.together(before, rows, want)[row], *read)
+    return (
+        len(rows.tokens),
+        model.after(text),
+        (model.together(before, rows, output_spec)[row], *read),
+    )
 
 
 def most_noise(dtype: torch.dtype, depth: int) -> float:
@@ -311,7 +315,7 @@ def one_row_of_drafter(method: DraftThenVerify, request: Request) -> OneRow | No
 
 
 def output_of(
-    one: Round, request: Request, drafter: OneRow | None
+    one: RecordedRound, request: Request, drafter: OneRow | None
 ) -> Float[Tensor, "n+1 vocab"] | None:
     """The distribution of what a round's rule emits after each row; None if it has no closed
     form.

@@ -17,12 +17,12 @@ from bild_lab.engine.draft import Draft, Verdict, common_prefix
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import LAST, Model, Rows, Scores, Want
+from bild_lab.engine.session import LAST_LOGITS, Model, OutputSpec, Rows, Scores
 from bild_lab.engine.trace import Trace
 
 
 @dataclass(frozen=True)
-class Round:
+class RecordedRound:
     """What a round showed: the text before it, prompt included, its rule, the draft, the rule's
     logits, its verdict.
     """
@@ -65,7 +65,7 @@ class Recorder:
         def recorded(draft: Draft, logits: Float[Tensor, "n+1 vocab"], request: Request) -> Verdict:
             verdict = rule(draft, logits, request)
             # a compiled step reuses its memory
-            self.round = Round(tuple(tokens), rule, draft, logits.clone(), verdict)
+            self.round = RecordedRound(tuple(tokens), rule, draft, logits.clone(), verdict)
             return verdict
 
         return recorded
@@ -73,7 +73,7 @@ class Recorder:
 
 def recorded_rounds(
     method: DraftThenVerify, request: Request
-) -> Iterator[tuple[Round | None, list[int]]]:
+) -> Iterator[tuple[RecordedRound | None, list[int]]]:
     """Decode again: each round, None for tokens that no round verified, and the tokens that it
     emitted.
 
@@ -103,15 +103,17 @@ class OneRow:
             same = common_prefix(self._fed, text[:-1])
             self._session.rollback(same)
             for token in text[same:]:
-                logits = precise(self._session.extend([token], LAST).logits[0])
+                logits = precise(self._session.extend([token], LAST_LOGITS).logits[0])
             self._fed, self._logits[key] = list(text), logits.clone()
         return self._logits[key]
 
-    def together(self, length: int, rows: Rows, want: Want) -> Float[Tensor, "m vocab"]:
+    def together(
+        self, length: int, rows: Rows, output_spec: OutputSpec
+    ) -> Float[Tensor, "m vocab"]:
         """The logits of several rows at once, after the first `length` tokens of the last text."""
         self._session.rollback(length)
         self._fed = self._fed[:length]
-        return precise(self._session.extend(rows, want).logits)
+        return precise(self._session.extend(rows, output_spec).logits)
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:

@@ -47,7 +47,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Judged:
+class MetricScore:
     """Outputs scored and compared. difference:
 
     None without a baseline. per_example: None if the metric has no such.
@@ -104,7 +104,7 @@ class Scoring:
         references: References,
         seed: int,
         tokens: Tokens = (None, None),
-    ) -> Mapping[str, Judged]:
+    ) -> Mapping[str, MetricScore]:
         """Every metric of the outputs, and the paired difference from the baseline's.
 
         tokens: of the predictions and of the baseline's, for metrics of tokens.
@@ -183,7 +183,7 @@ def judge(
     seed: int = 0,
     run_code: bool = False,
     writing: Writing = BY_SCRIPT,
-) -> Judged:
+) -> MetricScore:
     """`score`, and how much better (positive) or worse the predictions are than the baseline's,
     paired by example.
 
@@ -200,7 +200,7 @@ def judge(
 
 def judge_values(
     metric: str, values: Sequence[float], baseline: Sequence[float] | None = None, *, seed: int = 0
-) -> Judged:
+) -> MetricScore:
     """The same from the values of single examples, as they were stored. metric: as shown."""
     return _judged(
         mean_of(metric, values), None if baseline is None else mean_of(metric, baseline), seed
@@ -235,17 +235,17 @@ def score_pool(
     return [found[tuple(picks)] for picks in systems]
 
 
-def _judged(ours: Measure, theirs: Measure | None, seed: int) -> Judged:
+def _judged(ours: Measure, theirs: Measure | None, seed: int) -> MetricScore:
     value, values = ours.value(), ours.resampled(seed)
     signature = f"{ours.signature}|bs:{ours.resamples}|seed:{seed}" if ours.signature else None
     low, high = interval(values)
     scored = Quality(metric=ours.metric, value=value, low=low, high=high, signature=signature)
     if theirs is None:
-        return Judged(scored, None, ours.per_example)
+        return MetricScore(scored, None, ours.per_example)
     base = theirs.value()
     found = _difference(ours.metric, (value, values), (base, theirs.resampled(seed)))
     ends = {"difference_low": found.low, "difference_high": found.high, "p_value": found.p_value}
-    return Judged(
+    return MetricScore(
         replace(scored, baseline=base, difference=found.value, **ends), found, ours.per_example
     )
 

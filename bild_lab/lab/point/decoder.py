@@ -14,8 +14,8 @@ from typing import Any, overload
 import torch
 
 from bild_lab.engine.batch_decoding import (
+    auto_batch_size,
     decode_batch,
-    quiet_batch,
     require_batches,
     require_room,
 )
@@ -156,8 +156,8 @@ class Decoder:
                 f" {short_name(model.checkpoint.path)}{loading_size(Path(model.checkpoint.location))}"
             )
             model.load()
-            if self.method.feeds is not None:
-                model.admit(self.method.feeds)
+            if self.method.draft_shape is not None:
+                model.admit(self.method.draft_shape)
 
     def request(
         self,
@@ -276,7 +276,7 @@ class Decoder:
         limits = []
         for model in self.running:
             name = f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"
-            most = model.positions if self.method.feeds is None else model.session_positions
+            most = model.positions if self.method.draft_shape is None else model.session_positions
             if most is not None and read > most:
                 unchanged = (
                     "" if most == model.positions else ", as its rotation changes with longer texts"
@@ -370,7 +370,7 @@ class Decoder:
         """
         self.load_weights()
         if batch is None:
-            batch = quiet_batch(self.method, self.models, requests)
+            batch = auto_batch_size(self.method, self.models, requests)
         else:
             self.require_batches(requests[0].sampling)
             require_room(self.models, requests, batch)

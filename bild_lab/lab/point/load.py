@@ -279,7 +279,7 @@ def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.dev
     passes they hold.
 
     The others, such as layers one by one, would pay for launches that the baseline is spared; all
-    of it runs without. Their parts say `in_graphs = False`. Raises UserError for graphs without a
+    of it runs without. Their parts say `cuda_graph_safe = False`. Raises UserError for graphs without a
     GPU.
     """
     on_gpu = device.type == "cuda"
@@ -297,7 +297,7 @@ def _decided_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.dev
 def runs_in_graphs(policy: DictConfig) -> bool:
     """Whether CUDA graphs hold all passes of a policy."""
     return all(
-        getattr(part, "in_graphs", True) for part, _ in parts_of(resolved(policy)["decoder"])
+        getattr(part, "cuda_graph_safe", True) for part, _ in parts_of(resolved(policy)["decoder"])
     )
 
 

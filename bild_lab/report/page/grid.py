@@ -34,7 +34,7 @@ LOSSES = (0.0, 0.5, 1.0, 2.0)  # points of quality that the fastest screened poi
 
 
 @dataclass(frozen=True)
-class Cell:
+class MapPoint:
     """A point of a map. numbers: its speed and its quality. name: of its folder, None if it was not
     measured.
     """
@@ -46,7 +46,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Screened:
+class ScreenedPoint:
     """A screened point: a row of `screen.csv`. live: the point that confirmed it."""
 
     policy: str
@@ -70,7 +70,7 @@ class Screened:
 
 
 @dataclass(frozen=True)
-class Grid:
+class ScreenedGrid:
     """What the page shows of a split and number of examples that were screened."""
 
     split: str
@@ -101,13 +101,13 @@ def knob_maps(group: Group) -> list[Figure]:
             numbers = (1000 * one.latency_s.mean, one.quality.value)
             if group.relative:
                 numbers = (one.speedup.value, one.quality.difference)
-            cells.append(Cell({knob: one.knobs[knob] for knob in knobs}, numbers, name_of(one)))
+            cells.append(MapPoint({knob: one.knobs[knob] for knob in knobs}, numbers, name_of(one)))
         found += _maps(policy, cells, titles, group.relative)
     return found
 
 
 def _maps(
-    policy: str, cells: Sequence[Cell], titles: tuple[str, str], relative: bool
+    policy: str, cells: Sequence[MapPoint], titles: tuple[str, str], relative: bool
 ) -> list[Figure]:
     """A map of each number over the first two knobs; none for fewer knobs. relative: whether the
     second may be < 0.
@@ -116,7 +116,7 @@ def _maps(
     if len(knobs) < 2:
         return []
     axes = {knob: _in_order([one.knobs[knob] for one in cells]) for knob in knobs[:2]}
-    choices: dict[str, list[Cell]] = {}  # by the values of the other knobs
+    choices: dict[str, list[MapPoint]] = {}  # by the values of the other knobs
     for one in cells:
         words = ", ".join(f"{knob} {knob_value(one.knobs[knob])}" for knob in knobs[2:])
         choices.setdefault(escape(words), []).append(one)
@@ -158,7 +158,7 @@ def _maps(
 
 
 def _squares(
-    cells: Sequence[Cell], place: int, axes: Mapping[str, list[str]], ends: tuple[float, float]
+    cells: Sequence[MapPoint], place: int, axes: Mapping[str, list[str]], ends: tuple[float, float]
 ) -> dict[str, Any]:
     """The cells as squares, in stronger colour the larger their number; ends: its least and
     most.
@@ -189,7 +189,7 @@ def _in_order(values: Sequence[Any]) -> list[str]:
     return list(pd.to_numeric(texts, errors="coerce").sort_index().sort_values(kind="stable").index)
 
 
-def screened_points(folder: Path, results: Sequence[Result]) -> list[Screened]:
+def screened_points(folder: Path, results: Sequence[Result]) -> list[ScreenedPoint]:
     """The points that were screened in a sweep's folder and whose speed was predicted; none without
     their table.
 
@@ -204,7 +204,7 @@ def screened_points(folder: Path, results: Sequence[Result]) -> list[Screened]:
     knobs = names[names.index("policy") + 1 : names.index("split")]
     measured = {result.point: result for result in results}
     return [
-        Screened(
+        ScreenedPoint(
             row["policy"],
             {knob: row[knob] for knob in knobs if pd.notna(row[knob])},
             row,
@@ -214,9 +214,9 @@ def screened_points(folder: Path, results: Sequence[Result]) -> list[Screened]:
     ]
 
 
-def grids(points: Sequence[Screened], colours: Mapping[str, Mark]) -> list[Grid]:
+def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[ScreenedGrid]:
     """What the page shows of screened points."""
-    sets: dict[tuple[str, int], list[Screened]] = {}
+    sets: dict[tuple[str, int], list[ScreenedPoint]] = {}
     for one in points:
         sets.setdefault((one.row["split"], one.row["n_examples"]), []).append(one)
     found = []
@@ -227,7 +227,7 @@ def grids(points: Sequence[Screened], colours: Mapping[str, Mark]) -> list[Grid]
             several = [one for one in own if one.policy == policy]
             knobs = varying_knobs(several)
             cells = [
-                Cell(
+                MapPoint(
                     {knob: one.knobs.get(knob) for knob in knobs},
                     (one.speedup, one.difference),
                     one.live and name_of(one.live),
@@ -236,11 +236,13 @@ def grids(points: Sequence[Screened], colours: Mapping[str, Mark]) -> list[Grid]
                 for one in several
             ]
             maps += _maps(policy, cells, titles, relative=True)
-        found.append(Grid(split, examples, len(own), _cloud(own, colours), _fastest(own), maps))
+        found.append(
+            ScreenedGrid(split, examples, len(own), _cloud(own, colours), _fastest(own), maps)
+        )
     return found
 
 
-def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
+def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figure:
     """Predicted latency and loss of every screened point, with their front; diamonds were measured
     live.
     """
@@ -280,7 +282,7 @@ def _cloud(points: Sequence[Screened], colours: Mapping[str, Mark]) -> Figure:
     return figure_of(traces, layout, height=480)
 
 
-def _hover(one: Screened) -> str:
+def _hover(one: ScreenedPoint) -> str:
     row = one.row
     bounds = interval(row["quality_difference_low"], row["quality_difference_high"], write=signed)
     lines = [
@@ -327,7 +329,7 @@ def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
     )
 
 
-def _fastest(points: Sequence[Screened]) -> Table:
+def _fastest(points: Sequence[ScreenedPoint]) -> Table:
     """The fastest screened point within each allowed loss."""
     found = []
     for loss in LOSSES:

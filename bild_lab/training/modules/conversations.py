@@ -17,12 +17,12 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.data.dataset_spec import Template
 from bild_lab.lab.data.examples import Example
-from bild_lab.training.answers import END, LENGTH, Answer
+from bild_lab.training.answers import END, LENGTH, TargetAnswer
 from bild_lab.training.modules.predictors import AnsweredPrompt
 
 
 @dataclass(frozen=True)
-class Conversation(Answer):
+class Conversation(TargetAnswer):
     """A whole conversation. prompt: all before the first answer. answer_token_ids: all after that.
 
     learned: which of answer_token_ids are answers; the others are later questions.

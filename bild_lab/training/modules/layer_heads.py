@@ -25,7 +25,7 @@ from bild_lab.errors import UserError, require_choice
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.prompts import cut_sources
-from bild_lab.training.answers import END, Answer, Calibration, contents_hash
+from bild_lab.training.answers import END, Calibration, TargetAnswer, contents_hash
 from bild_lab.training.batches import IGNORED, tokenize
 from bild_lab.training.modules.conversations import tokenize_conversations
 from bild_lab.training.modules.predictors import (
@@ -212,7 +212,9 @@ def reference_answers(
             examples, base.tokenizer, base.encoder_decoder, None, max_target_tokens
         )
         answers = tuple(
-            Answer(example.id, example.prompt, example.references[0], one.answer.tolist(), END)
+            TargetAnswer(
+                example.id, example.prompt, example.references[0], one.answer.tolist(), END
+            )
             for example, one in zip(examples, tokenized, strict=True)
         )
     manifest = {

@@ -17,13 +17,13 @@ from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import (
-    EVERYTHING,
-    Chain,
-    Growth,
+    ALL_LOGITS,
+    ChainSpec,
+    OutputSpec,
     Rows,
     Scores,
     Session,
-    Want,
+    TreeSpec,
     as_rows,
 )
 from bild_lab.engine.trace import Forward, Trace
@@ -57,17 +57,19 @@ class TableSession:
         self.forwards: list[Forward] = []
         self._fed = 0
 
-    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Tensor, output_spec: OutputSpec = ALL_LOGITS
+    ) -> Scores:
         rows = as_rows(rows)
         tokens = torch.as_tensor(rows.tokens)
         self.length += len(tokens)
         self._fed = len(tokens) if rows.tree is None else len(rows.tree)
-        return Scores(self._logits[tokens[-(want.logits or len(tokens)) :]])
+        return Scores(self._logits[tokens[-(output_spec.logits or len(tokens)) :]])
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> None:
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> None:
         """There is no program."""
 
-    def grow(self, rows: Sequence[int], growth: Growth) -> None:
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> None:
         """Nor for a tree."""
 
     def keep(self, path: Sequence[int]) -> None:

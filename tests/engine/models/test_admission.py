@@ -28,7 +28,7 @@ from bild_lab.engine.models.hf.model import open_session
 from bild_lab.engine.models.hf.module_layers import ModuleLayers
 from bild_lab.engine.models.hf.slot_cache import SNAPSHOTS, SlotCache, Snapshots
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Feed, Scores
+from bild_lab.engine.session import DraftShape, Scores
 from bild_lab.errors import UserError
 from bild_lab.lab.point.load import load
 from tests.models_tried import try_architecture
@@ -37,42 +37,50 @@ from tests.stubs import uncached
 from tests.tiny_architectures import ALL, build, word_tokenizer
 
 FEEDS = {
-    "gemma3_text": Feed.TREES,  # two kinds of windows, each with its rotation
-    "llama4_text": Feed.TREES,  # chunks
-    "gpt2": Feed.TREES,  # learned positions
-    "t5": Feed.TREES,
-    "qwen2_5_vl": Feed.TREES,  # reads images too
-    "bart": Feed.CHAINS,
-    "bloom": Feed.CHAINS,  # attention biased by the distance in the cache
-    "mamba": Feed.CHAINS,
-    "mamba2": Feed.CHAINS,
-    "lfm2": Feed.CHAINS,
-    "qwen3_next": Feed.CHAINS,
-    "bamba": Feed.CHAINS,  # counts positions from 0 in every forward
-    "fsmt": Feed.ROWS,
+    "gemma3_text": DraftShape.TREES,  # two kinds of windows, each with its rotation
+    "llama4_text": DraftShape.TREES,  # chunks
+    "gpt2": DraftShape.TREES,  # learned positions
+    "t5": DraftShape.TREES,
+    "qwen2_5_vl": DraftShape.TREES,  # reads images too
+    "bart": DraftShape.CHAINS,
+    "bloom": DraftShape.CHAINS,  # attention biased by the distance in the cache
+    "mamba": DraftShape.CHAINS,
+    "mamba2": DraftShape.CHAINS,
+    "lfm2": DraftShape.CHAINS,
+    "qwen3_next": DraftShape.CHAINS,
+    "bamba": DraftShape.CHAINS,  # counts positions from 0 in every forward
+    "fsmt": DraftShape.ROWS,
 }
 REFUSED = {
-    ("bloom", Feed.TREES): (BRANCHING, "they are off by"),
-    ("bart", Feed.TREES): (
+    ("bloom", DraftShape.TREES): (BRANCHING, "they are off by"),
+    ("bart", DraftShape.TREES): (
         BRANCHING,
         "tree drafts need a T5, mT5 or decoder-only target, got bart",
     ),
-    ("mamba2", Feed.TREES): (
+    ("mamba2", DraftShape.TREES): (
         BRANCHING,
         "its drafts cannot branch; use a policy that drafts chains",
     ),
-    ("fsmt", Feed.CHAINS): (TOGETHER, "they are off by"),  # drafted rows see those behind them
-    ("switch_transformers/capacity", Feed.CHAINS): (TOGETHER, "they are off by"),
+    ("fsmt", DraftShape.CHAINS): (
+        TOGETHER,
+        "they are off by",
+    ),  # drafted rows see those behind them
+    ("switch_transformers/capacity", DraftShape.CHAINS): (TOGETHER, "they are off by"),
     # its state is in the module, for all sessions
-    ("recurrent_gemma", Feed.ROWS): (ROW_BY_ROW, "they are off by"),
-    ("openai-gpt", Feed.ROWS): (ROW_BY_ROW, "takes no cache"),
-    ("minimax", Feed.ROWS): (ROW_BY_ROW, "it raises ValueError: MiniMax uses cache of its own"),
+    ("recurrent_gemma", DraftShape.ROWS): (ROW_BY_ROW, "they are off by"),
+    ("openai-gpt", DraftShape.ROWS): (ROW_BY_ROW, "takes no cache"),
+    ("minimax", DraftShape.ROWS): (
+        ROW_BY_ROW,
+        "it raises ValueError: MiniMax uses cache of its own",
+    ),
 }
 
 
-def checked(module: PreTrainedModel, feed: Feed) -> Outcome:
+def checked(module: PreTrainedModel, draft_shape: DraftShape) -> Outcome:
     return check(
-        module, feed, lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one)
+        module,
+        draft_shape,
+        lambda source, one_by_one: open_session(module, source, one_by_one=one_by_one),
     )
 
 
@@ -83,13 +91,13 @@ def test_a_module_that_scores_alike_however_it_is_fed_is_admitted(name: str) -> 
     assert outcome.one_by_one == (name == "mamba")  # which begins several rows from an empty state
 
 
-@pytest.mark.parametrize(("name", "feed"), REFUSED)
+@pytest.mark.parametrize(("name", "draft_shape"), REFUSED)
 def test_a_module_that_does_not_is_refused_with_the_check_that_failed(
-    name: str, feed: Feed
+    name: str, draft_shape: DraftShape
 ) -> None:
-    outcome = checked(build(name), feed)
-    assert outcome.failed == REFUSED[name, feed][0]
-    assert REFUSED[name, feed][1] in outcome.problem
+    outcome = checked(build(name), draft_shape)
+    assert outcome.failed == REFUSED[name, draft_shape][0]
+    assert REFUSED[name, draft_shape][1] in outcome.problem
 
 
 def without_visibility(
@@ -134,7 +142,7 @@ def test_every_check_catches_a_fault_of_its_kind(
 ) -> None:
     name, (owner, part, planted), failing = FAULTS[fault]
     monkeypatch.setattr(owner, part, planted)
-    assert checked(build(name), Feed.TREES).failed == failing
+    assert checked(build(name), DraftShape.TREES).failed == failing
 
 
 def test_the_prompt_of_the_check_reaches_beyond_the_window_if_that_is_affordable(
@@ -150,7 +158,7 @@ def test_the_prompt_of_the_check_reaches_beyond_the_window_if_that_is_affordable
 def test_logits_that_are_no_numbers_are_no_verdict() -> None:
     module = build("llama")
     module.lm_head.weight.data[5] = torch.nan
-    assert checked(module, Feed.ROWS) is None
+    assert checked(module, DraftShape.ROWS) is None
 
 
 def test_a_session_whose_logits_are_no_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +170,7 @@ def test_a_session_whose_logits_are_no_numbers_is_refused(monkeypatch: pytest.Mo
         return scores
 
     monkeypatch.setattr(CachedSession, "extend", with_a_nan)
-    assert checked(module, Feed.ROWS).failed == ROW_BY_ROW
+    assert checked(module, DraftShape.ROWS).failed == ROW_BY_ROW
 
 
 def test_a_refusal_comes_before_any_text_and_names_what_would_be_exact() -> None:

@@ -14,22 +14,22 @@ import torch
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models import cached_session
-from bild_lab.engine.models.cached_session import CachedSession, Pass
+from bild_lab.engine.models.cached_session import CachedSession, ForwardPass
 from bild_lab.engine.session import (
-    Chain,
-    DraftedChain,
+    ChainResult,
+    ChainSpec,
     GrownTree,
-    Growth,
+    OutputSpec,
     Rows,
     Scores,
     Skipped,
-    Want,
+    TreeSpec,
 )
 from bild_lab.engine.trace import Forward
 
 MODEL = object()
-CHAIN = Chain(3, frozenset())
-GROWTH = Growth(4, 2, 2, 2, frozenset())
+CHAIN = ChainSpec(3, frozenset())
+GROWTH = TreeSpec(4, 2, 2, 2, frozenset())
 
 
 @dataclass
@@ -41,14 +41,14 @@ class DigitLayers:
 
     reserved: int = 0
     source: int = 0
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[ForwardPass] = field(default_factory=list)
     asked: list[tuple] = field(default_factory=list)  # every other call
     program: object = None  # what `draft` and `grow` return
     again: int = 0  # how many rows before the asked ones run again
 
     config, depth, device = MODEL, 3, torch.device("cpu")
 
-    def run(self, work: Pass) -> Scores:
+    def run(self, work: ForwardPass) -> Scores:
         self.passes.append(work)
         layers = list(range(self.depth) if work.layers is None else work.layers)
         rows = work.tokens[:, None].double() if work.states is None else work.states
@@ -62,7 +62,7 @@ class DigitLayers:
             logits, read[read.shape[0] - work.head_input :] if work.head_input else None, hidden
         )
 
-    def scored(self, work: Pass) -> int:
+    def scored(self, work: ForwardPass) -> int:
         return work.logits
 
     def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
@@ -74,8 +74,8 @@ class DigitLayers:
         self.asked.append(("draft", *call))
         return self.program
 
-    def until_saturated(self, *call: object) -> object:
-        self.asked.append(("until_saturated", *call))
+    def forward_until_confident(self, *call: object) -> object:
+        self.asked.append(("forward_until_confident", *call))
         return self.program
 
     def grow(self, *call: object) -> object:
@@ -119,27 +119,31 @@ def test_a_prompt_runs_with_the_first_rows_and_only_once() -> None:
     assert session.length == 2
     assert told(session.extend([6, 7])) == ([6123.5, 7123.5], None, [])
     assert (session.length, layers.passes[0].prompt) == (4, 2)
-    assert told(session.extend(torch.tensor([8, 9]), Want(logits=1))) == ([9123.5], None, [])
+    assert told(session.extend(torch.tensor([8, 9]), OutputSpec(logits=1))) == ([9123.5], None, [])
     assert ran(layers) == [(2, [4, 5, 6, 7], None, 2), (6, [8, 9], None, 1)]
     assert session.forwards == [Forward(MODEL, 4, 2, 2), Forward(MODEL, 2, 6, 1)]
 
 
 def test_only_what_is_asked_for_covers_the_prompt() -> None:
-    everything = Want(head_input=True, hidden=(1, 2))
+    everything = OutputSpec(head_input=True, hidden=(1, 2))
     session, _ = opened([4, 5])
     assert told(session.extend([5], everything)) == ([5123.5], [5123.5], [[51], [512]])
     session, _ = opened([3, 4, 5])
-    assert told(session.extend([5], Want(hidden=(1,)))) == ([5123.5], None, [[51]])
+    assert told(session.extend([5], OutputSpec(hidden=(1,)))) == ([5123.5], None, [[51]])
     session, _ = opened([4, 5])
-    assert told(session.extend([5, 6], Want(logits=1, head_input=True))) == ([6123.5], [6123.5], [])
+    assert told(session.extend([5, 6], OutputSpec(logits=1, head_input=True))) == (
+        [6123.5],
+        [6123.5],
+        [],
+    )
     session, _ = opened([4, 5])
-    of_prompt = Want(head_input=True, hidden=(1,), prompt=True)
+    of_prompt = OutputSpec(head_input=True, hidden=(1,), prompt=True)
     assert told(session.extend([5, 6], of_prompt)) == (
         [5123.5, 6123.5],
         [4123.5, 5123.5, 6123.5],
         [[41, 51, 61]],
     )
-    assert told(session.extend([7], Want(logits=0))) == (None, None, [])
+    assert told(session.extend([7], OutputSpec(logits=0))) == (None, None, [])
 
 
 def test_a_long_prompt_runs_before_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,8 +181,8 @@ def test_kept_rows_of_a_chain_do_not_move_and_a_rollback_drops_rows() -> None:
     assert session.length == 2
     session.rollback(1)
     assert session.length == 1
-    session.adopt(0, [1])
-    session.adopt(2, [1, 2])
+    session.commit_row(0, [1])
+    session.commit_row(2, [1, 2])
     assert layers.asked == [("gather", 2, [2], [1, 2])]
 
 
@@ -192,8 +196,8 @@ def test_an_encoder_is_a_forward_of_its_own() -> None:
 def test_a_program_drafts_a_chain_behind_the_rows_or_there_is_none() -> None:
     session, layers = opened([3, 4, 5], source=2)
     assert session.draft([5], CHAIN) is None and session.length == 2
-    assert session.draft([5], Chain(3, frozenset(), plain=False)) is None
-    layers.program = DraftedChain([7, 8], 3, False, [], None, None)
+    assert session.draft([5], ChainSpec(3, frozenset(), plain=False)) is None
+    layers.program = ChainResult([7, 8], 3, False, [], None, None)
     assert session.draft([5, 6], CHAIN) is layers.program
     assert layers.asked == [("draft", 0, [3, 4, 5], CHAIN), ("draft", 0, [3, 4, 5, 6], CHAIN)]
     counted = [
@@ -209,7 +213,7 @@ def test_a_program_drafts_a_chain_behind_the_rows_or_there_is_none() -> None:
 def test_a_program_grows_a_tree_whose_rows_can_be_kept() -> None:
     session, layers = opened([3, 4, 5], reserved=1)
     assert session.grow([5], GROWTH) is None
-    assert session.grow([5], Growth(4, 2, 2, 2, frozenset(), plain=False)) is None
+    assert session.grow([5], TreeSpec(4, 2, 2, 2, frozenset(), plain=False)) is None
     layers.program = GrownTree([6, 7, 8], [-1, -1, 0], [0, 1, None], [9, 2, 3])
     assert session.grow([5, 6], GROWTH) is layers.program
     assert layers.asked == [("grow", 1, [3, 4, 5], GROWTH), ("grow", 1, [3, 4, 5, 6], GROWTH)]
@@ -223,9 +227,13 @@ def test_a_program_grows_a_tree_whose_rows_can_be_kept() -> None:
 
 
 def exited(
-    session: CachedSession, tokens: list[int], at: int, layers: Sequence[int] = (0,), **want: object
+    session: CachedSession,
+    tokens: list[int],
+    at: int,
+    layers: Sequence[int] = (0,),
+    **output_spec: object,
 ) -> tuple:
-    return told(session.extend(Rows(tokens, position=at), Want(layers=layers, **want)))
+    return told(session.extend(Rows(tokens, position=at), OutputSpec(layers=layers, **output_spec)))
 
 
 def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -> None:
@@ -233,7 +241,7 @@ def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -
     assert exited(session, [5], 1, head_input=True) == ([51.5], [51.5], [])
     assert exited(session, [6, 7], 2, hidden=(0,)) == ([61.5, 71.5], None, [[6, 7]])
     assert session.length == 1
-    assert told(session.extend([5, 6, 8, 9], Want(head_input=True)))[0] == [
+    assert told(session.extend([5, 6, 8, 9], OutputSpec(head_input=True)))[0] == [
         5123.5,
         6123.5,
         8123.5,
@@ -259,9 +267,9 @@ def test_the_text_goes_on_behind_an_early_exit_where_the_tokens_are_the_same() -
 
 def test_a_program_drafts_rows_of_the_first_layers_and_the_text_goes_on_from_them() -> None:
     session, layers = opened([3, 4, 5], source=2)
-    chain = Chain(3, frozenset(), position=2, layers=(0,))
+    chain = ChainSpec(3, frozenset(), position=2, layers=(0,))
     assert session.draft([5], chain) is None
-    layers.program = DraftedChain(
+    layers.program = ChainResult(
         [8, 9], 2, False, [], None, None, torch.tensor([[51.0], [61.0], [81.0]]).double()
     )
     assert session.draft([5, 6], chain) is layers.program
@@ -278,8 +286,8 @@ def test_drafted_rows_of_other_layers_leave_nothing_to_go_on_from() -> None:
     session, layers = opened([5])
     exited(session, [5], 0)
     skipped = Skipped(frozenset({1}), frozenset({0, 2}))
-    layers.program = DraftedChain([6], 1, False, [], None, None)
-    session.draft([5], Chain(1, frozenset(), position=0, layers=(0, 1, 2), skipped=skipped))
+    layers.program = ChainResult([6], 1, False, [], None, None)
+    session.draft([5], ChainSpec(1, frozenset(), position=0, layers=(0, 1, 2), skipped=skipped))
     assert session.forwards[-1] == Forward(
         MODEL, 1, 0, 1, layers=3, skipped_attention=1, skipped_feed_forward=2
     )
@@ -289,11 +297,14 @@ def test_drafted_rows_of_other_layers_leave_nothing_to_go_on_from() -> None:
 
 def test_a_program_runs_a_token_until_it_is_saturated_or_there_is_none() -> None:
     session, layers = opened([3, 4, 5], source=2)
-    assert session.until_saturated(5, 0.5) is None and session.length == 2
+    assert session.forward_until_confident(5, 0.5) is None and session.length == 2
     exited(session, [5, 6], 2)
     layers.program = (torch.tensor([[9.0]]), 2)
-    assert session.until_saturated(5, 0.25) is layers.program
-    assert layers.asked == [("until_saturated", 2, 5, 0.5), ("until_saturated", 2, 5, 0.25)]
+    assert session.forward_until_confident(5, 0.25) is layers.program
+    assert layers.asked == [
+        ("forward_until_confident", 2, 5, 0.5),
+        ("forward_until_confident", 2, 5, 0.25),
+    ]
     assert session.forwards[-1] == Forward(MODEL, 1, 2, 1, 2, layers=2, filled_layers=1)
     assert session.length == 3
     session.extend([6])
@@ -303,8 +314,8 @@ def test_a_program_runs_a_token_until_it_is_saturated_or_there_is_none() -> None
 def test_a_drafted_token_that_did_not_run_leaves_nothing_to_go_on_from() -> None:
     session, layers = opened([3, 4, 5])
     states = torch.tensor([[51.0], [61.0], [81.0]]).double()
-    layers.program = DraftedChain([8, 9], 2, False, [], None, None, states)
-    session.draft([5, 6], Chain(3, frozenset(), position=2, layers=(0,)))
+    layers.program = ChainResult([8, 9], 2, False, [], None, None, states)
+    session.draft([5, 6], ChainSpec(3, frozenset(), position=2, layers=(0,)))
     exited(session, [7], 6)  # behind token 9
     assert numbers(session.extend([5, 6, 8, 9, 7]).logits) == [
         5123.5,
@@ -317,7 +328,7 @@ def test_a_drafted_token_that_did_not_run_leaves_nothing_to_go_on_from() -> None
 
 @pytest.mark.parametrize("given", [
     {"rows": Rows([5, 6], Tree(torch.tensor([-1, 0])))},
-    {"want": Want(hidden=(1,))},
+    {"want": OutputSpec(hidden=(1,))},
     {"rows": Rows([9, 6])},
     {"forget": True},
     {"skipped": Skipped(frozenset({0}))},
@@ -333,7 +344,7 @@ def test_otherwise_all_layers_run_again(given: dict) -> None:
     if "forget" in given:
         session.rollback(0)
     before = len(layers.passes)
-    session.extend(given.get("rows", Rows([5, 6])), given.get("want", Want()))
+    session.extend(given.get("rows", Rows([5, 6])), given.get("want", OutputSpec()))
     assert ran(layers)[before:] == [
         (0, [9 if given.get("rows") == Rows([9, 6]) else 5, 6], None, 2)
     ]
@@ -355,13 +366,15 @@ def test_a_draft_that_is_overwritten_goes_on_from_what_stands() -> None:
 
 def test_rows_count_as_cached_once_the_last_layer_has_run() -> None:
     session, _ = opened([5])
-    found = session.extend([5], Want(layers=(0,), logits=0, hidden=(1,)))
+    found = session.extend([5], OutputSpec(layers=(0,), logits=0, hidden=(1,)))
     assert session.length == 0
-    session.extend(Rows([5], states=found.hidden[0]), Want(layers=(1,), logits=0))
+    session.extend(Rows([5], states=found.hidden[0]), OutputSpec(layers=(1,), logits=0))
     assert session.length == 0
     states = torch.tensor([[512.0]])
     assert told(
-        session.extend(Rows([5], states=states), Want(layers=(2,), skipped=Skipped(frozenset({2}))))
+        session.extend(
+            Rows([5], states=states), OutputSpec(layers=(2,), skipped=Skipped(frozenset({2})))
+        )
     )[0] == [5123.5]
     assert session.length == 1
     assert [
@@ -376,13 +389,15 @@ def test_rows_count_as_cached_once_the_last_layer_has_run() -> None:
 def test_filling_computes_keys_alone_and_rows_that_run_again_are_forwards_too() -> None:
     session, _ = opened([5], again=2)
     states = torch.tensor([[51.0]])
-    session.extend(Rows([5], position=3, states=states), Want(layers=(1, 2), fill=True, logits=0))
+    session.extend(
+        Rows([5], position=3, states=states), OutputSpec(layers=(1, 2), fill=True, logits=0)
+    )
     assert session.forwards == [
         Forward(MODEL, rows, cached, 0, layers=0, first_layer=1, filled_layers=2)
         for cached, rows in ((1, 2), (3, 1))
     ]
     blocks = Skipped(frozenset({1}), frozenset({1, 2}))
-    session.extend(Rows([5], position=3), Want(layers=(1, 2), skipped=blocks, logits=1))
+    session.extend(Rows([5], position=3), OutputSpec(layers=(1, 2), skipped=blocks, logits=1))
     last = session.forwards[-1]
     assert (last.skipped_attention, last.skipped_feed_forward, last.scored, last.first_layer) == (
         1,
@@ -396,12 +411,12 @@ def test_filling_computes_keys_alone_and_rows_that_run_again_are_forwards_too() 
 def test_without_layers_given_states_go_to_the_head() -> None:
     session, _ = opened([5])
     rows = Rows([0, 0], states=torch.tensor([[7.0], [8.0]]))
-    assert told(session.extend(rows, Want(layers=(), hidden=(3, 3)))) == (
+    assert told(session.extend(rows, OutputSpec(layers=(), hidden=(3, 3)))) == (
         [7.5, 8.5],
         None,
         [[7, 8]] * 2,
     )
-    assert told(session.extend(rows, Want(layers=(), hidden=(3,), logits=0))) == (
+    assert told(session.extend(rows, OutputSpec(layers=(), hidden=(3,), logits=0))) == (
         None,
         None,
         [[7, 8]],

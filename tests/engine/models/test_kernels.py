@@ -35,7 +35,7 @@ from bild_lab.engine.models.native.cpu import PackedHeads, library, structures
 from bild_lab.engine.models.native.layers import Decoder, NativeLayers
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Chain, Prefix, Rows, Scores, Want, beside
+from bild_lab.engine.session import ChainSpec, OutputSpec, Prefix, Rows, Scores, for_draft
 from bild_lab.engine.trace import Forward, Trace
 from tests.engine.models.test_native import ARCHITECTURES, build
 from tests.engine.models.test_native import (
@@ -218,12 +218,12 @@ def test_text_beside_a_prefix_scores_the_same_to_the_last_bit(name: str) -> None
     module, _, source = build(name)
     decoder = type(build(name)[1])(module.bfloat16())
     alone, words = native_session(decoder, source, 30, kernels=True), decoder.embedding.shape[0]
-    beside = prefixed(decoder, source, kernels=True)
+    for_draft = prefixed(decoder, source, kernels=True)
     tokens = [source.prompt[-1], 4, 5, 6]
-    assert torch.equal(beside.extend(tokens).logits, alone.extend(tokens).logits)
+    assert torch.equal(for_draft.extend(tokens).logits, alone.extend(tokens).logits)
     rows = tree_rows([7, 8, 9, words, words + 1], torch.tensor([-1, 0, 0, 1, 3]))
     expected = alone.extend(tree_rows([7, 8, 9], torch.tensor([-1, 0, 0]))).logits
-    assert torch.equal(beside.extend(rows).logits[:3], expected)
+    assert torch.equal(for_draft.extend(rows).logits[:3], expected)
 
 
 @pytest.mark.parametrize("family", ["t5", "llama", "qwen3", "gemma3"])
@@ -238,9 +238,9 @@ def test_layers_in_two_ranges_are_all_of_them_to_the_last_bit(family: str) -> No
     expected = whole.extend(tokens).logits
     for depth in (1, 2):
         (states,) = parts.extend(
-            tokens, Want(logits=0, layers=range(depth), hidden=(depth,))
+            tokens, OutputSpec(logits=0, layers=range(depth), hidden=(depth,))
         ).hidden
-        rest = parts.extend(Rows(tokens, states=states), Want(layers=range(depth, 3)))
+        rest = parts.extend(Rows(tokens, states=states), OutputSpec(layers=range(depth, 3)))
         assert torch.equal(rest.logits, expected), depth
         parts.rollback(len(source.prompt) - 1)
 
@@ -251,15 +251,16 @@ def test_a_long_prompt_in_parts_gives_what_the_whole_gives(monkeypatch: pytest.M
         Source((START, *range(3, 20))),
     )
     tree = tree_rows([19, 5, 6, 7], torch.tensor([-1, 0, 1, 0]))
-    wants = [
-        Want(),
-        Want(head_input=True, hidden=(0, 1, 2), prompt=True),
-        Want(logits=20, prompt=True),
+    required_outputs = [
+        OutputSpec(),
+        OutputSpec(head_input=True, hidden=(0, 1, 2), prompt=True),
+        OutputSpec(logits=20, prompt=True),
     ]
 
     def scores() -> list[Scores]:
         return [
-            native_session(decoder, source, 64, kernels=True).extend(tree, want) for want in wants
+            native_session(decoder, source, 64, kernels=True).extend(tree, output_spec)
+            for output_spec in required_outputs
         ]
 
     whole = scores()
@@ -305,8 +306,8 @@ def test_a_chain_in_one_program_is_that_of_the_loop(
         return found
 
     by_steps = whole.step_by_step()
-    assert whole.start(source, 9).draft([5], Chain(3, frozenset())) is not None
-    assert by_steps.start(source, 9).draft([5], Chain(3, frozenset())) is None
+    assert whole.start(source, 9).draft([5], ChainSpec(3, frozenset())) is not None
+    assert by_steps.start(source, 9).draft([5], ChainSpec(3, frozenset())) is None
     for (draft, forwards), (expected, wanted) in zip(drafts(whole), drafts(by_steps), strict=True):
         assert draft.token_list == expected.token_list
         assert (draft.calls, forwards) == (expected.calls, wanted)
@@ -365,9 +366,9 @@ def test_a_view_drafts_in_one_program_what_it_drafts_in_the_loop(
 def test_the_target_goes_on_from_rows_that_a_view_ran_in_several_chains() -> None:
     target, source = in_memory(TINY["llama"](1, layers=3), "kernels"), Source((START, 5, 9, 12))
     session = target.start(source, 40)
-    view = EarlyExit(target, 2).start(source, 40, beside(session))
-    text = [12, *view.draft([12], Chain(2, frozenset())).tokens]
-    text += view.draft(text[-1:], Chain(3, frozenset())).tokens
+    view = EarlyExit(target, 2).start(source, 40, for_draft(session))
+    text = [12, *view.draft([12], ChainSpec(2, frozenset())).tokens]
+    text += view.draft(text[-1:], ChainSpec(3, frozenset())).tokens
     scores = session.extend(text).logits
     assert [(one.rows, one.first_layer) for one in session.forwards[-2:]] == [(1, 0), (6, 2)]
     assert torch.equal(scores, target.start(source, 40).extend(text).logits)
@@ -378,16 +379,16 @@ def test_hidden_states_and_layers_are_those_of_pytorch() -> None:
         decoder = in_memory(TINY[family](2, layers=3), "kernels").decoder
         source = source_of(family)
         ours, theirs = (native_session(decoder, source, 64, kernels=each) for each in (True, False))
-        for want in (
-            Want(hidden=(0, 1, 2, 3), head_input=True),
-            Want(layers=(0, 2), hidden=(1, 3)),
-            Want(logits=1),
+        for output_spec in (
+            OutputSpec(hidden=(0, 1, 2, 3), head_input=True),
+            OutputSpec(layers=(0, 2), hidden=(1, 3)),
+            OutputSpec(logits=1),
         ):
             one, other = (
-                session.extend([source.prompt[-1], 7, 8], want) for session in (ours, theirs)
+                session.extend([source.prompt[-1], 7, 8], output_spec) for session in (ours, theirs)
             )
             torch.testing.assert_close(one.logits, other.logits, atol=1e-4, rtol=1e-4)
-            assert len(one.hidden) == len(other.hidden) == len(want.hidden)
+            assert len(one.hidden) == len(other.hidden) == len(output_spec.hidden)
             for a, b in zip(one.hidden, other.hidden, strict=True):
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
             for session in (ours, theirs):

@@ -37,7 +37,7 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.model import why_not_native
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Prefix, Want
+from bild_lab.engine.session import OutputSpec, Prefix
 from bild_lab.errors import UserError
 from tests.sessions import native_session, needs_kernels, tree_rows
 
@@ -210,7 +210,7 @@ def test_a_window_goes_by_the_depth_of_a_tree_and_not_by_its_slots(name: str) ->
 def test_hidden_states_of_every_layer_are_those_of_transformers(name: str) -> None:
     module, decoder, source = build(name)
     fed = [source.prompt[-1], 5, 6]
-    every = Want(hidden=tuple(range(len(decoder.layers) + 1)))
+    every = OutputSpec(hidden=tuple(range(len(decoder.layers) + 1)))
     hidden = torch.stack(native_session(decoder, source, 20).extend(fed, every).hidden)
     ids = torch.tensor([[*source.prompt, 5, 6]])
     with torch.inference_mode():
@@ -245,9 +245,9 @@ def test_a_prefix_is_seen_by_probe_rows_only(name: str) -> None:
     torch.testing.assert_close(prefixed.extend(tokens).logits, expected, atol=1e-5, rtol=1e-5)
     assert prefixed.length == plain.length
     parents = torch.tensor([-1, 0, 1])
-    want = Want(hidden=(1,))
-    ordinary = plain.extend(tree_rows([7, 8, 9], parents), want)
-    probed = prefixed.extend(tree_rows([7, words, words + 1], parents), want)
+    output_spec = OutputSpec(hidden=(1,))
+    ordinary = plain.extend(tree_rows([7, 8, 9], parents), output_spec)
+    probed = prefixed.extend(tree_rows([7, words, words + 1], parents), output_spec)
     torch.testing.assert_close(probed.logits[0], ordinary.logits[0], atol=1e-5, rtol=1e-5)
     for seen, unseen in ((probed.logits, ordinary.logits), (probed.hidden[0], ordinary.hidden[0])):
         # in the first layer, with a window or without, too

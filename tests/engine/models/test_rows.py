@@ -11,7 +11,7 @@ import torch
 
 import bild_lab
 from bild_lab.engine.models.cached_session import CachedSession
-from bild_lab.engine.session import Chain, Growth
+from bild_lab.engine.session import ChainSpec, TreeSpec
 from bild_lab.errors import UserError
 from tests.tiny import save, tiny_llama, tiny_tokenizer
 
@@ -91,10 +91,10 @@ def test_the_kernels_read_nothing_behind_the_embedding(folder: Path, token: int)
     with refused:
         session(folder).extend([5, token])
     with refused:
-        session(folder).draft([5, token], Chain(steps=2, end_tokens=frozenset()))
+        session(folder).draft([5, token], ChainSpec(steps=2, end_tokens=frozenset()))
     with refused:
         session(folder).grow(
-            [5, token], Growth(nodes=3, depth=2, width=2, children=2, end_tokens=frozenset())
+            [5, token], TreeSpec(nodes=3, depth=2, width=2, children=2, end_tokens=frozenset())
         )
 
 

@@ -9,7 +9,7 @@ import torch
 
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Rows, Want
+from bild_lab.engine.session import OutputSpec, Rows
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
 from tests.tiny import PAD, START, VOCABULARY, tiny_llama, tiny_t5
@@ -47,9 +47,9 @@ def test_states_of_the_prompt_and_of_a_tree(family: str, engine: str) -> None:
     prompt = [PAD] if family == "t5" else [START, *words[: LONG if family == "long llama" else 4]]
     source = Source(tuple(prompt), ENCODED if family == "t5" else None)
     session = in_memory(module, engine).start(source, 20)
-    want = Want(head_input=True, hidden=(1, 2), prompt=True)
+    output_spec = OutputSpec(head_input=True, hidden=(1, 2), prompt=True)
     rows = Rows([prompt[-1], 7, 8, 9], Tree(torch.tensor([-1, 0, 0, 2])))
-    scores = session.extend(rows, want)
+    scores = session.extend(rows, output_spec)
     assert scores.logits.shape[0] == 4  # none of the prompt's other rows
     assert [each.shape[0] for each in (scores.head_input, *scores.hidden)] == [len(prompt) + 3] * 3
     chosen, other = states_of(module, [*prompt, 8, 9]), states_of(module, [*prompt, 7])
@@ -65,7 +65,7 @@ def test_states_of_the_prompt_and_of_a_tree(family: str, engine: str) -> None:
         scores.logits, module.get_output_embeddings()(scores.head_input[-4:])
     )
     session.keep([0, 2, 3])
-    after = session.extend([11], want)
+    after = session.extend([11], output_spec)
     assert [each.shape[0] for each in (after.head_input, *after.hidden)] == [1] * 3
     for found, expected in zip(
         (after.head_input, *after.hidden), states_of(module, [*prompt, 8, 9, 11]), strict=True

@@ -25,7 +25,7 @@ from bild_lab.engine.models.native import NativeModel
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.layers import NativeLayers
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LoadedModel, Want, beside
+from bild_lab.engine.session import LoadedModel, OutputSpec, for_draft
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_policy
@@ -74,7 +74,7 @@ close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 def test_an_early_exit_scores_as_its_layers_alone(family: str, engine: str, layers: int) -> None:
     target, source = target_of(family, engine), random_source(family, random.Random(3))
     session = target.start(source, 20)
-    view = EarlyExit(target, layers).start(source, 20, beside(session))
+    view = EarlyExit(target, layers).start(source, 20, for_draft(session))
     close(view.extend([source.prompt[-1]]).logits, alone(family, source, [], layers))
     close(view.extend([9]).logits, alone(family, source, [9], layers))
     session.extend([source.prompt[-1], 9, 10, 11])
@@ -115,7 +115,7 @@ def test_a_skipped_layer_or_block_adds_nothing(family: str, engine: str, part: s
     for layers in ([0], [1, 2]):
         target = target_of(family, engine)
         skip = LayerSkip(target, **{"skipped_layers": [], f"skipped_{part}": layers})
-        view = skip.start(source, 20, beside(target.start(source, 20)))
+        view = skip.start(source, 20, for_draft(target.start(source, 20)))
         view.extend([START])
         expected = in_memory(without(family, part, layers), "hf").text_logits(
             replace(source, prompt=(START, 9))
@@ -132,12 +132,12 @@ def test_the_kernels_skip_the_same_blocks(family: str) -> None:
     for engine in ("native", "kernels"):
         target = in_memory(module, engine)
         session = target.start(source, 20)
-        view = LayerSkip(target, [], [0, 2], [1]).start(source, 20, beside(session))
+        view = LayerSkip(target, [], [0, 2], [1]).start(source, 20, for_draft(session))
         view.extend([source.prompt[-1]])
         found.append(view.extend([9]).logits)
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
     assert not torch.allclose(
-        found[1], EarlyExit(target, 3).start(source, 20, beside(session)).extend([9]).logits
+        found[1], EarlyExit(target, 3).start(source, 20, for_draft(session)).extend([9]).logits
     )
 
 
@@ -314,7 +314,7 @@ def test_verification_behind_an_exit_scores_as_running_everything_does(
     target = in_memory(random_target(family, 3).to(dtype), engine)
     source = random_source(family, random.Random(2))
     plain, session = target.start(source, 60), target.start(source, 60)
-    view = EarlyExit(target, exit_layer).start(source, 60, beside(session))
+    view = EarlyExit(target, exit_layer).start(source, 60, for_draft(session))
     plain.prefill()
     session.prefill()
     tolerance = 2e-6 if dtype == torch.float32 else 1e-13
@@ -322,8 +322,11 @@ def test_verification_behind_an_exit_scores_as_running_everything_does(
         view.rollback(session.length)
         for token in step.drafted:
             view.extend([token])
-        want = Want(head_input=True)
-        scores, expected = session.extend(step.fed, want), plain.extend(step.fed, want)
+        output_spec = OutputSpec(head_input=True)
+        scores, expected = (
+            session.extend(step.fed, output_spec),
+            plain.extend(step.fed, output_spec),
+        )
         scale = float(expected.logits.abs().max())
         assert float((scores.logits - expected.logits).abs().max()) <= tolerance * scale, name
         torch.testing.assert_close(scores.head_input, expected.head_input)
@@ -349,7 +352,7 @@ def test_begun_rows_stand_after_the_cache_has_grown() -> None:
     target = in_memory(random_target("llama", 0), "native")
     source = Source((START,))
     session = target.start(source, 4)
-    view = EarlyExit(target, 1).start(source, 4, beside(session))
+    view = EarlyExit(target, 1).start(source, 4, for_draft(session))
     # one by one past what there is
     tokens = [3 + index % 30 for index in range(session.layers.cache.capacity + 5)]
     for token in tokens:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from bild_lab.engine.models.checkpoint.pieces import Pieces
 from bild_lab.engine.session import LoadedModel
-from bild_lab.engine.vocabularies.overlap import Overlap
+from bild_lab.engine.vocabularies.overlap import VocabularyOverlap
 from bild_lab.engine.vocabularies.translated import TranslatedModel
 from tests.policies import in_memory
 from tests.tiny import WORDS, tiny_tokenizer
@@ -173,8 +173,10 @@ def written(kind: str) -> list[str]:
     return [text for text in TEXTS if all(token in pieces.written for token in pieces.encode(text))]
 
 
-def overlap(target: str, draft: str, encoder_decoder: bool = False) -> Overlap:
-    return Overlap(checkpoint(target, encoder_decoder), checkpoint(draft, encoder_decoder))
+def overlap(target: str, draft: str, encoder_decoder: bool = False) -> VocabularyOverlap:
+    return VocabularyOverlap(
+        checkpoint(target, encoder_decoder), checkpoint(draft, encoder_decoder)
+    )
 
 
 def foreign_words(seed: int) -> tuple[list[int], list[str]]:
@@ -211,4 +213,4 @@ def foreign(
     encoder_decoder = module.config.is_encoder_decoder
     vars(model.checkpoint).update(tokenizer=tiny_tokenizer(encoder_decoder, names, unknown="<pad>"))
     vars(target.checkpoint).update(tokenizer=tiny_tokenizer(encoder_decoder, unknown="<pad>"))
-    return TranslatedModel(model, Overlap(target.checkpoint, model.checkpoint))
+    return TranslatedModel(model, VocabularyOverlap(target.checkpoint, model.checkpoint))

@@ -20,7 +20,7 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Rows, Want
+from bild_lab.engine.session import OutputSpec, Rows
 from bild_lab.engine.trace import Trace
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
 from bild_lab.engine.vocabularies.translated import TranslatedModel
@@ -84,7 +84,7 @@ def test_scores_are_the_draft_models_own_whatever_is_committed_and_taken_back() 
         new = [chance.randrange(4) for _ in range(chance.randint(1, 4))]
         assert one.length == 2 + len(text)
         wanted = chance.randint(1, len(new))
-        logits = one.extend(new, Want(logits=wanted)).logits
+        logits = one.extend(new, OutputSpec(logits=wanted)).logits
         text += new
         for place, row in enumerate(logits, start=len(text) - wanted + 1):
             assert torch.equal(row, expected(next_logits, text[:place]))
@@ -203,11 +203,15 @@ def test_nothing_is_drafted_where_the_draft_models_positions_end() -> None:
 
 def test_rows_of_layers_and_hidden_states_are_refused() -> None:
     one = session(Small(mixed(0)))
-    for want in (Want(hidden=(1,)), Want(head_input=True), Want(layers=[0])):
+    for output_spec in (
+        OutputSpec(hidden=(1,)),
+        OutputSpec(head_input=True),
+        OutputSpec(layers=[0]),
+    ):
         with pytest.raises(
             UserError, match="small has another vocabulary than the target and drafts by its scores"
         ):
-            one.extend([3], want)
+            one.extend([3], output_spec)
     with pytest.raises(
         UserError, match="reads at most 4 tokens, and in its vocabulary the text has more"
     ):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bild_lab.engine.request import Source
-from bild_lab.engine.vocabularies.overlap import Overlap, require_shared
+from bild_lab.engine.vocabularies.overlap import VocabularyOverlap, require_shared
 from bild_lab.errors import UserError
 from tests.engine.vocabularies.foreign import KINDS, TEXTS, overlap, tokenizer
 
@@ -114,7 +114,7 @@ def test_a_pair_that_shares_hardly_a_piece_is_refused(monkeypatch: pytest.Monkey
     both = overlap("words", "byte_level")
     assert require_shared(both) is None
     monkeypatch.setitem(both.target.pieces.__dict__, "tokens_of", {})
-    apart = Overlap(both.target, both.draft)
+    apart = VocabularyOverlap(both.target, both.draft)
     with pytest.raises(
         UserError, match="words .*byte_level .* share 0 pieces; .*choose another draft model"
     ):

@@ -32,20 +32,20 @@ from bild_lab.engine.methods.speculative.tree_acceptance import (
     output_by,
 )
 from bild_lab.engine.methods.vanilla import NoDraft
-from bild_lab.engine.models.cached_session import CachedSession, Layers, Pass
+from bild_lab.engine.models.cached_session import CachedSession, ForwardPass, Layers
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Request, Source
 from bild_lab.engine.sampling import Sampling, pick
 from bild_lab.engine.session import (
-    ALONE,
-    EVERYTHING,
+    ALL_LOGITS,
+    DEFAULT_OPTIONS,
     LoadedModel,
     Model,
-    Opening,
+    OutputSpec,
     Rows,
     Scores,
     Session,
-    Want,
+    SessionOptions,
 )
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.config.groups import compose_config
@@ -84,7 +84,7 @@ class Shifted(Tree):
         return self.ancestors.sum(-1)
 
 
-def shape_of(work: Pass) -> Int[Tensor, " m"]:
+def shape_of(work: ForwardPass) -> Int[Tensor, " m"]:
     return torch.arange(-1, work.count - 1) if work.tree is None else work.tree.parents
 
 
@@ -101,7 +101,7 @@ class FaultyLayers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.layers, name)
 
-    def run(self, work: Pass) -> Scores:
+    def run(self, work: ForwardPass) -> Scores:
         if self.fault == "no causal mask" and work.count > 1 and not work.prompt:
             work = replace(work, tree=Unmasked(shape_of(work)))
         if self.fault == "shifted positions" and self.rejected:
@@ -118,9 +118,11 @@ class FaultySession(CachedSession):
     With a stale cache it keeps the first rejected row after the accepted ones.
     """
 
-    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
+    def extend(
+        self, rows: Rows | Sequence[int] | Tensor, output_spec: OutputSpec = ALL_LOGITS
+    ) -> Scores:
         self._rows = len(rows.tokens if isinstance(rows, Rows) else rows)
-        return super().extend(rows, want)
+        return super().extend(rows, output_spec)
 
     def keep(self, path: Sequence[int]) -> None:
         dropped = [row for row in range(self._rows) if row not in path]
@@ -138,10 +140,12 @@ class FaultyModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
         sound = self.model.start(source, 3 * room + 32)  # a stale cache grows
         return FaultySession(
-            FaultyLayers(sound.layers, self.fault), source.prompt, opening.forwards
+            FaultyLayers(sound.layers, self.fault), source.prompt, session_options.forwards
         )
 
 

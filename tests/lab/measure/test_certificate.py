@@ -15,7 +15,7 @@ from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import EVERYTHING, Rows, as_rows
+from bild_lab.engine.session import ALL_LOGITS, Rows, as_rows
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure.certificate import (
     DEFECT,
@@ -119,8 +119,8 @@ def by_width(off: dict[int, float], dtype: torch.dtype = torch.float32) -> StubM
             session = super().start(source, room)
             extend = session.extend
 
-            def moved(rows, want=EVERYTHING):  # type: ignore[no-untyped-def]
-                scores = extend(rows, want)
+            def moved(rows, output_spec=ALL_LOGITS):  # type: ignore[no-untyped-def]
+                scores = extend(rows, output_spec)
                 scores.logits[:, 4] += off.get(len(as_rows(rows).tokens), 0.0)
                 return scores
 
@@ -199,9 +199,9 @@ class Noting(StubModel):
         session = super().start(source, room)
         extend = session.extend
 
-        def noted(rows, want=EVERYTHING):  # type: ignore[no-untyped-def]
+        def noted(rows, output_spec=ALL_LOGITS):  # type: ignore[no-untyped-def]
             self.rows.append(as_rows(rows))
-            return extend(rows, want)
+            return extend(rows, output_spec)
 
         session.extend = noted  # type: ignore[method-assign]
         self.rooms.append(room)

@@ -35,7 +35,7 @@ from bild_lab.engine.models.hf import model as hf
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Opening, Rows, Session, Want
+from bild_lab.engine.session import OutputSpec, Rows, Session, SessionOptions
 from bild_lab.engine.trace import Forward, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_policy
@@ -115,7 +115,7 @@ def open_session(
     forwards: list[Forward] | None = None,
 ) -> Session:
     if engine == "hf":
-        return hf.open_session(module, source, Opening(forwards))
+        return hf.open_session(module, source, SessionOptions(forwards))
     family = T5Decoder if module.config.is_encoder_decoder else LlamaDecoder
     return native_session(family(module), source, room, forwards=forwards)
 
@@ -146,7 +146,7 @@ def steps_of(engine: str, module: PreTrainedModel) -> tuple[list[int], list[list
     encoding, session = counted(open_session, engine, module, source_of(module))
     for rows, parents, scored in STEPS:
         tree = None if parents is None else Tree(torch.tensor(parents))
-        counts.append(counted(session.extend, Rows(rows, tree), Want(logits=scored))[0])
+        counts.append(counted(session.extend, Rows(rows, tree), OutputSpec(logits=scored))[0])
         forwards.append(list(session.forwards))
         session.forwards.clear()
     return [encoding + counts[0], *counts[1:]], forwards

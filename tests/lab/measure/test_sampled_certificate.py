@@ -23,7 +23,7 @@ from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Acceptance, Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import EVERYTHING, Scores, Want
+from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.measure import certificate
 from bild_lab.lab.measure.certificate import (
@@ -66,12 +66,12 @@ class Loaded(TableModel):
 
 
 class Moved(TableSession):
-    def extend(self, rows: Any, want: Want = EVERYTHING) -> Scores:
+    def extend(self, rows: Any, output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         before = self.length
-        scores = super().extend(rows, want)
+        scores = super().extend(rows, output_spec)
         if len(scores.logits) > 1 and before < self.until:
             scores.logits[:, 0] += self.off
-        return replace(scores, head_input=scores.logits) if want.head_input else scores
+        return replace(scores, head_input=scores.logits) if output_spec.head_input else scores
 
 
 def loaded(probs: Tensor, **changes: Any) -> Loaded:
@@ -303,7 +303,7 @@ def test_rows_that_forbid_other_tokens_are_a_defect_of_the_session() -> None:
 class LenientLater(SpeculativeSampling):
     """Lossless in the first rounds; by their text, and by what else the target's forward gave."""
 
-    wants = Want(head_input=True)
+    wants = OutputSpec(head_input=True)
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         assert torch.equal(scores.head_input, scores.logits)

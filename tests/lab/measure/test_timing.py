@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from bild_lab.engine.batch_scheduler import Wanted, current_batch
+from bild_lab.engine.batch_scheduler import PendingOp, current_batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
@@ -375,7 +375,7 @@ def test_a_batch_is_prepared_and_waited_for_before_and_after_its_work() -> None:
             self.notes.append(("prepare", request.source.prompt[0]))
 
         def decode(self, request: Request, trace: Trace) -> list[int]:
-            work = Wanted(
+            work = PendingOp(
                 "step", 1, lambda several: self.notes.append(("run", len(several))) or several, None
             )
             current_batch().wait(work)

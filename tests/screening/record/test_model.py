@@ -17,10 +17,10 @@ from transformers import LogitsProcessorList, NoRepeatNGramLogitsProcessor
 
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.methods.early_exit.views import View
+from bild_lab.engine.methods.early_exit.views import LayerView
 from bild_lab.engine.protocols import Method
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import LAST, Rows, Scores
+from bild_lab.engine.session import LAST_LOGITS, Rows, Scores
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import policy_names
@@ -327,17 +327,17 @@ def test_rows_of_a_view_are_those_behind_the_text_as_far_as_it_has_come(
     (live, *_) = models("llama", "native")
     source = Source((2, 7, 9))
     both = live.start(source, 20), RecordedModel(live).start(source, 20)
-    views = [View(session, layers) for session in both]
+    views = [LayerView(session, layers) for session in both]
     for session, view in zip(both, views, strict=True):
         session.extend([9])
-        view.extend([5], LAST)
+        view.extend([5], LAST_LOGITS)
     for steps in (
-        lambda session, view: view.extend([6], LAST),
+        lambda session, view: view.extend([6], LAST_LOGITS),
         lambda session, view: (
             view.rollback(3),
             session.extend([5]),
             view.rollback(4),
-            view.extend([6], LAST),
+            view.extend([6], LAST_LOGITS),
         )[-1],
         lambda session, view: (session.extend([6, 8]), view.rollback(0), view.extend([5, 6]))[-1],
     ):

@@ -9,7 +9,7 @@ from typing import Any
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.data.dataset_spec import DatasetSpec
-from bild_lab.training.answers import END, Answer, Calibration
+from bild_lab.training.answers import END, Calibration, TargetAnswer
 from bild_lab.training.modules.bita import BitaSpec
 from bild_lab.training.modules.frozen import FrozenJob
 from bild_lab.training.recipe import Recipe
@@ -28,7 +28,7 @@ MICRO = replace(
 BITA = BitaSpec(prompt="deep", prompt_tokens=2, mask_tokens=3, splits=2, consecutive=False)
 
 
-def answers(count: int, shortest: int = 4) -> tuple[Answer, ...]:
+def answers(count: int, shortest: int = 4) -> tuple[TargetAnswer, ...]:
     """Words that go up by one: what follows can be learned."""
     chance = random.Random(0)
     found = []
@@ -36,11 +36,11 @@ def answers(count: int, shortest: int = 4) -> tuple[Answer, ...]:
         start = chance.randrange(3, 12)
         tokens = [*range(start, start + chance.randrange(shortest, 12) - 1), END_TOKEN]
         prompt = " ".join(chance.choices(WORDS, k=chance.randint(2, 5)))
-        found.append(Answer(f"train-{index}", prompt, "", tokens, END))
+        found.append(TargetAnswer(f"train-{index}", prompt, "", tokens, END))
     return tuple(found)
 
 
-def calibration(base: Checkpoint, rows: tuple[Answer, ...]) -> Calibration:
+def calibration(base: Checkpoint, rows: tuple[TargetAnswer, ...]) -> Calibration:
     """Answers as if the model had given them."""
     spec = DatasetSpec(
         name="words", split="train", source_column="de", metric="agreement", path="words"

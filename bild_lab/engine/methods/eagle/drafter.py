@@ -19,11 +19,11 @@ from bild_lab.engine.models.native.attention import KeyValueCache, place_rows
 from bild_lab.engine.models.native.layers import SPARE_ROWS
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import (
-    EVERYTHING,
+    ALL_LOGITS,
+    OutputSpec,
     Rows,
     Scores,
     Session,
-    Want,
     as_rows,
     on_device,
 )
@@ -40,11 +40,11 @@ class EagleDrafter(StateTreeDrafter):
 
     _heads: Eagle
 
-    def reads(self) -> Want:
+    def reads(self) -> OutputSpec:
         config = self._heads.config
         if third := config.variant == EAGLE3:
             self._target.require_layers("EAGLE-3")
-        return Want(head_input=not third, hidden=config.target_layers, prompt=True)
+        return OutputSpec(head_input=not third, hidden=config.target_layers, prompt=True)
 
     def opened(self, request: Request, target: Session) -> EagleSession:
         self._heads.attach(*self._target.vocabulary_weights())
@@ -84,7 +84,7 @@ class EagleSession(StateSession):
 
     @torch.inference_mode()
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
         tokens, tree = on_device(rows.tokens, self._cache.keys.device), rows.tree
@@ -97,7 +97,7 @@ class EagleSession(StateSession):
             states = self._outputs[tree.parents[-count:] + 1]
         outputs = self._run(tokens, states, start, tree)
         self._outputs = outputs[-1:] if tree is None else torch.cat([self._outputs, outputs])
-        shown = outputs if want.logits is None else outputs[-want.logits :]
+        shown = outputs if output_spec.logits is None else outputs[-output_spec.logits :]
         self.forwards.append(
             Forward(self._eagle.config.layer, rows=count, cached=start, scored=shown.shape[0])
         )

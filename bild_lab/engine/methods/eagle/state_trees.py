@@ -18,7 +18,7 @@ from torch import Tensor
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict, empty_draft
 from bild_lab.engine.methods.candidate_trees import (
     GROWTHS,
-    Node,
+    CandidateNode,
     TreeFile,
     efficient_tree,
     read_trees,
@@ -33,12 +33,12 @@ from bild_lab.engine.methods.speculative.draft_tree import (
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import (
-    EVERYTHING,
+    ALL_LOGITS,
     LoadedModel,
+    OutputSpec,
     Rows,
     Scores,
     Session,
-    Want,
     on_device,
 )
 from bild_lab.errors import UserError
@@ -74,7 +74,7 @@ class StateSession(Protocol):
         """States of the target after those received before. Rows of the last tree are dropped."""
 
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         """Run the text's next tokens, all those whose states were received, or the next level of a
         tree after them.
@@ -110,9 +110,9 @@ class StateTreeDrafter(Drafter):
         min_prob: float = 0.0,
     ) -> None:
         self._target, self._heads = target, heads
-        growth = growth_by(nodes, window, width, children, min_prob)
-        self._growth = replace(growth, depth=min(window, self.longest))
-        self.wants = self.reads()
+        tree_spec = growth_by(nodes, window, width, children, min_prob)
+        self._growth = replace(tree_spec, depth=min(window, self.longest))
+        self.required_outputs = self.reads()
         choices = (
             heads.config.vocabulary if (part := getattr(heads, "part", None)) is None else len(part)
         )
@@ -122,7 +122,7 @@ class StateTreeDrafter(Drafter):
         self.drafts_trees = not self._chain
 
     @abstractmethod
-    def reads(self) -> Want:
+    def reads(self) -> OutputSpec:
         """What it needs of the target's forwards.
 
         Raises UserError for a target that cannot give it.
@@ -142,13 +142,13 @@ class StateTreeDrafter(Drafter):
 
     def propose(self, tokens: list[int]) -> Draft:
         session, device = self._session, self._target.device
-        growth = growth_of_round(self._growth, self._request, tokens)
-        if not session.ready or growth.depth < 1:
+        tree_spec = growth_of_round(self._growth, self._request, tokens)
+        if not session.ready or tree_spec.depth < 1:
             return empty_draft(device)
         feed = tokens[session.length :]
         if self._static is not None:
-            return self._static.draft(session, feed, growth.depth, self._chain)
-        return draft_of(grow(session, feed, growth, self._request.sampling), device)
+            return self._static.draft(session, feed, tree_spec.depth, self._chain)
+        return draft_of(grow(session, feed, tree_spec, self._request.sampling), device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Pass on the states of the prompt, of the last committed token and of the accepted
@@ -160,7 +160,7 @@ class StateTreeDrafter(Drafter):
         # rows of the prompt, which another drafter may want alone
         before = states.shape[0] - probes - len(draft) - 1
         rows = [
-            *range(before if self.wants.prompt else 0),
+            *range(before if self.required_outputs.prompt else 0),
             *(before + row for row in (0, *(node + 1 for node in verdict.path))),
         ]
         self._session.receive(
@@ -186,7 +186,7 @@ class Level:
 class StaticTree:
     """A tree whose shape never changes: each node is the candidate of one rank after its parent."""
 
-    def __init__(self, nodes: Sequence[Node], device: torch.device) -> None:
+    def __init__(self, nodes: Sequence[CandidateNode], device: torch.device) -> None:
         self._nodes, self._device = nodes, device
         self._widest = max(node.rank for node in nodes) + 1
         self._levels = lru_cache(maxsize=None)(self._lay_out)
@@ -194,7 +194,7 @@ class StaticTree:
     def draft(self, session: StateSession, feed: Sequence[int], depth: int, chain: bool) -> Draft:
         """Run these tokens of the text, then one level after the other, down to this depth."""
         levels, above, parents, shape = self._levels(depth)
-        scores = session.extend(feed, Want(logits=1))
+        scores = session.extend(feed, OutputSpec(logits=1))
         drafted, calls = [], 1
         for level in levels:
             most_likely = scores.logits.topk(self._widest).indices  # [rows, widest]
@@ -207,7 +207,7 @@ class StaticTree:
             return Draft(tokens, calls=calls)
         return Draft(tokens, parents, calls=calls, shape=shape, known_parents=above)
 
-    def cut(self, depth: int) -> list[Node]:
+    def cut(self, depth: int) -> list[CandidateNode]:
         """The nodes above this depth, level by level."""
         kept = sorted(
             (at for at, node in enumerate(self._nodes) if node.depth < depth),
@@ -248,7 +248,7 @@ class StaticTree:
 
 def named_nodes(
     tree: str, top_k: int | Sequence[int], window: int, vocabulary: int
-) -> Sequence[Node] | None:
+) -> Sequence[CandidateNode] | None:
     """The nodes of a static tree down to this depth; None for a dynamic one.
 
     Raises UserError for anything else.
@@ -272,7 +272,9 @@ def named_nodes(
     raise UserError(f"tree must be one of {kinds} or the file of a fitted tree, got {tree!r}")
 
 
-def published_tree() -> list[Node]:
+def published_tree() -> list[CandidateNode]:
     """EAGLE-1's tree for 7B models: 25 nodes, 5 deep."""
     place = {"": ROOT, **{branch: at for at, branch in enumerate(BRANCHES)}}
-    return [Node(len(branch) - 1, int(branch[-1]), place[branch[:-1]]) for branch in BRANCHES]
+    return [
+        CandidateNode(len(branch) - 1, int(branch[-1]), place[branch[:-1]]) for branch in BRANCHES
+    ]

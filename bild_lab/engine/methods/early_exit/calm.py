@@ -16,7 +16,14 @@ from torch.nn.functional import cosine_similarity
 from bild_lab.engine.decode import TokenLoop
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
-from bild_lab.engine.session import Feed, LoadedModel, Opening, Rows, StagedSession, Want
+from bild_lab.engine.session import (
+    DraftShape,
+    LoadedModel,
+    OutputSpec,
+    Rows,
+    SessionOptions,
+    StagedSession,
+)
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import require_choice, require_finite, require_number
 
@@ -60,8 +67,8 @@ class Calm(TokenLoop):
     Raises UserError for values out of range and for a target whose layers cannot be run one by one.
     """
 
-    feeds: ClassVar[Feed] = Feed.ROWS
-    in_graphs: ClassVar[bool] = False
+    draft_shape: ClassVar[DraftShape] = DraftShape.ROWS
+    cuda_graph_safe: ClassVar[bool] = False
 
     target: LoadedModel
     measure: str
@@ -85,7 +92,7 @@ class Calm(TokenLoop):
         tokens = list(request.source.prompt)
         with trace.span("prefill"):
             session = self.target.start(
-                request.source, limits.max_new_tokens, Opening(trace.forwards)
+                request.source, limits.max_new_tokens, SessionOptions(trace.forwards)
             )
             session.prefill()
         while not limits.reached(tokens):
@@ -107,17 +114,20 @@ class Calm(TokenLoop):
         """
         confidence, depth = MEASURES[self.measure], self.target.depth
         reads_logits = confidence is softmax_response
-        if confidence is saturation and (found := session.until_saturated(token, bar)) is not None:
+        if (
+            confidence is saturation
+            and (found := session.forward_until_confident(token, bar)) is not None
+        ):
             return found
         x: State | None = None
         for layer in range(depth):
             last = layer + 1 == depth
-            want = Want(
+            output_spec = OutputSpec(
                 logits=int(last or reads_logits),
                 layers=(layer,),
                 hidden=(layer, layer + 1)[int(layer > 0) :],
             )
-            scores = session.extend(Rows([token], states=x), want)
+            scores = session.extend(Rows([token], states=x), output_spec)
             before, x = (x, *scores.hidden)[-2:]
             if last:
                 break
@@ -125,9 +135,9 @@ class Calm(TokenLoop):
                 logits = scores.logits
                 if logits is None:
                     logits = session.extend(
-                        Rows([token], states=x), Want(logits=1, layers=())
+                        Rows([token], states=x), OutputSpec(logits=1, layers=())
                     ).logits
-                skipped = Want(logits=0, layers=range(layer + 1, depth), fill=True)
+                skipped = OutputSpec(logits=0, layers=range(layer + 1, depth), fill=True)
                 session.extend(Rows([token], states=x), skipped)
                 return logits, layer + 1
         return scores.logits, depth

@@ -16,21 +16,21 @@ from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.models.processed_session import SessionOver, processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
-    ALONE,
-    EVERYTHING,
+    ALL_LOGITS,
+    DEFAULT_OPTIONS,
     NOTHING,
-    Chain,
-    DraftedChain,
+    ChainResult,
+    ChainSpec,
     GrownTree,
-    Growth,
     LoadedModel,
     Model,
-    Opening,
+    OutputSpec,
     Rows,
     Scores,
     Session,
+    SessionOptions,
     Skipped,
-    Want,
+    TreeSpec,
     as_rows,
 )
 from bild_lab.engine.vocabularies import TranslatedModel
@@ -43,7 +43,7 @@ class TargetLayers:
     skipped: blocks that are left out of these layers. depth: how many layers the whole target has.
     """
 
-    in_graphs = False  # see `load.decided`
+    cuda_graph_safe = False  # see `load.decided`
 
     def __init__(
         self, target: LoadedModel, layers: Sequence[int], skipped: Skipped = NOTHING
@@ -51,10 +51,12 @@ class TargetLayers:
         self.layers, self.skipped = tuple(layers), skipped
         self.depth, self.device, self.engine = target.depth, target.device, target.engine
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> View:
-        if opening.target is None:
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> LayerView:
+        if session_options.target is None:
             raise ValueError("a view of the target starts beside the target's session, got none")
-        return View(opening.target, self.layers, self.skipped)
+        return LayerView(session_options.target, self.layers, self.skipped)
 
 
 class EarlyExit(TargetLayers):
@@ -131,7 +133,7 @@ def skipping(
     )
 
 
-class View(SessionOver):
+class LayerView(SessionOver):
     """Some layers of a session, which store their rows after the target's own in the target's
     cache. Chains only.
 
@@ -151,22 +153,22 @@ class View(SessionOver):
         return self._session.length + self._ahead
 
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
-        part = replace(want, layers=self._layers, skipped=self._skipped)
+        part = replace(output_spec, layers=self._layers, skipped=self._skipped)
         scores = self._session.extend(replace(rows, position=self.length), part)
         self._ahead += len(rows.tokens)
         return scores
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         chain = replace(chain, position=self.length, layers=self._layers, skipped=self._skipped)
         drafted = self._session.draft(rows, chain)
         if drafted is not None:
             self._ahead += len(rows) + drafted.forwards - 1
         return drafted
 
-    def grow(self, rows: Sequence[int], growth: Growth) -> None:
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> None:
         """Raises UserError: a view drafts chains."""
         raise UserError(
             "layers of the target draft chains alone; choose ModelDrafter for them, such as"
@@ -199,10 +201,12 @@ class NarrowModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
         if isinstance(self.model, TargetLayers):  # whose scores have been processed
-            return NarrowSession(self.model.start(source, room, opening), self.vocabulary)
-        session = self.model.start(replace(source, processors=None), room, opening)
+            return NarrowSession(self.model.start(source, room, session_options), self.vocabulary)
+        session = self.model.start(replace(source, processors=None), room, session_options)
         return processed(NarrowSession(session, self.vocabulary), source)
 
 
@@ -215,17 +219,17 @@ class NarrowSession(SessionOver):
 
     @torch.inference_mode()
     def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], want: Want = EVERYTHING
+        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
-        scores = self._session.extend(rows, replace(want, vocabulary=self._vocabulary))
+        scores = self._session.extend(rows, replace(output_spec, vocabulary=self._vocabulary))
         return (
             scores
             if scores.logits is None
             else replace(scores, logits=self._vocabulary.masked(scores.logits))
         )
 
-    def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         return self._session.draft(rows, replace(chain, vocabulary=self._vocabulary))
 
-    def grow(self, rows: Sequence[int], growth: Growth) -> GrownTree | None:
-        return self._session.grow(rows, replace(growth, vocabulary=self._vocabulary))
+    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
+        return self._session.grow(rows, replace(tree_spec, vocabulary=self._vocabulary))

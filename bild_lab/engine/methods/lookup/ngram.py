@@ -120,7 +120,7 @@ BUILD = (
 
 
 @dataclass(frozen=True, eq=False)
-class Counts:
+class TokenCounts:
     """How often tokens were seen: the most frequent first, ties by token id."""
 
     tokens: Int[Tensor, " k"]
@@ -139,9 +139,9 @@ class NGramTable:
 
     order: int
     width: int
-    unigrams: Counts
+    unigrams: TokenCounts
     starts: Int[Tensor, " contexts+1"]
-    followers: Counts
+    followers: TokenCounts
     vocabulary_hash: str
     corpus: str
 
@@ -149,14 +149,14 @@ class NGramTable:
     def token_count(self) -> int:
         return int(self.unigrams.times.sum())
 
-    def after(self, token: int) -> Counts:
+    def after(self, token: int) -> TokenCounts:
         """Counts of the tokens after this one; unigram counts if it was never seen."""
         begin, end = (
             self.starts[token : token + 2].tolist() if token + 1 < len(self.starts) else (0, 0)
         )
         if begin == end:
             return self.unigrams
-        return Counts(self.followers.tokens[begin:end], self.followers.times[begin:end])
+        return TokenCounts(self.followers.tokens[begin:end], self.followers.times[begin:end])
 
     def most_likely_after(self, token: int) -> int:
         return self._most_likely.get(token, self._most_likely_of_all)
@@ -176,7 +176,7 @@ class NGramTable:
         """The same corpus without its bigrams."""
         empty = self.starts.new_zeros(0)
         return replace(
-            self, order=1, starts=self.starts.new_zeros(1), followers=Counts(empty, empty)
+            self, order=1, starts=self.starts.new_zeros(1), followers=TokenCounts(empty, empty)
         )
 
     def save(self, path: Path) -> None:
@@ -220,9 +220,9 @@ def read_table(path: Path) -> NGramTable:
     return NGramTable(
         order=int(metadata["order"]),
         width=int(metadata["vocabulary_size"]),
-        unigrams=Counts(tensors["unigram_tokens"], tensors["unigram_times"]),
+        unigrams=TokenCounts(tensors["unigram_tokens"], tensors["unigram_times"]),
         starts=tensors["starts"],
-        followers=Counts(tensors["follower_tokens"], tensors["follower_times"]),
+        followers=TokenCounts(tensors["follower_tokens"], tensors["follower_times"]),
         vocabulary_hash=metadata["vocabulary_hash"],
         corpus=metadata["corpus"],
     )

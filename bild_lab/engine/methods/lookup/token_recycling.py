@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Hashable, Sequence
 
 from bild_lab.engine.draft import ROOT, Draft, Verdict, empty_draft
-from bild_lab.engine.methods.candidate_trees import MOST_NODES, Node
+from bild_lab.engine.methods.candidate_trees import MOST_NODES, CandidateNode
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import Model, Scores, Session, on_device
@@ -92,7 +92,7 @@ class TokenRecycling(Drafter):
         self._last = tokens[-1]
         self.observe(draft, scores, verdict)
 
-    def _candidate(self, token: int, node: Node) -> int | None:
+    def _candidate(self, token: int, node: CandidateNode) -> int | None:
         """What this node of the static tree drafts below this token."""
         if token in self._limits.end_tokens and node.parent != ROOT:
             return None
@@ -100,7 +100,7 @@ class TokenRecycling(Drafter):
         return known[node.rank] if node.rank < len(known) else None
 
 
-def static_tree(nodes: int, top_k: int) -> list[Node]:
+def static_tree(nodes: int, top_k: int) -> list[CandidateNode]:
     """The tree of this many nodes that a draft is most likely to follow furthest, parents first.
 
     A node's chance is that of its rank times its parent's: the optimum for ranks that are right
@@ -108,11 +108,11 @@ def static_tree(nodes: int, top_k: int) -> list[Node]:
     hand.
     """
     chances = [chance_of(rank) for rank in range(top_k)]
-    tree: list[Node] = []
+    tree: list[CandidateNode] = []
     open_places = [(-chances[0], 0, 0, ROOT)]  # the negated chance, depth, rank, parent
     while len(tree) < nodes:
         chance, depth, rank, parent = heapq.heappop(open_places)
-        tree.append(Node(depth, rank, parent))
+        tree.append(CandidateNode(depth, rank, parent))
         heapq.heappush(open_places, (chance * chances[0], depth + 1, 0, len(tree) - 1))
         if rank + 1 < top_k:
             heapq.heappush(

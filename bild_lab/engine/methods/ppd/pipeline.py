@@ -26,7 +26,14 @@ from bild_lab.engine.methods.ppd.theory import require_exit
 from bild_lab.engine.models.head_bias import biased, head_bias
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import Feed, LoadedModel, Opening, Rows, StagedSession, Want
+from bild_lab.engine.session import (
+    DraftShape,
+    LoadedModel,
+    OutputSpec,
+    Rows,
+    SessionOptions,
+    StagedSession,
+)
 from bild_lab.engine.trace import Round, Trace
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
@@ -60,8 +67,8 @@ class PredictivePipeline(TokenLoop):
     UserError for values out of range, and for a target or heads that do not fit.
     """
 
-    feeds: ClassVar[Feed] = Feed.TREES
-    in_graphs: ClassVar[bool] = False
+    draft_shape: ClassVar[DraftShape] = DraftShape.TREES
+    cuda_graph_safe: ClassVar[bool] = False
 
     target: LoadedModel
     exit_layer: int | None = None
@@ -107,7 +114,7 @@ class PredictivePipeline(TokenLoop):
         )
         with trace.span("prefill"):
             session = self.target.start(
-                request.source, limits.max_new_tokens + self.top_k, Opening(trace.forwards)
+                request.source, limits.max_new_tokens + self.top_k, SessionOptions(trace.forwards)
             )
         # the current token after d − d̄ layers, if it was a candidate
         begun: Float[Tensor, "1 dim"] | None = None
@@ -196,7 +203,7 @@ class PipelineStep:
         if token not in predicted:
             return token, None
         row = predicted.index(token)
-        self.session.adopt(row, range(self.ahead))
+        self.session.commit_row(row, range(self.ahead))
         return token, states[row : row + 1]
 
     def _to_exit(
@@ -210,14 +217,14 @@ class PipelineStep:
             self.pipeline._trained_head,
             not last and self.pipeline._trained_head is None,
         )
-        want = Want(
+        output_spec = OutputSpec(
             logits=int(shared),
             layers=range(self.first, self.exit),
             hidden=(self.exit,),
             prompt=True,
         )
         fed = tokens[self.session.length :]
-        scores = self.session.extend(Rows(fed, states=begun), want)
+        scores = self.session.extend(Rows(fed, states=begun), output_spec)
         (x,) = scores.hidden
         rows = Rows(tokens[-len(x) :], states=x)
         if last:
@@ -227,7 +234,9 @@ class PipelineStep:
 
     def _finish(self, rows: Rows) -> Float[Tensor, "1 vocab"]:
         """Run the current token through the layers after the exit."""
-        return self.session.extend(rows, Want(logits=1, layers=range(self.exit, self.depth))).logits
+        return self.session.extend(
+            rows, OutputSpec(logits=1, layers=range(self.exit, self.depth))
+        ).logits
 
     def _begin(self, candidates: Int[Tensor, " k"], at: int) -> Float[Tensor, "k dim"]:
         """Run the candidates for position `at` through their first layers.
@@ -235,8 +244,8 @@ class PipelineStep:
         They do not attend to each other.
         """
         siblings = Tree(torch.full_like(candidates, ROOT))
-        want = Want(logits=0, layers=range(self.ahead), hidden=(self.ahead,))
-        return self.session.extend(Rows(candidates, siblings, position=at), want).hidden[0]
+        output_spec = OutputSpec(logits=0, layers=range(self.ahead), hidden=(self.ahead,))
+        return self.session.extend(Rows(candidates, siblings, position=at), output_spec).hidden[0]
 
     def _choose(self, logits: Float[Tensor, "1 vocab"]) -> Int[Tensor, " 1"]:
         return self.request.sampling.choose(logits, self.request.generator)

@@ -14,12 +14,12 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import (
-    EVERYTHING,
+    ALL_LOGITS,
     Model,
+    OutputSpec,
     Scores,
     Session,
-    Want,
-    beside,
+    for_draft,
     on_device,
 )
 from bild_lab.errors import UserError, require_whole
@@ -48,7 +48,7 @@ class SpeculativeDrafter(Drafter):
                 f"the inner drafter must draft chains, but {type(drafter).__name__} drafts trees;"
                 " use a chain drafter"
             )
-        if drafter.wants != EVERYTHING:
+        if drafter.required_outputs != ALL_LOGITS:
             raise UserError(
                 f"the inner drafter must need logits alone, but {type(drafter).__name__} wants"
                 " more; use it on the target itself"
@@ -69,7 +69,7 @@ class SpeculativeDrafter(Drafter):
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self._model.start(
-            request.source, request.limits.max_new_tokens, beside(target)
+            request.source, request.limits.max_new_tokens, for_draft(target)
         )
         self._drafter = self._drafter.start(request, self._session)
 
@@ -106,7 +106,7 @@ class SpeculativeDrafter(Drafter):
         rows = inner.under(text[-1])
         if behind:
             rows = torch.cat([on_device(behind, rows.device), rows])
-        scores = self._session.extend(rows, Want(logits=len(inner) + 1))
+        scores = self._session.extend(rows, OutputSpec(logits=len(inner) + 1))
         verdict = self._accept(inner, scores.logits, self._request)
         kept = len(verdict.path)
         self._session.rollback(len(text) + kept)
@@ -149,7 +149,7 @@ class HybridDrafter(Drafter):
         self._first, self._second, self._shortest = first, second, shortest
         self.drafts_trees = first.drafts_trees or second.drafts_trees
         self.gives = first.gives & second.gives
-        self.wants = both_wants(first.wants, second.wants)
+        self.required_outputs = both_wants(first.required_outputs, second.required_outputs)
 
     @property
     def _both(self) -> tuple[Drafter, Drafter]:
@@ -193,14 +193,14 @@ class HybridDrafter(Drafter):
             drafter.rollback(length)
 
 
-def both_wants(first: Want, second: Want) -> Want:
+def both_wants(first: OutputSpec, second: OutputSpec) -> OutputSpec:
     """What serves both. Raises UserError if they want different hidden states."""
     one, other = (replace(each, head_input=False) for each in (first, second))
-    if EVERYTHING not in (one, other) and one != other:
+    if ALL_LOGITS not in (one, other) and one != other:
         raise UserError(
             "the drafters of a hybrid must read the same hidden states of the target, got two that"
             " differ; choose one that reads logits alone"
         )
     return replace(
-        other if one == EVERYTHING else one, head_input=first.head_input or second.head_input
+        other if one == ALL_LOGITS else one, head_input=first.head_input or second.head_input
     )

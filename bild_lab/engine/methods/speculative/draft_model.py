@@ -20,13 +20,13 @@ from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, pick, precise
 from bild_lab.engine.session import (
-    LAST,
-    Chain,
-    DraftedChain,
+    LAST_LOGITS,
+    ChainResult,
+    ChainSpec,
     Model,
     Scores,
     Session,
-    beside,
+    for_draft,
     on_device,
 )
 from bild_lab.errors import require_flag, require_number, require_whole
@@ -74,13 +74,13 @@ class ModelDrafter(Drafter):
     def __init__(
         self,
         draft: Model,
-        window: int | Window,
+        window: int | WindowPolicy,
         stop: float | None = None,
         keeps_probs: bool = False,
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
-        self._window = window if isinstance(window, Window) else FixedWindow(window)
+        self._window = window if isinstance(window, WindowPolicy) else FixedWindow(window)
         self._stop = require_confidence(stop)
         require_flag("keeps_probs", keeps_probs)
         self._keeps_probs = keeps_probs
@@ -102,7 +102,7 @@ class ModelDrafter(Drafter):
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self._model.start(
-            request.source, request.limits.max_new_tokens, beside(target)
+            request.source, request.limits.max_new_tokens, for_draft(target)
         )
         self._window = self._window.start()
 
@@ -112,7 +112,7 @@ class ModelDrafter(Drafter):
         window = min(self._window.size(), limits.room(tokens))
         feed = tokens[self._session.length :]
         uniforms = self._uniforms(window)
-        chain = Chain(
+        chain = ChainSpec(
             steps=window,
             end_tokens=limits.end_tokens,
             threshold=self._stop,
@@ -159,8 +159,8 @@ class ModelDrafter(Drafter):
 
 
 def draft_chain(
-    session: Session, feed: Sequence[int], chain: Chain, sampling: Sampling
-) -> DraftedChain:
+    session: Session, feed: Sequence[int], chain: ChainSpec, sampling: Sampling
+) -> ChainResult:
     """Run these tokens of the text, then draft a chain after them, one forward after the other."""
     rows: Sequence[int] | Tensor = feed
     drafted: list[Tensor] = []  # [1] each
@@ -169,7 +169,7 @@ def draft_chain(
     confidences: list[float] = []
     fallback, calls = False, 0
     while len(drafted) < chain.steps:
-        logits = session.extend(rows, LAST).logits  # [1, vocab]
+        logits = session.extend(rows, LAST_LOGITS).logits  # [1, vocab]
         calls += 1
         if chain.keeps_probs:
             own_probs.append(precise(logits).softmax(-1))
@@ -191,7 +191,7 @@ def draft_chain(
         if chain.stop_on_eos and token in chain.end_tokens:
             break
     count = len(drafted)
-    return DraftedChain(
+    return ChainResult(
         tokens=torch.cat(drafted) if count else [],
         forwards=calls,
         fallback=fallback,
@@ -206,10 +206,10 @@ PROBE_ROUNDS = 8  # if drafting does not pay, one token is still drafted once in
 
 
 @runtime_checkable
-class Window(Protocol):
+class WindowPolicy(Protocol):
     """Decides before each round how many tokens to draft, from the results of earlier rounds."""
 
-    def start(self) -> Window:
+    def start(self) -> WindowPolicy:
         """The window of a new text."""
         return self
 
@@ -221,7 +221,7 @@ class Window(Protocol):
 
 
 @dataclass(frozen=True)
-class FixedWindow(Window):
+class FixedWindow(WindowPolicy):
     """The same window in every round."""
 
     tokens: int

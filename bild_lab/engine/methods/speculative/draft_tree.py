@@ -16,15 +16,15 @@ from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, precise
 from bild_lab.engine.session import (
-    LAST,
+    LAST_LOGITS,
     GrownTree,
-    Growth,
     Model,
+    OutputSpec,
     Rows,
     Scores,
     Session,
-    Want,
-    beside,
+    TreeSpec,
+    for_draft,
     on_device,
 )
 from bild_lab.errors import require_number, require_whole
@@ -65,17 +65,17 @@ class ModelTreeDrafter(Drafter):
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
         self._session = self._model.start(
-            request.source, request.limits.max_new_tokens, beside(target)
+            request.source, request.limits.max_new_tokens, for_draft(target)
         )
         self._grown = GrownTree()
 
     def propose(self, tokens: list[int]) -> Draft:
         self._session.rollback(len(tokens) - 1)
-        growth = growth_of_round(self._growth, self._request, tokens)
+        tree_spec = growth_of_round(self._growth, self._request, tokens)
         feed = tokens[self._session.length :]
-        grown = self._session.grow(feed, growth)
+        grown = self._session.grow(feed, tree_spec)
         self._grown = (
-            grow(self._session, feed, growth, self._request.sampling) if grown is None else grown
+            grow(self._session, feed, tree_spec, self._request.sampling) if grown is None else grown
         )
         return draft_of(self._grown, self._model.device)
 
@@ -101,7 +101,7 @@ def growth_by(
     children: int,
     least: float,
     prune_confidence: float | None = None,
-) -> Growth:
+) -> TreeSpec:
     """How a policy's trees grow. Raises UserError for values out of range."""
     for name, value in (
         ("nodes", nodes),
@@ -111,17 +111,17 @@ def growth_by(
     ):
         require_whole(name, value, 1)
     require_number("least", least, 0, 1, remedy="0 always grows on")
-    return Growth(nodes, window, width, children, frozenset(), prune_confidence, least)
+    return TreeSpec(nodes, window, width, children, frozenset(), prune_confidence, least)
 
 
-def growth_of_round(growth: Growth, request: Request, tokens: list[int]) -> Growth:
+def growth_of_round(tree_spec: TreeSpec, request: Request, tokens: list[int]) -> TreeSpec:
     """The same within the room after these tokens, by the probabilities that they are sampled
     from.
     """
     limits, sampling = request.limits, request.sampling
     return replace(
-        growth,
-        depth=min(growth.depth, limits.room(tokens)),
+        tree_spec,
+        depth=min(tree_spec.depth, limits.room(tokens)),
         end_tokens=limits.end_tokens,
         temperature=1.0 if sampling.greedy else sampling.temperature,
         plain=sampling.greedy or sampling.plain,
@@ -138,7 +138,7 @@ def draft_of(grown: GrownTree, device: torch.device) -> Draft:
 
 
 @dataclass
-class Node:
+class DraftNode:
     """A token of a growing tree. parent: its index or ROOT. row: see `GrownTree`."""
 
     token: int
@@ -147,59 +147,65 @@ class Node:
     row: int | None = None
 
 
-def grow(session: Session, feed: list[int], growth: Growth, sampling: Sampling) -> GrownTree:
+def grow(session: Session, feed: list[int], tree_spec: TreeSpec, sampling: Sampling) -> GrownTree:
     """Run these tokens of the text, then grow a tree after them, one forward for each level."""
-    nodes: list[Node] = []
+    nodes: list[DraftNode] = []
     parents: list[int] = []  # of the rows that have run after the text
     forwards = [len(feed)]
-    logits = session.extend(feed, LAST).logits
+    logits = session.extend(feed, LAST_LOGITS).logits
     leaves = [ROOT]
     while True:
         level = len(nodes)
-        nodes += most_likely_children(logits, leaves, nodes, growth, sampling)
-        growing = [n for n in range(level, len(nodes)) if nodes[n].token not in growth.end_tokens]
-        growing = [n for n in growing if nodes[n].chance >= growth.min_prob]
-        leaves = sorted(sorted(growing, key=lambda n: -nodes[n].chance)[: growth.width])
-        if not leaves or len(forwards) == growth.depth:
+        nodes += most_likely_children(logits, leaves, nodes, tree_spec, sampling)
+        growing = [
+            n for n in range(level, len(nodes)) if nodes[n].token not in tree_spec.end_tokens
+        ]
+        growing = [n for n in growing if nodes[n].chance >= tree_spec.min_prob]
+        leaves = sorted(sorted(growing, key=lambda n: -nodes[n].chance)[: tree_spec.width])
+        if not leaves or len(forwards) == tree_spec.depth:
             break
         for leaf in leaves:
             nodes[leaf].row = len(parents)
             above = nodes[leaf].parent
             parents.append(ROOT if above == ROOT else nodes[above].row)
         rows = Rows([nodes[leaf].token for leaf in leaves], Tree(on_device(parents, logits.device)))
-        logits = session.extend(rows, Want()).logits
+        logits = session.extend(rows, OutputSpec()).logits
         forwards.append(len(leaves))
-    return most_likely(nodes, growth.nodes, forwards)
+    return most_likely(nodes, tree_spec.nodes, forwards)
 
 
 def most_likely_children(
-    logits: torch.Tensor, leaves: list[int], nodes: list[Node], growth: Growth, sampling: Sampling
-) -> list[Node]:
+    logits: torch.Tensor,
+    leaves: list[int],
+    nodes: list[DraftNode],
+    tree_spec: TreeSpec,
+    sampling: Sampling,
+) -> list[DraftNode]:
     """The most likely tokens after each leaf, from its row of logits."""
     probs = precise(logits).softmax(-1)
     confidences = probs.amax(-1)
     if not sampling.greedy:
         probs = sampling.probs(logits)
-    chances, tokens = probs.topk(min(growth.children, probs.shape[-1]))
+    chances, tokens = probs.topk(min(tree_spec.children, probs.shape[-1]))
     # one transfer
     read = torch.cat(
         [confidences[:, None].double(), chances.double(), tokens.double()], -1
     ).tolist()
-    children: list[Node] = []
+    children: list[DraftNode] = []
     for leaf, (confidence, *values) in zip(leaves, read, strict=True):
         most = (
             1
-            if growth.prune_confidence is not None and confidence >= growth.prune_confidence
+            if tree_spec.prune_confidence is not None and confidence >= tree_spec.prune_confidence
             else chances.shape[-1]
         )
         before = 1.0 if leaf == ROOT else nodes[leaf].chance
         for chance, token in zip(values[:most], values[chances.shape[-1] :], strict=False):
             if chance > 0.0:
-                children.append(Node(int(token), leaf, before * chance))
+                children.append(DraftNode(int(token), leaf, before * chance))
     return children
 
 
-def most_likely(nodes: list[Node], most: int, forwards: list[int]) -> GrownTree:
+def most_likely(nodes: list[DraftNode], most: int, forwards: list[int]) -> GrownTree:
     """The most likely nodes, in the order grown.
 
     A parent is never less likely than its children, and comes first.

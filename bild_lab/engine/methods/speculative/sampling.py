@@ -103,7 +103,7 @@ class SpeculativeSampling(SpeculativeRule):
         return p, self._lenience * drafter_probs(draft, p)
 
 
-class Overlap(Acceptance):
+class OverlapMeasurement(Acceptance):
     """The target decodes alone, and each round records how likely speculative sampling would accept
     the draft.
 

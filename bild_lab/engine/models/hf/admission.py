@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Feed, Rows
+from bild_lab.engine.session import DraftShape, Rows
 from bild_lab.errors import UserError
 
 WHOLE = "in one forward without a cache"
@@ -103,23 +103,23 @@ class Outcome:
 
 
 @torch.inference_mode()
-def check(module: PreTrainedModel, feed: Feed, open_session: Open) -> Outcome | None:
+def check(module: PreTrainedModel, draft_shape: DraftShape, open_session: Open) -> Outcome | None:
     """Run a short text in all the ways that a method may feed it; None if the module scores it with
     NaN.
 
-    feed: what the method feeds at most. open_session: starts a session of the module. A recurrent
+    draft_shape: what the method feeds at most. open_session: starts a session of the module. A recurrent
     module may begin several rows from an empty state; then a session that runs them one by one is
     tried.
     """
-    outcome = _check(module, feed, open_session, one_by_one=False)
+    outcome = _check(module, draft_shape, open_session, one_by_one=False)
     if outcome is None or outcome.failed not in (TOGETHER, ROLLED_BACK, KEPT):
         return outcome
-    slower = _check(module, feed, open_session, one_by_one=True)
+    slower = _check(module, draft_shape, open_session, one_by_one=True)
     return outcome if slower is None or slower.failed in (TOGETHER, ROLLED_BACK, KEPT) else slower
 
 
 def _check(
-    module: PreTrainedModel, feed: Feed, open_session: Open, one_by_one: bool
+    module: PreTrainedModel, draft_shape: DraftShape, open_session: Open, one_by_one: bool
 ) -> Outcome | None:
     trial = Trial(module, lambda source: open_session(source, one_by_one))
     failed = problem = None
@@ -127,7 +127,7 @@ def _check(
     try:
         if bool(trial.score().isnan().any()):
             return None
-        for difference in trial.run(feed):
+        for difference in trial.run(draft_shape):
             if not difference <= (most := tolerance(module.dtype)):
                 raise CheckFailed(
                     f"they are off by {difference:.2g} of their spread, and {most:.2g} is the most"
@@ -171,7 +171,7 @@ class Trial:
         self._own = self._scored(self.text)
         return self._own
 
-    def run(self, feed: Feed) -> Iterator[float]:
+    def run(self, draft_shape: DraftShape) -> Iterator[float]:
         """How far the logits of each group of rows are off."""
         self._fed = self._prompt - 1  # rows that the session has, the prompt's included
         self.at = ROW_BY_ROW
@@ -183,10 +183,10 @@ class Trial:
             yield self._feed(1)
             other.extend([wrong])
         self._require_growth()
-        if feed > Feed.ROWS:
+        if draft_shape > DraftShape.ROWS:
             yield from self._chains()
             self._require_growth()
-        if feed > Feed.CHAINS:
+        if draft_shape > DraftShape.CHAINS:
             yield from self._tree()
 
     def _require_growth(self) -> None:

@@ -39,14 +39,14 @@ from bild_lab.engine.models.hf.slot_cache import SlotCache
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
-    ALONE,
-    Feed,
-    Opening,
+    DEFAULT_OPTIONS,
+    DraftShape,
+    OutputSpec,
     Prefix,
     Rows,
     Session,
+    SessionOptions,
     Skipped,
-    Want,
 )
 from bild_lab.errors import UserError, require_choice
 
@@ -73,7 +73,9 @@ class HuggingFaceModel:
     lent: Weights | None = field(default=None, init=False)
     # of the weights
     _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)
-    _admitted: Feed | None = field(default=None, init=False)  # what its sessions were checked for
+    _admitted: DraftShape | None = field(
+        default=None, init=False
+    )  # what its sessions were checked for
     _one_by_one: bool = field(default=False, init=False)  # whether they must run one row at a time
 
     @cached_property
@@ -126,12 +128,14 @@ class HuggingFaceModel:
         """Read the weights now rather than at the first decoding."""
         _ = self.module
 
-    def admit(self, feed: Feed) -> None:
-        if self._admitted is not None and self._admitted >= feed:
+    def admit(self, draft_shape: DraftShape) -> None:
+        if self._admitted is not None and self._admitted >= draft_shape:
             return
         module = self.module
         outcome = check(
-            module, feed, lambda source, alone: open_session(module, source, one_by_one=alone)
+            module,
+            draft_shape,
+            lambda source, alone: open_session(module, source, one_by_one=alone),
         )
         if outcome is None:  # scores of NaN are looked for before a point is timed
             return
@@ -139,7 +143,7 @@ class HuggingFaceModel:
             raise UserError(
                 outcome.refusal(self.checkpoint.path, self.checkpoint.config.model_type)
             )
-        self._admitted, self._one_by_one = feed, outcome.one_by_one
+        self._admitted, self._one_by_one = draft_shape, outcome.one_by_one
 
     @torch.inference_mode()
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
@@ -184,9 +188,11 @@ class HuggingFaceModel:
             self._checks.append(check_weights)
 
     @torch.inference_mode()
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
         return processed(
-            open_session(self.module, source, opening, self._one_by_one, self.bias), source
+            open_session(self.module, source, session_options, self._one_by_one, self.bias), source
         )
 
     @torch.inference_mode()
@@ -218,13 +224,13 @@ class HuggingFaceModel:
 def open_session(
     module: PreTrainedModel,
     source: Source,
-    opening: Opening = ALONE,
+    session_options: SessionOptions = DEFAULT_OPTIONS,
     one_by_one: bool = False,
     bias: Float[Tensor, " vocab"] | None = None,
 ) -> CachedSession:
     """A session of a module, as in `Model.start` and `ModuleLayers`."""
-    layers = ModuleLayers(module, source, opening.prefix, one_by_one, bias)
-    return CachedSession(layers, source.prompt, opening.forwards)
+    layers = ModuleLayers(module, source, session_options.prefix, one_by_one, bias)
+    return CachedSession(layers, source.prompt, session_options.forwards)
 
 
 def module_over(checkpoint: Checkpoint, weights: Weights) -> PreTrainedModel:
@@ -253,10 +259,12 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
     tokens, source = few_tokens(module)
     whole = open_session(module, source).extend(tokens).logits
     session = open_session(module, source)
-    states = session.extend(tokens, Want(layers=range(middle), hidden=(middle,), logits=0)).hidden[
-        0
-    ]
-    parts = session.extend(Rows(tokens, states=states), Want(layers=range(middle, layers))).logits
+    states = session.extend(
+        tokens, OutputSpec(layers=range(middle), hidden=(middle,), logits=0)
+    ).hidden[0]
+    parts = session.extend(
+        Rows(tokens, states=states), OutputSpec(layers=range(middle, layers))
+    ).logits
     if not logits_equal(whole, parts):
         raise UserError(
             f"the layers of {name} ({module.config.model_type}) do not give the same one by one as"
@@ -273,12 +281,15 @@ def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
     if told_apart := wrap_blocks(module):
         tokens, source = few_tokens(module)
         without = Skipped(frozenset({middle}), frozenset({middle}))
-        wants = (
-            Want(),
-            Want(layers=[at for at in layers if at != middle]),
-            Want(layers=layers, skipped=without),
+        required_outputs = (
+            OutputSpec(),
+            OutputSpec(layers=[at for at in layers if at != middle]),
+            OutputSpec(layers=layers, skipped=without),
         )
-        scores = [open_session(module, source).extend(tokens, want).logits for want in wants]
+        scores = [
+            open_session(module, source).extend(tokens, output_spec).logits
+            for output_spec in required_outputs
+        ]
         told_apart = logits_equal(scores[1], scores[2])
     if not told_apart:
         raise UserError(

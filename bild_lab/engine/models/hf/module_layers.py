@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import Layers, Pass
+from bild_lab.engine.models.cached_session import ForwardPass, Layers
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.head_bias import biased
 from bild_lab.engine.models.hf.admission import input_device
@@ -89,7 +89,7 @@ class ModuleLayers(Layers):
         """
         return self._cache.lengths or ({0} if self._snapshots is None else set())
 
-    def run(self, work: Pass) -> Scores:
+    def run(self, work: ForwardPass) -> Scores:
         if self._snapshots is not None:
             return self._run_from_state(work, self._snapshots)
         tree = work.tree
@@ -115,7 +115,7 @@ class ModuleLayers(Layers):
             return [(slot, 1) for slot in range(first, end)]
         return [(first, end - first)]
 
-    def scored(self, work: Pass) -> int:
+    def scored(self, work: ForwardPass) -> int:
         """Some models of Transformers run their head for all rows."""
         return work.read if self._keeps_logits or not work.read else work.count
 
@@ -132,7 +132,7 @@ class ModuleLayers(Layers):
             start, list(rows), range(len(self._cache.layers)) if layers is None else layers
         )
 
-    def _run_from_state(self, work: Pass, snapshots: Snapshots) -> Scores:
+    def _run_from_state(self, work: ForwardPass, snapshots: Snapshots) -> Scores:
         """Run a chain through layers whose states cannot be cut, behind the rows that have to run
         again.
         """
@@ -167,7 +167,7 @@ class ModuleLayers(Layers):
             ),
         )
 
-    def _run(self, work: Pass, plan: Plan, inputs: dict[str, Any]) -> Scores:
+    def _run(self, work: ForwardPass, plan: Plan, inputs: dict[str, Any]) -> Scores:
         reads_head = head_input(self.module) if work.head_input else nullcontext([])
         logits = None
         with reads_head as read, following(plan):
@@ -195,7 +195,7 @@ class ModuleLayers(Layers):
         look_up = self.module.get_input_embeddings()
         return {"inputs_embeds": self._prefix.embed(fed, look_up.num_embeddings, look_up)[None]}
 
-    def _placed(self, tree: Tree, work: Pass, plan: Plan) -> dict[str, Any]:
+    def _placed(self, tree: Tree, work: ForwardPass, plan: Plan) -> dict[str, Any]:
         """Mask and positions: every row attends to the text and its own ancestors, at its logical
         position.
         """

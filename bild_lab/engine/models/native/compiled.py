@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from bild_lab.engine.models.cached_session import Pass
+from bild_lab.engine.models.cached_session import ForwardPass
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
-from bild_lab.engine.models.native.drafting import Window
+from bild_lab.engine.models.native.drafting import WindowProgram
 from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import Memory, T5Decoder
-from bild_lab.engine.session import Chain, DraftedChain
+from bild_lab.engine.session import ChainResult, ChainSpec
 
 ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64)  # other numbers of rows are padded up to the next of these
 # tokens before a window that is drafted as one program; more of them run by themselves
@@ -33,7 +33,7 @@ Outputs = tuple[Float[Tensor, "m vocab"], Float[Tensor, "m dim"]]  # logits, and
 
 
 @dataclass
-class Step:
+class CompiledStep:
     """The compiled step for one number of rows: inputs at fixed memory addresses, and the function
     that runs them.
     """
@@ -73,8 +73,8 @@ class Workspace:
             (decoder.empty_memory(source),) if isinstance(decoder, T5Decoder) else ()
         )
         self.source = source
-        self._steps: dict[int, Step] = {}
-        self._windows: dict[tuple[int, float, bool], list[Window]] = {}
+        self._steps: dict[int, CompiledStep] = {}
+        self._windows: dict[tuple[int, float, bool], list[WindowProgram]] = {}
         self._tables: list[Sequence[Tensor]] = []  # that graphs read
         decoder.reach(capacity)
 
@@ -90,7 +90,7 @@ class Workspace:
             ours.values[:, :, :count] = theirs.values
             ours.visible.fill_(False)[..., :count] = True
 
-    def takes(self, work: Pass) -> bool:
+    def takes(self, work: ForwardPass) -> bool:
         """Whether this pass fits the largest step and the cache's capacity, and its tree has no
         earlier rows.
         """
@@ -100,7 +100,7 @@ class Workspace:
             and work.start + padded(work.count) <= self.cache.capacity
         )
 
-    def step(self, work: Pass) -> Outputs:
+    def step(self, work: ForwardPass) -> Outputs:
         """Run rows after the cached ones. Logits and head input are valid until the next step."""
         count, tree = work.count, work.tree
         rows = padded(count)
@@ -120,7 +120,7 @@ class Workspace:
         logits, final = step.run()
         return logits[:count], final[:count]
 
-    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
+    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         """Run these tokens, and a window after them, as one CUDA graph; None where it does not fit,
         or without a GPU.
 
@@ -146,7 +146,7 @@ class Workspace:
                 )
                 return self._compiled(*given, step.depth, step.among)[0]
 
-            window = Window(forward_of, rows, chain, self.cache.keys.device)
+            window = WindowProgram(forward_of, rows, chain, self.cache.keys.device)
             window.start.fill_(start)
             with torch._dynamo.config.patch(recompile_limit=COMPILED_SHAPES):
                 window.program()
@@ -172,13 +172,13 @@ class Workspace:
         return captured(run)
 
     @cached_property
-    def _chain(self) -> Step:
+    def _chain(self) -> CompiledStep:
         """Depths and ancestors of a chain with the largest number of rows."""
         return self._inputs(ROW_COUNTS[-1])
 
-    def _inputs(self, rows: int) -> Step:
+    def _inputs(self, rows: int) -> CompiledStep:
         device = self.cache.keys.device
-        return Step(
+        return CompiledStep(
             tokens=torch.zeros(rows, dtype=torch.long, device=device),
             start=torch.zeros((), dtype=torch.long, device=device),
             depth=torch.arange(rows, device=device),
@@ -186,7 +186,7 @@ class Workspace:
             run=lambda: (torch.empty(0), torch.empty(0)),
         )
 
-    def _compile(self, rows: int, start: int) -> Step:
+    def _compile(self, rows: int, start: int) -> CompiledStep:
         step = self._inputs(rows)
 
         def run() -> Outputs:

@@ -12,14 +12,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from bild_lab.engine.sampling import most_likely, pick, precise
-from bild_lab.engine.session import Chain, DraftedChain, on_device
+from bild_lab.engine.session import ChainResult, ChainSpec, on_device
 from bild_lab.engine.trace import until_end
 
 # the logits of rows at slots from `start` on: (tokens, start)
 Forward = Callable[[Int[Tensor, " m"], Int[Tensor, ""]], Float[Tensor, "m vocab"]]
 
 
-class Window:
+class WindowProgram:
     """The program of a whole window, whose inputs lie at fixed addresses.
 
     All steps run, whatever they draft: low confidence and end tokens are looked for afterwards, in
@@ -27,7 +27,7 @@ class Window:
     many tokens are fed at most.
     """
 
-    def __init__(self, forward: Forward, rows: int, chain: Chain, device: torch.device) -> None:
+    def __init__(self, forward: Forward, rows: int, chain: ChainSpec, device: torch.device) -> None:
         self.steps = chain.steps
         self._forward, self._temperature, self._keeps_probs = (
             forward,
@@ -74,7 +74,7 @@ class Window:
             torch.cat(own) if self._keeps_probs else None,
         )
 
-    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain:
+    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult:
         """Run these tokens from slot `start` on, and a chain after them, which may have fewer
         steps.
         """
@@ -97,7 +97,7 @@ class Window:
                 found[:count],
                 confidences[:forwards] if chain.threshold is not None else [],
             )
-        return DraftedChain(
+        return ChainResult(
             tokens=drafted,
             forwards=forwards,
             fallback=forwards > len(drafted),
@@ -107,7 +107,9 @@ class Window:
         )
 
 
-def end_of(chain: Chain, tokens: Sequence[int], confidences: Sequence[float]) -> tuple[int, int]:
+def end_of(
+    chain: ChainSpec, tokens: Sequence[int], confidences: Sequence[float]
+) -> tuple[int, int]:
     """How many of these tokens the chain has, and how many forwards it took.
 
     It ends with an end token, or before a token whose forward has a smaller confidence than the

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from bild_lab.engine.batch_scheduler import Batch, Wanted
+from bild_lab.engine.batch_scheduler import Batch, PendingOp
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import LONG_PROMPT, Layers, Pass
+from bild_lab.engine.models.cached_session import LONG_PROMPT, ForwardPass, Layers
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import (
     KeyValueCache,
@@ -25,10 +25,10 @@ from bild_lab.engine.models.native.attention import (
     place_rows,
 )
 from bild_lab.engine.models.native.compiled import Workspace
-from bild_lab.engine.models.native.cpu import PackedDecoder, TextRows
+from bild_lab.engine.models.native.cpu import PackedDecoder, SequenceSlice
 from bild_lab.engine.models.native.side_by_side import Pool, SourcesTogether, side_by_side
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Chain, DraftedChain, GrownTree, Growth, Prefix, Scores
+from bild_lab.engine.session import ChainResult, ChainSpec, GrownTree, Prefix, Scores, TreeSpec
 
 SPARE_ROWS = 64  # for the branches of a tree and drafts beyond the length limit
 # in a batch, a longer prompt runs by itself: PyTorch's matrix products depend on their number of
@@ -60,11 +60,11 @@ class NativeLayers(Layers):
     valid until the next one. With a batch, rows run together with those of its other texts; a pool
     then holds the cache, unless the CPU kernels run them, which take any number of caches. masks:
     of the prefix, one table for all rows of a pass.
-    drafts_whole: the CPU kernels may draft a chain or a tree as one program, a compiled GPU a
+    fused_drafting: the CPU kernels may draft a chain or a tree as one program, a compiled GPU a
     chain.
     """
 
-    drafts_whole = True
+    fused_drafting = True
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class NativeLayers(Layers):
         self.reserved = 0 if prefix is None else prefix.length
         self.source = 0 if source.encoder_ids is None else source.encoder_ids.shape[1]
         self._prefix, self._workspace, self.packed, self._batch = prefix, workspace, packed, batch
-        self.narrows = workspace is None  # compiled steps have the whole head
+        self.supports_draft_vocab = workspace is None  # compiled steps have the whole head
         capacity = self.reserved + len(source.prompt) + room + SPARE_ROWS
         if workspace is not None:
             self.cache = workspace.cache
@@ -123,9 +123,9 @@ class NativeLayers(Layers):
         if self._batch is None:
             return run([work])[0]
         size = self.depth * self.decoder.embedding.shape[1]
-        return self._batch.wait(Wanted((id(self.decoder), kind), size, run, work, ahead))
+        return self._batch.wait(PendingOp((id(self.decoder), kind), size, run, work, ahead))
 
-    def run(self, work: Pass) -> Scores:
+    def run(self, work: ForwardPass) -> Scores:
         if (
             work.whole
             and not work.prompt
@@ -148,10 +148,10 @@ class NativeLayers(Layers):
     @property
     def _whole(self) -> PackedDecoder | None:
         """What drafts a chain or a tree as one program, if anything does."""
-        return self.packed if self.drafts_whole and self._prefix is None else None
+        return self.packed if self.fused_drafting and self._prefix is None else None
 
-    def draft(self, start: int, tokens: Sequence[int], chain: Chain) -> DraftedChain | None:
-        if self._workspace is not None and self.drafts_whole:
+    def draft(self, start: int, tokens: Sequence[int], chain: ChainSpec) -> ChainResult | None:
+        if self._workspace is not None and self.fused_drafting:
             return (
                 None
                 if chain.layers or chain.vocabulary
@@ -165,33 +165,33 @@ class NativeLayers(Layers):
             kind, partial(run_program, packed.draft), (self, start, tokens, chain)
         )
 
-    def until_saturated(
-        self, start: int, token: int, bar: float
+    def forward_until_confident(
+        self, start: int, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         if (packed := self._whole) is None:
             return None
         self._reserve(start + 1)
-        found = packed.run(torch.tensor([token]), [self.text_rows(start, 1)], bar=bar)
+        found = packed.run(torch.tensor([token]), [self.text_rows(start, 1)], bar=threshold)
         return found.logits, found.ran
 
-    def grow(self, start: int, tokens: Sequence[int], growth: Growth) -> GrownTree | None:
+    def grow(self, start: int, tokens: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
         if (packed := self._whole) is None:
             return None
-        self._reserve(start + len(tokens) + (growth.depth - 1) * growth.width)
-        kind = ("grow", growth.vocabulary)
+        self._reserve(start + len(tokens) + (tree_spec.depth - 1) * tree_spec.width)
+        kind = ("grow", tree_spec.vocabulary)
         return self._together(
-            kind, partial(run_program, packed.grow), (self, start, tokens, growth)
+            kind, partial(run_program, packed.grow), (self, start, tokens, tree_spec)
         )
 
     def text_rows(
         self, start: int, count: int, scored: int = 1, tree: Tree | None = None
-    ) -> TextRows:
+    ) -> SequenceSlice:
         """Rows of this text from slot `start` on, for the kernels."""
         parents = None if tree is None else tree.parents
         memory = (self.memory[0].keys, self.memory[0].values) if self.memory else None
-        return TextRows(count, start, self.cache, memory, scored, parents, self.reserved)
+        return SequenceSlice(count, start, self.cache, memory, scored, parents, self.reserved)
 
-    def placed(self, work: Pass) -> PlacedRows:
+    def placed(self, work: ForwardPass) -> PlacedRows:
         """The slots, positions and visible slots of a pass's rows."""
         probe = (
             None
@@ -200,7 +200,7 @@ class NativeLayers(Layers):
         )
         return place_rows(work.start, work.count, self.device, work.tree, self.reserved, probe)
 
-    def scored(self, work: Pass) -> int:
+    def scored(self, work: ForwardPass) -> int:
         """The kernels run the head wherever its input is asked for."""
         return work.logits if self.packed is None else work.read
 
@@ -212,7 +212,7 @@ class NativeLayers(Layers):
             start, rows, slice(None) if layers is None else slice(layers[0], layers[-1] + 1)
         )
 
-    def embed(self, work: Pass) -> Float[Tensor, "m dim"]:
+    def embed(self, work: ForwardPass) -> Float[Tensor, "m dim"]:
         if self._prefix is None:
             return self.decoder.embed(work.tokens)
         return self._prefix.embed(work.tokens, self.decoder.embedding.shape[0], self.decoder.embed)
@@ -228,7 +228,7 @@ class NativeLayers(Layers):
             self.packed.rotate_by(*self.decoder.rotations(slots))
 
 
-Work = tuple[NativeLayers, Pass]
+Work = tuple[NativeLayers, ForwardPass]
 
 
 def run_rows(works: Sequence[Work]) -> list[Scores]:
@@ -301,7 +301,7 @@ def run_packed(works: Sequence[Work]) -> list[Scores]:
     )
 
 
-def split(work: Pass, rows: int) -> tuple[Pass, Pass]:
+def split(work: ForwardPass, rows: int) -> tuple[ForwardPass, ForwardPass]:
     """The first rows of a prompt, and the others."""
     before, others = (
         (None, None) if work.states is None else (work.states[:rows], work.states[rows:])
@@ -393,6 +393,6 @@ def encoded(
         rows = KeyValueCache(
             (encoder.depth, heads, len(tokens), dim), decoder.embedding.dtype, tokens.device
         )
-        texts.append(TextRows(len(tokens), 0, rows, scored=len(tokens)))
+        texts.append(SequenceSlice(len(tokens), 0, rows, scored=len(tokens)))
     found = encoder.run(joined(sources), texts).logits
     return [decoder.memory(each) for each in found.split([len(tokens) for tokens in sources])]

@@ -20,9 +20,9 @@ from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
 from bild_lab.engine.models.hf.admission import CHANGING, rotations
 from bild_lab.engine.models.native.attention import PlacedRows
 from bild_lab.engine.models.native.stack import (
+    AttentionView,
     Layer,
     Stack,
-    View,
     Weight,
     layers_of,
     reader,
@@ -192,13 +192,13 @@ class LlamaDecoder(Stack):
 
     def views(
         self, rows: PlacedRows, layers: Sequence[int], masked: bool = True
-    ) -> dict[int, View]:
+    ) -> dict[int, AttentionView]:
         self.reach(rows.stop)
         found = {}
         for kind in {self._kind_of[index] for index in layers}:
             cos, sin = self._rotations[kind]
             at = slice(rows.stop - 1, rows.stop) if rows.visible is None else rows.each_position
-            found[kind] = View(
+            found[kind] = AttentionView(
                 cos[at, None],
                 sin[at, None],
                 self._mask(rows, self._windows[kind]) if masked else None,

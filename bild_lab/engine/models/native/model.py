@@ -29,7 +29,14 @@ from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import ALONE, Feed, Opening, Prefix, Session, Want
+from bild_lab.engine.session import (
+    DEFAULT_OPTIONS,
+    DraftShape,
+    OutputSpec,
+    Prefix,
+    Session,
+    SessionOptions,
+)
 
 
 class NativeModel:
@@ -43,7 +50,7 @@ class NativeModel:
     their weights, 8 or 4; gguf: a GGUF file's own blocks; None: those of the precision.
     """
 
-    drafts_whole = True
+    fused_drafting = True
     # rotations and relative positions have no end; those that change with the length do not run
     # here
     positions = session_positions = source_positions = None
@@ -133,7 +140,7 @@ class NativeModel:
         """Read the weights now rather than at the first decoding."""
         _ = self.decoder, self.packed, self.packed_encoder
 
-    def admit(self, feed: Feed) -> None:
+    def admit(self, draft_shape: DraftShape) -> None:
         """Read the weights.
 
         The tests compare these decoders with Transformers, for every architecture they know.
@@ -141,8 +148,8 @@ class NativeModel:
         self.load()
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        want = Want(logits=len(text.prompt), prompt=True)
-        return self.start(text, 1).extend([text.prompt[-1]], want).logits
+        output_spec = OutputSpec(logits=len(text.prompt), prompt=True)
+        return self.start(text, 1).extend([text.prompt[-1]], output_spec).logits
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         return self.decoder.embedding[:], numbers_of(self.decoder.head, self.dtype)
@@ -170,7 +177,7 @@ class NativeModel:
     def step_by_step(self) -> NativeModel:
         """The same weights, which draft by one forward after another."""
         model = copy.copy(self)
-        model.drafts_whole = False
+        model.fused_drafting = False
         return model
 
     def _again(self, **options: Any) -> NativeModel:
@@ -179,8 +186,10 @@ class NativeModel:
         return model
 
     @torch.inference_mode()
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> Session:
-        batch, workspace, pool, prefix = current_batch(), None, None, opening.prefix
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> Session:
+        batch, workspace, pool, prefix = current_batch(), None, None, session_options.prefix
         if (self.compiled or (self.graphs and batch is None)) and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
         if batch is not None and not self.kernels:
@@ -196,8 +205,8 @@ class NativeModel:
             batch,
             pool,
         )
-        layers.drafts_whole = self.drafts_whole
-        session = CachedSession(layers, source.prompt, opening.forwards)
+        layers.fused_drafting = self.fused_drafting
+        session = CachedSession(layers, source.prompt, session_options.forwards)
         if pool is not None:
             weakref.finalize(session, pool.give_back, layers.cache.place)
         if workspace is not None:

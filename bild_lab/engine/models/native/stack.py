@@ -73,7 +73,7 @@ class Layer:
     kind: int = 0
 
 
-class View(NamedTuple):
+class AttentionView(NamedTuple):
     """How rows attend in layers of one kind: their rotation, and a mask as in
     `attention.attend`.
     """
@@ -207,7 +207,7 @@ class Stack:
         return x if self.final_scale == 1.0 else x * self.final_scale
 
     def project(
-        self, x: Float[Tensor, "m dim"], layer: Layer, view: View
+        self, x: Float[Tensor, "m dim"], layer: Layer, view: AttentionView
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, [m, heads, head_dim] each."""
         qkv = layer.qkv(normalize(x, layer.norm, self.epsilon)).view(x.shape[0], -1, self.head_dim)
@@ -229,7 +229,7 @@ class Stack:
     @abstractmethod
     def views(
         self, rows: PlacedRows, layers: Sequence[int], masked: bool = True
-    ) -> dict[int, View]:
+    ) -> dict[int, AttentionView]:
         """For each kind among these layers, how the rows attend. masked: with masks; else rotations
         alone.
         """
@@ -245,7 +245,11 @@ class Stack:
         """
 
     def _turned(
-        self, x: Float[Tensor, "m heads head_dim"], layer: Layer, view: View, first: int = 0
+        self,
+        x: Float[Tensor, "m heads head_dim"],
+        layer: Layer,
+        view: AttentionView,
+        first: int = 0,
     ) -> Float[Tensor, "m heads head_dim"]:
         """Queries and keys with norm and rotation, if they have any. first: the number of the first
         of these heads.

@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.models.checkpoint.weights import Weights, module_weights
 from bild_lab.engine.models.native.attention import PlacedRows, attend, normalize
 from bild_lab.engine.models.native.stack import (
+    AttentionView,
     Layer,
     Stack,
-    View,
     Weight,
     layers_of,
     product,
@@ -115,7 +115,7 @@ class T5Decoder(Stack):
         relative = (place - place[:, None]).clamp(-self._farthest, self._farthest)
         bias = self._bias_around[:, relative + self._farthest]  # [heads, s, s]
         for layer in encoder.layers:
-            queries, keys, values = encoder.project(x, layer, View())
+            queries, keys, values = encoder.project(x, layer, AttentionView())
             mixed = attend(queries, keys.transpose(0, 1), values.transpose(0, 1), bias, scale=1.0)
             x = encoder.feed_forward(x + layer.out(mixed), layer)
         return self.memory(product(normalize(x, encoder.final_norm, self.epsilon), encoder.head))
@@ -147,8 +147,8 @@ class T5Decoder(Stack):
 
     def views(
         self, rows: PlacedRows, layers: Sequence[int], masked: bool = True
-    ) -> dict[int, View]:
-        return {0: View(mask=self._bias(rows) if masked else None)}
+    ) -> dict[int, AttentionView]:
+        return {0: AttentionView(mask=self._bias(rows) if masked else None)}
 
     def _bias(self, rows: PlacedRows) -> Float[Tensor, "heads m keys"]:
         """Relative position bias of the rows, −inf where a row must not attend."""

@@ -16,7 +16,7 @@ from bild_lab.engine.methods.eagle.module import EAGLE, Eagle
 from bild_lab.engine.methods.eagle.state_trees import named_nodes
 from bild_lab.engine.methods.speculative.draft_tree import grow
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Growth, Rows, Scores, Want, as_rows
+from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, TreeSpec, as_rows
 from bild_lab.engine.trace import Round
 from tests.engine.models.test_states import ENCODED
 from tests.tiny import VOCABULARY
@@ -107,7 +107,7 @@ class NaiveSession:
     behind: Behind
     drafted: list[int] = field(default_factory=list)
 
-    def extend(self, rows: Rows | Sequence[int], want: Want = EVERYTHING) -> Scores:
+    def extend(self, rows: Rows | Sequence[int], output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
         if rows.tree is None:
             return Scores(self.behind([])[None])
@@ -121,9 +121,9 @@ class NaiveSession:
         )
 
 
-def grown(behind: Behind, growth: Growth) -> list[int]:
+def grown(behind: Behind, tree_spec: TreeSpec) -> list[int]:
     """The tokens of the tree that grows."""
-    return grow(NaiveSession(behind), [0], growth, Sampling()).tokens
+    return grow(NaiveSession(behind), [0], tree_spec, Sampling()).tokens
 
 
 def drafted(

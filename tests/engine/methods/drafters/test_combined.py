@@ -27,7 +27,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Growth, Scores, Want
+from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores, TreeSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_policy, resolved
@@ -150,10 +150,13 @@ class Fixed(Drafter):
     drafts_trees = False
 
     def __init__(
-        self, *sizes: int, wants: Want = EVERYTHING, gives: frozenset[str] = frozenset()
+        self,
+        *sizes: int,
+        required_outputs: OutputSpec = ALL_LOGITS,
+        gives: frozenset[str] = frozenset(),
     ) -> None:
         self._sizes, self.told = list(sizes), []
-        self.wants, self.gives = wants, gives
+        self.required_outputs, self.gives = required_outputs, gives
 
     def propose(self, tokens: list[int]) -> Draft:
         return Draft(torch.full((self._sizes.pop(0),), 5), calls=1)
@@ -187,14 +190,16 @@ def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
 
 
 def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
-    head, states = Want(head_input=True), Want(hidden=(1, 2))
-    assert both_wants(EVERYTHING, EVERYTHING) == EVERYTHING
-    assert both_wants(EVERYTHING, head) == both_wants(head, EVERYTHING) == head
+    head, states = OutputSpec(head_input=True), OutputSpec(hidden=(1, 2))
+    assert both_wants(ALL_LOGITS, ALL_LOGITS) == ALL_LOGITS
+    assert both_wants(ALL_LOGITS, head) == both_wants(head, ALL_LOGITS) == head
     assert (
-        both_wants(head, states) == both_wants(states, head) == Want(head_input=True, hidden=(1, 2))
+        both_wants(head, states)
+        == both_wants(states, head)
+        == OutputSpec(head_input=True, hidden=(1, 2))
     )
     with pytest.raises(UserError, match="must read the same hidden states of the target"):
-        both_wants(Want(hidden=(1,)), states)
+        both_wants(OutputSpec(hidden=(1,)), states)
     both = Fixed(gives=frozenset({"own_probs"}))
     assert HybridDrafter(both, both, 1).gives == {"own_probs"}
     assert HybridDrafter(both, Fixed(), 1).gives == frozenset()
@@ -256,8 +261,8 @@ def test_a_drafter_of_states_reads_those_of_the_text_whatever_else_ran() -> None
     for before, each in texts_before(trace.rounds, text, len(source.prompt)):
         room, asked = len(source.prompt) + length - len(before), each.stats["second"]
         if not asked:
-            growth = Growth(6, min(4, room), 2, 3, NEVER)
-            assert list(each.drafted) == grown(eagle_behind(eagle, module, before), growth)
+            tree_spec = TreeSpec(6, min(4, room), 2, 3, NEVER)
+            assert list(each.drafted) == grown(eagle_behind(eagle, module, before), tree_spec)
         seen[asked] += bool(each.drafted)
     assert all(seen.values()), seen
 

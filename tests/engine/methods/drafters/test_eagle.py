@@ -9,7 +9,7 @@ from bild_lab.engine.methods.eagle.drafter import EagleDrafter
 from bild_lab.engine.methods.eagle.module import EAGLE, EAGLE3
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Growth
+from bild_lab.engine.session import TreeSpec
 from bild_lab.engine.trace import Trace
 from tests.engine.methods.drafters.naive import drafted, eagle_behind, grown, texts_before
 from tests.engine.methods.modules.tiny import random_eagle
@@ -57,7 +57,7 @@ def test_proposals_are_those_of_the_papers_layer_without_a_cache(
             eagle_behind(eagle, module, text),
         )
         if tree == "dynamic":
-            assert list(each.drafted) == grown(behind, Growth(6, depth, 2, 3, NEVER))
+            assert list(each.drafted) == grown(behind, TreeSpec(6, depth, 2, 3, NEVER))
         else:
             assert list(each.drafted) == drafted(behind, tree, 2, 4, depth)
     # of random layers, by chance

@@ -22,7 +22,7 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.theory import optimal_window
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling, pick
-from bild_lab.engine.session import ALONE, Chain, DraftedChain, Opening, Scores
+from bild_lab.engine.session import DEFAULT_OPTIONS, ChainResult, ChainSpec, Scores, SessionOptions
 from bild_lab.errors import UserError
 from tests.engine.test_decode import decode
 from tests.policies import in_memory
@@ -46,19 +46,21 @@ WARM = Sampling(temperature=0.5, top_k=4)
 class Programmed(StubModel):
     """Has a program for whole chains, which notes what it is given."""
 
-    def __init__(self, drafted: DraftedChain | None = None) -> None:
+    def __init__(self, drafted: ChainResult | None = None) -> None:
         super().__init__(lambda tokens: TABLE[tokens[-1]].log())
         self.drafted, self.given = drafted, []
 
-    def start(self, source: Source, room: int, opening: Opening = ALONE) -> StubSession:
+    def start(
+        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
+    ) -> StubSession:
         model = self
 
         class Session(StubSession):
-            def draft(self, rows: Sequence[int], chain: Chain) -> DraftedChain | None:
+            def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
                 model.given.append((list(rows), chain))
                 return model.drafted
 
-        self.started = (source, room, opening.forwards)
+        self.started = (source, room, session_options.forwards)
         return Session(self, list(source.prompt[:-1]))
 
 
@@ -159,7 +161,7 @@ def test_a_chain_ends_before_a_token_that_the_model_is_not_sure_of() -> None:
     assert (len(cut), cut.probs.shape, cut.own_probs.shape) == (2, (2, 5), (2, 5))
 
 
-DRAFTED = DraftedChain([1, 2], 3, True, [0.6, 0.5, 0.4], TABLE[:2], TABLE[1:3])
+DRAFTED = ChainResult([1, 2], 3, True, [0.6, 0.5, 0.4], TABLE[:2], TABLE[1:3])
 
 
 def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
@@ -169,7 +171,7 @@ def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
     ((rows, chain),) = model.given
     uniforms = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     assert rows == [0, 3] and chain.uniforms.tolist() == uniforms.tolist()
-    assert replace(chain, uniforms=None) == Chain(
+    assert replace(chain, uniforms=None) == ChainSpec(
         9, frozenset([END]), 0.5, 0.5, None, True, False, True
     )
     assert (draft.token_list, draft.calls, draft.uniforms.tolist()) == (
@@ -182,7 +184,7 @@ def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
     model.drafted = replace(DRAFTED, tokens=[], forwards=1)
     empty = drafter.propose([0, 3])
     assert (empty.token_list, empty.probs, empty.own_probs, empty.calls) == ([], None, None, 1)
-    model.drafted = DraftedChain([1], 1, False, [0.6], TABLE[:1], TABLE[1:2])
+    model.drafted = ChainResult([1], 1, False, [0.6], TABLE[:1], TABLE[1:2])
     single = drafter.propose([0, 3])
     assert single.probs is model.drafted.probs and single.own_probs is model.drafted.own_probs
     drafter.stop_on_eos = False  # as on an accelerator
@@ -191,7 +193,9 @@ def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
     plain = Programmed(replace(DRAFTED, tokens=torch.tensor([1, 2])))
     draft = begun(request_of(room=4), 9, model=plain).propose([0])
     assert (draft.token_list, draft.stats, draft.uniforms) == ([1, 2], {}, None)
-    assert plain.given == [([0], Chain(4, frozenset([END]), None, 0.0, None, False, True, True))]
+    assert plain.given == [
+        ([0], ChainSpec(4, frozenset([END]), None, 0.0, None, False, True, True))
+    ]
 
 
 def test_a_window_of_nothing_asks_for_no_program() -> None:

@@ -14,7 +14,7 @@ from bild_lab.engine.methods.early_exit.views import EarlyExit
 from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import GrownTree, Growth, Scores, Session
+from bild_lab.engine.session import GrownTree, Scores, Session, TreeSpec
 from bild_lab.errors import UserError
 from tests.policies import in_memory
 from tests.sessions import needs_kernels
@@ -24,7 +24,7 @@ from tests.tiny import PAD, START, TINY
 VOCABULARY = 6
 GREEDY, WARM = Sampling(), Sampling(0.7)
 ENDS = frozenset([2])
-PLAIN = Growth(nodes=7, depth=3, width=3, children=2, end_tokens=ENDS)
+PLAIN = TreeSpec(nodes=7, depth=3, width=3, children=2, end_tokens=ENDS)
 GROWTHS = {
     "plain": PLAIN,
     "one level": replace(PLAIN, depth=1),
@@ -43,12 +43,12 @@ def table(seed: int) -> NextLogits:
 
 
 def by_definition(
-    next_logits: NextLogits, text: list[int], growth: Growth, sampling: Sampling
+    next_logits: NextLogits, text: list[int], tree_spec: TreeSpec, sampling: Sampling
 ) -> dict:
     """The branches of the tree and their chances, without a cache and without a session."""
     every: dict[tuple[int, ...], float] = {}
     leaves: list[tuple[int, ...]] = [()]
-    for _ in range(growth.depth):
+    for _ in range(tree_spec.depth):
         new: dict[tuple[int, ...], float] = {}
         for leaf in leaves:
             logits = next_logits([*text, *leaf])
@@ -56,8 +56,9 @@ def by_definition(
             probs = own if sampling.greedy else (logits / sampling.temperature).softmax(-1)
             count = (
                 1
-                if growth.prune_confidence is not None and own.max() >= growth.prune_confidence
-                else growth.children
+                if tree_spec.prune_confidence is not None
+                and own.max() >= tree_spec.prune_confidence
+                else tree_spec.children
             )
             for token in probs.argsort(descending=True)[:count].tolist():
                 new[(*leaf, token)] = every.get(leaf, 1.0) * float(probs[token])
@@ -65,12 +66,12 @@ def by_definition(
         alive = [
             leaf
             for leaf in new
-            if leaf[-1] not in growth.end_tokens and new[leaf] >= growth.min_prob
+            if leaf[-1] not in tree_spec.end_tokens and new[leaf] >= tree_spec.min_prob
         ]
-        leaves = sorted(alive, key=lambda leaf: -new[leaf])[: growth.width]
+        leaves = sorted(alive, key=lambda leaf: -new[leaf])[: tree_spec.width]
         if not leaves:
             break
-    kept = sorted(every, key=lambda leaf: -every[leaf])[: growth.nodes]
+    kept = sorted(every, key=lambda leaf: -every[leaf])[: tree_spec.nodes]
     return {leaf: every[leaf] for leaf in kept}
 
 
@@ -85,13 +86,13 @@ def branches(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", GROWTHS)
 def test_the_tree_holds_the_most_likely_branches(name: str, sampling: Sampling) -> None:
-    growth = replace(GROWTHS[name], temperature=sampling.temperature or 1.0)
+    tree_spec = replace(GROWTHS[name], temperature=sampling.temperature or 1.0)
     for seed in range(8):
         model = StubModel(table(seed))
-        tree = grow(model.start(Source((0, 1)), 40), [1, 3], growth, sampling)
-        expected = by_definition(table(seed), [0, 1, 3], growth, sampling)
+        tree = grow(model.start(Source((0, 1)), 40), [1, 3], tree_spec, sampling)
+        expected = by_definition(table(seed), [0, 1, 3], tree_spec, sampling)
         assert set(branches(tree.tokens, tree.parents)) == set(expected)
-        assert len(tree.forwards) <= growth.depth and sum(tree.forwards) == len(model.fed)
+        assert len(tree.forwards) <= tree_spec.depth and sum(tree.forwards) == len(model.fed)
 
 
 def test_the_cache_keeps_the_accepted_branch() -> None:
@@ -177,11 +178,11 @@ def test_a_tree_in_one_program_is_that_of_the_loop(
 
 
 def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> None:
-    given: list[tuple[list[int], Growth]] = []
+    given: list[tuple[list[int], TreeSpec]] = []
 
     class Session(StubSession):
-        def grow(self, rows: list[int], growth: Growth) -> GrownTree:
-            given.append((list(rows), growth))
+        def grow(self, rows: list[int], tree_spec: TreeSpec) -> GrownTree:
+            given.append((list(rows), tree_spec))
             return GrownTree([3, 4], [ROOT, 0], [None, None], [1])
 
     model = StubModel(table(0))
@@ -198,23 +199,23 @@ def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> N
             [ROOT, 0],
             [ROOT, 0],
         )
-    growth = Growth(9, 3, 2, 3, ENDS, None, 1)
+    tree_spec = TreeSpec(9, 3, 2, 3, ENDS, None, 1)
     assert given == [
-        ([1, 3], replace(growth, temperature=temperature, plain=plain))
+        ([1, 3], replace(tree_spec, temperature=temperature, plain=plain))
         for temperature, plain in ((1.0, True), (1.0, True), (0.7, True), (0.7, False))
     ]
 
 
 def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_sure() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
-    growth = Growth(nodes=20, depth=1, width=9, children=3, end_tokens=frozenset())
-    tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], growth, WARM)
+    tree_spec = TreeSpec(nodes=20, depth=1, width=9, children=3, end_tokens=frozenset())
+    tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], tree_spec, WARM)
     assert sorted(tree.tokens) == [0, 1]
     for sure, count in ((0.5, 1), (0.5000001, 2)):
         tree = grow(
             StubModel(lambda _: even).start(Source((0,)), 20),
             [0],
-            replace(growth, prune_confidence=sure),
+            replace(tree_spec, prune_confidence=sure),
             WARM,
         )
         assert len(tree.tokens) == count
@@ -223,10 +224,10 @@ def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_
 def test_a_leaf_with_just_the_least_chance_grows_on() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
     for least, levels in ((0.25, 3), (0.2500001, 2)):
-        growth = Growth(
+        tree_spec = TreeSpec(
             nodes=20, depth=9, width=9, children=2, end_tokens=frozenset(), min_prob=least
         )
-        tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], growth, WARM)
+        tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], tree_spec, WARM)
         assert len(tree.forwards) == levels
 
 
@@ -252,6 +253,6 @@ def test_a_leaf_is_sure_as_the_fallback_threshold_says() -> None:
         ModelTreeDrafter(StubModel(table(0)), 9, 4, 2, 2, 0.1, stop) for stop in (None, 0.4)
     ]
     assert [one._growth for one in drafters] == [
-        Growth(9, 4, 2, 2, frozenset(), None, 0.1),
-        Growth(9, 4, 2, 2, frozenset(), 0.4, 0.1),
+        TreeSpec(9, 4, 2, 2, frozenset(), None, 0.1),
+        TreeSpec(9, 4, 2, 2, frozenset(), 0.4, 0.1),
     ]

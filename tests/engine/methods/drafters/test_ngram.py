@@ -17,9 +17,9 @@ from scipy.stats import chisquare
 import bild_lab
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.lookup.ngram import (
-    Counts,
     NGramDrafter,
     NGramTable,
+    TokenCounts,
     load_table,
     read_table,
 )
@@ -46,7 +46,7 @@ def table(order: int = 2) -> NGramTable:
     return estimate(CORPUS, order, VOCABULARY, "two texts")
 
 
-def pairs(counts: Counts) -> list[tuple[int, int]]:
+def pairs(counts: TokenCounts) -> list[tuple[int, int]]:
     return list(zip(counts.tokens.tolist(), counts.times.tolist(), strict=True))
 
 
@@ -167,7 +167,7 @@ def test_a_saved_table_reads_as_it_was(order: int, tmp_path: Path) -> None:
     table(order).save(tmp_path / "new" / "table.safetensors")
     found = read_table(tmp_path / "new" / "table.safetensors")
     for key, value in vars(table(order)).items():
-        if isinstance(value, Counts):
+        if isinstance(value, TokenCounts):
             assert pairs(getattr(found, key)) == pairs(value)
         else:
             assert (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.methods.candidate_trees import Node, ProbedTree
+from bild_lab.engine.methods.candidate_trees import CandidateNode, ProbedTree
 from bild_lab.engine.methods.candidates import CandidateDrafter, named_trees
 from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.methods.lookup.suffix import ROOT, SuffixAutomaton, SuffixDrafter
@@ -26,7 +26,7 @@ from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Limits, Request, Source
-from bild_lab.engine.session import Scores, beside
+from bild_lab.engine.session import Scores, for_draft
 from bild_lab.errors import UserError
 from tests.stubs import SESSION, StubModel
 
@@ -76,7 +76,7 @@ def test_a_drafters_model_is_given_the_targets_session_for_what_it_can_read_ther
     draft, request = Noting(lambda _: torch.ones(9)), request_of(0)
     for drafter in (ModelDrafter(draft, 2), SpeculativeDrafter(draft, NoDraft(draft), 2)):
         drafter = drafter.start(request, SESSION)
-    assert given == [(request.source, 30, beside(SESSION))] * 2
+    assert given == [(request.source, 30, for_draft(SESSION))] * 2
 
 
 def test_a_hybrid_passes_on_what_another_drafter_did() -> None:
@@ -179,8 +179,10 @@ class Known(CandidateDrafter):
 
 TREES = [
     ProbedTree((), (1,)),
-    ProbedTree((Node(0, 0, -1),), (1, 1)),
-    ProbedTree((Node(0, 0, -1), Node(0, 1, -1), Node(1, 1, 1)), (0, 1, 1, 1)),
+    ProbedTree((CandidateNode(0, 0, -1),), (1, 1)),
+    ProbedTree(
+        (CandidateNode(0, 0, -1), CandidateNode(0, 1, -1), CandidateNode(1, 1, 1)), (0, 1, 1, 1)
+    ),
 ]
 
 

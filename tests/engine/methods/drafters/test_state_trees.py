@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT
-from bild_lab.engine.methods.candidate_trees import Node, ProbedTree, to_content
+from bild_lab.engine.methods.candidate_trees import CandidateNode, ProbedTree, to_content
 from bild_lab.engine.methods.eagle.state_trees import (
     StateTreeDrafter,
     StaticTree,
@@ -23,7 +23,7 @@ from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.speculative.typical_acceptance import TypicalAcceptance
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
-from bild_lab.engine.session import EVERYTHING, Rows, Scores, Session, Want, as_rows
+from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, Session, as_rows
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from tests.engine.lossless.toy import FIRST, TableModel, own_law, p_value, sampled_texts
@@ -53,7 +53,7 @@ class TableStates:
     def receive(self, states: Tensor) -> None:
         self._received += len(states)
 
-    def extend(self, rows: Rows | Sequence[int], want: Want = EVERYTHING) -> Scores:
+    def extend(self, rows: Rows | Sequence[int], output_spec: OutputSpec = ALL_LOGITS) -> Scores:
         rows = as_rows(rows)
         if rows.tree is None:
             self._text += rows.tokens
@@ -63,8 +63,8 @@ class TableStates:
 
 
 class TableTree(StateTreeDrafter):
-    def reads(self) -> Want:
-        return EVERYTHING
+    def reads(self) -> OutputSpec:
+        return ALL_LOGITS
 
     def opened(self, request: Request, target: Session) -> TableStates:
         return TableStates()
@@ -111,7 +111,12 @@ def test_the_published_tree_has_25_nodes_and_is_5_deep() -> None:
 
 def test_levels_run_only_nodes_with_children() -> None:
     # not sorted by depth
-    nodes = [Node(0, 0, ROOT), Node(1, 1, 0), Node(0, 1, ROOT), Node(2, 0, 1)]
+    nodes = [
+        CandidateNode(0, 0, ROOT),
+        CandidateNode(1, 1, 0),
+        CandidateNode(0, 1, ROOT),
+        CandidateNode(2, 0, 1),
+    ]
     levels, above, parents, shape = StaticTree(nodes, torch.device("cpu"))._lay_out(3)
     assert above == parents.tolist() == [-1, -1, 0, 2]  # of ranks 0 1 | 1 | 0
     assert [level.ranks.tolist() for level in levels] == [[0, 1], [1], [0]]
@@ -125,7 +130,10 @@ def test_levels_run_only_nodes_with_children() -> None:
 
 
 def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:
-    trees = [ProbedTree((), (0,)), ProbedTree((Node(0, 0, ROOT), Node(0, 2, ROOT)), (0, 0, 0))]
+    trees = [
+        ProbedTree((), (0,)),
+        ProbedTree((CandidateNode(0, 0, ROOT), CandidateNode(0, 2, ROOT)), (0, 0, 0)),
+    ]
     file = tmp_path / "tree.json"
     write_atomically(file, json.dumps({"trees": to_content(trees)}).encode())
     assert list(named_nodes(str(file), 3, 4, 40)) == list(trees[1].nodes)

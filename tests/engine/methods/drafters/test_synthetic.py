@@ -16,7 +16,7 @@ from bild_lab.engine.methods.speculative.synthetic import SyntheticDrafter
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import EVERYTHING, Rows, Scores, Want, as_rows
+from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, as_rows
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.runner import time_methods
@@ -144,8 +144,10 @@ class NearTies(StubModel):
 
 
 class NearTiesSession(StubSession):
-    def extend(self, rows: Rows | Sequence[int] | Tensor, want: Want = EVERYTHING) -> Scores:
-        logits = super().extend(rows, want).logits
+    def extend(
+        self, rows: Rows | Sequence[int] | Tensor, output_spec: OutputSpec = ALL_LOGITS
+    ) -> Scores:
+        logits = super().extend(rows, output_spec).logits
         if len(as_rows(rows).tokens) == 1:
             return Scores(logits)
         places = range(self.length - len(logits), self.length)

@@ -12,8 +12,8 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
 from bild_lab.engine.methods.bita import BitaTarget
 from bild_lab.engine.methods.candidate_trees import (
+    CandidateNode,
     Growth,
-    Node,
     ProbedTree,
     TokenTrees,
     efficient_tree,
@@ -53,11 +53,11 @@ def draft(
 def test_in_an_efficient_tree_only_the_most_likely_of_each_depth_has_children() -> None:
     """Figure 5 with 3 candidates at each of 2 depths."""
     assert efficient_tree([3, 2]) == [
-        Node(0, 0, ROOT),
-        Node(0, 1, ROOT),
-        Node(0, 2, ROOT),
-        Node(1, 0, 0),
-        Node(1, 1, 0),
+        CandidateNode(0, 0, ROOT),
+        CandidateNode(0, 1, ROOT),
+        CandidateNode(0, 2, ROOT),
+        CandidateNode(1, 0, 0),
+        CandidateNode(1, 1, 0),
     ]
     drafted = draft(efficient_tree, (3, 2, 1), 3, CANDIDATES)
     assert drafted.token_list == [10, 11, 12, 20, 21, 30]
@@ -141,11 +141,19 @@ def test_trees_without_nodes_use_no_candidates_and_ask_for_no_probes_unless_told
 
 
 FIRST = ProbedTree((), (3,))
-SECOND = ProbedTree((Node(0, 0, ROOT), Node(0, 5, ROOT)), (2, 3, 0))
+SECOND = ProbedTree((CandidateNode(0, 0, ROOT), CandidateNode(0, 5, ROOT)), (2, 3, 0))
 THIRD = ProbedTree(
-    (Node(0, 1, ROOT), Node(1, 0, 0), Node(1, 7, 0), Node(0, 0, ROOT)), (0, 3, 1, 0, 2)
+    (
+        CandidateNode(0, 1, ROOT),
+        CandidateNode(1, 0, 0),
+        CandidateNode(1, 7, 0),
+        CandidateNode(0, 0, ROOT),
+    ),
+    (0, 3, 1, 0, 2),
 )
-FOURTH = ProbedTree((*THIRD.nodes, Node(2, 3, 1), Node(1, 2, 3)), (1, 3, 2, 0, 2, 1, 0))
+FOURTH = ProbedTree(
+    (*THIRD.nodes, CandidateNode(2, 3, 1), CandidateNode(1, 2, 3)), (1, 3, 2, 0, 2, 1, 0)
+)
 
 
 def written(path: Path, *trees: ProbedTree) -> str:

@@ -12,7 +12,7 @@ from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from bild_lab.engine.methods.bita import PROMPTS, BitaTarget
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import Opening, Session, Want
+from bild_lab.engine.session import OutputSpec, Session, SessionOptions
 from bild_lab.engine.trace import Forward
 from tests.engine.methods.modules.oracle import uncached_masks
 from tests.engine.methods.modules.tiny import random_adapter
@@ -31,7 +31,7 @@ MASK = VOCABULARY  # the id of mask 0
 TOKENS = [30, 6, 7, 8, MASK, MASK + 1, MASK + 2, MASK, MASK + 1]
 PARENTS = [-1, 0, 1, 1, 1, 4, 5, 2, 7]
 
-HEAD = Want(head_input=True)
+HEAD = OutputSpec(head_input=True)
 
 prompts = pytest.mark.parametrize("prompt", PROMPTS)
 engines = pytest.mark.parametrize("engine", ENGINES)
@@ -121,7 +121,7 @@ def test_every_prompt_says_something_else_and_fewer_tokens_of_it_do(engine: str)
 @engines
 def test_forwards_are_recorded_with_their_probe_rows_and_the_prompts_slots(engine: str) -> None:
     forwards: list[Forward] = []
-    session = adapted(tiny_llama(0), engine, "deep").start(SOURCE, 8, Opening(forwards))
+    session = adapted(tiny_llama(0), engine, "deep").start(SOURCE, 8, SessionOptions(forwards))
     session.extend(tree_rows(torch.tensor(TOKENS), torch.tensor(PARENTS)))
     assert [(one.rows, one.cached, one.scored) for one in forwards] == [
         (4 + len(TOKENS), 4, len(TOKENS))

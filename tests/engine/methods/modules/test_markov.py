@@ -15,7 +15,7 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.bita import BitaAdapter, BitaTarget, load_bita
-from bild_lab.engine.methods.candidate_trees import GROWTHS, Node
+from bild_lab.engine.methods.candidate_trees import GROWTHS, CandidateNode
 from bild_lab.engine.methods.candidates import MaskTokenDrafter, MedusaDrafter
 from bild_lab.engine.methods.markov import MarkovHead
 from bild_lab.engine.methods.medusa import MedusaHeads
@@ -36,7 +36,7 @@ PART = DraftVocabulary(range(0, VOCABULARY, 2))  # some committed tokens are non
 ENGINES = ["native", "hf", pytest.param("kernels", marks=needs_kernels)]
 
 
-def plainly(scores: Tensor, markov: MarkovHead, last: int, nodes: list[Node]) -> list[int]:
+def plainly(scores: Tensor, markov: MarkovHead, last: int, nodes: list[CandidateNode]) -> list[int]:
     """The tokens of a tree, one node after the other and one product after the other."""
     tokens: list[int] = []
     for node in nodes:

@@ -21,7 +21,7 @@ from bild_lab.engine.methods.speculative.cascades import (
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.rejection_sampling import RejectionSampling
 from bild_lab.engine.methods.speculative.sampling import (
-    Overlap,
+    OverlapMeasurement,
     SpeculativeSampling,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import accepted_path, best_of
@@ -41,7 +41,7 @@ CLAIMS = [  # lossless greedily, and sampled
     (RejectionSampling(), True, True),
     (BlockVerification(), True, True),
     (SpeculativeSampling(), True, True),
-    (Overlap(), True, True),  # it accepts nothing
+    (OverlapMeasurement(), True, True),  # it accepts nothing
     (SpeculativeSampling(0.9), False, False),
     (Rollback(0.5), True, False),  # below log 2 the drafted token is the most likely
     (Rollback(math.log(2)), False, False),  # two tokens may have a half each
@@ -71,7 +71,10 @@ def test_a_rule_claims_to_be_lossless_only_where_it_is(
 def test_rules_of_chains_say_that_they_take_no_trees() -> None:
     chains = {type(rule) for rule, *_ in CLAIMS if not rule.accepts_trees}
     others = {SpeculativeCascade, StaticEnsemble, Cactus}
-    assert chains == {Overlap, ReleasedRollback, RejectionSampling, BlockVerification} | others
+    assert (
+        chains
+        == {OverlapMeasurement, ReleasedRollback, RejectionSampling, BlockVerification} | others
+    )
 
 
 @pytest.mark.parametrize(

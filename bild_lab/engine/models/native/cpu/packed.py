@@ -20,14 +20,14 @@ from bild_lab.engine.models.native.cpu import structures as c
 from bild_lab.engine.models.native.cpu.library import library
 from bild_lab.engine.models.native.cpu.panels import in_panel_order, packed_matrix
 from bild_lab.engine.models.native.stack import ACTIVATIONS, Layer, Stack, Weight
-from bild_lab.engine.session import NOTHING, Chain, DraftedChain, GrownTree, Growth, Skipped
+from bild_lab.engine.session import NOTHING, ChainResult, ChainSpec, GrownTree, Skipped, TreeSpec
 
 NUMBERS = (
     "heads kv_heads head_dim hidden bidirectional epsilon scale final_scale embedding_scale".split()
 )
 
 
-class TextRows(NamedTuple):
+class SequenceSlice(NamedTuple):
     """A pass's rows of one text: `count` rows at the cache's slots from `start` on.
 
     scored: for how many of the last rows there are logits. memory: cross-attention keys and values,
@@ -131,7 +131,7 @@ class PackedDecoder:
     def run(
         self,
         tokens: Int[Tensor, " m"],
-        texts: Sequence[TextRows],
+        texts: Sequence[SequenceSlice],
         *,
         states: Float[Tensor, "m dim"] | None = None,
         masks: Float[Tensor, "masks dim"] | None = None,
@@ -179,8 +179,11 @@ class PackedDecoder:
         return PackedScores(logits, head_input, outputs, None if bar is None else ran.value)
 
     def draft(
-        self, tokens: Sequence[Sequence[int]], texts: Sequence[TextRows], chains: Sequence[Chain]
-    ) -> list[DraftedChain]:
+        self,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[SequenceSlice],
+        chains: Sequence[ChainSpec],
+    ) -> list[ChainResult]:
         """The rows of each text and a chain after them, in one call. The texts' chains run side by
         side.
 
@@ -211,7 +214,7 @@ class PackedDecoder:
         parts = vocabulary, chains[0].layers, chains[0].skipped
         self._run_program(self._library.draft_chains, tokens, texts, asks, [1] * len(texts), *parts)
         return [
-            DraftedChain(
+            ChainResult(
                 tokens=drafted[: ask.drafted],
                 forwards=ask.forwards,
                 fallback=bool(ask.fallback),
@@ -228,32 +231,37 @@ class PackedDecoder:
         ]
 
     def grow(
-        self, tokens: Sequence[Sequence[int]], texts: Sequence[TextRows], growths: Sequence[Growth]
+        self,
+        tokens: Sequence[Sequence[int]],
+        texts: Sequence[SequenceSlice],
+        growths: Sequence[TreeSpec],
     ) -> list[GrownTree]:
         """The rows of each text and a tree after them, of one vocabulary, in one call: the trees
         grow side by side.
         """
         asks, outputs = (c.Growth * len(texts))(), []
-        for ask, growth in zip(asks, growths, strict=True):
-            ends = end_tokens(growth)
-            grown, parents, rows = ((kind * growth.nodes)() for kind in (c_int64, c_int32, c_int32))
-            counts = (c_int32 * growth.depth)()
+        for ask, tree_spec in zip(asks, growths, strict=True):
+            ends = end_tokens(tree_spec)
+            grown, parents, rows = (
+                (kind * tree_spec.nodes)() for kind in (c_int64, c_int32, c_int32)
+            )
+            counts = (c_int32 * tree_spec.depth)()
             outputs.append((ends, grown, parents, rows, counts))
             ask.nodes, ask.depth, ask.width, ask.children = (
-                growth.nodes,
-                growth.depth,
-                growth.width,
-                growth.children,
+                tree_spec.nodes,
+                tree_spec.depth,
+                tree_spec.width,
+                tree_spec.children,
             )
             ask.prunes, ask.prune_confidence = (
-                growth.prune_confidence is not None,
-                growth.prune_confidence or 0.0,
+                tree_spec.prune_confidence is not None,
+                tree_spec.prune_confidence or 0.0,
             )
-            ask.min_prob, ask.temperature = growth.min_prob, growth.temperature
+            ask.min_prob, ask.temperature = tree_spec.min_prob, tree_spec.temperature
             ask.end_count, ask.ends = len(ends), addressof(ends)
             ask.tokens, ask.parents = addressof(grown), addressof(parents)
             ask.rows, ask.counts = addressof(rows), addressof(counts)
-        later, vocabulary = [growth.width for growth in growths], growths[0].vocabulary
+        later, vocabulary = [tree_spec.width for tree_spec in growths], growths[0].vocabulary
         self._run_program(self._library.grow_trees, tokens, texts, asks, later, vocabulary)
         return [
             GrownTree(
@@ -269,7 +277,7 @@ class PackedDecoder:
         self,
         program: Callable[..., None],
         tokens: Sequence[Sequence[int]],
-        texts: Sequence[TextRows],
+        texts: Sequence[SequenceSlice],
         asks: ctypes.Array,
         later: Sequence[int],
         vocabulary: DraftVocabulary | None,
@@ -301,7 +309,7 @@ class PackedDecoder:
             )
 
     def _pass(
-        self, texts: Sequence[TextRows], layers: Sequence[int] | None, skipped: Skipped
+        self, texts: Sequence[SequenceSlice], layers: Sequence[int] | None, skipped: Skipped
     ) -> tuple[c.Pass, list[object]]:
         """A pass of the rows of these texts through these layers, and what it points to."""
         cos, sin = self._rotations  # held here, as another thread may replace them
@@ -485,5 +493,5 @@ def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
-def end_tokens(draft: Chain | Growth) -> ctypes.Array[c_int64]:
+def end_tokens(draft: ChainSpec | TreeSpec) -> ctypes.Array[c_int64]:
     return (c_int64 * len(draft.end_tokens))(*draft.end_tokens)
