@@ -13,7 +13,12 @@ from jaxtyping import Int
 from torch import Tensor
 
 from bild_lab.engine.draft import Tree
-from bild_lab.engine.models.cached_session import CachedSession, ForwardPass, Layers, is_first
+from bild_lab.engine.models.cached_session import (
+    CachedSession,
+    ForwardPass,
+    Layers,
+    are_first_layers,
+)
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.sampling import precise
@@ -268,7 +273,7 @@ class RecordedLayers(Layers):
             ("feed-forward", skipped.feed_forward),
         ):
             name += f" without {block} {','.join(map(str, sorted(left_out)))}" if left_out else ""
-        first = is_first(layers, skipped)
+        first = are_first_layers(layers, skipped)
         kinds = [name if first else f"{name} {place} ahead" for place in range(len(self._drafted))]
         part = OutputSpec(layers=layers, skipped=skipped)
         nodes = self._text.drafted(self._node(cached - 1), self._drafted, part, kinds)

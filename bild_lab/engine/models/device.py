@@ -33,10 +33,14 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        wanted = f"runtime.device must be auto, cpu, or an accelerator that is there, got {name!r}"
+        requirement = (
+            f"runtime.device must be auto, cpu, or an accelerator that is there, got {name!r}"
+        )
         if meant := _meant(name):
-            raise UserError(f"{wanted}; did you mean {meant}?") from error
-        raise UserError(f"{wanted}: {str(error).splitlines()[0].partition('. ')[0]}") from error
+            raise UserError(f"{requirement}; did you mean {meant}?") from error
+        raise UserError(
+            f"{requirement}: {str(error).splitlines()[0].partition('. ')[0]}"
+        ) from error
     return device
 
 

@@ -60,29 +60,34 @@ class AlikeModel:
     @cached_property
     def shared(self) -> DraftVocabulary:
         """The tokens that it may draft."""
-        ours, draft = self._target, self.model.checkpoint
-        width = min(ours.rows, ours.columns, draft.rows, draft.columns)
+        target, draft = self._target, self.model.checkpoint
+        width = min(target.rows, target.columns, draft.rows, draft.columns)
         same = [
             token
-            for piece, token in ours.vocabulary.items()
+            for piece, token in target.vocabulary.items()
             if draft.vocabulary.get(piece) == token < width
         ]
         # which may have no piece
-        ends = [token for token in ours.end_tokens & draft.end_tokens if token < width]
+        ends = [token for token in target.end_tokens & draft.end_tokens if token < width]
         return DraftVocabulary([*same, *ends], self.model.device)
 
     @cached_property
     def stand_ins(self) -> dict[int, int]:
         """What it reads in place of the target's tokens that it does not have."""
         draft, shared = self.model.checkpoint, set(self.shared.tokens.tolist())
-        found = {}
+        stand_ins = {}
         for piece, token in self._target.vocabulary.items():
             if token not in shared:
                 possible = (draft.vocabulary.get(piece), draft.tokenizer.unk_token_id)
-                found[token] = next(
-                    (each for each in possible if each is not None and each < draft.rows), 0
+                stand_ins[token] = next(
+                    (
+                        token_id
+                        for token_id in possible
+                        if token_id is not None and token_id < draft.rows
+                    ),
+                    0,
                 )
-        return found
+        return stand_ins
 
     @cached_property
     def _table(self) -> Int[Tensor, " ids"]:
@@ -136,16 +141,16 @@ class AlikeSession(SessionOver):
         super().__init__(session)
         self._model = model
 
-    def _vocabulary(self, wanted: DraftVocabulary | None) -> DraftVocabulary:
-        return self._model.shared.among(wanted)
+    def _vocabulary(self, vocabulary: DraftVocabulary | None) -> DraftVocabulary:
+        return self._model.shared.among(vocabulary)
 
     @torch.inference_mode()
     def extend(
         self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows, vocabulary = as_rows(rows), self._vocabulary(output_spec.vocabulary)
-        own = replace(rows, tokens=self._model.read(rows.tokens))
-        scores = self._session.extend(own, replace(output_spec, vocabulary=vocabulary))
+        draft_rows = replace(rows, tokens=self._model.read(rows.tokens))
+        scores = self._session.extend(draft_rows, replace(output_spec, vocabulary=vocabulary))
         return (
             scores
             if scores.logits is None

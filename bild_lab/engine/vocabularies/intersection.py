@@ -39,7 +39,7 @@ class IntersectionSession(SessionOver):
     that are not shared are -inf, so the distribution is the draft model's own, renormalized over
     the shared ones.
 
-    source, own: the prompt in both vocabularies. positions: how many tokens the draft model reads.
+    source, draft_source: the prompt in both vocabularies. positions: how many tokens the draft model reads.
     """
 
     def __init__(
@@ -47,20 +47,20 @@ class IntersectionSession(SessionOver):
         session: Session,
         overlap: VocabularyOverlap,
         source: Source,
-        own: Source,
+        draft_source: Source,
         positions: int | None,
     ) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
-        self._first, self._own_first = len(source.prompt) - 1, len(own.prompt) - 1
-        self._last_of_prompt = own.prompt[-1]
+        self._first, self._own_first = len(source.prompt) - 1, len(draft_source.prompt) - 1
+        self._last_of_prompt = draft_source.prompt[-1]
         # after the prompt, where each token's rows end in the draft model's text
         self._ends: list[int] = []
         self._base = 0  # of the last extend, or the tree, the first token
         self._spans: list[list[int]] = []  # its tokens' rows
         pairs = sorted(overlap.shared.items())
         self._shared = tuple(
-            torch.tensor(side, device=own.device) for side in zip(*pairs, strict=True)
+            torch.tensor(side, device=draft_source.device) for side in zip(*pairs, strict=True)
         )
 
     @property
@@ -90,24 +90,28 @@ class IntersectionSession(SessionOver):
         ]
         place = sum(map(len, self._spans[:earlier]))
         self._spans = self._spans[:earlier]
-        for own in written:
-            self._spans.append(list(range(place, place := place + len(own))))
+        for draft_tokens in written:
+            self._spans.append(list(range(place, place := place + len(draft_tokens))))
         fed = list(itertools.chain.from_iterable(written))
         self._require_positions(len(fed))
-        wanted = len(tokens) if output_spec.logits is None else output_spec.logits
+        logit_count = len(tokens) if output_spec.logits is None else output_spec.logits
         # from the end
-        scored = [span[-1] - place for span in self._spans[len(self._spans) - wanted :]]
+        scored = [span[-1] - place for span in self._spans[len(self._spans) - logit_count :]]
         tree = None if rows.tree is None else self._own_tree(rows.tree)
         logits = self._session.extend(
             Rows(fed, tree), OutputSpec(logits=-scored[0] if scored else 0)
         ).logits
-        before = self._ends[-1] if self._ends else self._own_first
-        self._ends += itertools.accumulate(map(len, written[1:]), initial=before + len(written[0]))
-        if logits.shape[0] != wanted:
+        length_before = self._ends[-1] if self._ends else self._own_first
+        self._ends += itertools.accumulate(
+            map(len, written[1:]), initial=length_before + len(written[0])
+        )
+        if logits.shape[0] != logit_count:
             logits = logits[on_device([logits.shape[0] + row for row in scored], logits.device)]
-        ours, theirs = self._shared
-        translated = logits.new_full((wanted, self._overlap.width), float("-inf"))
-        return Scores(translated.index_copy_(1, ours, logits.index_select(1, theirs)))
+        target_columns, draft_columns = self._shared
+        translated = logits.new_full((logit_count, self._overlap.width), float("-inf"))
+        return Scores(
+            translated.index_copy_(1, target_columns, logits.index_select(1, draft_columns))
+        )
 
     def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
         """Drafted one forward at a time; nothing where the draft model's positions end."""
@@ -119,14 +123,16 @@ class IntersectionSession(SessionOver):
 
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep([row for place in path for row in self._spans[place]])
-        before = self._ends[self._base - 1] if self._base else self._own_first
-        lengths = itertools.accumulate((len(self._spans[place]) for place in path), initial=before)
+        length_before = self._ends[self._base - 1] if self._base else self._own_first
+        lengths = itertools.accumulate(
+            (len(self._spans[place]) for place in path), initial=length_before
+        )
         self._ends[self._base :] = list(lengths)[1:]
 
     def rollback(self, length: int) -> None:
-        kept = max(0, length - self._first)
-        if kept < len(self._ends):
-            del self._ends[kept:]
+        kept_count = max(0, length - self._first)
+        if kept_count < len(self._ends):
+            del self._ends[kept_count:]
             self._session.rollback(self._ends[-1] if self._ends else self._own_first)
 
     def _own_tokens(self, token: int, place: int) -> list[int]:

@@ -42,12 +42,12 @@ class TranslatedModel:
     @property
     def facts(self) -> dict[str, Any]:
         """For a result: the draft model, and what the vocabularies share."""
-        own = self.overlap
+        overlap = self.overlap
         pieces = {
-            "target_pieces": len(own.target.pieces.written),
-            "draft_pieces": len(own.draft.pieces.written),
+            "target_pieces": len(overlap.target.pieces.written),
+            "draft_pieces": len(overlap.draft.pieces.written),
         }
-        return {"draft": own.draft.path, "shared": own.count, **pieces}
+        return {"draft": overlap.draft.path, "shared": overlap.count, **pieces}
 
     @property
     def transformers(self) -> TranslatedModel:
@@ -61,10 +61,10 @@ class TranslatedModel:
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> Session:
-        own = self.overlap.source(source, self.model.source_positions)
-        session = self.model.start(own, 2 * room, replace(session_options, target=None))
+        draft_source = self.overlap.source(source, self.model.source_positions)
+        session = self.model.start(draft_source, 2 * room, replace(session_options, target=None))
         translated = IntersectionSession(
-            session, self.overlap, source, own, self.model.session_positions
+            session, self.overlap, source, draft_source, self.model.session_positions
         )
         return processed(translated, source)
 
@@ -72,8 +72,10 @@ class TranslatedModel:
         """The scores after every token of the text in its own vocabulary, as far as its positions
         reach.
         """
-        own = self.overlap.source(text, self.model.source_positions)
-        return self.model.text_logits(replace(own, prompt=own.prompt[: self.model.positions]))
+        draft_text = self.overlap.source(text, self.model.source_positions)
+        return self.model.text_logits(
+            replace(draft_text, prompt=draft_text.prompt[: self.model.positions])
+        )
 
 
 def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:

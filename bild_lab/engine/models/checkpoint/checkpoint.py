@@ -173,16 +173,18 @@ class Checkpoint:
         """
         if not (names := self._file_names):
             return
-        first = require_weights(self.path, names, named_in_config(self.files / "config.json"))
-        if is_pickled(first) and not self.allow_pickles:
-            raise UserError(f"{self.path} has {first} and no safetensors weights; {PICKLE_REMEDY}")
+        weight_file = require_weights(self.path, names, named_in_config(self.files / "config.json"))
+        if is_pickled(weight_file) and not self.allow_pickles:
+            raise UserError(
+                f"{self.path} has {weight_file} and no safetensors weights; {PICKLE_REMEDY}"
+            )
         if not self.in_folder:
             return
         folder = Path(self.location)
         if missing := [name for name in in_folder(folder) if not (folder / name).is_file()]:
             raise UserError(
-                f"{self.path} lacks {missing[0]}, which its {first} lists; copy it from where the"
-                f" model came from, or remove {first} if the weights are in another file"
+                f"{self.path} lacks {missing[0]}, which its {weight_file} lists; copy it from where the"
+                f" model came from, or remove {weight_file} if the weights are in another file"
             )
 
     @cached_property
@@ -419,9 +421,9 @@ class Checkpoint:
                 digest.update(name.encode() + bytes.fromhex(file_digest(folder / name)))
         return digest.hexdigest()[:16]
 
-    def _read(self, part: str, kind: Any, **options: Any) -> Any:
+    def _read(self, component: str, kind: Any, **options: Any) -> Any:
         """Call a `from_pretrained`. Raises UserError with a clear message if it fails."""
-        self._require_files(part)
+        self._require_files(component)
         if (commit := self.commit) is not None:
             options["revision"] = commit
         # files downloaded before can still be used
@@ -450,9 +452,9 @@ class Checkpoint:
                     f"the checkpoint {self.path}",
                     "give a local folder instead: pair.target=DIR, pair.draft=DIR",
                 )
-            raise UserError(self._complaint(part, error)) from error
+            raise UserError(self._complaint(component, error)) from error
 
-    def _require_files(self, part: str) -> None:
+    def _require_files(self, component: str) -> None:
         """Raise UserError for a path that holds nothing that can be read."""
         folder = Path(self.location)
         has_config = (folder / "config.json").is_file()
@@ -472,7 +474,7 @@ class Checkpoint:
             raise UserError(f"{self.path} has no config.json; give a folder in Hugging Face layout")
         # without them Transformers makes a tokenizer of a few special tokens
         if (
-            part == "tokenizer"
+            component == "tokenizer"
             and self.in_folder
             and not any(map(TOKENIZER_FILE.search, os.listdir(folder)))
         ):
@@ -489,21 +491,21 @@ class Checkpoint:
                 " as org/name"
             )
 
-    def _complaint(self, part: str, error: Exception) -> str:
+    def _complaint(self, component: str, error: Exception) -> str:
         """The message for a file that cannot be read, with what the user can do about it."""
         text = str(error).strip()
         if "trust_remote_code" in text:
-            return f"the {part} of {self.path} {REMOTE_CODE}"
+            return f"the {component} of {self.path} {REMOTE_CODE}"
         if "use_safetensors" in text:
             return f"{self.path} has no safetensors weights; {PICKLE_REMEDY}"
         detail = text.splitlines()[0] if text else type(error).__name__
         if not self.in_folder:
             return (
-                f"cannot read the {part} of {self.path} from the hub: {detail}"
+                f"cannot read the {component} of {self.path} from the hub: {detail}"
                 f" ({root_cause(error)}); {HUB_REMEDY}"
             )
         return (
-            f"cannot read the {part} of {self.path}: {detail}; "
+            f"cannot read the {component} of {self.path}: {detail}; "
             "a checkpoint in Hugging Face layout with safetensors weights is needed"
         )
 
@@ -548,12 +550,12 @@ class LoadedCheckpoint(Checkpoint):
         return self.rows if head is None else getattr(head, "out_features", self.rows)
 
     @staticmethod
-    def _entries(part: PreTrainedModel, otherwise: int) -> int:
+    def _entries(submodule: PreTrainedModel, otherwise: int) -> int:
         """How many tokens a module embeds, which its configuration may not say."""
         # some decoders of Transformers are no whole models
-        if not hasattr(part, "get_input_embeddings"):
+        if not hasattr(submodule, "get_input_embeddings"):
             return otherwise
-        return getattr(part.get_input_embeddings(), "num_embeddings", otherwise)
+        return getattr(submodule.get_input_embeddings(), "num_embeddings", otherwise)
 
     @cached_property
     def generation(self) -> GenerationConfig:
@@ -563,7 +565,9 @@ class LoadedCheckpoint(Checkpoint):
 
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
         if self.module.dtype != dtype:
-            names = [str(each).removeprefix("torch.") for each in (self.module.dtype, dtype)]
+            names = [
+                str(precision).removeprefix("torch.") for precision in (self.module.dtype, dtype)
+            ]
             raise UserError(
                 f"the loaded model is in {names[0]}, and {names[1]} was asked for; set"
                 f" dtype={names[0]!r}"
@@ -584,8 +588,8 @@ class LoadedCheckpoint(Checkpoint):
 
 def root_cause(error: BaseException) -> str:
     """The first error of the chain, in one line."""
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -614,19 +618,19 @@ def alike(target: Checkpoint, draft: Checkpoint) -> bool:
     tokens alone. What begins and ends a text must be in both, and most of the target's ordinary
     tokens in the draft model's.
     """
-    ours, theirs = target.vocabulary, draft.vocabulary
-    if ours == theirs:
+    target_ids, draft_ids = target.vocabulary, draft.vocabulary
+    if target_ids == draft_ids:
         return True
-    lacking = {piece: token for piece, token in ours.items() if theirs.get(piece) != token}
-    further = {piece: token for piece, token in theirs.items() if ours.get(piece) != token}
-    added = [set(each.tokenizer.get_added_vocab()) for each in (target, draft)]
+    lacking = {piece: token for piece, token in target_ids.items() if draft_ids.get(piece) != token}
+    further = {piece: token for piece, token in draft_ids.items() if target_ids.get(piece) != token}
+    added = [set(checkpoint.tokenizer.get_added_vocab()) for checkpoint in (target, draft)]
     ordinary = lacking.keys() - added[0], further.keys() - added[1]
     if lacking and further and (ordinary[0] or ordinary[1]):
         return False
     framing = {*target.end_tokens, target.tokenizer.bos_token_id}
     if target.encoder_decoder:
         framing.add(target.decoder_start)
-    return framing.isdisjoint(lacking.values()) and len(ordinary[0]) <= LACKING * len(ours)
+    return framing.isdisjoint(lacking.values()) and len(ordinary[0]) <= LACKING * len(target_ids)
 
 
 def without_row(target: Checkpoint, draft: Checkpoint) -> list[int]:

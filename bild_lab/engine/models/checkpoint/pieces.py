@@ -70,11 +70,12 @@ class Pieces:
     @cached_property
     def template(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and behind a text."""
-        plain, whole = self.encode("a"), self._tokenizer("a", verbose=False)["input_ids"]
+        plain, with_special = self.encode("a"), self._tokenizer("a", verbose=False)["input_ids"]
         place = next(
-            (at for at in range(len(whole)) if whole[at : at + len(plain)] == plain), len(whole)
+            (at for at in range(len(with_special)) if with_special[at : at + len(plain)] == plain),
+            len(with_special),
         )
-        return whole[:place], whole[place + len(plain) :]
+        return with_special[:place], with_special[place + len(plain) :]
 
     def encode(self, text: str) -> list[int]:
         """The tokenizer's own tokens for a whole text, without special ones."""
@@ -95,16 +96,16 @@ class Pieces:
         # these bytes end a character
         body = text.lstrip(bytes(range(0x80, 0xC0))) if behind else text
         decoder = codecs.getincrementaldecoder("utf-8")(errors="ignore")
-        whole = decoder.decode(body)
+        characters = decoder.decode(body)
         ends, begins = text[: len(text) - len(body)], decoder.getstate()[0]
         return [
             *self._bytes(ends),
-            *self._encoded(whole, behind or bool(ends)),
+            *self._encoded(characters, behind or bool(ends)),
             *self._bytes(begins),
         ]
 
     def _bytes(self, text: bytes) -> list[int]:
-        return [self.tokens_of[bytes([one])] for one in text if bytes([one]) in self.tokens_of]
+        return [self.tokens_of[bytes([byte])] for byte in text if bytes([byte]) in self.tokens_of]
 
     def _encoded(self, text: str, behind: bool) -> list[int]:
         if not text:
@@ -115,9 +116,11 @@ class Pieces:
         if text[0] == " " and self._is_written(spaced := self.encode(text[1:]), text):
             return spaced
         for anchor in ANCHORS:
-            before, whole = self.encode(anchor), self.encode(anchor + text)
-            if whole[: len(before)] == before and self._is_written(whole[len(before) :], text):
-                return whole[len(before) :]
+            anchor_tokens, anchored_tokens = self.encode(anchor), self.encode(anchor + text)
+            if anchored_tokens[: len(anchor_tokens)] == anchor_tokens and self._is_written(
+                anchored_tokens[len(anchor_tokens) :], text
+            ):
+                return anchored_tokens[len(anchor_tokens) :]
         return plain
 
     def _is_written(self, tokens: list[int], text: str) -> bool:
@@ -154,8 +157,8 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     falls_back = "ByteFallback" in kinds
 
     def written(piece: str) -> bytes:
-        if falls_back and (found := BYTE.fullmatch(piece)):
-            return bytes([int(found[1], 16)])
+        if falls_back and (match := BYTE.fullmatch(piece)):
+            return bytes([int(match[1], 16)])
         for old, new in replaced:
             piece = piece.replace(old, new)
         return piece.encode()
@@ -166,7 +169,7 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
 def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of a decoder."""
     return (
-        [one for part in step["decoders"] for one in flat(part)]
+        [decoder_step for substep in step["decoders"] for decoder_step in flat(substep)]
         if step["type"] == "Sequence"
         else [step]
     )

@@ -68,10 +68,14 @@ def in_folder(folder: Path) -> list[str]:
     """
     named = named_in_config(folder / "config.json")
     candidates = ORDER if named is None else (named,)
-    first = first_file([name for name in candidates if (folder / name).is_file()], named)
-    if first is None:
+    weight_file = first_file([name for name in candidates if (folder / name).is_file()], named)
+    if weight_file is None:
         return []
-    return [first, *shards_of(folder / first)] if first.endswith(INDEX_SUFFIX) else [first]
+    return (
+        [weight_file, *shards_of(folder / weight_file)]
+        if weight_file.endswith(INDEX_SUFFIX)
+        else [weight_file]
+    )
 
 
 def shards_of(index: Path) -> list[str]:
@@ -121,9 +125,9 @@ def require_weights(path: str, names: Collection[str], named: str | None) -> str
             " in place of model.safetensors; move such shards elsewhere, or save the model anew"
             " with save_pretrained"
         )
-    if (first := first_file(names, named)) is not None:
-        return first
-    wanted = (
+    if (weight_file := first_file(names, named)) is not None:
+        return weight_file
+    expected = (
         " or ".join(SAFE)
         if named is None
         else f"{named}, as transformers_weights in its config.json says"
@@ -131,7 +135,7 @@ def require_weights(path: str, names: Collection[str], named: str | None) -> str
     beside = sorted(name for name in names if holds_weights(name))
     got = f"got {', '.join(beside[:3])}" if beside else "got no file with weights"
     raise UserError(
-        f"{path} has no weights that Transformers reads: wanted {wanted}, {got}; rename the file,"
+        f"{path} has no weights that Transformers reads: wanted {expected}, {got}; rename the file,"
         " or save the model anew with save_pretrained"
     )
 

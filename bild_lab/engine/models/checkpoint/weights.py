@@ -59,8 +59,8 @@ class Weights(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         key = self._keys[name]
-        if (whole := self._joined.get(key)) is not None:
-            return whole[self._rows[key]]
+        if (joined := self._joined.get(key)) is not None:
+            return joined[self._rows[key]]
         if (weight := self._held.get(key)) is None:
             weight = self._held[key] = self._read(key).to(self._device, self.dtype)
         return weight
@@ -102,9 +102,12 @@ class Weights(Mapping[str, Tensor]):
 
 def module_weights(module: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> Weights:
     """Of a module in memory."""
-    state, first = module.state_dict(), {}
-    keys = {name: first.setdefault(weight.data_ptr(), name) for name, weight in state.items()}
-    return Weights(keys, state.__getitem__, dtype, device)
+    parameters, names_by_address = module.state_dict(), {}
+    keys = {
+        name: names_by_address.setdefault(weight.data_ptr(), name)
+        for name, weight in parameters.items()
+    }
+    return Weights(keys, parameters.__getitem__, dtype, device)
 
 
 @dataclass(frozen=True)
@@ -150,13 +153,13 @@ def file_weights(
     takes no memory. None if names or shapes in the files are not those of the module, as in
     checkpoints that Transformers renames.
     """
-    shapes, wanted = files.shapes, module.state_dict()
-    keys = {name: name for name in wanted if name in shapes}
+    shapes, parameters = files.shapes, module.state_dict()
+    keys = {name: name for name in parameters if name in shapes}
     for name, source in module.all_tied_weights_keys.items():
         if name not in keys and source in shapes:
             keys[name] = source
-    if set(keys) != set(wanted) or set(shapes) != set(keys.values()):
+    if set(keys) != set(parameters) or set(shapes) != set(keys.values()):
         return None
-    if any(list(shapes[key]) != list(wanted[name].shape) for name, key in keys.items()):
+    if any(list(shapes[key]) != list(parameters[name].shape) for name, key in keys.items()):
         return None
     return Weights(keys, lambda name: files.read(name, dtype), dtype, device)

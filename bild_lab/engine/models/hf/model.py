@@ -80,12 +80,12 @@ class HuggingFaceModel:
 
     @cached_property
     def module(self) -> PreTrainedModel:
-        own = (
+        loaded = (
             self.checkpoint.weights(self.dtype)
             if self.lent is None
             else module_over(self.checkpoint, self.lent)
         )
-        module = own.to(self.device).eval()
+        module = loaded.to(self.device).eval()
         for check_weights in self._checks:
             check_weights(module, self.checkpoint.path)
         return module
@@ -151,7 +151,7 @@ class HuggingFaceModel:
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
-        embedding, head = (each.weight.detach().to(self.device) for each in ends)
+        embedding, head = (module.weight.detach().to(self.device) for module in ends)
         return embedding, head
 
     def synchronize(self) -> None:
@@ -213,7 +213,7 @@ class HuggingFaceModel:
             [getattr(layer, name).to(embeddings.device) for layer in cache.layers]
             for name in ("keys", "values")
         )
-        keys, values = (torch.cat(part) for part in parts)
+        keys, values = (torch.cat(tensors) for tensors in parts)
         return Prefix(keys, values)
 
     def source(self, prompt: Prompt, max_tokens: int | None = None) -> Source:
@@ -239,8 +239,8 @@ def module_over(checkpoint: Checkpoint, weights: Weights) -> PreTrainedModel:
     """
     outline, dtype = weightless(checkpoint), weights.dtype
     nothing = {
-        name: torch.zeros((), dtype=dtype).expand(one.shape)
-        for name, one in outline.state_dict().items()
+        name: torch.zeros((), dtype=dtype).expand(parameter.shape)
+        for name, parameter in outline.state_dict().items()
     }
     with no_progress_bars():
         module = type(outline).from_pretrained(
@@ -257,7 +257,7 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
     """
     layers, middle = decoder_depth(module.config), decoder_depth(module.config) // 2
     tokens, source = few_tokens(module)
-    whole = open_session(module, source).extend(tokens).logits
+    expected = open_session(module, source).extend(tokens).logits
     session = open_session(module, source)
     states = session.extend(
         tokens, OutputSpec(layers=range(middle), hidden=(middle,), logits=0)
@@ -265,7 +265,7 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
     parts = session.extend(
         Rows(tokens, states=states), OutputSpec(layers=range(middle, layers))
     ).logits
-    if not logits_equal(whole, parts):
+    if not logits_equal(expected, parts):
         raise UserError(
             f"the layers of {name} ({module.config.model_type}) do not give the same one by one as"
             " all together; choose a policy that does not run some of them"
@@ -341,11 +341,11 @@ class SpreadModel(HuggingFaceModel):
     @cached_property
     def module(self) -> PreTrainedModel:
         module = self.checkpoint.weights(self.dtype, device_map=self.device_map).eval()
-        entry, wanted = input_device(module), torch.empty(0, device=self.device).device
-        if entry != wanted:
+        input_on, drafter_device = input_device(module), torch.empty(0, device=self.device).device
+        if input_on != drafter_device:
             raise UserError(
-                f"{self.checkpoint.path} takes its tokens on {entry}, as no part of it found room"
-                f" on {wanted}, where drafters lie; free that device, or leave it out of"
+                f"{self.checkpoint.path} takes its tokens on {input_on}, as no part of it found room"
+                f" on {drafter_device}, where drafters lie; free that device, or leave it out of"
                 " CUDA_VISIBLE_DEVICES"
             )
         return module
@@ -353,7 +353,7 @@ class SpreadModel(HuggingFaceModel):
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         """Raises UserError if one of them is on disk or in memory only until it runs."""
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
-        if any(each.weight.is_meta for each in ends):
+        if any(module.weight.is_meta for module in ends):
             self._refuse("this drafter reads the target's vocabulary matrices")
         return super().vocabulary_weights()
 
@@ -370,7 +370,7 @@ class SpreadModel(HuggingFaceModel):
     def parts(self) -> dict[str, int]:
         """How many parts, mostly layers, are on each device, in memory (cpu) and on disk."""
         # GPUs are numbers there
-        where = getattr(self.module, "hf_device_map", {"": self.device}).values()
+        places = getattr(self.module, "hf_device_map", {"": self.device}).values()
         return dict(
-            Counter(f"cuda:{each}" if isinstance(each, int) else str(each) for each in where)
+            Counter(f"cuda:{place}" if isinstance(place, int) else str(place) for place in places)
         )

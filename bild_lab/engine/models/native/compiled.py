@@ -84,32 +84,32 @@ class Workspace:
     @torch.inference_mode()
     def remember(self, memory: tuple[Memory, ...]) -> None:
         """Copy the encoder memory of a new sequence."""
-        for ours, theirs in zip(self.memory, memory, strict=True):
-            count = theirs.keys.shape[2]
-            ours.keys[:, :, :count] = theirs.keys
-            ours.values[:, :, :count] = theirs.values
-            ours.visible.fill_(False)[..., :count] = True
+        for workspace_memory, source_memory in zip(self.memory, memory, strict=True):
+            count = source_memory.keys.shape[2]
+            workspace_memory.keys[:, :, :count] = source_memory.keys
+            workspace_memory.values[:, :, :count] = source_memory.values
+            workspace_memory.visible.fill_(False)[..., :count] = True
 
-    def takes(self, work: ForwardPass) -> bool:
+    def takes(self, forward_pass: ForwardPass) -> bool:
         """Whether this pass fits the largest step and the cache's capacity, and its tree has no
         earlier rows.
         """
         return (
-            not work.earlier
-            and work.count <= ROW_COUNTS[-1]
-            and work.start + padded(work.count) <= self.cache.capacity
+            not forward_pass.earlier
+            and forward_pass.count <= ROW_COUNTS[-1]
+            and forward_pass.start + padded(forward_pass.count) <= self.cache.capacity
         )
 
-    def step(self, work: ForwardPass) -> Outputs:
+    def step(self, forward_pass: ForwardPass) -> Outputs:
         """Run rows after the cached ones. Logits and head input are valid until the next step."""
-        count, tree = work.count, work.tree
+        count, tree = forward_pass.count, forward_pass.tree
         rows = padded(count)
         if rows not in self._steps:
-            self._steps[rows] = self._compile(rows, work.start)
+            self._steps[rows] = self._compile(rows, forward_pass.start)
             self._on_compiled()
         step = self._steps[rows]
-        step.tokens[:count] = work.tokens
-        step.start.fill_(work.start)
+        step.tokens[:count] = forward_pass.tokens
+        step.start.fill_(forward_pass.start)
         if tree is not None:
             step.depth[:count] = tree.depths
             step.among[:count, :count] = tree.ancestors
@@ -134,17 +134,17 @@ class Workspace:
         # a few steps too many cost less than another capture, which the end of a text would
         # otherwise ask for
         window = next(
-            (each for each in windows if steps <= each.steps <= min(2 * steps, room)), None
+            (program for program in windows if steps <= program.steps <= min(2 * steps, room)), None
         )
         if window is None:
             shapes = {count: self._inputs(count) for count in {rows, 1}}
 
             def forward_of(tokens: Tensor, start: Tensor) -> Tensor:
-                step, given = (
-                    shapes[tokens.shape[0]],
-                    (self._decoder, self.cache, self.memory, tokens, start),
+                step = shapes[tokens.shape[0]]
+                logits, _ = self._compiled(
+                    self._decoder, self.cache, self.memory, tokens, start, step.depth, step.among
                 )
-                return self._compiled(*given, step.depth, step.among)[0]
+                return logits
 
             window = WindowProgram(forward_of, rows, chain, self.cache.keys.device)
             window.start.fill_(start)
@@ -263,8 +263,8 @@ def padded(count: int) -> int:
     return next((rows for rows in ROW_COUNTS if rows >= count), count)
 
 
-def roomy(least: int) -> int:
-    """A power of two of at least `least` slots: few distinct capacities, as each needs its own
+def roomy(slots: int) -> int:
+    """A power of two of at least `slots` slots: few distinct capacities, as each needs its own
     compilation.
     """
-    return max(LEAST_CAPACITY, 1 << (least - 1).bit_length())
+    return max(LEAST_CAPACITY, 1 << (slots - 1).bit_length())

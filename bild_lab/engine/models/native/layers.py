@@ -127,7 +127,7 @@ class NativeLayers(Layers):
 
     def run(self, work: ForwardPass) -> Scores:
         if (
-            work.whole
+            work.is_plain
             and not work.prompt
             and self._workspace is not None
             and self._workspace.takes(work)

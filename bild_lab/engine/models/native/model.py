@@ -90,7 +90,7 @@ class NativeModel:
         is rounded.
         """
         module, weights = self._weights()
-        decoder = self.family(module, weights, held=not self.kernels and self.bits is None)
+        decoder = self.family(module, weights, preload=not self.kernels and self.bits is None)
         if not self.kernels and self.bits is not None:
             for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
                 round_weights(stack, self.bits)

@@ -55,7 +55,7 @@ class Pool:
         count = memory.keys.shape[2]
         self._grow(self.keys.shape[1], 0, count)
         keys, values = (
-            each[:, place, :, :count] for each in (self.source_keys, self.source_values)
+            store[:, place, :, :count] for store in (self.source_keys, self.source_values)
         )
         keys[:], values[:] = memory.keys, memory.values
         return Memory(keys, values)
@@ -64,9 +64,9 @@ class Pool:
         """Make sure that there are so many texts, with so many slots each, and rows of the longest
         source.
         """
-        self.keys, self.values = (grown(each, texts, slots) for each in (self.keys, self.values))
+        self.keys, self.values = (grown(store, texts, slots) for store in (self.keys, self.values))
         sources = (self.source_keys, self.source_values)
-        self.source_keys, self.source_values = (grown(each, texts, source) for each in sources)
+        self.source_keys, self.source_values = (grown(store, texts, source) for store in sources)
 
     def write(
         self,
@@ -214,7 +214,7 @@ class SourcesTogether:
     def __init__(self, pool: Pool, rows: SideBySide, lengths: Sequence[int]) -> None:
         self._rows, longest = rows, max(lengths)
         self._keys, self._values = (
-            each[:, :, :, :longest] for each in (pool.source_keys, pool.source_values)
+            store[:, :, :, :longest] for store in (pool.source_keys, pool.source_values)
         )
         places = torch.arange(longest, device=rows.row.device)
         # [n, 1, 1, longest]
