@@ -107,12 +107,16 @@ def bench_of(
     other weights.
     """
     native, hf = models
-    compiled = native.as_compiled()
-    kernels = native.by_kernels() if why_no_kernels(native.device, native.dtype) is None else None
+    compiled = native.with_backend(compiled=True)
+    kernels = (
+        native.with_backend(kernels=True)
+        if why_no_kernels(native.device, native.dtype) is None
+        else None
+    )
     quantized = (
         {}
         if kernels is None
-        else {f"kernels_int{bits}": native.by_kernels(bits) for bits in (8, 4)}
+        else {f"kernels_int{bits}": native.with_backend(kernels=True, bits=bits) for bits in (8, 4)}
     )
     methods: dict[str, Method] = {
         "hf_generate": HuggingFaceGenerate(hf),
@@ -124,7 +128,7 @@ def bench_of(
         **({"kernels": kernels} if kernels is not None else {}),
     }
     if native.device.type == "cuda":
-        ours["native_graphs"] = native.as_graphs()
+        ours["native_graphs"] = native.with_backend(graphs=True)
     for name, model in (ours | quantized | files).items():
         methods[name] = DraftThenVerify(model, NoDraft(model), ExactMatch())
     if drafts is not None:
@@ -137,11 +141,14 @@ def bench_of(
                 )
         except UserError as error:  # another vocabulary
             log.warning("hf_assisted is left out: %s", error)
-        drafters = {"native": lambda: native_draft, "kernels": native_draft.by_kernels}
+        drafters = {
+            "native": lambda: native_draft,
+            "kernels": partial(native_draft.with_backend, kernels=True),
+        }
         if native.device.type == "cuda":  # a window is one CUDA graph
             drafters |= {
-                "native_compiled": native_draft.as_compiled,
-                "native_graphs": native_draft.as_graphs,
+                "native_compiled": partial(native_draft.with_backend, compiled=True),
+                "native_graphs": partial(native_draft.with_backend, graphs=True),
             }
         for name in drafters.keys() & ours.keys():
             drafter = ModelDrafter(drafters[name](), WINDOW)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 import torch
 
 from bild_lab.benchmark.peer_process import Worker, converted, package_versions
-from bild_lab.engine.models.checkpoint.checkpoint import same_vocabulary
 from bild_lab.engine.models.checkpoint.gguf_file import SUFFIX, GgufCheckpoint
+from bild_lab.engine.models.checkpoint.vocabulary import same_vocabulary
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel

@@ -29,7 +29,7 @@ class Drafter(Protocol):
     then unchanged. A draft continues the given tokens.
 
     required_outputs: what it needs of the target's forwards. gives: which fields of its drafts it fills for
-    rules that need them, such as "own_probs". draws_from: the model whose distribution each sampled
+    rules that need them, such as "unscaled_probs". draws_from: the model whose distribution each sampled
     token is drawn from, if a session of its own can tell. greedy_only: it drafts for no sampled
     text. hybrid_places: which of a `HybridDrafter`'s two it can be. A drafter of rows of its own in
     the target's forward cannot be the first: they do not run where the second drafts.

@@ -25,6 +25,7 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import (
     ALL_LOGITS,
     DEFAULT_OPTIONS,
+    ChainProgress,
     ChainResult,
     ChainSpec,
     LoadedModel,
@@ -214,25 +215,25 @@ class RecordedLayers(Layers):
             or chain.vocabulary
         ):
             return None
-        feed, nodes, confidences, fallback = list(tokens), [], [], False
-        while len(nodes) < chain.steps and not (nodes and feed[0] in chain.end_tokens):
+        feed, nodes, confidences = list(tokens), [], []
+        progress = ChainProgress(chain)
+        while not progress.ended:
             node = self._run_text(start, feed, None, False)[-1]
             start += len(feed)
             token, confidence = node.choice
             if chain.threshold is not None:
                 confidences.append(confidence)
-                if fallback := confidence < chain.threshold:
-                    break
-            nodes.append(node)
+            if progress.add(token, confidence):
+                nodes.append(node)
             feed = [token]
         own = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
         return ChainResult(
             tokens=[node.choice[0] for node in nodes],
-            forwards=len(nodes) + fallback,
-            fallback=fallback,
+            forwards=progress.forwards,
+            fallback=progress.fallback,
             confidences=confidences,
             probs=None,
-            own_probs=None if own is None else precise(own).softmax(-1),
+            unscaled_probs=None if own is None else precise(own).softmax(-1),
         )
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:

@@ -25,7 +25,8 @@ from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.bild import Rollback
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
-from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import NativeModel, why_no_kernels, why_not_native
 from bild_lab.engine.request import Limits, Request
@@ -252,7 +253,7 @@ class Distillation:
         """
         device, wanted, requests = model.device, self.teaching, []
         drafter = InTraining(
-            "the drafter", module=model, own_tokenizer=self.teacher.checkpoint.tokenizer
+            "the drafter", module=model, loaded_tokenizer=self.teacher.checkpoint.tokenizer
         )
         models = (self.teacher, on_engine(drafter, device, self.teacher.dtype))
         rule = (

@@ -29,7 +29,7 @@ from bild_lab.engine.methods.candidate_trees import (
 )
 from bild_lab.engine.methods.markov import on_engine
 from bild_lab.engine.methods.medusa import MedusaHeads
-from bild_lab.engine.models.head_bias import head_bias
+from bild_lab.engine.models.checkpoint.vocabulary import head_bias
 from bild_lab.engine.models.native.cpu import PackedHeads
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request

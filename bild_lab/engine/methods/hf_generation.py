@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from bild_lab.engine.logits_processors import STOP_STRINGS, asked_for, never_followed
-from bild_lab.engine.models.checkpoint.checkpoint import alike, decoder_depth, without_row
-from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
+from bild_lab.engine.models.checkpoint.vocabulary import shares_token_ids, tokens_without_embedding
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
@@ -91,7 +91,7 @@ class HuggingFaceAssisted(GenerateMethod):
             require_cache("assisted generation", model)
         self._draft = draft.transformers
         ours, own = target.checkpoint, draft.checkpoint
-        if without_row(ours, own) or not alike(ours, own):
+        if tokens_without_embedding(ours, own) or not shares_token_ids(ours, own):
             raise UserError(
                 "assisted generation needs a draft model of the target's vocabulary, got"
                 f" {kind(draft)} for {kind(target)}, which has other tokens, or more than the draft"
@@ -358,7 +358,7 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
 
 def require_cache(what: str, model: LoadedModel) -> None:
     """Raise UserError for a model whose state cannot go back to an earlier token."""
-    if weightless(model.checkpoint)._is_stateful:
+    if model.checkpoint.weightless()._is_stateful:
         raise UserError(
             f"{what} of transformers needs a model with a key-value cache, got {kind(model)}; "
             "use policy=hf_generate, or policy=speculative or prompt_lookup, which save states"

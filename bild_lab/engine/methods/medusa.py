@@ -28,7 +28,7 @@ from bild_lab.engine.methods.module_folder import (
     shapes,
     tensors_of,
 )
-from bild_lab.engine.models.head_bias import biased
+from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.sampling import precise
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import FilePath

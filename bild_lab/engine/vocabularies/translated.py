@@ -8,18 +8,18 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
-from bild_lab.engine.models.checkpoint.checkpoint import (
-    Checkpoint,
-    alike,
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.vocabulary import (
     same_vocabulary,
-    without_row,
+    shares_token_ids,
+    tokens_without_embedding,
 )
 from bild_lab.engine.models.processed_session import processed
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DEFAULT_OPTIONS, LoadedModel, Session, SessionOptions
-from bild_lab.engine.vocabularies.alike import AlikeModel
 from bild_lab.engine.vocabularies.intersection import IntersectionSession
 from bild_lab.engine.vocabularies.overlap import VocabularyOverlap, overlap_of, require_shared
+from bild_lab.engine.vocabularies.shared_ids import SharedIdModel
 from bild_lab.errors import UserError
 
 
@@ -54,9 +54,9 @@ class TranslatedModel:
         """The same checkpoint as a module of Transformers, translated too."""
         return TranslatedModel(self.model.transformers, self.overlap)
 
-    def by_kernels(self) -> TranslatedModel:
-        """The same weights, run by the CPU kernels."""
-        return TranslatedModel(self.model.by_kernels(), self.overlap)
+    def with_backend(self, **backend: Any) -> TranslatedModel:
+        """The model over `NativeModel.with_backend`."""
+        return TranslatedModel(self.model.with_backend(**backend), self.overlap)
 
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
@@ -92,9 +92,9 @@ def in_vocabulary_of(target: Checkpoint, model: LoadedModel) -> LoadedModel:
             f" ({kinds[target.encoder_decoder]}) and {draft.path} ({kinds[draft.encoder_decoder]});"
             " choose both of one family"
         )
-    if alike(target, draft):
-        same = same_vocabulary(target, draft) and not without_row(target, draft)
-        return model if same else AlikeModel(model, target)
+    if shares_token_ids(target, draft):
+        same = same_vocabulary(target, draft) and not tokens_without_embedding(target, draft)
+        return model if same else SharedIdModel(model, target)
     overlap = overlap_of(target, draft)
     require_shared(overlap)
     return TranslatedModel(model, overlap)

@@ -320,7 +320,7 @@ def output_of(
     """The distribution of what a round's rule emits after each row; None if it has no closed
     form.
     """
-    held = {name: getattr(one.draft, name) for name in ("probs", "own_probs")}
+    held = {name: getattr(one.draft, name) for name in ("probs", "unscaled_probs")}
     draft = replace(
         one.draft, **{name: exactly(probs) for name, probs in held.items() if probs is not None}
     )

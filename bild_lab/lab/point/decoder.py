@@ -40,7 +40,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import UNFINISHED, StopStrings, before_stop
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.engine.vocabularies import AlikeModel, TranslatedModel
+from bild_lab.engine.vocabularies import SharedIdModel, TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.groups import compose_policy, resolved, stop_strings
@@ -183,7 +183,7 @@ class Decoder:
         source = self.languages.text(self.target, prompt, max_source_tokens)
         for model in self.models:
             # which read tokens of their own
-            if not isinstance(model, TranslatedModel | AlikeModel):
+            if not isinstance(model, TranslatedModel | SharedIdModel):
                 model.checkpoint.require_rows(source)
         positions = self._require_positions(source, max_new_tokens)
         checkpoint, strings = self.target.checkpoint, self.stop if stop is None else tuple(stop)

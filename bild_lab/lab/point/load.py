@@ -17,8 +17,9 @@ from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBa
 
 from bild_lab.engine.logits_processors import Processors, asked_for
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
-from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, LoadedCheckpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
+from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.engine.models.checkpoint.precision import AUTO, resolve_dtype
 from bild_lab.engine.models.device import DTYPES, resolve_device
 from bild_lab.engine.models.hf.model import (
@@ -238,7 +239,7 @@ class _Models:
                 "only the CPU kernels, and a GPU with CUDA graphs, draft in one program, and "
                 f"{model.checkpoint.path} runs on {model.engine}; set runtime.compile_drafter=auto"
             )
-        return model.step_by_step() if wanted == "false" and native else model
+        return model.without_fused_drafting() if wanted == "false" and native else model
 
 
 def _loaded_checkpoint(loaded: Loaded) -> LoadedCheckpoint:
@@ -248,7 +249,7 @@ def _loaded_checkpoint(loaded: Loaded) -> LoadedCheckpoint:
             f"a model in memory comes with its tokenizer: ({type(loaded).__name__}, tokenizer)"
         )
     module, tokenizer = loaded
-    return LoadedCheckpoint(type(module).__name__, module=module, own_tokenizer=tokenizer)
+    return LoadedCheckpoint(type(module).__name__, module=module, loaded_tokenizer=tokenizer)
 
 
 def decided(

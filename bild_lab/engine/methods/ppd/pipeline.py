@@ -23,7 +23,7 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
 )
 from bild_lab.engine.methods.ppd.lanes import Together, two_lanes
 from bild_lab.engine.methods.ppd.theory import require_exit
-from bild_lab.engine.models.head_bias import biased, head_bias
+from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import (

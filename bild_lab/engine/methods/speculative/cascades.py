@@ -67,7 +67,7 @@ class SpeculativeCascade(SpeculativeRule):
     """
 
     accepts_trees = False
-    needs = frozenset({"own_probs"})
+    needs = frozenset({"unscaled_probs"})
 
     def __init__(self, rule: str, alpha: float) -> None:
         require_choice("a cascade's rule", rule, DEFERRALS)
@@ -85,7 +85,7 @@ class SpeculativeCascade(SpeculativeRule):
         if n == 0:
             return p, q
         own = precise(logits[:n]).softmax(-1)
-        deferred = self._defers(own, as_wide_as(own, draft.own_probs), self._alpha)
+        deferred = self._defers(own, as_wide_as(own, draft.unscaled_probs), self._alpha)
         return torch.cat([cascaded(p[:n], q, deferred), p[n:]]), q
 
 
@@ -114,7 +114,7 @@ class StaticEnsemble(SpeculativeRule):
     """
 
     accepts_trees = False
-    needs = frozenset({"own_probs"})
+    needs = frozenset({"unscaled_probs"})
 
     def __init__(self, weight: float) -> None:
         require_number(
@@ -148,7 +148,7 @@ class StaticEnsemble(SpeculativeRule):
         chosen = most_likely(scores)
         if n and self._weight < 1:
             p = scores[:n].softmax(-1)
-            chosen[:n] = most_likely(self._mixed(p, as_wide_as(p, draft.own_probs)))
+            chosen[:n] = most_likely(self._mixed(p, as_wide_as(p, draft.unscaled_probs)))
         (chosen,) = draft.to_host(chosen)
         path, row = accepted_path(
             draft, first_of([draft.token_list[place] == chosen[place] for place in range(n)])

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
@@ -40,6 +40,7 @@ from bild_lab.engine.models.checkpoint.hub import (
     require_hub,
 )
 from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, begin_of_text
+from bild_lab.engine.models.checkpoint.vocabulary import piece_of
 from bild_lab.engine.models.checkpoint.weight_files import (
     holds_weights,
     in_folder,
@@ -382,6 +383,20 @@ class Checkpoint:
             )
         return model
 
+    def weightless(self) -> PreTrainedModel:
+        """The architecture on the meta device, without weights, for checks before they load.
+
+        Raises UserError for one that Transformers cannot build.
+        """
+        try:
+            with torch.device("meta"):
+                return self.auto_class.from_config(copy.deepcopy(self.config), dtype=torch.bfloat16)
+        except (ValueError, ImportError) as error:
+            raise UserError(
+                f"transformers cannot build the model of {self.path}:"
+                f" {str(error).strip().splitlines()[0]}; give a checkpoint of a language model"
+            ) from error
+
     @property
     def weight_files(self) -> StoredWeights | None:
         """The files that hold the weights as they are, fetched if need be; None without."""
@@ -510,133 +525,11 @@ class Checkpoint:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class LoadedCheckpoint(Checkpoint):
-    """A model and its tokenizer that are in memory already. path: a name for messages, which others
-    may have too.
-    """
-
-    module: PreTrainedModel | None = None
-    own_tokenizer: PreTrainedTokenizerBase | None = None
-    weight_files: ClassVar[None] = None
-    _file_names: ClassVar[tuple[str, ...]] = ()
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
-    @cached_property
-    def config(self) -> PreTrainedConfig:
-        return self.module.config
-
-    @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
-        return self.own_tokenizer
-
-    @property
-    def rows(self) -> int:
-        return self._entries(
-            self.module.get_decoder() if self.encoder_decoder else self.module, super().rows
-        )
-
-    @property
-    def source_rows(self) -> int:
-        return self._entries(
-            self.module.get_encoder() if self.encoder_decoder else self.module, super().source_rows
-        )
-
-    @property
-    def columns(self) -> int:
-        head = self.module.get_output_embeddings()
-        return self.rows if head is None else getattr(head, "out_features", self.rows)
-
-    @staticmethod
-    def _entries(submodule: PreTrainedModel, otherwise: int) -> int:
-        """How many tokens a module embeds, which its configuration may not say."""
-        # some decoders of Transformers are no whole models
-        if not hasattr(submodule, "get_input_embeddings"):
-            return otherwise
-        return getattr(submodule.get_input_embeddings(), "num_embeddings", otherwise)
-
-    @cached_property
-    def generation(self) -> GenerationConfig:
-        return copy.deepcopy(self.module.generation_config) or GenerationConfig.from_model_config(
-            self.config
-        )
-
-    def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
-        if self.module.dtype != dtype:
-            names = [
-                str(precision).removeprefix("torch.") for precision in (self.module.dtype, dtype)
-            ]
-            raise UserError(
-                f"the loaded model is in {names[0]}, and {names[1]} was asked for; set"
-                f" dtype={names[0]!r}"
-            )
-        return self.module
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """A hash of the weights."""
-        digest = hashlib.sha256()
-        for name, weight in sorted(self.module.state_dict().items()):
-            digest.update(
-                name.encode()
-                + weight.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            )
-        return digest.hexdigest()[:16]
-
-
 def root_cause(error: BaseException) -> str:
     """The first error of the chain, in one line."""
     while (cause := error.__cause__ or error.__context__) is not None:
         error = cause
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
-    """The piece of this id; None for an id that the tokenizer cannot decode."""
-    try:
-        piece = tokenizer.convert_ids_to_tokens(token)
-    except (IndexError, KeyError, OverflowError):  # of tokenizers in Python
-        return None
-    return None if piece == tokenizer.unk_token and token != tokenizer.unk_token_id else piece
-
-
-def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
-    """Whether both tokenizers map the same pieces to the same ids."""
-    return target.vocabulary == draft.vocabulary
-
-
-# of the target's ordinary tokens: a draft model that lacks more reads them better in its own
-LACKING = 0.25
-
-
-def alike(target: Checkpoint, draft: Checkpoint) -> bool:
-    """Whether a text's tokens have the same ids in both vocabularies.
-
-    They are equal; or one holds the other, with equal ids; or they differ in added and special
-    tokens alone. What begins and ends a text must be in both, and most of the target's ordinary
-    tokens in the draft model's.
-    """
-    target_ids, draft_ids = target.vocabulary, draft.vocabulary
-    if target_ids == draft_ids:
-        return True
-    lacking = {piece: token for piece, token in target_ids.items() if draft_ids.get(piece) != token}
-    further = {piece: token for piece, token in draft_ids.items() if target_ids.get(piece) != token}
-    added = [set(checkpoint.tokenizer.get_added_vocab()) for checkpoint in (target, draft)]
-    ordinary = lacking.keys() - added[0], further.keys() - added[1]
-    if lacking and further and (ordinary[0] or ordinary[1]):
-        return False
-    framing = {*target.end_tokens, target.tokenizer.bos_token_id}
-    if target.encoder_decoder:
-        framing.add(target.decoder_start)
-    return framing.isdisjoint(lacking.values()) and len(ordinary[0]) <= LACKING * len(target_ids)
-
-
-def without_row(target: Checkpoint, draft: Checkpoint) -> list[int]:
-    """The target's tokens that the draft model has no embedding for."""
-    rows = min(draft.rows, draft.source_rows)
-    return sorted(token for token in target.vocabulary.values() if rows <= token < target.rows)
 
 
 def quantization(config: PreTrainedConfig) -> str | None:

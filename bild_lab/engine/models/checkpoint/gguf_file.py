@@ -50,7 +50,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
-from bild_lab.engine.models.checkpoint.outline import weightless
 from bild_lab.engine.models.checkpoint.weights import StoredWeights, file_weights
 from bild_lab.errors import UserError
 from bild_lab.files import file_digest
@@ -267,7 +266,7 @@ class GgufCheckpoint(Checkpoint):
 
         Raises UserError unless each weight of the model is there, in its shape, and nothing else.
         """
-        module, model_type, packed_tensors = weightless(self), self.config.model_type, {}
+        module, model_type, packed_tensors = self.weightless(), self.config.model_type, {}
         (architecture,) = (arch for name, arch in MODEL_TYPES.values() if name == model_type)
         names, left = get_tensor_name_map(architecture, self.depth), dict(self._header[1])
         left.pop(FREQUENCIES, None)
@@ -333,7 +332,7 @@ class GgufCheckpoint(Checkpoint):
         return StoredWeights(shapes, lambda name, dtype: self.packed[name].numbers(dtype))
 
     def weights(self, dtype: torch.dtype, **placement: Any) -> PreTrainedModel:
-        outline = weightless(self)
+        outline = self.weightless()
         weights = file_weights(self.weight_files, outline, dtype, torch.device("cpu"))
         inputs = {
             "config": copy.deepcopy(self.config),

@@ -18,10 +18,9 @@ from transformers import DynamicCache, PreTrainedModel
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt, decoder_depth
 from bild_lab.engine.models.checkpoint.hub import no_progress_bars
-from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights
 from bild_lab.engine.models.device import resolve_device
-from bild_lab.engine.models.head_bias import biased, head_bias
 from bild_lab.engine.models.hf.admission import (
     check,
     input_device,
@@ -122,7 +121,7 @@ class HuggingFaceModel:
 
     @property
     def _outline(self) -> PreTrainedModel:
-        return vars(self).get("module") or weightless(self.checkpoint)
+        return vars(self).get("module") or self.checkpoint.weightless()
 
     def load(self) -> None:
         """Read the weights now rather than at the first decoding."""
@@ -237,7 +236,7 @@ def module_over(checkpoint: Checkpoint, weights: Weights) -> PreTrainedModel:
     """The checkpoint's module with these very tensors as its parameters; its buffers are on the
     CPU.
     """
-    outline, dtype = weightless(checkpoint), weights.dtype
+    outline, dtype = checkpoint.weightless(), weights.dtype
     nothing = {
         name: torch.zeros((), dtype=dtype).expand(parameter.shape)
         for name, parameter in outline.state_dict().items()

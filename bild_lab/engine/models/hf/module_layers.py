@@ -16,7 +16,7 @@ from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 from bild_lab.engine.draft import Tree
 from bild_lab.engine.models.cached_session import ForwardPass, Layers
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
-from bild_lab.engine.models.head_bias import biased
+from bild_lab.engine.models.checkpoint.vocabulary import biased
 from bild_lab.engine.models.hf.admission import input_device
 from bild_lab.engine.models.hf.layer_control import (
     Branches,

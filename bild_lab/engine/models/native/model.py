@@ -15,9 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from bild_lab.engine.batch_scheduler import current_batch
 from bild_lab.engine.models.cached_session import CachedSession
 from bild_lab.engine.models.checkpoint.checkpoint import Prompt, quantization
-from bild_lab.engine.models.checkpoint.outline import weightless
+from bild_lab.engine.models.checkpoint.vocabulary import head_bias
 from bild_lab.engine.models.checkpoint.weights import Weights, file_weights, module_weights
-from bild_lab.engine.models.head_bias import head_bias
 from bild_lab.engine.models.hf.model import HuggingFaceModel
 from bild_lab.engine.models.native import llama, t5
 from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
@@ -102,7 +101,7 @@ class NativeModel:
         weights.
         """
         if (files := self.checkpoint.weight_files) is not None:
-            module = weightless(self.checkpoint)
+            module = self.checkpoint.weightless()
             if (weights := file_weights(files, module, self.dtype, self.device)) is not None:
                 if not self.kernels:  # which pack them
                     self.transformers.lent = weights
@@ -162,27 +161,18 @@ class NativeModel:
 
     require_blocks = require_layers
 
-    def as_compiled(self) -> NativeModel:
-        """The same weights, run in compiled steps."""
-        return self._again(compiled=True)
-
-    def as_graphs(self) -> NativeModel:
-        """The same weights, on a GPU run as CUDA graphs of PyTorch's own kernels."""
-        return self._again(graphs=True)
-
-    def by_kernels(self, bits: int | None = None) -> NativeModel:
-        """The same weights, run by the CPU kernels."""
-        return self._again(kernels=True, bits=bits)
-
-    def step_by_step(self) -> NativeModel:
-        """The same weights, which draft by one forward after another."""
-        model = copy.copy(self)
-        model.fused_drafting = False
+    def with_backend(self, **backend: Any) -> NativeModel:
+        """A model of the same weights in memory that another backend runs. backend: keywords of
+        `NativeModel`; without any, PyTorch runs it.
+        """
+        model = NativeModel(self.transformers, **backend)
+        model.decoder = self.decoder
         return model
 
-    def _again(self, **options: Any) -> NativeModel:
-        model = NativeModel(self.transformers, **options)
-        model.decoder = self.decoder
+    def without_fused_drafting(self) -> NativeModel:
+        """A model of the same weights and backend that drafts by one forward after another."""
+        model = copy.copy(self)
+        model.fused_drafting = False
         return model
 
     @torch.inference_mode()

@@ -35,6 +35,6 @@ def declared(header: str) -> list[type[Structure]]:
     return list(structures.values())
 
 
-Matrix, Layer, Model, Text, Pass, Chain, Growth, Heads, Markov = declared(
+Matrix, Layer, Model, SequenceSlice, ForwardPass, ChainDraft, TreeDraft, Heads, Markov = declared(
     HEADER.read_text(encoding="utf-8")
 )

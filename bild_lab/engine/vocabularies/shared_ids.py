@@ -33,9 +33,9 @@ from bild_lab.engine.session import (
 )
 
 
-class AlikeModel:
+class SharedIdModel:
     """A loaded model that drafts only the tokens that have one id in both vocabularies (see
-    `alike`).
+    `shares_token_ids`).
 
     It reads any token of the target: one that it lacks, or has no embedding for, is read as its own
     token of that name, or else as its token for unknown text. All else, such as the checkpoint, is
@@ -49,13 +49,13 @@ class AlikeModel:
         return getattr(self.model, name)
 
     @property
-    def transformers(self) -> AlikeModel:
+    def transformers(self) -> SharedIdModel:
         """The same checkpoint as a module of Transformers."""
-        return AlikeModel(self.model.transformers, self._target)
+        return SharedIdModel(self.model.transformers, self._target)
 
-    def by_kernels(self) -> AlikeModel:
-        """The same weights, run by the CPU kernels."""
-        return AlikeModel(self.model.by_kernels(), self._target)
+    def with_backend(self, **backend: Any) -> SharedIdModel:
+        """The model over `NativeModel.with_backend`."""
+        return SharedIdModel(self.model.with_backend(**backend), self._target)
 
     @cached_property
     def shared(self) -> DraftVocabulary:
@@ -118,7 +118,7 @@ class AlikeModel:
         session = self.model.start(
             replace(self.source(source), processors=None), room, session_options
         )
-        return processed(AlikeSession(session, self), source)
+        return processed(SharedIdSession(session, self), source)
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
         """The scores after every token of the text, −inf for what it may not draft."""
@@ -134,10 +134,10 @@ class AlikeModel:
         return pad(masked, (0, missing), value=float("-inf")) if missing else masked
 
 
-class AlikeSession(SessionOver):
-    """A session of an `AlikeModel`, which takes, and drafts, tokens of the target."""
+class SharedIdSession(SessionOver):
+    """A session of an `SharedIdModel`, which takes, and drafts, tokens of the target."""
 
-    def __init__(self, session: Session, model: AlikeModel) -> None:
+    def __init__(self, session: Session, model: SharedIdModel) -> None:
         super().__init__(session)
         self._model = model
 
