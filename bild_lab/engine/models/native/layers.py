@@ -149,7 +149,7 @@ class NativeLayers(Layers):
         # 2. a long prompt in parts, which bounds the memory of their buffers, or without the batch
         if self.packed is not None and forward_pass.prompt > LONG_PROMPT:
             parts = split_prompt(forward_pass, LONG_PROMPT)
-            return concatenated_scores([self.run(part) for part in parts])
+            return concatenated_scores([self.run(prompt_pass) for prompt_pass in parts])
         if self.packed is None and self._batch is not None and forward_pass.prompt > ALONE_ROWS:
             return run_rows([(self, forward_pass)])[0]
         # 3. all else, with passes of other texts that run the same

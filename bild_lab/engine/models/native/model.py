@@ -23,7 +23,7 @@ from bild_lab.engine.models.native.attention import KeyValueCache, PlacedRows
 from bild_lab.engine.models.native.compiled import Workspace, roomy
 from bild_lab.engine.models.native.cpu import PackedDecoder
 from bild_lab.engine.models.native.layers import SPARE_ROWS, Decoder, NativeLayers
-from bild_lab.engine.models.native.rounded import round_weights
+from bild_lab.engine.models.native.quantized_matrix import quantize_weights
 from bild_lab.engine.models.native.side_by_side import Pool
 from bild_lab.engine.models.native.stack import numbers_of
 from bild_lab.engine.models.processed_session import processed
@@ -92,7 +92,7 @@ class NativeModel:
         decoder = self.family(module, weights, preload=not self.kernels and self.bits is None)
         if not self.kernels and self.bits is not None:
             for stack in (decoder, *([decoder.encoder] if self.checkpoint.encoder_decoder else [])):
-                round_weights(stack, self.bits)
+                quantize_weights(stack, self.bits)
         decoder.head_bias = head_bias(self.checkpoint, self.dtype, self.device)
         return decoder
 

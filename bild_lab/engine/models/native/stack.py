@@ -36,7 +36,7 @@ class Weight:
     half.
 
     matrix: may be several that lie one after the other, packed as in a GGUF file (`PackedTensor`),
-    for the kernels; or a rounded one (`RoundedMatrix`).
+    for the kernels; or a rounded one (`QuantizedMatrix`).
     """
 
     matrix: Float[Tensor, "out in"] | tuple[Any, ...]

@@ -116,7 +116,7 @@ class PackedDecoder:
         self._stack = stack  # whose head a draft vocabulary reads
         self._library = library()
         self._memory = PointedMemory()
-        self._panels: list[Tensor] = []  # of every matrix
+        self.panels: list[Tensor] = []  # of every matrix
         # 1. the layers, each of which may be read from its file
         trim = getattr(ctypes.CDLL(None), "malloc_trim", lambda spare: None)
         layers = (c.Layer * len(stack.layers))()
@@ -178,7 +178,7 @@ class PackedDecoder:
 
     def read_weights(self) -> None:
         """Read every weight that a token needs, once, and do nothing else."""
-        for panels in self._panels:
+        for panels in self.panels:
             self._library.read_all(panels.data_ptr(), panels.nbytes, torch.get_num_threads())
 
     def run(
@@ -464,14 +464,14 @@ class PackedDecoder:
         self,
         rows: Float[Tensor, "n part"] | None,
         vocabulary: DraftVocabulary | None,
-        others: float = 0.0,
+        fill_value: float = 0.0,
     ) -> Float[Tensor, "n vocab"] | None:
-        """Rows of a part of the vocabulary as rows of all of it, with `others` for all other
-        tokens.
+        """Rows of a part of the vocabulary as rows of all of it, with `fill_value` for all
+        other tokens.
         """
         if rows is None or vocabulary is None:
             return rows
-        return vocabulary.widened(rows, self.vocab, others)
+        return vocabulary.widened(rows, self.vocab, fill_value)
 
     def _layer(self, layer: Layer) -> c.Layer:
         structure = c.Layer(window=layer.window, kind=layer.kind)
@@ -484,7 +484,7 @@ class PackedDecoder:
 
     def _matrix(self, weight: Weight) -> c.Matrix:
         packed = packed_matrix(weight, self._bits)
-        self._panels += packed.panels
+        self.panels += packed.panels
         self._memory.keep(packed)
         return packed.matrix
 

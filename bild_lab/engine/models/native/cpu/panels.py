@@ -48,7 +48,7 @@ def packed_matrix(weight: Weight, bits: int | None = None) -> PackedMatrix:
     panel have different types.
     """
     parts = weight.matrix if isinstance(weight.matrix, tuple) else (weight.matrix,)
-    outputs = sum(part.shape[0] for part in parts)
+    outputs = sum(matrix.shape[0] for matrix in parts)
     inputs = parts[0].shape[1]
     bias = None
     if weight.bias is not None:
@@ -84,9 +84,9 @@ def bias_in_panel_order(
     return matrix_in_panels(two_columns, gated)[:, 0, 0].contiguous()
 
 
-def type_name(part: Tensor | PackedTensor) -> str:
+def type_name(matrix: Tensor | PackedTensor) -> str:
     """The name of a matrix's type in a GGUF file; empty for plain numbers."""
-    return "" if isinstance(part, Tensor) else part.type.name
+    return "" if isinstance(matrix, Tensor) else matrix.type.name
 
 
 def _groups_of_one_type(
@@ -96,9 +96,9 @@ def _groups_of_one_type(
     groups = [list(group) for _, group in groupby(parts, type_name)]
     if len(groups) == 1:
         return groups
-    group_outputs = [sum(part.shape[0] for part in group) for group in groups]
+    group_outputs = [sum(matrix.shape[0] for matrix in group) for group in groups]
     if gated or any(outputs % PANEL for outputs in group_outputs[:-1]):
-        types = " and ".join(type_name(part) or "numbers" for part in parts)
+        types = " and ".join(type_name(matrix) or "numbers" for matrix in parts)
         raise UserError(
             f"matrices whose outputs share a panel of 32 are stored as {types}; set"
             " runtime.weights=null"
@@ -132,7 +132,7 @@ def _panels_of_gguf(parts: Sequence[PackedTensor], gated: bool) -> tuple[int, Te
     """
     block_type = parts[0].type
     block_bytes = GGML_QUANT_SIZES[block_type][1]
-    stored = torch.from_numpy(np.concatenate([part.blocks() for part in parts]))
+    stored = torch.from_numpy(np.concatenate([tensor.blocks() for tensor in parts]))
     panels = []
     for rows in rows_in_panel_order(stored, gated).split(CHUNK):
         scales, numbers = scales_and_numbers(rows.reshape(-1, block_bytes), block_type)
