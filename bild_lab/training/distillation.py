@@ -217,7 +217,9 @@ class Distillation:
         """All ids below `pieces` but those without a token, which an engine never chooses; None if
         there are none.
         """
-        without = {token for token in self.teacher.checkpoint.unknown if token < self.pieces}
+        without = {
+            token for token in self.teacher.checkpoint.ids_without_token if token < self.pieces
+        }
         return [token for token in range(self.pieces) if token not in without] if without else None
 
     def batch(self, examples: Sequence[TokenizedExample]) -> dict[str, Any]:

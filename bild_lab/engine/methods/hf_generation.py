@@ -215,9 +215,13 @@ def only_known(target: HuggingFaceModel, draft: LoadedModel | None = None) -> Lo
     drafter one width.
     """
     checkpoint = target.checkpoint
-    if not checkpoint.unknown and (draft is None or draft.checkpoint.columns == checkpoint.columns):
+    if not checkpoint.ids_without_token and (
+        draft is None or draft.checkpoint.columns == checkpoint.columns
+    ):
         return LogitsProcessorList()
-    return LogitsProcessorList([OnlyKnown(checkpoint.columns, checkpoint.unknown, target.device)])
+    return LogitsProcessorList(
+        [OnlyKnown(checkpoint.columns, checkpoint.ids_without_token, target.device)]
+    )
 
 
 @contextmanager

@@ -52,7 +52,7 @@ class IntersectionSession(SessionOver):
     ) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
-        self._first, self._own_first = len(source.prompt) - 1, len(draft_source.prompt) - 1
+        self._first, self._draft_first = len(source.prompt) - 1, len(draft_source.prompt) - 1
         self._last_of_prompt = draft_source.prompt[-1]
         # after the prompt, where each token's rows end in the draft model's text
         self._ends: list[int] = []
@@ -85,7 +85,7 @@ class IntersectionSession(SessionOver):
         earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
         self._base = len(self._ends) - earlier
         written = [
-            self._own_tokens(token, self._base + earlier + place)
+            self._draft_tokens_of(token, self._base + earlier + place)
             for place, token in enumerate(tokens)
         ]
         place = sum(map(len, self._spans[:earlier]))
@@ -97,11 +97,11 @@ class IntersectionSession(SessionOver):
         logit_count = len(tokens) if output_spec.logits is None else output_spec.logits
         # from the end
         scored = [span[-1] - place for span in self._spans[len(self._spans) - logit_count :]]
-        tree = None if rows.tree is None else self._own_tree(rows.tree)
+        tree = None if rows.tree is None else self._draft_tree(rows.tree)
         logits = self._session.extend(
             Rows(fed, tree), OutputSpec(logits=-scored[0] if scored else 0)
         ).logits
-        length_before = self._ends[-1] if self._ends else self._own_first
+        length_before = self._ends[-1] if self._ends else self._draft_first
         self._ends += itertools.accumulate(
             map(len, written[1:]), initial=length_before + len(written[0])
         )
@@ -123,7 +123,7 @@ class IntersectionSession(SessionOver):
 
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep([row for place in path for row in self._spans[place]])
-        length_before = self._ends[self._base - 1] if self._base else self._own_first
+        length_before = self._ends[self._base - 1] if self._base else self._draft_first
         lengths = itertools.accumulate(
             (len(self._spans[place]) for place in path), initial=length_before
         )
@@ -133,13 +133,13 @@ class IntersectionSession(SessionOver):
         kept_count = max(0, length - self._first)
         if kept_count < len(self._ends):
             del self._ends[kept_count:]
-            self._session.rollback(self._ends[-1] if self._ends else self._own_first)
+            self._session.rollback(self._ends[-1] if self._ends else self._draft_first)
 
-    def _own_tokens(self, token: int, place: int) -> list[int]:
+    def _draft_tokens_of(self, token: int, place: int) -> list[int]:
         """The draft model's tokens for a target token, the place-th after the prompt."""
         return self._overlap.draft_tokens(token) if place else [self._last_of_prompt]
 
-    def _own_tree(self, tree: Tree) -> Tree:
+    def _draft_tree(self, tree: Tree) -> Tree:
         """The tree of the draft model's rows: those of one token are a chain."""
         parents: list[int] = []
         for parent, span in zip(tree.parents.tolist(), self._spans, strict=True):
@@ -151,7 +151,7 @@ class IntersectionSession(SessionOver):
         if self._positions is None:
             return True
         places = enumerate(rows, start=len(self._ends))
-        more = sum(len(self._own_tokens(token, place)) for place, token in places)
+        more = sum(len(self._draft_tokens_of(token, place)) for place, token in places)
         return self._session.length + more + drafted <= self._positions
 
     def _require_positions(self, more: int) -> None:

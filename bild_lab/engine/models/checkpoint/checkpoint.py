@@ -245,7 +245,7 @@ class Checkpoint:
         return getattr(self.config.get_text_config(encoder=True), "vocab_size", None) or self.rows
 
     @cached_property
-    def unknown(self) -> tuple[int, ...]:
+    def ids_without_token(self) -> tuple[int, ...]:
         """The ids that have a score and no token, as in models padded beyond their tokenizer.
 
         Nobody can read such an id, so no text has one: its score is −inf in every forward. End
@@ -260,7 +260,7 @@ class Checkpoint:
         )
 
     @cached_property
-    def unwritten(self) -> dict[str, int]:
+    def silent_special_tokens(self) -> dict[str, int]:
         """The special tokens that no text shows, by their names; without the one for unknown
         text.
         """

@@ -89,7 +89,9 @@ LLAMA_3 = {
     "original_max_position_embeddings": 8192,
 }
 # as the kernels can
-KEPT = (*(getattr(GGMLQuantizationType, name) for name in "Q8_0 Q5_0 Q4_0 Q4_K Q6_K".split()),)
+KERNEL_TYPES = (
+    *(getattr(GGMLQuantizationType, name) for name in "Q8_0 Q5_0 Q4_0 Q4_K Q6_K".split()),
+)
 PLAIN = [getattr(GGMLQuantizationType, name) for name in ("F32", "F16", "BF16")]
 ENDS = "<|im_end|> <|endoftext|> <|eot_id|> <|eom_id|> <|end_of_text|> <end_of_turn>".split()
 
@@ -306,7 +308,7 @@ class GgufCheckpoint(Checkpoint):
         return packed_tensors
 
     @cached_property
-    def kept(self) -> dict[str, PackedTensor]:
+    def kernel_blocks(self) -> dict[str, PackedTensor]:
         """The matrices whose blocks the kernels read as they are.
 
         Raises UserError if they cannot read all.
@@ -314,17 +316,17 @@ class GgufCheckpoint(Checkpoint):
         matrices = {name: tensor for name, tensor in self.packed.items() if len(tensor.shape) == 2}
         for name, tensor in matrices.items():
             beside = matrices.get(name.replace("gate_proj", "up_proj"), tensor)
-            if tensor.type not in (*KEPT, *PLAIN) or beside.type != tensor.type:
+            if tensor.type not in (*KERNEL_TYPES, *PLAIN) or beside.type != tensor.type:
                 got = " beside ".join(
                     dict.fromkeys(neighbour.type.name for neighbour in (tensor, beside))
                 )
-                known = ", ".join(kind.name for kind in KEPT)
+                known = ", ".join(kind.name for kind in KERNEL_TYPES)
                 raise UserError(
                     f"weights=gguf wants blocks of {known}, in a gate those of what it gates, got"
                     f" {got} for {name} in {self.path}; set 8, 4 or null, or give a file of another"
                     " type"
                 )
-        return {name: tensor for name, tensor in matrices.items() if tensor.type in KEPT}
+        return {name: tensor for name, tensor in matrices.items() if tensor.type in KERNEL_TYPES}
 
     @property
     def weight_files(self) -> StoredWeights:

@@ -74,10 +74,10 @@ def head_bias(
     """What is added to a head's scores: −inf for ids without a token, so that a padded model never
     emits or drafts one, 0 for all others; None if all have one.
     """
-    if not checkpoint.unknown:
+    if not checkpoint.ids_without_token:
         return None
     bias = torch.zeros(checkpoint.columns, dtype=dtype)
-    bias[list(checkpoint.unknown)] = float("-inf")
+    bias[list(checkpoint.ids_without_token)] = float("-inf")
     return bias.to(device)
 
 

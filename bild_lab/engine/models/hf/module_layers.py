@@ -110,7 +110,7 @@ class ModuleLayers(Layers):
     def forwards(self, start: int, count: int) -> list[tuple[int, int]]:
         if self._snapshots is None:
             return [(start, count)]
-        restart, end = self._snapshots.before(start), start + count
+        restart, end = self._snapshots.restart_slot(start), start + count
         if self._one_by_one and restart:
             return [(slot, 1) for slot in range(restart, end)]
         return [(restart, end - restart)]

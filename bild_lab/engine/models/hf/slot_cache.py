@@ -134,7 +134,7 @@ class Snapshots:
         self._tokens: Int[Tensor, " n"] | None = None  # all rows that the state holds
         self._saved = [(0, self._state())]  # the number of rows, and the state after them
 
-    def before(self, start: int) -> int:
+    def restart_slot(self, start: int) -> int:
         """How many rows the newest state holds from which slot `start` can be reached."""
         if start == self._length:
             return start
@@ -145,7 +145,7 @@ class Snapshots:
 
         Returns the rows that have to run again, up to that slot.
         """
-        restart = self.before(start)
+        restart = self.restart_slot(start)
         if self._tokens is None:
             return None
         if restart != self._length:

@@ -27,9 +27,9 @@ from bild_lab.engine.models.native.attention import (
 from bild_lab.engine.models.native.compiled import Workspace
 from bild_lab.engine.models.native.cpu import PackedDecoder, SequenceSlice
 from bild_lab.engine.models.native.side_by_side import (
+    BatchedSources,
     Pool,
     SideBySide,
-    SourcesTogether,
     side_by_side,
 )
 from bild_lab.engine.request import Source
@@ -331,7 +331,7 @@ def placed_together(
     )
     if not text_layers.memory:
         return rows, pool, []
-    return rows, pool, [SourcesTogether(pool, rows, [layers.source for layers, _ in text_passes])]
+    return rows, pool, [BatchedSources(pool, rows, [layers.source for layers, _ in text_passes])]
 
 
 def run_packed(text_passes: Sequence[TextPass]) -> list[Scores]:

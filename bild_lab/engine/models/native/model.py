@@ -62,18 +62,14 @@ class NativeModel:
         bits: int | str | None = None,
         graphs: bool = False,
     ) -> None:
-        self.transformers, self.compiled, self.kernels, self.bits = (
-            transformers,
-            compiled,
-            kernels,
-            bits,
-        )
+        self.transformers = transformers
+        self.compiled = compiled
+        self.kernels = kernels
+        self.bits = bits
         self.graphs = graphs
-        self.checkpoint, self.device, self.dtype = (
-            transformers.checkpoint,
-            transformers.device,
-            transformers.dtype,
-        )
+        self.checkpoint = transformers.checkpoint
+        self.device = transformers.device
+        self.dtype = transformers.dtype
         self.engine = "kernels" if kernels else "native"
         self.compiled_steps = 0  # so far; a timing during which it grew measured the compiler
         self._free: list[Workspace] = []
@@ -106,7 +102,7 @@ class NativeModel:
                 if not self.kernels:  # which pack them
                     self.transformers.lent = weights
                 if self.bits == "gguf":
-                    weights.packed = self.checkpoint.kept
+                    weights.packed = self.checkpoint.kernel_blocks
                 return module, weights
         module = self.checkpoint.weights(self.dtype).eval()
         return module, module_weights(module, self.dtype, self.device)
@@ -179,8 +175,11 @@ class NativeModel:
     def start(
         self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
     ) -> Session:
-        batch, workspace, pool, prefix = current_batch(), None, None, session_options.prefix
-        if (self.compiled or (self.graphs and batch is None)) and prefix is None:
+        batch = current_batch()
+        prefix = session_options.prefix
+        workspace = pool = None
+        runs_in_steps = self.compiled or (self.graphs and batch is None)
+        if runs_in_steps and prefix is None:
             workspace = self._workspace(len(source.prompt) + room + SPARE_ROWS, source)
         if batch is not None and not self.kernels:
             pool = self._pool

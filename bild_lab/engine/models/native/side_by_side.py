@@ -208,7 +208,7 @@ def side_by_side(
     )
 
 
-class SourcesTogether:
+class BatchedSources:
     """The sources of several texts, of different lengths, as one memory. lengths: of each."""
 
     def __init__(self, pool: Pool, rows: SideBySide, lengths: Sequence[int]) -> None:
