@@ -388,9 +388,11 @@ class Checkpoint:
 
         Raises UserError for one that Transformers cannot build.
         """
+        # read now: a GGUF file's configuration is computed with tensors
+        auto_class, config = self.auto_class, copy.deepcopy(self.config)
         try:
             with torch.device("meta"):
-                return self.auto_class.from_config(copy.deepcopy(self.config), dtype=torch.bfloat16)
+                return auto_class.from_config(config, dtype=torch.bfloat16)
         except (ValueError, ImportError) as error:
             raise UserError(
                 f"transformers cannot build the model of {self.path}:"
