@@ -30,8 +30,8 @@ class Rows:
     are tokens: then its first rows are those of the extends before, and these tokens are its last
     rows. position: None for the next rows of the text. For drafted rows it is a position in the
     sequence, `length` or later: such rows are never kept, and later rows overwrite them. states:
-    [m, dim], the output of the layer before `OutputSpec.layers` for these rows; the tokens are then not
-    embedded.
+    [m, dim], the output of the layer before `OutputSpec.layers` for these rows; the tokens are then
+    not embedded.
     """
 
     tokens: Sequence[int] | Int[Tensor, " m"]
@@ -221,9 +221,8 @@ class ChainResult:
 
     tokens: on the host if a program read them. forwards: how many ran, up to the chain's end.
     fallback: the last one's confidence was below the threshold. confidences: of every forward,
-    empty without a threshold. probs,
-    unscaled_probs: of the drafted tokens, as in `Draft`. states: of every row that ran, after the last
-    of the chain's layers, if these are given.
+    empty without a threshold. probs, unscaled_probs: of the drafted tokens, as in `Draft`. states:
+    of every row that ran, after the last of the chain's layers, if these are given.
     """
 
     tokens: list[int] | Int[Tensor, " n"] = field(default_factory=list)

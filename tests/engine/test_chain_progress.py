@@ -1,4 +1,4 @@
-"""Where a drafted chain ends: `ChainProgress` states the rule, and every way to draft follows it."""
+"""Where a chain ends: `ChainProgress` states the rule, and every way to draft follows it."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class ForwardPass:
     tokens: [m]. tree: None for a chain. states: [m, dim], the input of the first layer; None: the
     tokens' embeddings.
     layers: indices, ascending; None: all. logits, head_input: for how many of the last rows; 0:
-    none. hidden, fill,
-    skipped, vocabulary: as in `OutputSpec`. prompt: how many of the first rows belong to the prompt.
+    none. hidden, fill, skipped, vocabulary: as in `OutputSpec`. prompt: how many of the first rows
+    belong to the prompt.
     """
 
     start: int
@@ -88,8 +88,8 @@ class Layers(Protocol):
     has no programs.
 
     reserved: the first slots, which hold a prefix and never roll back. source: the number of
-    encoder tokens, 0 for decoder-only models. supports_draft_vocab: its head can score the tokens of a
-    `DraftVocabulary` alone.
+    encoder tokens, 0 for decoder-only models. supports_draft_vocab: its head can score the tokens
+    of a `DraftVocabulary` alone.
     """
 
     supports_draft_vocab = False

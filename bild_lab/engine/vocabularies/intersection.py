@@ -39,7 +39,8 @@ class IntersectionSession(SessionOver):
     that are not shared are -inf, so the distribution is the draft model's own, renormalized over
     the shared ones.
 
-    source, draft_source: the prompt in both vocabularies. positions: how many tokens the draft model reads.
+    source, draft_source: the prompt in both vocabularies. positions: how many tokens the draft
+    model reads.
     """
 
     def __init__(
@@ -81,32 +82,38 @@ class IntersectionSession(SessionOver):
                 f"{self._overlap.draft.path} has another vocabulary than the target and drafts by"
                 " its scores alone; choose a draft model with the target's tokenizer"
             )
+        # 1. the draft model's rows for each token, behind those of the tree's earlier rows
         tokens = rows.tokens.tolist() if isinstance(rows.tokens, Tensor) else list(rows.tokens)
-        earlier = 0 if rows.tree is None else len(rows.tree) - len(tokens)
-        self._base = len(self._ends) - earlier
-        written = [
-            self._draft_tokens_of(token, self._base + earlier + place)
+        earlier_count = 0 if rows.tree is None else len(rows.tree) - len(tokens)
+        self._base = len(self._ends) - earlier_count
+        draft_tokens = [
+            self._draft_tokens_of(token, len(self._ends) + place)
             for place, token in enumerate(tokens)
         ]
-        place = sum(map(len, self._spans[:earlier]))
-        self._spans = self._spans[:earlier]
-        for draft_tokens in written:
-            self._spans.append(list(range(place, place := place + len(draft_tokens))))
-        fed = list(itertools.chain.from_iterable(written))
-        self._require_positions(len(fed))
+        self._spans = self._spans[:earlier_count]
+        row_count = sum(map(len, self._spans))
+        for token_rows in draft_tokens:
+            self._spans.append(list(range(row_count, row_count + len(token_rows))))
+            row_count += len(token_rows)
+        # 2. the draft model's forward, as far back as the first row that is scored
+        fed_tokens = list(itertools.chain.from_iterable(draft_tokens))
+        self._require_positions(len(fed_tokens))
         logit_count = len(tokens) if output_spec.logits is None else output_spec.logits
-        # from the end
-        scored = [span[-1] - place for span in self._spans[len(self._spans) - logit_count :]]
+        scored_spans = self._spans[len(self._spans) - logit_count :]
+        scored_rows = [span[-1] - row_count for span in scored_spans]  # from the end
         tree = None if rows.tree is None else self._draft_tree(rows.tree)
         logits = self._session.extend(
-            Rows(fed, tree), OutputSpec(logits=-scored[0] if scored else 0)
+            Rows(fed_tokens, tree), OutputSpec(logits=-scored_rows[0] if scored_rows else 0)
         ).logits
-        length_before = self._ends[-1] if self._ends else self._draft_first
-        self._ends += itertools.accumulate(
-            map(len, written[1:]), initial=length_before + len(written[0])
-        )
+        # 3. where each token's rows end
+        end = self._ends[-1] if self._ends else self._draft_first
+        for token_rows in draft_tokens:
+            end += len(token_rows)
+            self._ends.append(end)
+        # 4. the scores of the shared tokens, in the target's columns
         if logits.shape[0] != logit_count:
-            logits = logits[on_device([logits.shape[0] + row for row in scored], logits.device)]
+            last_rows = [logits.shape[0] + row for row in scored_rows]
+            logits = logits[on_device(last_rows, logits.device)]
         target_columns, draft_columns = self._shared
         translated = logits.new_full((logit_count, self._overlap.width), float("-inf"))
         return Scores(

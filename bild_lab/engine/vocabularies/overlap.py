@@ -152,7 +152,7 @@ def require_shared(overlap: VocabularyOverlap) -> None:
     )
     if overlap.count < max(1, LEAST * target_count):
         raise UserError(
-            f"{overlap.target.path} ({target_count} pieces) and {overlap.draft.path} ({draft_count} pieces) have"
-            f" different vocabularies that share {overlap.count} pieces; check that the draft"
+            f"{overlap.target.path} ({target_count} pieces) and {overlap.draft.path} ({draft_count}"
+            f" pieces) have different vocabularies that share {overlap.count} pieces; check that the draft"
             " model's folder holds its own tokenizer files, or choose another draft model"
         )

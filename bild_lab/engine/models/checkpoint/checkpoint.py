@@ -184,8 +184,8 @@ class Checkpoint:
         folder = Path(self.location)
         if missing := [name for name in in_folder(folder) if not (folder / name).is_file()]:
             raise UserError(
-                f"{self.path} lacks {missing[0]}, which its {weight_file} lists; copy it from where the"
-                f" model came from, or remove {weight_file} if the weights are in another file"
+                f"{self.path} lacks {missing[0]}, which its {weight_file} lists; copy it from where"
+                f" the model came from, or remove {weight_file} if the weights are in another file"
             )
 
     @cached_property

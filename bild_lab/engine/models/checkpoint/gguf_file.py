@@ -380,7 +380,8 @@ def configuration(
     layers = len({name.split(".")[1] for name in tensors if name.startswith("blk.")})
     if settings["block_count"] != layers:
         raise ValueError(
-            f"its {architecture}.block_count is {settings['block_count']}, and it holds {layers} layers"
+            f"its {architecture}.block_count is {settings['block_count']}, and it holds {layers}"
+            " layers"
         )
     fields, heads = (
         {field: settings[key] for key, field in NEEDED.items()},

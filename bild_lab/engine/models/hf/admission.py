@@ -107,9 +107,9 @@ def check(module: PreTrainedModel, draft_shape: DraftShape, open_session: Open) 
     """Run a short text in all the ways that a method may feed it; None if the module scores it with
     NaN.
 
-    draft_shape: what the method feeds at most. open_session: starts a session of the module. A recurrent
-    module may begin several rows from an empty state; then a session that runs them one by one is
-    tried.
+    draft_shape: what the method feeds at most. open_session: starts a session of the module. A
+    recurrent module may begin several rows from an empty state; then a session that runs them one
+    by one is tried.
     """
     outcome = _check(module, draft_shape, open_session, one_by_one=False)
     if outcome is None or outcome.failed not in (TOGETHER, ROLLED_BACK, KEPT):

@@ -340,11 +340,14 @@ class SpreadModel(HuggingFaceModel):
     @cached_property
     def module(self) -> PreTrainedModel:
         module = self.checkpoint.weights(self.dtype, device_map=self.device_map).eval()
-        input_on, drafter_device = input_device(module), torch.empty(0, device=self.device).device
-        if input_on != drafter_device:
+        input_place, drafter_device = (
+            input_device(module),
+            torch.empty(0, device=self.device).device,
+        )
+        if input_place != drafter_device:
             raise UserError(
-                f"{self.checkpoint.path} takes its tokens on {input_on}, as no part of it found room"
-                f" on {drafter_device}, where drafters lie; free that device, or leave it out of"
+                f"{self.checkpoint.path} takes its tokens on {input_place}, as no part of it found"
+                f" room on {drafter_device}, where drafters lie; free that device, or leave it out of"
                 " CUDA_VISIBLE_DEVICES"
             )
         return module

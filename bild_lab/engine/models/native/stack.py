@@ -113,7 +113,7 @@ class Stack:
 
     @property
     def head(self) -> Float[Tensor, "vocab dim"] | tuple[Any]:
-        """The matrix to the vocabulary, as in `Weight`; where layers are not preloaded, read anew."""
+        """The matrix to the vocabulary, as in `Weight`; read anew where layers are not preloaded."""
         return self.read_head()
 
     def scores(
@@ -251,8 +251,8 @@ class Stack:
         view: AttentionView,
         first_head: int = 0,
     ) -> Float[Tensor, "m heads head_dim"]:
-        """Queries and keys with norm and rotation, if they have any. first_head: the number of the first
-        of these heads.
+        """Queries and keys with norm and rotation, if they have any. first_head: the number of the
+        first of these heads.
         """
         if view.cos is None:
             return x
