@@ -340,7 +340,7 @@ def load_model(
                 f"weights=gguf keeps the blocks of a GGUF file, got {path}; give one, or set 8, 4"
                 " or null"
             )
-        _ = checkpoint.kept
+        _ = checkpoint.kernel_blocks
     if engine in ("kernels", "native") and device_map is not None:
         raise UserError(
             "a target that is spread over devices runs on hf; set runtime.engine=hf or auto"
