@@ -51,8 +51,8 @@ def alignment(cfg: DictConfig) -> Alignment:
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration
     from bild_lab.training.distillation import Teaching
-    from bild_lab.training.recipe import Recipe
     from bild_lab.training.reports import training_logger
+    from bild_lab.training.train_spec import TrainSpec
 
     folder = sweep_folder(cfg)
     require_writable(folder)
@@ -60,7 +60,7 @@ def alignment(cfg: DictConfig) -> Alignment:
     for key, value in {"model.path": cfg.model.path, "calibration": cfg.calibration}.items():
         if not isinstance(value, str) or not value:
             raise UserError(f"{key} must be a folder, got {value!r}")
-    recipe = typed(Recipe, cfg.train, "train")
+    recipe = typed(TrainSpec, cfg.train, "train")
     calibration = read_calibration(Path(cfg.calibration))
     small = Checkpoint(cfg.model.path, cfg.model.revision)
     unaligned = (

@@ -30,8 +30,8 @@ from bild_lab.training.distillation import (
 )
 from bild_lab.training.finetune import FinetuningJob, finetune
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import Recipe
 from bild_lab.training.start import FromCheckpoint
+from bild_lab.training.train_spec import TrainSpec
 
 _BATCH_SIZE = 4  # texts; whole distributions of both models are in memory
 
@@ -49,7 +49,7 @@ class Alignment:
     small: Checkpoint
     unaligned: Checkpoint
     held_out: int  # answers that are not learned but choose the best weights
-    recipe: Recipe
+    recipe: TrainSpec
     folder: Path
     acceptance: bool = True
     logger: Any = None  # of `conf/logger`; None: none

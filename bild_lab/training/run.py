@@ -30,8 +30,8 @@ from bild_lab.lab.store.hashing import content_hash
 from bild_lab.ranks import launched
 from bild_lab.report.wandb.logger import TRAINING
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import LogToRun, TerminalLog
+from bild_lab.training.train_spec import TrainSpec
 from bild_lab.training.trainer import Objective, ResumableTrainer, training_arguments
 
 
@@ -39,7 +39,7 @@ from bild_lab.training.trainer import Objective, ResumableTrainer, training_argu
 class TrainingJob:
     """What every training is given. provenance: for metrics.json as it is."""
 
-    recipe: Recipe
+    recipe: TrainSpec
     folder: Path
     logger: Any = None  # of `conf/logger`; None: none
     callbacks: tuple[TrainerCallback, ...] = ()

@@ -21,14 +21,14 @@ from bild_lab.ranks import launched
 from bild_lab.training.batches import Collator, SoftTargets, TokenizedExample
 from bild_lab.training.distillation import answer_log_probs, decoder_start, pieces_of
 from bild_lab.training.folder import writing
-from bild_lab.training.recipe import Recipe
+from bild_lab.training.train_spec import TrainSpec
 
 
 def taught(
     examples: Sequence[TokenizedExample],
     teacher: Checkpoint,
     collate: Collator,
-    recipe: Recipe,
+    recipe: TrainSpec,
     file: Path,
     device: torch.device,
 ) -> list[TokenizedExample]:

@@ -20,7 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.ranks import LONGEST_WAIT, launched
 from bild_lab.training.distillation import Distillation
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import SCHEDULES, Recipe
+from bild_lab.training.train_spec import SCHEDULES, TrainSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class ResumableTrainer(Trainer):
     def __init__(
         self,
         objective: Objective,
-        recipe: Recipe,
+        recipe: TrainSpec,
         folder: TrainingFolder,
         arguments: TrainingArguments,
         callbacks: Sequence[TrainerCallback],
@@ -179,7 +179,7 @@ class _StopAtScore(TrainerCallback):
             control.should_training_stop = True
 
 
-def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+def optimizer(recipe: TrainSpec) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW, {"lr": recipe.learning_rate}
     fixed = {"relative_step": False, "warmup_init": False}
@@ -191,7 +191,7 @@ def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dic
 
 
 def training_arguments(
-    recipe: Recipe, folder: TrainingFolder, metric: str | None, spread: bool = False
+    recipe: TrainSpec, folder: TrainingFolder, metric: str | None, spread: bool = False
 ) -> TrainingArguments:
     """The recipe as the Trainer's arguments. metric: decides which checkpoint is best; None keeps
     the last.

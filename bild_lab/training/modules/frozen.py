@@ -41,7 +41,6 @@ from bild_lab.training.modules.predictors import (
     collate,
 )
 from bild_lab.training.modules.states import BasePlacement, ModuleSpec, OneRowCheckpoint
-from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import (
     answers_bar,
     dataset_words,
@@ -50,6 +49,7 @@ from bild_lab.training.reports import (
 )
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
+from bild_lab.training.train_spec import TrainSpec
 from bild_lab.training.trainer import Objective
 
 
@@ -229,7 +229,7 @@ def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     """A command's configuration as a job on the model's own answers; missing ones are generated."""
     base, recipe, placed = (
         frozen_model(cfg, spec),
-        typed(Recipe, cfg.train, "train"),
+        typed(TrainSpec, cfg.train, "train"),
         placement_of(cfg),
     )
     given = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
@@ -242,7 +242,7 @@ def placement_of(cfg: DictConfig) -> BasePlacement:
     return BasePlacement(cfg.runtime.device_map, cfg.model.sharded)
 
 
-def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
+def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
     """The model's own greedy answers: those of `calibration`, or generated into the folder where
     they are missing.
     """
