@@ -109,8 +109,10 @@ def compared_table(compared: dict[str, Any]) -> Table:
     for title in ("before", "after", "change"):
         table.add_column(title, justify="right")
     for key, both in compared.items():
-        before, after = both["before"] * 100, both["after"] * 100
-        table.add_row(labels[key], f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
+        unaligned, aligned = both["before"] * 100, both["after"] * 100
+        table.add_row(
+            labels[key], f"{unaligned:.2f}", f"{aligned:.2f}", f"{aligned - unaligned:+.2f}"
+        )
     return table
 
 

@@ -101,7 +101,7 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     recipes = [
         typed(TrainSpec, {**values, "learning_rate": rate, **folders}, "train") for rate in rates
     ]
-    recipe, rates = recipes[0], [one.learning_rate for one in recipes]
+    recipe, rates = recipes[0], [recipe_of_rate.learning_rate for recipe_of_rate in recipes]
     start = starting_point(cfg.model, recipe.max_target_tokens)
     if dataset.reference_column is None:
         raise UserError(

@@ -72,9 +72,11 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
             f" heads.labels={spec.labels} does not learn; set heads.labels={SELF}, or"
             " calibration=null"
         )
-    first = recipe_for(cfg, cfg.held_out + 1)  # checked before the number of answers is known
+    first_recipe = recipe_for(
+        cfg, cfg.held_out + 1
+    )  # checked before the number of answers is known
     if spec.labels == SELF:
-        answers, learned = own_answers(cfg, first), f"greedy answers of {base.path} to"
+        answers, learned = own_answers(cfg, first_recipe), f"greedy answers of {base.path} to"
     else:
         dataset, learned = (
             for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base),
@@ -85,7 +87,7 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
             examples = load_examples(replace(dataset, history=None), unanswered=True)
         else:
             examples = load_examples(dataset)
-        answers = reference_answers(base, dataset, examples, first.max_target_tokens)
+        answers = reference_answers(base, dataset, examples, first_recipe.max_target_tokens)
         answers = replace(answers, manifest={**answers.manifest, "dataset_words": dataset_words()})
     recipe, of = recipe_for(cfg, len(answers.answers)), answers.dataset
     return FrozenJob(
