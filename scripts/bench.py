@@ -128,7 +128,7 @@ def pair_bench(
         )
     # as OpenVINO wants it
     shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary
-    others = (
+    peer_builders = (
         peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype)
         if peers and not policy
         else {}
@@ -141,12 +141,14 @@ def pair_bench(
                 f"the benchmark has our methods, got policy={cfg.policy.name}; give a peer's or"
                 " none"
             )
-        others[cfg.policy.name] = lambda: method
+        peer_builders[cfg.policy.name] = lambda: method
     summaries = {}
     for file in files:
         model = load_model(file, None, str(device), dtype, "kernels", bits="gguf")
         summaries[f"kernels_{model.checkpoint.precision}"] = model
-        others[f"llama_cpp_{model.checkpoint.precision}"] = partial(LlamaCpp, target[1], file)
+        peer_builders[f"llama_cpp_{model.checkpoint.precision}"] = partial(
+            LlamaCpp, target[1], file
+        )
     judge, metric = None, dataset.scored[0]
     if needs_references(metric) and metric != PASS_AT_1:  # which would run programs
         scoring = Scoring((metric,), writing=dataset.writing(pair.target_language))
@@ -162,7 +164,7 @@ def pair_bench(
                 metric
             ].score.value
 
-    return bench_of(name, target, draft, tuple(requests), others, summaries, judge)
+    return bench_of(name, target, draft, tuple(requests), peer_builders, summaries, judge)
 
 
 def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:

@@ -55,10 +55,10 @@ def compare(cfg: DictConfig) -> None:
     compared, why = [], ""
     for pair in matching.pairs:
         keys = ("dataset", "split", "data", "n_examples")
-        temperatures = str([side.setting.get(key) for side in (pair.a, pair.b) for key in keys])
-        if temperatures not in texts:
-            texts[temperatures] = shared_texts(pair.a, pair.b)
-        shared = texts[temperatures]
+        data_key = str([side.setting.get(key) for side in (pair.a, pair.b) for key in keys])
+        if data_key not in texts:
+            texts[data_key] = shared_texts(pair.a, pair.b)
+        shared = texts[data_key]
         why = why or shared.why
         examples = (read_examples(side.folder) for side in (pair.a, pair.b))
         compared.append(compare_pair(pair, *examples, shared.references, shared.keys))

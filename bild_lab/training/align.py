@@ -218,9 +218,9 @@ def agreement(
         answers_of_batch = examples[start : start + _BATCH_SIZE]
         batch = {name: rows.to(draft.device) for name, rows in collate(answers_of_batch).items()}
         log_q = answer_log_probs(draft.module, batch, begins, pieces)
-        target_tokens = torch.from_numpy(np.concatenate([example.answer for example in answers_of_batch])).to(
-            draft.device
-        )
+        target_tokens = torch.from_numpy(
+            np.concatenate([example.answer for example in answers_of_batch])
+        ).to(draft.device)
         sums["token_agreement"] += int((log_q.argmax(-1) == target_tokens).sum())
         if target is not None:
             log_p = answer_log_probs(target.module, batch, decoder_start(target.checkpoint), pieces)
