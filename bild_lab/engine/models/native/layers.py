@@ -121,23 +121,23 @@ class NativeLayers(Layers):
         if encoder is None:
             return self.decoder.encode(tokens)
         run = partial(encode_by_kernels, self.decoder, encoder)
-        return self._run_batched("encode", run, tokens, ahead=True)
+        return self._run_batched("encode", run, tokens, prefetchable=True)
 
     def _run_batched(
         self,
         kind: Hashable,
         run: Callable[[list[Any]], Sequence[Any]],
         operand: Any,
-        ahead: bool = False,
+        prefetchable: bool = False,
     ) -> Any:
         """The result of `run` for this operand; in a batch it runs with the operands of other texts
-        of the same kind. ahead: as in `PendingOp`.
+        of the same kind. prefetchable: as in `PendingOp`.
         """
         if self._batch is None:
             return run([operand])[0]
         size = self.depth * self.decoder.embedding.shape[1]
         key = (id(self.decoder), kind)
-        return self._batch.wait(PendingOp(key, size, run, operand, ahead))
+        return self._batch.wait(PendingOp(key, size, run, operand, prefetchable))
 
     def run(self, forward_pass: ForwardPass) -> Scores:
         # 1. a compiled step, where there is one
