@@ -39,8 +39,7 @@ from bild_lab.engine.models.checkpoint.hub import (
     no_progress_bars,
     require_hub,
 )
-from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, begin_of_text
-from bild_lab.engine.models.checkpoint.vocabulary import piece_of
+from bild_lab.engine.models.checkpoint.pieces import METASPACE, Pieces, begin_of_text, piece_of
 from bild_lab.engine.models.checkpoint.weight_files import (
     holds_weights,
     in_folder,

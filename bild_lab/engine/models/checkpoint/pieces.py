@@ -175,6 +175,15 @@ def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
     )
 
 
+def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
+    """The piece of this id; None for an id that the tokenizer cannot decode."""
+    try:
+        piece = tokenizer.convert_ids_to_tokens(token)
+    except (IndexError, KeyError, OverflowError):  # of tokenizers in Python
+        return None
+    return None if piece == tokenizer.unk_token and token != tokenizer.unk_token_id else piece
+
+
 def begin_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """What an empty text is continued from: the begin-of-text token, nothing where the tokenizer
     has none.

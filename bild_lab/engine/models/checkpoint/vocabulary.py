@@ -1,30 +1,17 @@
-"""The vocabularies of checkpoints: pieces of single ids, ids without a token, and how a draft
-model's vocabulary differs from the target's.
+"""The vocabularies of checkpoints: how a draft model's differs from the target's, and ids without a
+token.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-if TYPE_CHECKING:
-    from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
+from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 
 # share of the target's ordinary tokens: a draft model that lacks more reads them better in its own
 MAX_LACKING_SHARE = 0.25
-
-
-def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
-    """The piece of this id; None for an id that the tokenizer cannot decode."""
-    try:
-        piece = tokenizer.convert_ids_to_tokens(token)
-    except (IndexError, KeyError, OverflowError):  # of tokenizers in Python
-        return None
-    return None if piece == tokenizer.unk_token and token != tokenizer.unk_token_id else piece
 
 
 def same_vocabulary(target: Checkpoint, draft: Checkpoint) -> bool:
