@@ -34,7 +34,7 @@ class Pieces:
             if not piece.special
         }
         nothing = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids}
-        decoded = decoding(tokenizer)
+        decoded = piece_decoder(tokenizer)
         pieces = tokenizer.get_vocab().items()
         self.written: dict[int, bytes] = {
             token: decoded(piece) for piece, token in pieces if token not in nothing
@@ -70,12 +70,14 @@ class Pieces:
     @cached_property
     def template(self) -> tuple[list[int], list[int]]:
         """The special tokens that the tokenizer puts before and behind a text."""
-        plain, with_special = self.encode("a"), self._tokenizer("a", verbose=False)["input_ids"]
-        place = next(
-            (at for at in range(len(with_special)) if with_special[at : at + len(plain)] == plain),
-            len(with_special),
-        )
-        return with_special[:place], with_special[place + len(plain) :]
+        plain = self.encode("a")
+        with_special = self._tokenizer("a", verbose=False)["input_ids"]
+        start = len(with_special)  # where the text begins among the special tokens
+        for place in range(len(with_special)):
+            if with_special[place : place + len(plain)] == plain:
+                start = place
+                break
+        return with_special[:start], with_special[start + len(plain) :]
 
     def encode(self, text: str) -> list[int]:
         """The tokenizer's own tokens for a whole text, without special ones."""
@@ -99,13 +101,15 @@ class Pieces:
         characters = decoder.decode(body)
         ends, begins = text[: len(text) - len(body)], decoder.getstate()[0]
         return [
-            *self._bytes(ends),
+            *self._byte_tokens(ends),
             *self._encoded(characters, behind or bool(ends)),
-            *self._bytes(begins),
+            *self._byte_tokens(begins),
         ]
 
-    def _bytes(self, text: bytes) -> list[int]:
-        return [self.tokens_of[bytes([byte])] for byte in text if bytes([byte]) in self.tokens_of]
+    def _byte_tokens(self, text: bytes) -> list[int]:
+        """The tokens of single bytes, without the bytes that have none."""
+        single_bytes = [bytes([byte]) for byte in text]
+        return [self.tokens_of[byte] for byte in single_bytes if byte in self.tokens_of]
 
     def _encoded(self, text: str, behind: bool) -> list[int]:
         if not text:
@@ -113,21 +117,23 @@ class Pieces:
         plain = self.encode(text)
         if not behind or self._is_written(plain, text):
             return plain
-        if text[0] == " " and self._is_written(spaced := self.encode(text[1:]), text):
-            return spaced
+        # 1. the tokenizer adds the space itself
+        if text[0] == " " and self._is_written(without_space := self.encode(text[1:]), text):
+            return without_space
+        # 2. the tokens of the text behind another one
         for anchor in ANCHORS:
-            anchor_tokens, anchored_tokens = self.encode(anchor), self.encode(anchor + text)
-            if anchored_tokens[: len(anchor_tokens)] == anchor_tokens and self._is_written(
-                anchored_tokens[len(anchor_tokens) :], text
-            ):
-                return anchored_tokens[len(anchor_tokens) :]
+            anchor_tokens = self.encode(anchor)
+            both = self.encode(anchor + text)
+            tokens = both[len(anchor_tokens) :]
+            if both[: len(anchor_tokens)] == anchor_tokens and self._is_written(tokens, text):
+                return tokens
         return plain
 
     def _is_written(self, tokens: list[int], text: str) -> bool:
         return all(token in self.written for token in tokens) and self.text(tokens) == text.encode()
 
 
-def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
+def piece_decoder(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     """From a piece to the bytes that it writes, as the tokenizer's decoder says."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -138,7 +144,7 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     elif backend.decoder is None:
         return lambda piece: f" {piece}".encode()  # pieces are joined by spaces
     else:
-        steps = flat(json.loads(backend.decoder.__getstate__()))
+        steps = simple_steps(json.loads(backend.decoder.__getstate__()))
     kinds = {step["type"]: step for step in steps}
     if "ByteLevel" in kinds:
         table = {letter: bytes([byte]) for byte, letter in bytes_to_unicode().items()}
@@ -166,13 +172,11 @@ def decoding(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], bytes]:
     return written
 
 
-def flat(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """The steps of a decoder."""
-    return (
-        [decoder_step for substep in step["decoders"] for decoder_step in flat(substep)]
-        if step["type"] == "Sequence"
-        else [step]
-    )
+def simple_steps(step: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a decoder, those of a sequence one after the other."""
+    if step["type"] != "Sequence":
+        return [step]
+    return [simple for substep in step["decoders"] for simple in simple_steps(substep)]
 
 
 def piece_of(tokenizer: PreTrainedTokenizerBase, token: int) -> str | None:
