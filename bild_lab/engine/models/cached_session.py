@@ -132,7 +132,7 @@ class Layers(Protocol):
         """For how many rows the head runs."""
         return forward_pass.read
 
-    def last_memory(
+    def memory_of_last_layers(
         self, layers: int
     ) -> tuple[Float[Tensor, "layers heads s dim"], Float[Tensor, "layers heads s dim"]]:
         """Keys and values of the source in the last so many layers, which have run before."""
@@ -285,7 +285,7 @@ class CachedSession:
             self.extend([last_token], PROMPT)
 
     def memory(self, layers: int) -> tuple[Tensor, Tensor]:
-        return self.layers.last_memory(layers)
+        return self.layers.memory_of_last_layers(layers)
 
     @torch.inference_mode()
     def commit_row(self, row: int, layers: Sequence[int]) -> None:

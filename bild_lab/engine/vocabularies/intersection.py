@@ -53,7 +53,10 @@ class IntersectionSession(SessionOver):
     ) -> None:
         super().__init__(session)
         self._overlap, self._positions = overlap, positions
-        self._first, self._draft_first = len(source.prompt) - 1, len(draft_source.prompt) - 1
+        self._prompt_rows, self._draft_prompt_rows = (
+            len(source.prompt) - 1,
+            len(draft_source.prompt) - 1,
+        )
         self._last_of_prompt = draft_source.prompt[-1]
         # after the prompt, where each token's rows end in the draft model's text
         self._ends: list[int] = []
@@ -66,7 +69,7 @@ class IntersectionSession(SessionOver):
 
     @property
     def length(self) -> int:
-        return self._first + len(self._ends)
+        return self._prompt_rows + len(self._ends)
 
     @torch.inference_mode()
     def extend(
@@ -106,7 +109,7 @@ class IntersectionSession(SessionOver):
             Rows(fed_tokens, tree), OutputSpec(logits=-scored_rows[0] if scored_rows else 0)
         ).logits
         # 3. where each token's rows end
-        end = self._ends[-1] if self._ends else self._draft_first
+        end = self._ends[-1] if self._ends else self._draft_prompt_rows
         for token_rows in draft_tokens:
             end += len(token_rows)
             self._ends.append(end)
@@ -130,17 +133,17 @@ class IntersectionSession(SessionOver):
 
     def keep(self, path: Sequence[int]) -> None:
         self._session.keep([row for place in path for row in self._spans[place]])
-        length_before = self._ends[self._base - 1] if self._base else self._draft_first
+        length_before = self._ends[self._base - 1] if self._base else self._draft_prompt_rows
         lengths = itertools.accumulate(
             (len(self._spans[place]) for place in path), initial=length_before
         )
         self._ends[self._base :] = list(lengths)[1:]
 
     def rollback(self, length: int) -> None:
-        kept_count = max(0, length - self._first)
+        kept_count = max(0, length - self._prompt_rows)
         if kept_count < len(self._ends):
             del self._ends[kept_count:]
-            self._session.rollback(self._ends[-1] if self._ends else self._draft_first)
+            self._session.rollback(self._ends[-1] if self._ends else self._draft_prompt_rows)
 
     def _draft_tokens_of(self, token: int, place: int) -> list[int]:
         """The draft model's tokens for a target token, the place-th after the prompt."""

@@ -15,9 +15,9 @@ from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.request import Source
 from bild_lab.errors import UserError
 
-# of the target's pieces: with fewer, the draft model's tokenizer is hardly its own, or of another
-# script
-LEAST = 0.01
+# the share of the target's pieces that must be shared: with fewer, the draft model's tokenizer is
+# hardly its own, or of another script
+MIN_SHARED = 0.01
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class VocabularyOverlap:
 
     @cached_property
     def width(self) -> int:
-        """Of the target's logits."""
+        """The width of the target's logits."""
         return self.target.config.get_text_config(decoder=True).vocab_size
 
     @cached_property
@@ -150,9 +150,9 @@ def require_shared(overlap: VocabularyOverlap) -> None:
         len(overlap.target.pieces.written),
         len(overlap.draft.pieces.written),
     )
-    if overlap.count < max(1, LEAST * target_count):
+    if overlap.count < max(1, MIN_SHARED * target_count):
         raise UserError(
             f"{overlap.target.path} ({target_count} pieces) and {overlap.draft.path} ({draft_count}"
-            f" pieces) have different vocabularies that share {overlap.count} pieces; check that the draft"
-            " model's folder holds its own tokenizer files, or choose another draft model"
+            f" pieces) have different vocabularies that share {overlap.count} pieces; check that the"
+            " draft model's folder holds its own tokenizer files, or choose another draft model"
         )

@@ -50,7 +50,7 @@ class SharedIdModel:
 
     @property
     def transformers(self) -> SharedIdModel:
-        """The same checkpoint as a module of Transformers."""
+        """The draft model's checkpoint as a module of Transformers."""
         return SharedIdModel(self.model.transformers, self._target)
 
     def with_backend(self, **backend: Any) -> SharedIdModel:

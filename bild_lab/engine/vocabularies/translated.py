@@ -51,7 +51,7 @@ class TranslatedModel:
 
     @property
     def transformers(self) -> TranslatedModel:
-        """The same checkpoint as a module of Transformers, translated too."""
+        """The draft model's checkpoint as a module of Transformers, translated too."""
         return TranslatedModel(self.model.transformers, self.overlap)
 
     def with_backend(self, **backend: Any) -> TranslatedModel:

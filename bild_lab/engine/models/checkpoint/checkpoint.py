@@ -189,7 +189,7 @@ class Checkpoint:
 
     @cached_property
     def _file_names(self) -> Sequence[str]:
-        """Of the folder or the hub's repository; empty for a hub that cannot be asked."""
+        """The files of the folder or the hub's repository; none for a hub that cannot be asked."""
         if self.in_folder:
             return os.listdir(self.location)
         if self.on_hub and hub_problem() is None:
@@ -227,7 +227,7 @@ class Checkpoint:
     @cached_property
     def rows(self) -> int:
         """How many tokens the decoder embeds."""
-        # of models whose encoder has another vocabulary
+        # models whose encoder has another vocabulary say so
         apart = getattr(self.config, "decoder_vocab_size", None)
         return apart or self.config.get_text_config(decoder=True).vocab_size
 

@@ -88,7 +88,7 @@ LLAMA_3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-# as the kernels can
+# the types whose blocks the kernels read
 KERNEL_TYPES = (
     *(getattr(GGMLQuantizationType, name) for name in "Q8_0 Q5_0 Q4_0 Q4_K Q6_K".split()),
 )
@@ -146,7 +146,7 @@ class PackedTensor:
         return numbers.view(self.shape)
 
     def __getitem__(self, rows: Int[Tensor, " n"] | slice) -> Float[Tensor, "n dim"]:
-        """Of a table: the numbers of rows that are asked for."""
+        """The numbers of these rows of a table, which alone are read."""
         shape = quant_shape_to_byte_shape(self.shape, self.type)
         stored = np.memmap(self.file, np.uint8, "r", self.start, shape)
         return torch.from_numpy(dequantize(stored[rows], self.type)).to(self.dtype)
@@ -240,7 +240,7 @@ class GgufCheckpoint(Checkpoint):
                 f"the tokenizer of {self.path} cannot be built: {error}; {OTHERWISE}"
             ) from error
         if pre == "qwen2":
-            # as in Qwen2's own tokenizer; the file does not say
+            # Qwen2's own tokenizer has it; the file does not say
             backend.normalizer = normalizers.NFC()
         return PreTrainedTokenizerFast(tokenizer_object=backend, **settings)
 

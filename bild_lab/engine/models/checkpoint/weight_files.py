@@ -32,11 +32,11 @@ SUFFIXES = (
     *(".gguf", ".h5", ".msgpack", ".onnx", ".ot", INDEX_SUFFIX),
 )
 ADAPTER = "adapter_config.json"
-# of torch.distributed.checkpoint
+# how torch.distributed.checkpoint names its files
 TRAINING_SHARD = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors$")
 
 
-def first_file(names: Collection[str], named: str | None = None) -> str | None:
+def opened_weight_file(names: Collection[str], named: str | None = None) -> str | None:
     """The file that Transformers opens, one with weights or an index of shards; None if there is
     none.
 
@@ -68,7 +68,9 @@ def in_folder(folder: Path) -> list[str]:
     """
     named = named_in_config(folder / "config.json")
     candidates = ORDER if named is None else (named,)
-    weight_file = first_file([name for name in candidates if (folder / name).is_file()], named)
+    weight_file = opened_weight_file(
+        [name for name in candidates if (folder / name).is_file()], named
+    )
     if weight_file is None:
         return []
     return (
@@ -116,7 +118,7 @@ def require_weights(path: str, names: Collection[str], named: str | None) -> str
     """The file that Transformers opens. Raises UserError where there is none, or where it adds
     others to it.
 
-    path: of the checkpoint, for messages. names, named: as in `first_file`.
+    path: of the checkpoint, for messages. names, named: as in `opened_weight_file`.
     """
     require_no_adapter(path, names)
     if shards := sorted(name for name in names if TRAINING_SHARD.match(name)):
@@ -125,7 +127,7 @@ def require_weights(path: str, names: Collection[str], named: str | None) -> str
             " in place of model.safetensors; move such shards elsewhere, or save the model anew"
             " with save_pretrained"
         )
-    if (weight_file := first_file(names, named)) is not None:
+    if (weight_file := opened_weight_file(names, named)) is not None:
         return weight_file
     expected = (
         " or ".join(SAFE)

@@ -41,10 +41,10 @@ AFFORDABLE = {"cuda": 1e13}  # weights times rows of a forward that takes well b
 AFFORDABLE_ELSEWHERE = 1e10
 PROMPT = 4
 FED = 12  # rows behind the prompt that the checks feed, without the tree's
-# of the tree: the second branch lies far from its place in the text
+# the parents of the tree, whose second branch lies far from its place in the text
 PARENTS = (-1, 0, 0, 0, 0, 0, 1, 5)
 LEFT, RIGHT = [0, 1, 6], [0, 5, 7]
-GROWN = 3  # its rows that run in a forward before the others
+GROWN = 3  # rows of the tree that run in a forward before the others
 TREE = len(RIGHT) + 1  # the deepest branch, and a row behind it
 
 REMEDIES = {
@@ -244,7 +244,7 @@ class SessionCheck:
         return Source(tuple(text), self._encoder_ids, self._device)
 
     def _scored(self, text: Sequence[int]) -> Float[Tensor, "n vocab"]:
-        return whole_logits(self._module, self._source(text))
+        return uncached_logits(self._module, self._source(text))
 
     def _difference(
         self, logits: Float[Tensor, "m vocab"], expected: Float[Tensor, "m vocab"]
@@ -263,7 +263,7 @@ class SessionCheck:
         return float(distances.max() if self._module.dtype.itemsize > 2 else distances.median())
 
 
-def whole_logits(module: PreTrainedModel, text: Source) -> Float[Tensor, "n vocab"]:
+def uncached_logits(module: PreTrainedModel, text: Source) -> Float[Tensor, "n vocab"]:
     """A module's logits of a text, by one forward without a cache."""
     ids = torch.tensor([text.prompt], device=text.device)
     if text.encoder_ids is None:
@@ -286,7 +286,7 @@ def prompt_length(module: PreTrainedModel) -> int:
     """
     config = module.config.get_text_config(decoder=True)
     behind = FED + TREE
-    max_positions = most_positions(module)
+    max_positions = max_session_positions(module)
     room = behind + PROMPT if max_positions is None else max(behind + 1, max_positions)
     short = 1 if module.config.is_encoder_decoder else min(PROMPT, room - behind)
     weights = sum(weight.numel() for weight in module.parameters())
@@ -389,7 +389,7 @@ def trained_positions(config: PreTrainedConfig) -> int | None:
     return max(length, int(factor * (original or length)))
 
 
-def most_positions(module: PreTrainedModel) -> int | None:
+def max_session_positions(module: PreTrainedModel) -> int | None:
     """The longest text that a session of this module can run, in tokens; None for any length."""
     config = module.config.get_text_config(decoder=True)
     decoder = module.get_decoder() if module.config.is_encoder_decoder else module

@@ -25,8 +25,8 @@ from bild_lab.engine.models.hf.admission import (
     check,
     input_device,
     learned_positions,
-    most_positions,
-    whole_logits,
+    max_session_positions,
+    uncached_logits,
 )
 from bild_lab.engine.models.hf.layer_control import (
     decoder_layers,
@@ -70,7 +70,7 @@ class HuggingFaceModel:
 
     # those of a decoder of ours, which the module then shares
     lent: Weights | None = field(default=None, init=False)
-    # of the weights
+    # of the weights, once they are loaded
     _checks: list[Callable[[PreTrainedModel, str], None]] = field(default_factory=list, init=False)
     _admitted: DraftShape | None = field(
         default=None, init=False
@@ -111,7 +111,7 @@ class HuggingFaceModel:
 
     @cached_property
     def session_positions(self) -> int | None:
-        return most_positions(self._outline)
+        return max_session_positions(self._outline)
 
     @cached_property
     def source_positions(self) -> int | None:
@@ -146,7 +146,7 @@ class HuggingFaceModel:
 
     @torch.inference_mode()
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
-        return biased(whole_logits(self.module, text), self.bias)
+        return biased(uncached_logits(self.module, text), self.bias)
 
     def vocabulary_weights(self) -> tuple[Float[Tensor, "vocab dim"], Float[Tensor, "vocab dim"]]:
         ends = (self.module.get_input_embeddings(), self.module.get_output_embeddings())
@@ -175,7 +175,7 @@ class HuggingFaceModel:
         self._require(require_same_by_layers)
 
     def require_blocks(self, what: str) -> None:
-        """The same for attention and feed-forward separately."""
+        """As `require_layers`, for attention and feed-forward separately."""
         self.require_layers(what)
         self._require(require_same_by_blocks)
 
@@ -255,7 +255,7 @@ def require_same_by_layers(module: PreTrainedModel, name: str) -> None:
     of layers.
     """
     layers, middle = decoder_depth(module.config), decoder_depth(module.config) // 2
-    tokens, source = few_tokens(module)
+    tokens, source = probe_tokens(module)
     expected = open_session(module, source).extend(tokens).logits
     session = open_session(module, source)
     states = session.extend(
@@ -278,7 +278,7 @@ def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
     """
     layers, middle = range(decoder_depth(module.config)), decoder_depth(module.config) // 2
     if told_apart := wrap_blocks(module):
-        tokens, source = few_tokens(module)
+        tokens, source = probe_tokens(module)
         without = Skipped(frozenset({middle}), frozenset({middle}))
         required_outputs = (
             OutputSpec(),
@@ -297,7 +297,7 @@ def require_same_by_blocks(module: PreTrainedModel, name: str) -> None:
         )
 
 
-def few_tokens(module: PreTrainedModel) -> tuple[list[int], Source]:
+def probe_tokens(module: PreTrainedModel) -> tuple[list[int], Source]:
     """A few tokens to run, and the source of a text that begins with the first."""
     tokens = [
         token % module.config.get_text_config(decoder=True).vocab_size for token in (3, 5, 7, 11)
@@ -347,8 +347,8 @@ class SpreadModel(HuggingFaceModel):
         if input_place != drafter_device:
             raise UserError(
                 f"{self.checkpoint.path} takes its tokens on {input_place}, as no part of it found"
-                f" room on {drafter_device}, where drafters lie; free that device, or leave it out of"
-                " CUDA_VISIBLE_DEVICES"
+                f" room on {drafter_device}, where drafters lie; free that device, or leave it out"
+                " of CUDA_VISIBLE_DEVICES"
             )
         return module
 

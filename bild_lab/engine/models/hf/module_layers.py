@@ -121,7 +121,7 @@ class ModuleLayers(Layers):
             forward_pass.read if self._keeps_logits or not forward_pass.read else forward_pass.count
         )
 
-    def last_memory(self, layers: int) -> tuple[Tensor, Tensor]:
+    def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
         last_layers = self._past.cross_attention_cache.layers[-layers:]
         return torch.cat([layer.keys for layer in last_layers]), torch.cat(
             [layer.values for layer in last_layers]

@@ -37,7 +37,7 @@ class PlacedRows:
         return self.positions.shape[0]
 
     @property
-    def each_position(self) -> Int[Tensor, " m"]:
+    def row_positions(self) -> Int[Tensor, " m"]:
         return self.positions
 
 

@@ -314,7 +314,7 @@ def forward(
         start + torch.arange(m, device=tokens.device),
         cache.capacity,
         positions,
-        # by lookup: PyTorch 2.13's compiler copies into an expanded mask wrongly
+        # PyTorch 2.13's compiler copies into an expanded mask wrongly, so this is a lookup
         visible=torch.where(filled, among[:, nearest], row < 0),
         key_positions=torch.where(filled, positions[nearest], places),
     )
@@ -324,8 +324,8 @@ def forward(
 
 
 def captured(run: Callable[[], Result]) -> Callable[[], Result]:
-    """The same kernels as one CUDA graph over the same memory, which the caller has to keep: it has
-    addresses alone.
+    """A function's kernels as one CUDA graph over the function's memory. The graph has addresses
+    alone, so the caller has to keep the memory.
     """
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())

@@ -234,7 +234,7 @@ class NativeLayers(Layers):
         """The kernels run the head wherever its input is asked for."""
         return forward_pass.logits if self.packed is None else forward_pass.read
 
-    def last_memory(self, layers: int) -> tuple[Tensor, Tensor]:
+    def memory_of_last_layers(self, layers: int) -> tuple[Tensor, Tensor]:
         return self.memory[0].keys[-layers:], self.memory[0].values[-layers:]
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:

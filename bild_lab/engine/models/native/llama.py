@@ -200,7 +200,7 @@ class LlamaDecoder(Stack):
         views = {}
         for kind in {self._kind_of[index] for index in layers}:
             cos, sin = self._rotations[kind]
-            at = slice(rows.stop - 1, rows.stop) if rows.visible is None else rows.each_position
+            at = slice(rows.stop - 1, rows.stop) if rows.visible is None else rows.row_positions
             views[kind] = AttentionView(
                 cos[at, None],
                 sin[at, None],

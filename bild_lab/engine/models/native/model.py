@@ -118,7 +118,7 @@ class NativeModel:
 
     @cached_property
     def packed_encoder(self) -> PackedDecoder | None:
-        """The same for the encoder; None if there is none."""
+        """The encoder's weights packed for the CPU kernels; None without an encoder."""
         encodes = self.kernels and self.checkpoint.encoder_decoder
         return PackedDecoder(self.decoder.encoder, self.bits) if encodes else None
 

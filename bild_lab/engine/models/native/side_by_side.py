@@ -98,7 +98,7 @@ class Pool:
 def grown(
     store: Float[Tensor, "layers texts heads slots dim"], texts: int, slots: int
 ) -> Float[Tensor, "layers more heads longer dim"]:
-    """The same rows with room for so many texts and slots.
+    """The stored rows with room for so many texts and slots.
 
     New slots are zeros: masked slots must not hold NaN.
     """
@@ -139,7 +139,7 @@ class SideBySide:
     places: [n], of the texts in the pool. row: [m], where each row is among the n * widest. slots:
     [m], in its text's cache. text: [m], the text's place in the pool. positions: [n, widest].
     visible: [n, widest, stop], each text's own slots alone.
-    key_positions: [n, stop]. each_position: [m].
+    key_positions: [n, stop]. row_positions: [m].
     """
 
     places: Int[Tensor, " n"]
@@ -150,7 +150,7 @@ class SideBySide:
     positions: Int[Tensor, "n widest"]
     visible: Bool[Tensor, "n widest stop"]
     key_positions: Int[Tensor, "n stop"]
-    each_position: Int[Tensor, " m"]
+    row_positions: Int[Tensor, " m"]
 
     @property
     def count(self) -> int:
@@ -202,9 +202,9 @@ def side_by_side(
         slots += range(text.slots.start, text.slots.stop)
         owner += [places[index]] * text.count
     where = on_device([*row, *slots, *owner], device).view(3, -1)
-    each_position = positions.flatten()[where[0]]
+    row_positions = positions.flatten()[where[0]]
     return SideBySide(
-        on_device(places, device), *where, stop, positions, visible, keys, each_position
+        on_device(places, device), *where, stop, positions, visible, keys, row_positions
     )
 
 

@@ -113,7 +113,7 @@ class Stack:
 
     @property
     def head(self) -> Float[Tensor, "vocab dim"] | tuple[Any]:
-        """The matrix to the vocabulary, as in `Weight`; read anew where layers are not preloaded."""
+        """The matrix to the vocabulary, as in `Weight`; read anew without preloaded layers."""
         return self.read_head()
 
     def scores(
