@@ -200,7 +200,7 @@ class EagleModule(SmallModule):
         self,
         input_ids: Int[Tensor, "batch n"],
         contexts: Int[Tensor, "batch contexts"],
-        labels: Int[Tensor, "batch contexts steps"] | None = None,
+        target_tokens: Int[Tensor, "batch contexts steps"] | None = None,
     ) -> OwnLoss:
         config, eagle = self.weights.config, self.weights
         with torch.no_grad():
@@ -249,8 +249,8 @@ class EagleModule(SmallModule):
         together = torch.stack(losses, 2)
         if eagle.tokens is None:
             return OwnLoss(torch.stack(logits, 2), together)
-        if labels is not None:
-            together = together * torch.isin(labels[..., :trained], eagle.tokens)
+        if target_tokens is not None:
+            together = together * torch.isin(target_tokens[..., :trained], eagle.tokens)
         return OwnLoss(None, together, torch.stack(choices, 2) if choices else None)
 
     def _losses(

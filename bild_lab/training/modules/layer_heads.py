@@ -146,7 +146,7 @@ class LayerHeadsModule(SmallModule):
         self,
         input_ids: Int[Tensor, "batch n"],
         contexts: Int[Tensor, "batch contexts"],
-        labels: Int[Tensor, "batch contexts layers"] | None = None,
+        target_tokens: Int[Tensor, "batch contexts layers"] | None = None,
     ) -> Float[Tensor, "batch contexts layers vocab"] | OwnLoss:
         with torch.no_grad():
             run = decoder_states(self.base, input_ids, contexts, self.weights.config.layers)
@@ -155,7 +155,7 @@ class LayerHeadsModule(SmallModule):
             self.weights,
         )
         states = {layer: run.hidden[layer][batch_rows, run.places] for layer in heads.config.layers}
-        if labels is None:
+        if target_tokens is None:
             return torch.stack(
                 [
                     heads.logits(layer, hidden.to(heads.norms.dtype))
@@ -163,19 +163,19 @@ class LayerHeadsModule(SmallModule):
                 ],
                 2,
             )
-        real = labels[..., 0] != IGNORED  # [batch contexts]; every head has the same labels
+        real = target_tokens[..., 0] != IGNORED  # [batch contexts]; every head has the same labels
         parts = [
-            self._part(layer, states[layer][real], labels[..., 0][real])
+            self._part(layer, states[layer][real], target_tokens[..., 0][real])
             for layer in heads.config.layers
         ]
-        losses = labels.new_zeros(labels.shape, dtype=torch.float32)
+        losses = target_tokens.new_zeros(target_tokens.shape, dtype=torch.float32)
         losses[real] = torch.stack([head_losses for head_losses, _ in parts], -1)
         if torch.is_grad_enabled():  # a training step, of which nobody reads the choices
             return OwnLoss(None, losses)
         first_choices = torch.stack(
             [head_choices for _, head_choices in parts], -2
         )  # [n layers top]
-        choices = first_choices.new_zeros((*labels.shape, first_choices.shape[-1]))
+        choices = first_choices.new_zeros((*target_tokens.shape, first_choices.shape[-1]))
         choices[real] = first_choices
         return OwnLoss(None, losses, choices)
 

@@ -190,14 +190,14 @@ def collate(rows: Sequence[ChosenContexts], reads_labels: bool = False) -> dict[
     predictors].
 
     Rows with fewer contexts than others are filled up with contexts of one token that have no
-    labels. reads_labels: the module gets the labels too, as `wanted`.
+    labels. reads_labels: the module gets the labels too, as `target_tokens`.
     """
     batch = {
         "input_ids": padded([row.tokens for row in rows], 0),
         "contexts": padded([row.contexts for row in rows], 1),
         "labels": padded([row.labels for row in rows], IGNORED),
     }
-    return {**batch, "wanted": batch["labels"]} if reads_labels else batch
+    return {**batch, "target_tokens": batch["labels"]} if reads_labels else batch
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ class PredictionEvaluator:
             if not indices:  # others still run the model, of which this process may hold a part
                 labels.fill_(IGNORED)
             if getattr(model, "reads_labels", False):
-                batch["wanted"] = labels
+                batch["target_tokens"] = labels
             predicted = model(**{name: tensor.to(device) for name, tensor in batch.items()})
             real = (labels != IGNORED).any(-1)  # [batch contexts], false for contexts that fill up
             logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted

@@ -35,7 +35,7 @@ class SmallModule(nn.Module):
     `forward` takes input_ids [batch n] and contexts [batch contexts], how many tokens each context
     holds; padding is on the right, where no context sees it. It returns the logits of every
     predictor after each context, or an `OwnLoss`. A module that reads_labels gets the labels too,
-    as `wanted` [batch contexts predictors].
+    as `target_tokens` [batch contexts predictors].
     """
 
     reads_labels: ClassVar[bool] = False
