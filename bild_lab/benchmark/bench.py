@@ -54,9 +54,9 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.session import LAST_LOGITS, Session
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.runner import time_methods, warm_up
-from bild_lab.lab.measure.score import precision_of, prepare_method
+from bild_lab.lab.measure.score import precision_of
 from bild_lab.lab.measure.summary import log_probabilities
+from bild_lab.lab.measure.timing import TimingOptions, prepare_method, time_methods, warm_up
 
 log = logging.getLogger(__name__)
 
@@ -254,8 +254,9 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
     if bench.kernels is not None:
         read_ms = 1000 * median_s(bench.kernels.packed.read_weights, synchronize)
     # warms up: every step of these texts is compiled
-    time_methods(bench.methods, bench.requests, 1, 0, synchronize)
-    found = time_methods(bench.methods, bench.requests, rounds, 0, synchronize)
+    options = TimingOptions(synchronize=synchronize)
+    time_methods(bench.methods, bench.requests, 1, options)
+    found = time_methods(bench.methods, bench.requests, rounds, options)
     per_token: dict[str, list[float]] = {}
     for name, texts in found.items():
         emitted = sum(len(one.token_ids) for one in texts)
@@ -361,8 +362,9 @@ def long_texts(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> li
     found: list[tuple[str, str, int, int, list[float]]] = []
     for length in PROMPTS:
         request = synthetic_request(model.checkpoint, 1, model.device, length)
-        warm_up(methods, [request], 1, 0)
-        timed = time_methods(methods, [request], rounds, 0, synchronize)
+        options = TimingOptions(synchronize=synchronize)
+        warm_up(methods, [request], 1, options)
+        timed = time_methods(methods, [request], rounds, options)
         found += [(name, "prompt", 0, length, one.latency_s) for name, (one,) in timed.items()]
     for name, method in methods.items():
         times = emission_s(

@@ -51,8 +51,7 @@ from bild_lab.lab.config.groups import (
     typed,
     without_hydra,
 )
-from bild_lab.lab.measure.runner import run_point
-from bild_lab.lab.measure.score import requests_of
+from bild_lab.lab.measure.runner import requests_of, run_point
 from bild_lab.lab.point.decoder import METHOD
 from bild_lab.lab.point.load import build, decided, load_model, replays, runs_in_graphs
 from bild_lab.lab.point.prepare import Point, Specs, prepare, require_decoder, sweep_folder

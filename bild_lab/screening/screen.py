@@ -27,12 +27,12 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
 from bild_lab.lab.config.cli import progress, stages
 from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.measure.runner import time_methods
-from bild_lab.lab.measure.score import requests_of
+from bild_lab.lab.measure.runner import prepare_texts
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
+from bild_lab.lab.measure.timing import TimingOptions, time_methods
 from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
-from bild_lab.lab.point.decoder import METHOD, Decoder, with_history
+from bild_lab.lab.point.decoder import METHOD, Decoder
 from bild_lab.lab.point.prepare import Point, prepare, sweep_folder
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
 from bild_lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
@@ -163,9 +163,7 @@ class Screening:
         torch.set_num_threads(point.setting["threads"])
         for each in point.decoders.values():
             each.load_weights(stages.enter)
-        limit, folder = point.decoding.max_new_tokens, self.folder / "history"
-        examples = with_history(point.examples, point.vanilla, point.setting, limit, folder)
-        requests = requests_of(point, examples)
+        _, requests = prepare_texts(point, self.folder)
         require_no_nan(decoder.running, requests[0])
         return requests
 
@@ -272,11 +270,10 @@ class Screening:
         methods = {str(place): decoder.method for place, decoder in enumerate(decoders)}
         for method in methods.values():
             method.decode(short, Trace())  # warms up
+        options = TimingOptions(self.point.seed, decoders[0].synchronize)
         started, texts, differing = time.perf_counter(), [], []
         for index, request in enumerate(self.requests):
-            found = time_methods(
-                methods, [request], REPEATS, self.point.seed, decoders[0].synchronize
-            )
+            found = time_methods(methods, [request], REPEATS, options)
             for place, one in enumerate(chosen):
                 (live,) = found[str(place)]
                 replayed = one.texts[index]

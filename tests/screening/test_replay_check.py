@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
-from bild_lab.lab.measure.runner import time_methods
 from bild_lab.lab.measure.summary import log_probability, text_logits
+from bild_lab.lab.measure.timing import time_methods
 from bild_lab.screening import screen
 from bild_lab.screening.candidates import Candidate, grid_of
 from bild_lab.screening.recorded_model import text_name

@@ -145,14 +145,14 @@ class Dimensions:
         return layers * flops, layers * (2 * rows * self.query_width + read * self.cache_width)
 
 
-def knows(config: PreTrainedConfig) -> bool:
+def has_cost_model(config: PreTrainedConfig) -> bool:
     """Whether the cost of this architecture is known."""
     return config.model_type in _FAMILIES
 
 
 def dimensions(config: PreTrainedConfig) -> Dimensions:
     """The dimensions of a model. Raises UserError for an architecture whose cost is not known."""
-    if not knows(config):
+    if not has_cost_model(config):
         raise UserError(
             f"FLOPs and bytes are known for {', '.join(_FAMILIES)}, got {config.model_type}; "
             "ask for no cost of this model"

@@ -27,7 +27,8 @@ from bild_lab.engine.methods.speculative.theory import walltime_improvement
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, Timed
+from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Pipeline, Prediction
 from bild_lab.lab.schema.result import Result

@@ -53,7 +53,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.measure.certificate import certify, certify_sampled, count_verdicts
 from bild_lab.lab.measure.recorder import OneRow
-from bild_lab.lab.measure.score import seeded
+from bild_lab.lab.measure.timing import seeded
 from tests.checkpoints import SHARED
 
 WINDOW = 3

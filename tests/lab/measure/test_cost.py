@@ -39,7 +39,7 @@ from bild_lab.engine.session import OutputSpec, Rows, Session, SessionOptions
 from bild_lab.engine.trace import Forward, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_policy
-from bild_lab.lab.measure.cost import Cost, Matrices, dimensions, knows, total
+from bild_lab.lab.measure.cost import Cost, Matrices, dimensions, has_cost_model, total
 from bild_lab.lab.point.load import build_method
 from tests.policies import in_memory
 from tests.sessions import native_session
@@ -260,9 +260,9 @@ def test_the_forwards_of_several_models_add_up() -> None:
 
 
 def test_an_unknown_architecture_is_refused_by_name() -> None:
-    assert knows(LLAMA) and knows(T5)
+    assert has_cost_model(LLAMA) and has_cost_model(T5)
     for config in (GPT2Config(), BartConfig()):
-        assert not knows(config)
+        assert not has_cost_model(config)
         with pytest.raises(
             UserError, match=f"known for t5, .*, qwen3, gemma3_text, got {config.model_type}"
         ):

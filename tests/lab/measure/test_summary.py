@@ -14,12 +14,12 @@ from bild_lab.lab.measure.summary import (
     by_category,
     counts,
     decoding_costs,
-    qualities,
+    score_all,
     speed,
     summarize,
 )
+from bild_lab.lab.measure.timing import Timed
 from bild_lab.lab.metrics.quality import Scoring
-from bild_lab.lab.point.decoder import Timed
 from bild_lab.lab.schema.numbers import Counts, Quality, Speedup
 
 
@@ -43,13 +43,13 @@ TIMED = {
 def quality(
     metric: str, examples: list[Example], texts: dict[str, list[str]], seed: int = 0
 ) -> Quality:
-    return qualities(Scoring((metric,)), examples, texts, seed)[0][metric]
+    return score_all(Scoring((metric,)), examples, texts, seed)[0][metric]
 
 
 def test_several_metrics_are_told_each_with_its_difference_and_means_by_example() -> None:
     examples = [replace(one, references=("a b",)) for one in EXAMPLES]
     texts = {"method": ["a b", "a b", "a b", "c"], "baseline": ["a b", "c", "c", "c"]}
-    found, values = qualities(Scoring(("rouge", "chrf", "exact_match")), examples, texts, seed=0)
+    found, values = score_all(Scoring(("rouge", "chrf", "exact_match")), examples, texts, seed=0)
     assert [one.metric for one in found.values()] == ["ROUGE-L", "chrF", "exact match"]
     assert all(one.difference > 0 and one.baseline < one.value for one in found.values())
     assert values[:1] == values[1:2] == [{"rouge": 100.0, "exact_match": 100.0}]
