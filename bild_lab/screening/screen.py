@@ -33,7 +33,8 @@ from bild_lab.lab.measure.timing import TimingOptions, time_methods
 from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point.decoder import METHOD, Decoder
-from bild_lab.lab.point.prepare import Point, prepare, sweep_folder
+from bild_lab.lab.point.identity import sweep_folder
+from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla
 from bild_lab.screening.guarantee import GuaranteeSpec, Losses, losses_of
 from bild_lab.screening.recorded_model import text_name
