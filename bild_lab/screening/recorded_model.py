@@ -117,12 +117,12 @@ class RecordedModel:
 def text_name(source: Source, prefix: Prefix | None = None) -> str:
     """A hash of the prompt, and of the keys and values before it."""
     digest = hashlib.sha256(str(source.prompt).encode())
-    for part in (
+    for tensor in (
         source.encoder_ids,
         *((prefix.keys, prefix.values, prefix.masks) if prefix is not None else ()),
     ):
-        if part is not None:
-            digest.update(part.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+        if tensor is not None:
+            digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:24]
 
 
@@ -220,19 +220,19 @@ class RecordedLayers(Layers):
                     break
             nodes.append(node)
             feed = [token]
-        own = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
+        logits = self._stacked(nodes, LOGITS) if chain.keeps_probs and nodes else None
         return ChainResult(
             tokens=[node.choice[0] for node in nodes],
             forwards=len(nodes) + fallback,
             fallback=fallback,
             confidences=confidences,
             probs=None,
-            own_probs=None if own is None else precise(own).softmax(-1),
+            own_probs=None if logits is None else precise(logits).softmax(-1),
         )
 
     def gather(self, start: int, rows: Sequence[int], layers: Sequence[int] | None = None) -> None:
-        first = start - self._first
-        self._nodes[first:] = [self._nodes[first + row] for row in rows]
+        first_node = start - self._first
+        self._nodes[first_node:] = [self._nodes[first_node + row] for row in rows]
 
     def _node(self, slot: int) -> RecordedNode:
         return self._text.root if slot < self._first else self._nodes[slot - self._first]
@@ -268,17 +268,20 @@ class RecordedLayers(Layers):
             ("feed-forward", skipped.feed_forward),
         ):
             name += f" without {block} {','.join(map(str, sorted(left_out)))}" if left_out else ""
-        first = is_first(layers, skipped)
-        kinds = [name if first else f"{name} {place} ahead" for place in range(len(self._drafted))]
-        part = OutputSpec(layers=layers, skipped=skipped)
-        nodes = self._text.drafted(self._node(cached - 1), self._drafted, part, kinds)
-        chosen = list(zip(nodes, kinds, strict=True))[-work.logits :]
-        return torch.cat([node.rows[kind] for node, kind in chosen]).to(self.device)
+        reads_tokens_only = is_first(layers, skipped)
+        kinds = [
+            name if reads_tokens_only else f"{name} {place} ahead"
+            for place in range(len(self._drafted))
+        ]
+        output_spec = OutputSpec(layers=layers, skipped=skipped)
+        nodes = self._text.drafted(self._node(cached - 1), self._drafted, output_spec, kinds)
+        scored_nodes = list(zip(nodes, kinds, strict=True))[-work.logits :]
+        return torch.cat([node.rows[kind] for node, kind in scored_nodes]).to(self.device)
 
     def _stacked(self, nodes: Sequence[RecordedNode], kind: str) -> Tensor:
-        found = (
+        rows = (
             nodes[0].rows[kind]
             if len(nodes) == 1
             else torch.cat([node.rows[kind] for node in nodes])
         )
-        return found if self.device.type == "cpu" else found.to(self.device)
+        return rows if self.device.type == "cpu" else rows.to(self.device)

@@ -98,10 +98,10 @@ class RecordedText:
             for node, kind, s in states
             if s is not None and s.nbytes < node.rows[kind].nbytes
         ]
-        for first in range(0, len(short), TOGETHER):
-            some = short[first : first + TOGETHER]
-            again = self._scored([node.rows[STATE + kind] for node, kind in some])
-            for (node, kind), row in zip(some, again, strict=True):
+        for start in range(0, len(short), TOGETHER):
+            chunk = short[start : start + TOGETHER]
+            rescored = self._scored([node.rows[STATE + kind] for node, kind in chunk])
+            for (node, kind), row in zip(chunk, rescored, strict=True):
                 if torch.equal(row, node.rows[kind]):
                     saved[node, kind] = STATE + kind
         return [
@@ -136,7 +136,11 @@ class RecordedText:
         parent: RecordedNode | None = trunk
         for place, token in enumerate(tokens):
             if above is not None:
-                parent = nodes[one] if isinstance(one := above[place], int) else one
+                parent = (
+                    nodes[parent_place]
+                    if isinstance(parent_place := above[place], int)
+                    else parent_place
+                )
             node = None if parent is None else parent.children.get(token)
             if node is not None and not (node.has(LOGITS) and (not head or node.has(HEAD_INPUT))):
                 node = None
@@ -148,26 +152,35 @@ class RecordedText:
             self._score(nodes, LOGITS)
             return nodes
         if above is None:
-            first = missing[0]
-            self._run(nodes[first - 1] if first else trunk, tokens[first:], None, head)
+            first_missing = missing[0]
+            self._run(
+                nodes[first_missing - 1] if first_missing else trunk,
+                tokens[first_missing:],
+                None,
+                head,
+            )
         else:
             self._run_branches(trunk, tokens, above, nodes, missing, head)
         return self.rows(trunk, tokens, above, head)
 
     def drafted(
-        self, trunk: RecordedNode, tokens: Sequence[int], part: OutputSpec, kinds: Sequence[str]
+        self,
+        trunk: RecordedNode,
+        tokens: Sequence[int],
+        output_spec: OutputSpec,
+        kinds: Sequence[str],
     ) -> list[RecordedNode]:
         """The nodes of a chain of drafted rows, which run through a part of the model after the
         text.
 
-        part: with its layers, and the blocks skipped. kinds: under which each row is kept.
+        output_spec: with its layers, and the blocks skipped. kinds: under which each row is kept.
         """
         nodes, node = [], trunk
         for token, kind in zip(tokens, kinds, strict=True):
             node = node.children.get(token)
             if node is None or not node.has(kind):
-                self._run_drafted(trunk, tokens, part, kinds)
-                return self.drafted(trunk, tokens, part, kinds)
+                self._run_drafted(trunk, tokens, output_spec, kinds)
+                return self.drafted(trunk, tokens, output_spec, kinds)
             self._score([node], kind)
             nodes.append(node)
         return nodes
@@ -186,13 +199,13 @@ class RecordedText:
         parents: list[int] = []
         row_of: dict[RecordedNode | int, int] = {trunk: -1}
 
-        def ensure(one: RecordedNode) -> int:
-            if one not in row_of:
-                row = ensure(one.parent)
-                fed.append(one.token)
+        def ensure(node: RecordedNode) -> int:
+            if node not in row_of:
+                row = ensure(node.parent)
+                fed.append(node.token)
                 parents.append(row)
-                row_of[one] = len(fed) - 1
-            return row_of[one]
+                row_of[node] = len(fed) - 1
+            return row_of[node]
 
         for place in missing:
             parent = above[place]
@@ -216,9 +229,9 @@ class RecordedText:
         if parents is not None:
             shifted = [*range(-1, len(behind) - 1), *(parent + len(behind) for parent in parents)]
             rows = Rows(rows.tokens, Tree(torch.tensor(shifted, device=self._device)))
-        last = () if self._depth is None else (self._depth,)
+        hidden = () if self._depth is None else (self._depth,)
         scores = self._session.extend(
-            rows, OutputSpec(logits=len(tokens), head_input=head, hidden=last)
+            rows, OutputSpec(logits=len(tokens), head_input=head, hidden=hidden)
         )
         self.forwards[WHOLE] += 1
         outputs = {LOGITS: scores.logits.to("cpu", copy=True)}
@@ -238,7 +251,11 @@ class RecordedText:
             self._fed = context
 
     def _run_drafted(
-        self, trunk: RecordedNode, tokens: Sequence[int], part: OutputSpec, kinds: Sequence[str]
+        self,
+        trunk: RecordedNode,
+        tokens: Sequence[int],
+        output_spec: OutputSpec,
+        kinds: Sequence[str],
     ) -> None:
         context = trunk.context
         if behind := self._reach(context):
@@ -246,8 +263,8 @@ class RecordedText:
             self.forwards[WHOLE] += 1
             self._fed = context
         rows = Rows(tokens, position=self._start + len(context))
-        last = () if self._depth is None else (part.layers[-1] + 1,)
-        scores = self._session.extend(rows, replace(part, hidden=last))
+        hidden = () if self._depth is None else (output_spec.layers[-1] + 1,)
+        scores = self._session.extend(rows, replace(output_spec, hidden=hidden))
         logits, states = scores.logits.to("cpu", copy=True), self._states_of(scores, len(tokens))
         self.forwards[PART] += 1
         node = trunk
@@ -292,13 +309,15 @@ class RecordedText:
         """
         lacking = [node for node in dict.fromkeys(nodes) if kind not in node.rows]
         while lacking:
-            some, lacking = lacking[:TOGETHER], lacking[TOGETHER:]
-            later = self.nodes[some[-1].number + 1 :][: TOGETHER - len(some)]
-            some += [
-                one for one in later if one not in some and kind not in one.rows and one.has(kind)
+            chunk, lacking = lacking[:TOGETHER], lacking[TOGETHER:]
+            later = self.nodes[chunk[-1].number + 1 :][: TOGETHER - len(chunk)]
+            chunk += [
+                node
+                for node in later
+                if node not in chunk and kind not in node.rows and node.has(kind)
             ]
             for node, row in zip(
-                some, self._scored([one.rows[STATE + kind] for one in some]), strict=True
+                chunk, self._scored([node.rows[STATE + kind] for node in chunk]), strict=True
             ):
                 node.rows[kind] = row
                 self._held += row.nbytes

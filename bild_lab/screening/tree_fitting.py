@@ -46,9 +46,9 @@ Acceptance = Float[np.ndarray, "depth rank"]
 Costs = Sequence[Mapping[int, float]]
 
 
-def best_nodes(acceptance: Acceptance, most: int) -> Iterator[tuple[CandidateNode, float]]:
+def best_nodes(acceptance: Acceptance, max_nodes: int) -> Iterator[tuple[CandidateNode, float]]:
     """Nodes with their chances of being accepted: the first n are the best tree of n nodes, for
-    every n up to `most`.
+    every n up to `max_nodes`.
 
     acceptance: the chance of the candidate of each depth and rank, given that its parent is
     accepted.
@@ -59,7 +59,7 @@ def best_nodes(acceptance: Acceptance, most: int) -> Iterator[tuple[CandidateNod
         else []
     )
     heapq.heapify(waiting)
-    for place in range(most):
+    for place in range(max_nodes):
         if not waiting:
             return
         negative, depth, rank, parent = heapq.heappop(waiting)
@@ -74,8 +74,8 @@ def best_tree(acceptance: Acceptance, nodes: int, masks: int) -> ProbedTree:
     """The best tree of so many nodes, or of as many as there can be. masks: below the root and
     below each node.
     """
-    found = tuple(node for node, _ in best_nodes(acceptance, nodes))
-    return ProbedTree(found, (masks,) * (1 + len(found)))
+    chosen_nodes = tuple(node for node, _ in best_nodes(acceptance, nodes))
+    return ProbedTree(chosen_nodes, (masks,) * (1 + len(chosen_nodes)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) 
     the round before (BiTA): as many below every row as the tree is deep, so that the next round has
     as many candidates wherever the accepted path ends.
     """
-    found = [Choice(0, 0, 0, 1.0, costs[0][1])]
+    tree_choices = [Choice(0, 0, 0, 1.0, costs[0][1])]
     for depth in range(1, len(acceptance) + 1):
         masks, tokens = depth if masked else 0, 1.0
         measured = sorted(costs[depth].items())
@@ -115,8 +115,8 @@ def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) 
         ):
             tokens += chance
             seconds = np.interp((1 + nodes) * (1 + masks), *zip(*measured, strict=True))
-            found.append(Choice(depth, nodes, masks, tokens, float(seconds)))
-    return found
+            tree_choices.append(Choice(depth, nodes, masks, tokens, float(seconds)))
+    return tree_choices
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def fit_tree(
     costs = measured_costs(method, timed, acceptance, MOST_ROWS, decoder.synchronize)
     best = max(
         choices(acceptance, costs, MOST_ROWS, bool(drafter.most_probes)),
-        key=lambda one: one.tokens_per_s,
+        key=lambda choice: choice.tokens_per_s,
     )
     expected = {
         "rows": best.rows,
@@ -190,8 +190,8 @@ def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
     """The drafter with trees that show all its candidates: those of each depth below the most
     likely one above.
     """
-    most, trees = drafter.most_depth, []
-    for depth in range(most + 1):
+    most_depth, trees = drafter.most_depth, []
+    for depth in range(most_depth + 1):
         nodes = tuple(efficient_tree([widest] * depth))
         # the others' children are not drafted
         masks = [drafter.most_probes if node.rank == 0 else 0 for node in nodes]
@@ -209,25 +209,25 @@ def acceptance_of(
     known. A depth that was never reached counts as never accepted. by_parent: candidates depend on
     their parent, and only those below the most likely one were drafted.
     """
-    found, seen = np.zeros((depth, widest)), np.zeros(depth)
+    hits, seen = np.zeros((depth, widest)), np.zeros(depth)
     for text in texts:
         length = text.start
-        for one in text.rounds:
-            for level in range(len(one.drafted) // widest):
-                rest, candidates = (
+        for decoding_round in text.rounds:
+            for level in range(len(decoding_round.drafted) // widest):
+                next_tokens, candidates = (
                     text.tokens[length + level :],
-                    one.drafted[level * widest : (level + 1) * widest],
+                    decoding_round.drafted[level * widest : (level + 1) * widest],
                 )
-                if not rest and not text.ended:
+                if not next_tokens and not text.ended:
                     break
                 seen[level] += 1
-                if not rest or rest[0] not in candidates:
+                if not next_tokens or next_tokens[0] not in candidates:
                     break
-                found[level, candidates.index(rest[0])] += 1
-                if by_parent and rest[0] != candidates[0]:
+                hits[level, candidates.index(next_tokens[0])] += 1
+                if by_parent and next_tokens[0] != candidates[0]:
                     break
-            length += one.accepted + (one.next_token is not None)
-    return found / np.maximum(seen, 1)[:, None]
+            length += decoding_round.accepted + (decoding_round.next_token is not None)
+    return hits / np.maximum(seen, 1)[:, None]
 
 
 def measured_costs(
@@ -257,8 +257,8 @@ def measured_costs(
     for request in requests:
         for depth, tree in trees:
             # for fewer candidates, as in a text's first round
-            before = [ProbedTree((), tree.probes[:1])] * depth
-            drafter, trace, stamps = method.drafter.drafting([*before, tree]), Trace(), []
+            shallow_trees = [ProbedTree((), tree.probes[:1])] * depth
+            drafter, trace, stamps = method.drafter.drafting([*shallow_trees, tree]), Trace(), []
             with no_garbage_collection():
                 for _ in islice(
                     replace(method, drafter=drafter).stream(request, trace), 1 + TIMED_ROUNDS
@@ -267,7 +267,9 @@ def measured_costs(
                     stamps.append(time.perf_counter())
             lasted = zip(np.diff(stamps), trace.rounds[1:], strict=True)
             times[depth, tree] += [
-                float(seconds) for seconds, one in lasted if len(one.drafted) == len(tree.nodes)
+                float(seconds)
+                for seconds, decoding_round in lasted
+                if len(decoding_round.drafted) == len(tree.nodes)
             ]
     if not all(times.values()):
         raise UserError(
@@ -275,6 +277,6 @@ def measured_costs(
             " decoding.max_new_tokens"
         )
     costs: list[dict[int, float]] = [{} for _ in range(len(acceptance) + 1)]
-    for (depth, tree), several in times.items():
-        costs[depth][tree.rows] = float(np.quantile(several, 0.25))
+    for (depth, tree), seconds in times.items():
+        costs[depth][tree.rows] = float(np.quantile(seconds, 0.25))
     return costs

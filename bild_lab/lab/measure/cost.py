@@ -132,8 +132,12 @@ class Dimensions:
         ]
         parts += [self.filling.work(rows)] * forward.filled_layers
         if forward.scored:
-            part = forward.vocabulary
-            head = self.head if part is None else Matrices(self.dim * part, self.dim + part)
+            vocabulary_size = forward.vocabulary
+            head = (
+                self.head
+                if vocabulary_size is None
+                else Matrices(self.dim * vocabulary_size, self.dim + vocabulary_size)
+            )
             parts.append(head.work(forward.scored))
         return parts
 
@@ -180,20 +184,20 @@ def _matrices(count: int, *shapes: tuple[int, int]) -> Matrices:
 def _t5_dimensions(config: PreTrainedConfig) -> Dimensions:
     dim, width, hidden = config.d_model, config.num_heads * config.d_kv, config.d_ff
     layers = config.num_decoder_layers
-    own = [(dim, 3 * width), (width, dim)]
+    self_attention = [(dim, 3 * width), (width, dim)]
     cross = [(dim, width), (width, dim)]
     feed_forward = [(dim, 2 * hidden if config.is_gated_act else hidden), (hidden, dim)]
     return Dimensions(
         dim=dim,
         query_width=width,
         cache_width=2 * width,
-        layers=_matrices(layers, *own, *cross, *feed_forward),
+        layers=_matrices(layers, *self_attention, *cross, *feed_forward),
         feed_forward=_matrices(layers, *feed_forward),
         filling=_matrices(1, (dim, 2 * width)),
         windows=((math.inf, layers),),
         head=_matrices(1, (dim, config.vocab_size)),
         cross_layers=layers,
-        encoder=_matrices(config.num_layers, *own, *feed_forward),
+        encoder=_matrices(config.num_layers, *self_attention, *feed_forward),
         encoder_layers=config.num_layers,
         memory=_matrices(1, (dim, layers * 2 * width)),
     )

@@ -55,7 +55,7 @@ def predict(
     """
     pace = total_s(method) / sum(stages_s.values())
     stages_s = {stage: pace * seconds for stage, seconds in stages_s.items()}
-    traces = [one.trace for one in method]
+    traces = [text.trace for text in method]
     calls, drafted = (
         sum(trace.target_calls for trace in traces),
         sum(trace.drafted for trace in traces),
@@ -63,7 +63,7 @@ def predict(
     step_s = target_step_s(baseline, stages_s)
     if not calls or not drafted or step_s is None:
         return None
-    emitted, baseline_s = sum(len(one.token_ids) for one in method), total_s(baseline)
+    emitted, baseline_s = sum(len(text.token_ids) for text in method), total_s(baseline)
     steps = sum(trace.draft_calls for trace in traces) or drafted  # a table drafts without forwards
     cost_ratio = stages_s["draft"] / steps / step_s
     window = fixed_window(method, end_tokens)
@@ -88,9 +88,9 @@ def target_step_s(baseline: Sequence[Timed], stages_s: Mapping[str, float]) -> f
 
     None too if the machine was so busy that the traced prefill took longer than whole timed texts.
     """
-    calls = sum(one.trace.target_calls for one in baseline)
+    calls = sum(text.trace.target_calls for text in baseline)
     if not calls or any(
-        one.trace.drafted or pipeline_log(one.trace) is not None for one in baseline
+        text.trace.drafted or pipeline_log(text.trace) is not None for text in baseline
     ):
         return None
     step_s = (total_s(baseline) - stages_s["prefill"]) / calls
@@ -99,7 +99,7 @@ def target_step_s(baseline: Sequence[Timed], stages_s: Mapping[str, float]) -> f
 
 def total_s(timed: Sequence[Timed]) -> float:
     """Seconds of all examples together; the median of an example's repeats counts."""
-    return float(sum(np.median(one.latency_s) for one in timed))
+    return float(sum(np.median(text.latency_s) for text in timed))
 
 
 def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset()) -> int | None:
@@ -108,7 +108,7 @@ def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset(
     Drafts that the end of a text may cut short do not count: the last of each text, and those with
     an end token.
     """
-    drafts = [each.drafted for one in timed for each in one.trace.rounds[:-1]]
+    drafts = [decoding_round.drafted for text in timed for decoding_round in text.trace.rounds[:-1]]
     lengths = Counter(len(draft) for draft in drafts if not draft or draft[-1] not in end_tokens)
     if not lengths:
         return None
@@ -142,13 +142,15 @@ def pipeline_log(trace: Trace) -> PipelineLog | None:
     """The log of a text, from its trace; None if another method decoded it."""
     if not trace.rounds or "matched" not in trace.rounds[0].stats:
         return None
-    stats = [each.stats for each in trace.rounds]
+    stats = [decoding_round.stats for decoding_round in trace.rounds]
     return PipelineLog(
         **trace.stats,
-        matches=tuple(each["matched"] for each in stats if each["matched"] is not None),
-        latency=sum(each["latency_units"] for each in stats),
-        compute=sum(each["compute_units"] for each in stats),
-        concurrent=sum(each["concurrent_units"] for each in stats),
+        matches=tuple(
+            round_stats["matched"] for round_stats in stats if round_stats["matched"] is not None
+        ),
+        latency=sum(round_stats["latency_units"] for round_stats in stats),
+        compute=sum(round_stats["compute_units"] for round_stats in stats),
+        concurrent=sum(round_stats["concurrent_units"] for round_stats in stats),
     )
 
 
@@ -160,7 +162,7 @@ def pipeline_summary(
     stages_s: seconds by stage of the first `traced_examples` examples. The speedups are for these.
     They are None without stages_s, and if the baseline is not the target alone.
     """
-    logs = [pipeline_log(one.trace) for one in timed[METHOD]]
+    logs = [pipeline_log(text.trace) for text in timed[METHOD]]
     if None in logs:
         return None
     units = pipeline_units(logs)
@@ -246,8 +248,8 @@ def _costs(result: Result) -> tuple[float, float] | None:
     if predicted is None or not round_s:
         return None
     drafting = stages["draft"] / round_s
-    whole = predicted.rounds / (predicted.host - predicted.rounds * drafting)  # D + V
-    return predicted.cost_ratio, whole * (1 - drafting)
+    round_tokens = predicted.rounds / (predicted.host - predicted.rounds * drafting)  # D + V
+    return predicted.cost_ratio, round_tokens * (1 - drafting)
 
 
 def speculation_profile(
@@ -265,8 +267,12 @@ def speculation_profile(
     `measurement_conditions`.
     """
     lengths = [
-        [each.accepted + 1 for each in one.rounds if each.next_token is not None]
-        for one in examples
+        [
+            example_round.accepted + 1
+            for example_round in example.rounds
+            if example_round.next_token is not None
+        ]
+        for example in examples
     ]
     histogram, counts, setting = (
         Counter(chain.from_iterable(lengths)),
@@ -282,8 +288,8 @@ def speculation_profile(
         for i in range(longest)
     ]
     by_category: dict[str, list[int]] = defaultdict(list)
-    for one, several in zip(examples, lengths, strict=True):
-        by_category[one.category or ""] += several
+    for example, accept_lengths in zip(examples, lengths, strict=True):
+        by_category[example.category or ""] += accept_lengths
     method, rule = decoder.method, (result.facts or {}).get("acceptance")
     lossless = method.lossless(Sampling(setting.temperature))
     verification = "block" if rule == "BlockVerification" else "longest_prefix"
@@ -295,7 +301,8 @@ def speculation_profile(
         and verification == "longest_prefix"
     )
     target, *drafts = (
-        {"id": "/".join(one.checkpoint.path.strip("/").split("/")[-2:])} for one in decoder.models
+        {"id": "/".join(model.checkpoint.path.strip("/").split("/")[-2:])}
+        for model in decoder.models
     )
     mean = sum(length * count for length, count in histogram.items()) / steps
     return {
@@ -309,20 +316,23 @@ def speculation_profile(
         "max_supported_k": longest,
         "verification_method": verification,
         "conditional_accept_rates": [
-            each / before if before else 0.0 for before, each in pairwise([1.0, *marginal])
+            rate / previous_rate if previous_rate else 0.0
+            for previous_rate, rate in pairwise([1.0, *marginal])
         ],
         "marginal_accept_rates": marginal,
         "mean_accept_length": mean,
-        "mean_accept_length_per_request": fmean(fmean(several) for several in lengths if several),
+        "mean_accept_length_per_request": fmean(
+            fmean(accept_lengths) for accept_lengths in lengths if accept_lengths
+        ),
         "accept_length_model": EXTRAPOLATES if alike else MEASURED,
         "accept_length_by_k": {str(longest): mean},
         "acceptance_length_histogram": {
             str(length): histogram[length] for length in sorted(histogram)
         },
         "per_category": {
-            name: {"mean_accept_length": fmean(several), "num_steps": len(several)}
-            for name, several in by_category.items()
-            if name and several
+            name: {"mean_accept_length": fmean(accept_lengths), "num_steps": len(accept_lengths)}
+            for name, accept_lengths in by_category.items()
+            if name and accept_lengths
         }
         or None,
         "measurement_conditions": {
@@ -370,6 +380,8 @@ def best_window(profile: Mapping[str, Any], cost_ratio: float) -> tuple[int, flo
     if profile["accept_length_model"] != EXTRAPOLATES:
         return None
     tokens = accumulate(profile["marginal_accept_rates"], initial=1.0)
-    speeds = [each / (length * cost_ratio + 1) for length, each in enumerate(tokens)]
+    speeds = [
+        expected_tokens / (length * cost_ratio + 1) for length, expected_tokens in enumerate(tokens)
+    ]
     best = max(range(len(speeds)), key=speeds.__getitem__)
     return best, speeds[best] / speeds[-1]

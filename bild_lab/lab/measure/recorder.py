@@ -56,7 +56,7 @@ class Recorder:
         self._rule, self.round = rule, None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._rule, name)  # what the rule needs, wants and accepts
+        return getattr(self._rule, name)  # what the rule requires and accepts
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         """The rule of this round, recorded."""

@@ -303,7 +303,7 @@ def test_rows_that_forbid_other_tokens_are_a_defect_of_the_session() -> None:
 class LenientLater(SpeculativeSampling):
     """Lossless in the first rounds; by their text, and by what else the target's forward gave."""
 
-    wants = OutputSpec(head_input=True)
+    required_outputs = OutputSpec(head_input=True)
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
         assert torch.equal(scores.head_input, scores.logits)
