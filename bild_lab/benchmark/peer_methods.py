@@ -241,6 +241,7 @@ class LlamaCpp(Peer):
     """
 
     engine = "llama_cpp"
+    reads_gguf_blocks: ClassVar[bool] = True
     packages = ("llama_cpp_python",)
     # the baseline's precisions: its own is the file's
     precisions = (torch.float32, torch.bfloat16, torch.float16)

@@ -122,8 +122,8 @@ def decoder_of(
 ) -> Decoder:
     """A policy's decoder, as the configuration says.
 
-    wrap: takes every model's place, such as a record of it (`screening.recorded_model`). in_memory: models
-    that need no loading, by their keys in `pair`. Raises UserError if the parts do not fit
+    wrap: takes every model's place, such as a record of it. in_memory: models that need no loading,
+    by their keys in `pair`. Raises UserError if the parts do not fit
     together.
     """
     require_choice("runtime.engine", runtime.engine, ENGINES)
@@ -146,8 +146,7 @@ def decoder_of(
     method = build_method(policy, {"target": lambda: target, **parts})
     for model in (target, *drafts):
         model.checkpoint.check()
-    # llama.cpp runs the blocks of a GGUF file, too
-    runs_blocks = method.engine == "llama_cpp" and runtime.weights == "gguf"
+    runs_blocks = getattr(method, "reads_gguf_blocks", False) and runtime.weights == "gguf"
     runs_original_weights = isinstance(method, External) or method.engine == "hf"
     quantized = runtime.weights or pair.draft_weights
     if quantized and runs_original_weights and not runs_blocks:
