@@ -28,7 +28,7 @@ from bild_lab.lab.config.groups import (
 Values = tuple[str, ...]  # overrides such as policy.window=3
 KNOB = "policy."
 NOT_A_POINTS = ("hydra", "screen")
-MOST_DIGITS = 14  # of a number that somebody typed
+MOST_DIGITS = 14  # more digits than anybody types
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Space:
     lists: Mapping[str, Values]
 
     def candidate(self, knob_words: Sequence[str] = ()) -> Candidate:
-        """With these overrides of knobs."""
+        """The candidate with these overrides of knobs."""
         policy = copy.deepcopy(self.base)
         for word in knob_words:
             OmegaConf.update(policy, word.partition("=")[0].removeprefix(KNOB), _value(word))

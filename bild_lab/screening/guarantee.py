@@ -2,7 +2,7 @@
 §2).
 
 A text's loss is how much less its metric is than that of the target's own text, as a share of the
-metric's scale. Of log_probability it is 1 - exp(nats a token gained): the share of a token's
+metric's scale. For log_probability it is 1 - exp(nats a token gained): the share of a token's
 probability that is lost. No text loses more than 1, and a gain of more than 1 counts as 1.
 
 The settings on the front of one split are tested on the texts of another, the surest first, until
@@ -26,8 +26,8 @@ from bild_lab.lab.metrics.measures import Measure
 from bild_lab.lab.metrics.text_metrics import LENGTH, LOG_PROBABILITY, metric_named
 from bild_lab.lab.schema.statistics import pareto_front
 
-MOST_STAKED = 0.9  # of the capital that a lost text may cost
-DRAWS = 200  # of a bootstrap
+MOST_STAKED = 0.9  # the share of the capital that a lost text may cost
+DRAWS = 200  # how many a bootstrap makes
 STRICTER = 40  # losses below the asked one, down to its negative, that a bootstrap tries
 
 
@@ -195,7 +195,7 @@ def bootstrapped(
 ) -> list[int]:
     """The settings within a stricter loss, by a bootstrap over the whole choice: no certificate.
 
-    Of texts that are drawn anew, the fastest setting within the stricter loss is chosen. It is as
+    On texts that are drawn anew, the fastest setting within the stricter loss is chosen. It is as
     strict as keeps the asked loss on the texts left out in the asked share of draws.
     """
     count = losses.count

@@ -207,7 +207,7 @@ def parsed(line: bytes) -> tuple[str, SavedRows | None]:
 
 
 def checksum(order: Sequence[Sequence[int]], content: Any) -> int:
-    """Of a block's rows and of what they are."""
+    """A checksum of a block's rows and of what they are."""
     return zlib.crc32(
         np.ascontiguousarray(content) if isinstance(content, np.ndarray) else content,
         zlib.crc32(json.dumps([list(row_key) for row_key in order]).encode()),

@@ -57,7 +57,7 @@ class RecordedModel:
         self.config, self.depth = model.checkpoint.config, model.depth
         self._memory_bytes, self._held = memory_bytes, 0
         self._texts: dict[str, RecordedText] = {}
-        # by the loops of texts that decode at once, the texts that they ask
+        # the texts that are asked, by the loops of texts that decode at once
         self._used: dict[Any, set[str]] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +78,9 @@ class RecordedModel:
                 self.model.device,
                 lambda: self.model.start(plain, room, SessionOptions(prefix=prefix)),
                 blocks,
-                self.depth if self.model.engine == "kernels" else None,  # which sum every row alike
+                self.depth
+                if self.model.engine == "kernels"
+                else None,  # the kernels sum every row alike
             )
         layers = RecordedLayers(
             self, self._texts[name], plain, 0 if prefix is None else prefix.length
@@ -170,7 +172,7 @@ class RecordedLayers(Layers):
         self, model: RecordedModel, text: RecordedText, source: Source, reserved: int
     ) -> None:
         self.config, self.depth, self.device = model.config, model.depth, model.device
-        # as the model's own
+        # the model's own sessions say so
         self.supports_draft_vocab = (
             model.model.engine in ("kernels", "native") and not model.model.compiled
         )
@@ -180,7 +182,7 @@ class RecordedLayers(Layers):
         )
         self.cached, self._text = reserved, text
         self._first = reserved + len(source.prompt) - 1  # the first slot after the prompt
-        self._nodes: list[RecordedNode] = []  # by slot, from there on
+        self._nodes: list[RecordedNode] = []  # the nodes of the slots from there on
         self._drafted: list[int] = []  # tokens after the cached ones that ran through some layers
 
     def run(self, work: ForwardPass) -> Scores:

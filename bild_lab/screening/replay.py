@@ -48,7 +48,7 @@ from bild_lab.screening.candidates import Candidate
 from bild_lab.screening.record_store import Store
 from bild_lab.screening.recorded_model import RecordedModel
 
-FOLDER = "record"  # in the folder of a sweep
+FOLDER = "record"  # its name in the folder of a sweep
 
 
 def versions() -> dict[str, str]:
@@ -74,7 +74,7 @@ class Records:
     models: dict[int, RecordedModel] = field(default_factory=dict)
 
     def __call__(self, model: LoadedModel) -> RecordedModel:
-        """The model with its record. The same model has one."""
+        """The model with its record, one for each model."""
         if id(model) not in self.models:
             self.models[id(model)] = RecordedModel(model, self._store(model), self.memory_bytes)
         return self.models[id(model)]

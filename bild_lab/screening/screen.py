@@ -362,7 +362,7 @@ class Screening:
             [(index, text.token_ids) for index, text in enumerate(point.texts)]
             for point in screened
         ]
-        # by example, so that each record is read once
+        # sorted by example, so that each record is read once
         distinct_keys = sorted({key for keys in keys_by_point for key in keys})
         place_of = {key: place for place, key in enumerate(distinct_keys)}
         references = [example.references or NO_REFERENCE for example in self.point.examples]

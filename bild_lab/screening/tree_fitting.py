@@ -35,14 +35,14 @@ from bild_lab.errors import UserError
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.point.environment import no_garbage_collection
 
-# to learn acceptance from; candidates of each depth; of a forward
+# rounds to learn acceptance from; candidates of each depth; the most rows of a forward
 ROUNDS, WIDEST, MOST_ROWS = 1500, 10, 64
 TIMED_TEXTS, TIMED_ROUNDS = 4, 16
 # timed rows: both sides of where a processor's tiles may make steps
 SIZES = (2, 4, 8, 16, 17, 32, 33, 48, 49, 64)
 
 Acceptance = Float[np.ndarray, "depth rank"]
-# of each depth of a tree, 0 for the target alone, seconds of a round by its rows
+# for each depth of a tree, 0 for the target alone: seconds of a round by its rows
 Costs = Sequence[Mapping[int, float]]
 
 
@@ -256,7 +256,7 @@ def measured_costs(
     times: dict[tuple[int, ProbedTree], list[float]] = {key: [] for key in trees}
     for request in requests:
         for depth, tree in trees:
-            # for fewer candidates, as in a text's first round
+            # trees for fewer candidates, as in a text's first round
             shallow_trees = [ProbedTree((), tree.probes[:1])] * depth
             drafter, trace, stamps = method.drafter.drafting([*shallow_trees, tree]), Trace(), []
             with no_garbage_collection():

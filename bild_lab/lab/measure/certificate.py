@@ -177,7 +177,7 @@ def certify_replayed(
 
 
 def engine_difference(logits: Logits, alone: Logits) -> Float[Tensor, " 1"]:
-    """By how much two engines differ in their scores of the most likely tokens, up to a constant,
+    """How much two engines differ in their scores of the most likely tokens, up to a constant,
     in nats.
     """
     likely_tokens = alone.topk(min(COMPARED_TOKENS, len(alone))).indices

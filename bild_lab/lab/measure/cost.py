@@ -166,7 +166,7 @@ def dimensions(config: PreTrainedConfig) -> Dimensions:
 
 def total(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
     """The cost of all forwards, of any models. Raises UserError for an unknown architecture."""
-    sizes: dict[int, Dimensions] = {}  # by the identity of a configuration, as each is one model
+    sizes: dict[int, Dimensions] = {}  # keyed by the id of a configuration, as each is one model
     spent = Cost()
     for forward in forwards:
         if id(forward.config) not in sizes:

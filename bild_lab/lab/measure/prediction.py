@@ -67,7 +67,7 @@ def predict(
     steps = sum(trace.draft_calls for trace in traces) or drafted  # a table drafts without forwards
     cost_ratio = stages_s["draft"] / steps / step_s
     window = fixed_window(method, end_tokens)
-    drafting = steps / calls * cost_ratio  # of a round, in steps of the target
+    drafting = steps / calls * cost_ratio  # what a round drafts for, in steps of the target
     # a token of the target has host code too
     verifying = (stages_s["verify"] + stages_s["host"]) / calls / step_s
     per_round = emitted / calls

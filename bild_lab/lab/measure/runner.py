@@ -43,7 +43,8 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.progress import DECODING
 from bild_lab.lab.store.records import Sweep
 
-LONG_ROUND_S = 0.01  # in which a clock, and a pause for scores, change less than a thousandth
+# a clock, and a pause for scores, change less than a thousandth of a round so long
+LONG_ROUND_S = 0.01
 
 
 def run_point(

@@ -225,8 +225,8 @@ def counts(timed: Sequence[Timed]) -> Counts:
 def mean_statistic(traces: Sequence[Trace], name: str) -> float | None:
     """The mean of one of a method's statistics over the rounds that recorded it; None if none did.
 
-    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2). Of a statistic with
-    a number for each drafted token, the tokens that were judged count.
+    "exit_layer": after how many layers a token was predicted (CALM; BiLD §7.2). A statistic
+    with a number for each drafted token counts the tokens that were judged.
     """
     numbers: list[float] = []
     for trace in traces:

@@ -18,7 +18,7 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.lab.point.environment import no_garbage_collection
 from bild_lab.lab.store.progress import DECODING
 
-PHASES = {  # of a measurement: their names in a result's `seconds`, and on the screen
+PHASES = {  # the phases of a measurement, by their names in a result's `seconds`: their titles
     "load": "loading models",
     "history": "preparing texts",
     "check": "checking",
@@ -36,7 +36,7 @@ WARM_TOKENS = 32
 # batches of texts that are decoded by one method before the other: a batch drains at the end of
 # each
 BLOCK = 8
-TRACED_TOKENS = 2048  # that a pass with clocks of its own decodes
+TRACED_TOKENS = 2048  # how many new tokens a pass with clocks of its own decodes
 
 
 class Stopwatch:
@@ -78,7 +78,7 @@ class Timed:
         return Timed(self.token_ids, [], self.trace)
 
 
-TimedTexts = dict[str, list[Timed]]  # by method, in the order of the examples
+TimedTexts = dict[str, list[Timed]]  # each method's texts, in the order of the examples
 
 
 def no_wait() -> None:
@@ -140,7 +140,7 @@ def time_methods(
     first_repeat = 0 if earlier is None else repeats_of(earlier)
     last_repeat = first_repeat + repeats
     block_size = BLOCK * options.batch if options.batch > 1 else 1
-    share = 1 / (repeats * len(methods))  # of a text's work that one decoding is
+    share = 1 / (repeats * len(methods))  # one decoding is so much of a text's work
     with no_garbage_collection():
         for turn, block in enumerate(blocks(len(requests), block_size)):
             for repeat in range(first_repeat, last_repeat):
@@ -305,8 +305,8 @@ def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:
 
 
 def order(names: Sequence[str], index: int, repeat: int, repeats: int) -> list[str]:
-    """In which order methods decode an example, or block of them: two by turns, more from another
-    one each time.
+    """The order in which methods decode an example, or a block of examples: two take turns at being
+    first, of more another one begins every second time.
     """
     if len(names) <= 2:
         return list(names) if (index + repeat) % 2 == 0 else list(reversed(names))

@@ -1,4 +1,4 @@
-"""From which language a translation model reads and into which it writes."""
+"""The languages that a translation model reads and writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
 from bild_lab.errors import UserError
 
-CHECKPOINT, NONE = "checkpoint", "none"  # of decoding.processors
+CHECKPOINT, NONE = "checkpoint", "none"  # values of decoding.processors
 NEAREST = 5  # language codes named in a message
 
 

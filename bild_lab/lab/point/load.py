@@ -241,7 +241,7 @@ class _Models:
 
 
 def _loaded_checkpoint(loaded: Loaded) -> LoadedCheckpoint:
-    """Of a model in memory. Raises UserError for one without its tokenizer."""
+    """The checkpoint of a model in memory. Raises UserError for one without its tokenizer."""
     if not isinstance(loaded, tuple):
         raise UserError(
             f"a model in memory comes with its tokenizer: ({type(loaded).__name__}, tokenizer)"

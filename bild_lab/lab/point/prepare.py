@@ -62,7 +62,7 @@ class Point:
     code: str  # a hash of the code that this policy reaches
     setting: dict[str, Any]
     facts: dict[str, Any]  # do not affect the numbers; figures use them to place the point
-    same_as_baseline: bool  # the same parts and knobs, whatever the names are
+    same_as_baseline: bool  # its parts and knobs are equal, whatever the names are
     config_yaml: str
     decoders: dict[str, Decoder]  # METHOD and, unless switched off, BASELINE
     vanilla: Decoder  # gives the answers in the history of later turns
