@@ -190,7 +190,7 @@ def as_overrides(words: Sequence[str], key: str) -> list[str]:
     return [*other_words, *([f"{key}=[{quoted}]"] if lists else []), "hydra.mode=RUN"]
 
 
-def given_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
+def command_line_lists(hydra_config: DictConfig) -> tuple[Values, list[str]]:
     """The command line's overrides with single values, and the lists of an experiment that they do
     not fix.
     """

@@ -165,7 +165,7 @@ def accepted_prefix(p_values: Sequence[float], error: float) -> list[int]:
     return list(range(len(p_values)))
 
 
-def sequence(
+def testing_order(
     spec: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], select: Losses
 ) -> list[int]:
     """The places of the settings on the front, the surest first."""

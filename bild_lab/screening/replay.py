@@ -41,7 +41,7 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.measure.certificate import DEFECT, TIE, most_noise
 from bild_lab.lab.measure.cost import dimensions
-from bild_lab.lab.measure.recorder import difference
+from bild_lab.lab.measure.recorder import relative_difference
 from bild_lab.lab.point.decoder import Decoder
 from bild_lab.lab.store.hashing import code_hash, content_hash
 from bild_lab.screening.candidates import Candidate
@@ -127,7 +127,7 @@ class ReplayedPoint:
         return sum((Counter(text.features) for text in self.texts), Counter())
 
 
-def decoded(policy: str, decoder: Decoder, request: Request) -> ReplayedText:
+def replay_text(policy: str, decoder: Decoder, request: Request) -> ReplayedText:
     """One example over the record."""
     trace = Trace()
     try:
@@ -169,7 +169,7 @@ class ReplayVerdict:
     largest: float
 
 
-def judge(
+def judge_replay(
     decoder_over: Callable[[Wrap], Decoder], records: Wrap, request: Request, tokens: Sequence[int]
 ) -> ReplayVerdict:
     """Decode a replayed text again with the models themselves beside the record.
@@ -244,7 +244,7 @@ class ComparedSession:
 
     def _compare(self, recorded: Tensor | None, live: Tensor | None) -> None:
         if recorded is not None:
-            distance = difference(precise(recorded), precise(live))
+            distance = relative_difference(precise(recorded), precise(live))
             self._model.largest = max(self._model.largest, distance)
 
     def draft(self, rows: Sequence[int], chain: Any) -> None:
@@ -336,7 +336,7 @@ def features_of(
     return dict(counted)
 
 
-def fit(texts: Sequence[TimedText], baseline: str) -> CostModel:
+def fit_cost_model(texts: Sequence[TimedText], baseline: str) -> CostModel:
     """Prices by non-negative least squares, and their error by leaving out one point after the
     other.
 

@@ -47,8 +47,8 @@ from bild_lab.screening.replay import (
     ReplayedText,
     ReplayVerdict,
     TimedText,
-    decoded,
-    judge,
+    judge_replay,
+    replay_text,
 )
 from bild_lab.screening.rows import Row, with_front
 
@@ -223,7 +223,7 @@ class Screening:
             def replay_examples(indices: Sequence[int]) -> None:
                 for index in indices:
                     texts[index] = [
-                        decoded(candidate.name, decoder, requests[index])
+                        replay_text(candidate.name, decoder, requests[index])
                         for candidate, decoder in zip(candidates, decoders, strict=True)
                     ]
                     self.records.save()
@@ -287,7 +287,9 @@ class Screening:
                     texts.append(TimedText(str(place), replayed.features, seconds))
                 else:
                     differing.append(
-                        judge(decoders_over[place], self.records, request, replayed.token_ids)
+                        judge_replay(
+                            decoders_over[place], self.records, request, replayed.token_ids
+                        )
                     )
             if time.perf_counter() - started > timed_s:
                 break

@@ -20,8 +20,14 @@ from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.schema.formatting import point_label
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep
-from bild_lab.screening.guarantee import guarantee, sequence
-from bild_lab.screening.replay import CostModel, ReplayedPoint, ReplayVerdict, TimedText, fit
+from bild_lab.screening.guarantee import guarantee, testing_order
+from bild_lab.screening.replay import (
+    CostModel,
+    ReplayedPoint,
+    ReplayVerdict,
+    TimedText,
+    fit_cost_model,
+)
 from bild_lab.screening.rows import (
     Row,
     require_same_setting,
@@ -80,7 +86,7 @@ class ScreeningResult:
         goal, split = spec.guarantee, spec.confirm
         speeds = np.array([row.predicted_speedup for row in self.rows])
         select_losses = self.screening.losses(self.screened)
-        order = sequence(goal, speeds, select_losses)
+        order = testing_order(goal, speeds, select_losses)
         held_out = replace(self.screening, split=split)
         with Sweep(self.screening.folder).search_lock():
             decoded = held_out.decode([self.screened[place + 1].candidate for place in order])
@@ -247,7 +253,7 @@ def screen(screening: Screening, spec: ScreenSpec) -> ScreeningResult:
         if spec.timed_s:
             with screening.stage("cost model", "timing a few points live"):
                 timed, differing = screening.timed(screened, spec.timed_s)
-                model = fit(timed, "0")
+                model = fit_cost_model(timed, "0")
         with screening.stage("quality", "scoring"):
             rows = screening.rows(screened, model)
         summary = summary_of(screening, screened, model) | differences_of(timed, differing)

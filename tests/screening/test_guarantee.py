@@ -30,7 +30,7 @@ from bild_lab.screening.guarantee import (
     p_values,
     require_losses,
     required_n,
-    sequence,
+    testing_order,
 )
 from tests.screening.test_screen import Command
 
@@ -66,7 +66,7 @@ def share_broken(settings: int, count: int, loss: float, rare: float) -> float:
     found = []
     for _ in range(150):
         others, each = (generator.random((settings, count)) < rare for _ in range(2))
-        order = sequence(asked, speeds, mean_losses(others.astype(float)))
+        order = testing_order(asked, speeds, mean_losses(others.astype(float)))
         result = guarantee(
             asked,
             speeds[order],
@@ -97,7 +97,7 @@ def along_all(asked: GuaranteeSpec, speeds: np.ndarray, select: Losses) -> list[
     ("faults", "world"),
     [
         ({"p_values": normal_p_values}, (1, 100, 0.01, 0.0101)),
-        ({"accepted_prefix": every_one_that_passes, "sequence": along_all}, (40, 200, 0.1, 0.1001)),
+        ({"accepted_prefix": every_one_that_passes, "testing_order": along_all}, (40, 200, 0.1, 0.1001)),
     ],
 )
 def test_what_is_certified_is_broken_no_more_often_than_asked_and_planted_faults_break_it(
@@ -138,7 +138,7 @@ def test_the_surest_settings_of_the_front_are_tested_first_until_one_fails() -> 
     others, each = (
         np.clip(generator.normal(true[:, None], 0.05, (5, 300)), -1, 1) for _ in range(2)
     )
-    order = sequence(ASKED, speeds, mean_losses(others))
+    order = testing_order(ASKED, speeds, mean_losses(others))
     assert order == [0, 2, 4, 1]
     found = guarantee(ASKED, speeds[order], others[order], mean_losses(each[order]), 0)
     assert (found.certified, found.fastest) == ([0, 1, 2], 2)

@@ -25,12 +25,12 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
 from bild_lab.engine.session import ALL_LOGITS, LAST_LOGITS, DraftShape, LoadedModel, Rows, as_rows
 from bild_lab.lab.measure.recorder import (
-    OneRow,
     RecordedRound,
-    difference,
+    RowByRow,
     first_difference,
-    largest,
+    largest_logit,
     recorded_rounds,
+    relative_difference,
 )
 from bild_lab.lab.schema.numbers import CertificateCounts
 
@@ -127,13 +127,13 @@ def certify(
         return defect
     changes = [(logits - alone)[pair].abs() for logits in together]
     for engine_model in other_engines:
-        changes.append(engine_difference(OneRow(engine_model, request).after(context), alone))
+        changes.append(engine_difference(RowByRow(engine_model, request).after(context), alone))
     rounding = torch.finfo(target.dtype).eps * float(alone[pair].abs().max())
     # NaN stays, which `max` of numbers may drop
     noise = float(torch.cat(changes).max().clamp(min=rounding))
     best, second_best = alone.topk(2).values.tolist()
     verdict = TIE if best - float(alone[pair].min()) <= SLACK * noise else DEFECT
-    if not noise <= most_noise(target.dtype, target.depth) * largest([alone, *together]):
+    if not noise <= most_noise(target.dtype, target.depth) * largest_logit([alone, *together]):
         verdict = SESSION_DEFECT
     return Certificate(
         verdict,
@@ -163,7 +163,7 @@ def certify_replayed(
     certificate = certify(target, request, tokens, target_tokens, other_engines=other_engines)
     if certificate.verdict != TIE:
         return certificate
-    prompt, scores = request.source.prompt, OneRow(target, request)
+    prompt, scores = request.source.prompt, RowByRow(target, request)
     for position in range(certificate.position + 1, len(tokens)):
         prefix = tokens[:position]
         target_token = int(most_likely(scores.after([*prompt, *prefix])[None])[0])
@@ -194,7 +194,7 @@ def verification(
     logits one row after another; and those with so many rows, then, if they are known, those that
     the rule read.
     """
-    model = OneRow(target, request)
+    model = RowByRow(target, request)
     alone = model.after(context)
     recorded = _verifying_round(request, context, method)
     if recorded is None:
@@ -259,7 +259,7 @@ def certify_sampled(
     if (position := first_difference(resampled, tokens)) is not None:
         return Certificate(DEFECT, position, check=TEXT)
     defects = [(DRAWS, position) for position in wrong_draws]
-    scores, prompt = OneRow(target, request), request.source.prompt
+    scores, prompt = RowByRow(target, request), request.source.prompt
     judged = 0
     rounding: dict[int, float] = {}
     distances: list[float | None] = []
@@ -273,7 +273,7 @@ def certify_sampled(
         target_probs = distribution(request.sampling, context.logits)
         moved = total_variation(target_probs, distribution(request.sampling, alone))
         rounding[context.rows] = max(moved, rounding.get(context.rows, 0.0))
-        if not difference(context.logits, alone) <= most_noise(target.dtype, target.depth):
+        if not relative_difference(context.logits, alone) <= most_noise(target.dtype, target.depth):
             defects.append((LOGITS, position))
         if context.output is None:
             distances.append(None)
@@ -337,25 +337,25 @@ def resample(
     return tokens, contexts, wrong_draws
 
 
-def one_row_of_drafter(method: DraftThenVerify, request: Request) -> OneRow | None:
+def one_row_of_drafter(method: DraftThenVerify, request: Request) -> RowByRow | None:
     """The model that drafts, one row after another; None where rounding may be as large as another
     distribution.
     """
     model = method.drafter.draws_from
     known = model is not None and (model.engine == "kernels" or model.dtype.itemsize > 2)
-    return OneRow(model, request) if known else None
+    return RowByRow(model, request) if known else None
 
 
 def output_of(
-    recorded: RecordedRound, request: Request, drafter: OneRow | None
+    recorded: RecordedRound, request: Request, drafter: RowByRow | None
 ) -> Float[Tensor, "n+1 vocab"] | None:
     """The distribution of what a round's rule emits after each row; None if it has no closed
     form.
     """
     draft = replace(
         recorded.draft,
-        probs=exactly(recorded.draft.probs),
-        own_probs=exactly(recorded.draft.own_probs),
+        probs=in_float64(recorded.draft.probs),
+        own_probs=in_float64(recorded.draft.own_probs),
     )
     logits = recorded.logits.double()
     drawn = drafter_probs(draft, logits)
@@ -375,7 +375,7 @@ def output_of(
     return recorded.rule.output_distribution(draft, logits, request, drawn)
 
 
-def exactly(probs: Float[Tensor, "n vocab"] | None) -> Float[Tensor, "n vocab"] | None:
+def in_float64(probs: Float[Tensor, "n vocab"] | None) -> Float[Tensor, "n vocab"] | None:
     """Distributions in float64, without the rounding of a sum in float32; None stays.
 
     A row with another sum stays.

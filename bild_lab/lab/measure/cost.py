@@ -164,7 +164,7 @@ def dimensions(config: PreTrainedConfig) -> Dimensions:
     return _FAMILIES[config.model_type](config)
 
 
-def total(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
+def total_cost(forwards: Iterable[Forward], bytes_per_value: int) -> Cost:
     """The cost of all forwards, of any models. Raises UserError for an unknown architecture."""
     sizes: dict[int, Dimensions] = {}  # keyed by the id of a configuration, as each is one model
     spent = Cost()

@@ -85,7 +85,7 @@ def recorded_rounds(
         recorder.round = None
 
 
-class OneRow:
+class RowByRow:
     """A model's logits after texts of one request, one row after another.
 
     The rows that a text shares with the one before stay in the cache.
@@ -123,18 +123,20 @@ def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | N
     return None if list(tokens) == list(reference) else common_prefix(tokens, reference)
 
 
-def largest(logits: Sequence[Float[Tensor, " vocab"]]) -> float:
+def largest_logit(logits: Sequence[Float[Tensor, " vocab"]]) -> float:
     """The largest of these logits that is finite, by its size: a processor forbids a token by
     −inf.
     """
     return max(float(row[row.isfinite()].abs().max()) for row in logits)
 
 
-def difference(logits: Float[Tensor, " vocab"], reference: Float[Tensor, " vocab"]) -> float:
+def relative_difference(
+    logits: Float[Tensor, " vocab"], reference: Float[Tensor, " vocab"]
+) -> float:
     """The largest difference between two rows of logits, relative to their largest logit; inf if
     they forbid different tokens.
     """
     finite = logits.isfinite()
     if not torch.equal(finite, reference.isfinite()):
         return float("inf")
-    return float((logits - reference)[finite].abs().max()) / largest([logits, reference])
+    return float((logits - reference)[finite].abs().max()) / largest_logit([logits, reference])

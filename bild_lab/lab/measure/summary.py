@@ -21,7 +21,7 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import MeasureSpec
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.cost import has_cost_model, total
+from bild_lab.lab.measure.cost import has_cost_model, total_cost
 from bild_lab.lab.measure.recorder import first_difference
 from bild_lab.lab.measure.timing import Timed, repeats_of
 from bild_lab.lab.metrics.measures import interval, resampled_sums
@@ -257,8 +257,8 @@ def decoding_costs(
     )
     if not forwards[METHOD] or not known:
         return None
-    cost = total(forwards[METHOD], bytes_per_value)
-    baseline_cost = total(forwards.get(BASELINE, ()), bytes_per_value)
+    cost = total_cost(forwards[METHOD], bytes_per_value)
+    baseline_cost = total_cost(forwards.get(BASELINE, ()), bytes_per_value)
     ratios = {}
     if baseline_cost.flops:
         flops_ratio = cost.flops / baseline_cost.flops

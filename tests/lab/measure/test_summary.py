@@ -9,7 +9,7 @@ from transformers import LlamaConfig, MambaConfig
 
 from bild_lab.engine.trace import Forward, Round, Trace
 from bild_lab.lab.data.examples import Example
-from bild_lab.lab.measure.cost import total
+from bild_lab.lab.measure.cost import total_cost
 from bild_lab.lab.measure.summary import (
     by_category,
     counts,
@@ -129,7 +129,7 @@ def test_costs_are_the_methods_per_token_and_over_the_baselines() -> None:
     own, base = Forward(config, 4, scored=4), Forward(config, 1, scored=1)
     several = {"method": of(own, own, tokens=3), "baseline": of(base, base, base, tokens=1)}
     found = decoding_costs(several, 2)
-    spent, alone = total([own, own], 2), total([base] * 3, 2)
+    spent, alone = total_cost([own, own], 2), total_cost([base] * 3, 2)
     assert (
         found.flops_per_token == spent.flops / 6 and found.bytes_per_token == spent.bytes_moved / 6
     )
