@@ -61,6 +61,7 @@ from bild_lab.lab.measure.timing import (
     TimingOptions,
     prepare_method,
     time_methods,
+    token_count,
     warm_up,
 )
 
@@ -306,9 +307,8 @@ def run(bench: Bench, rounds: int, synchronize: Callable[[], None]) -> list[dict
 
 def ms_per_token(texts: Sequence[Timed]) -> list[float]:
     """Milliseconds of a token over all texts, in each round."""
-    emitted = sum(len(text.token_ids) for text in texts)
     rounds = zip(*(text.latency_s for text in texts), strict=True)
-    return [1000 * sum(round_s) / emitted for round_s in rounds]
+    return [1000 * sum(round_s) / token_count(texts) for round_s in rounds]
 
 
 def ratio(reference: Sequence[float], times: Sequence[float]) -> float:

@@ -53,11 +53,12 @@ from bild_lab.lab.config.groups import (
 )
 from bild_lab.lab.measure.runner import requests_of, run_point
 from bild_lab.lab.point.decoder import METHOD
+from bild_lab.lab.point.environment import BUSY_REMEDY
 from bild_lab.lab.point.identity import Specs, sweep_folder
 from bild_lab.lab.point.load import build, load_model, replays, resolve_auto, runs_in_graphs
 from bild_lab.lab.point.prepare import Point, prepare, require_decoder
 from bild_lab.lab.schema.formatting import knob_label, percent, short_name, times
-from bild_lab.lab.schema.result import BUSY_REMEDY, Failure, FailureCause, Result
+from bild_lab.lab.schema.result import Failure, FailureCause, Result
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.lab.store.progress import PointProgress, Progress, record_command, roughly
 from bild_lab.lab.store.records import Sweep

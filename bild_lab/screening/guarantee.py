@@ -26,6 +26,10 @@ from bild_lab.lab.metrics.measures import Measure
 from bild_lab.lab.metrics.text_metrics import LENGTH, LOG_PROBABILITY, metric_named
 from bild_lab.lab.schema.statistics import pareto_front
 
+PerSetting = Float[np.ndarray, " settings"]
+TextLosses = Float[np.ndarray, "settings texts"]
+# how often each text counts, and what the settings lose then
+TextWeights, SettingLosses = Float[np.ndarray, "m texts"], Float[np.ndarray, "m settings"]
 MOST_STAKED = 0.9  # the share of the capital that a lost text may cost
 DRAWS = 200  # how many a bootstrap makes
 STRICTER = 40  # losses below the asked one, down to its negative, that a bootstrap tries
@@ -69,18 +73,18 @@ class Losses:
     """
 
     count: int
-    weighted: Callable[[Float[np.ndarray, "m texts"]], Float[np.ndarray, "m settings"]]
-    per_text: Float[np.ndarray, "settings texts"] | None
+    weighted: Callable[[TextWeights], SettingLosses]
+    per_text: TextLosses | None
 
     @property
-    def mean(self) -> Float[np.ndarray, " settings"]:
+    def mean(self) -> PerSetting:
         return self.weighted(np.ones((1, self.count)))[0]
 
 
-def mean_losses(per_text: Float[np.ndarray, "settings texts"]) -> Losses:
+def mean_losses(per_text: TextLosses) -> Losses:
     """The losses of a metric that is a mean over texts."""
 
-    def weighted(times: Float[np.ndarray, "m texts"]) -> Float[np.ndarray, "m settings"]:
+    def weighted(times: TextWeights) -> SettingLosses:
         return times @ per_text.T / times.sum(axis=1, keepdims=True)
 
     return Losses(per_text.shape[1], weighted, per_text)
@@ -114,7 +118,7 @@ def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Los
         losses = -np.expm1(gains) if metric == LOG_PROBABILITY else -gains / 100
         return mean_losses(np.maximum(losses, -1))
 
-    def weighted(times: Float[np.ndarray, "m texts"]) -> Float[np.ndarray, "m settings"]:
+    def weighted(times: TextWeights) -> SettingLosses:
         target_values = pool.weighted(times, target_picks)
         values = [pool.weighted(times, chosen_texts) for chosen_texts in setting_picks]
         return (target_values[:, None] - np.stack(values, axis=1)) / 100
@@ -122,7 +126,7 @@ def losses_of(metric: str, pool: Measure, picks: Sequence[Sequence[int]]) -> Los
     return Losses(len(target_picks), weighted, None)
 
 
-def loss_variance(losses: Float[np.ndarray, "settings n"]) -> Float[np.ndarray, " settings"]:
+def loss_variance(losses: TextLosses) -> PerSetting:
     """The variance of every setting's losses, drawn towards 1/4 (Waudby-Smith and Ramdas,
     2010.09686, §3.2).
     """
@@ -132,8 +136,8 @@ def loss_variance(losses: Float[np.ndarray, "settings n"]) -> Float[np.ndarray, 
 
 def p_values(
     spec: GuaranteeSpec,
-    earlier_losses: Float[np.ndarray, "settings m"],
-    losses: Float[np.ndarray, "settings n"],
+    earlier_losses: TextLosses,
+    losses: TextLosses,
 ) -> list[float]:
     """How surprising the losses of each setting, none above 1, would be if its mean were above the
     asked one.
@@ -165,9 +169,7 @@ def accepted_prefix(p_values: Sequence[float], error: float) -> list[int]:
     return list(range(len(p_values)))
 
 
-def testing_order(
-    spec: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], select: Losses
-) -> list[int]:
+def testing_order(spec: GuaranteeSpec, speeds: PerSetting, select: Losses) -> list[int]:
     """The places of the settings on the front, the surest first."""
     mean = select.mean
     variance = 1.0 if select.per_text is None else loss_variance(select.per_text)
@@ -190,9 +192,7 @@ def required_n(losses: Float[np.ndarray, " texts"], spec: GuaranteeSpec) -> int 
     return math.ceil(-math.log(spec.error) * (8 * losses.var() + gap / MOST_STAKED) / gap**2)
 
 
-def bootstrapped(
-    spec: GuaranteeSpec, speeds: Float[np.ndarray, " settings"], losses: Losses, seed: int
-) -> list[int]:
+def bootstrapped(spec: GuaranteeSpec, speeds: PerSetting, losses: Losses, seed: int) -> list[int]:
     """The settings within a stricter loss, by a bootstrap over the whole choice: no certificate.
 
     On texts that are drawn anew, the fastest setting within the stricter loss is chosen. It is as
@@ -230,8 +230,8 @@ class Guarantee:
 
 def guarantee(
     spec: GuaranteeSpec,
-    speeds: Float[np.ndarray, " settings"],
-    earlier_losses: Float[np.ndarray, "settings m"] | None,
+    speeds: PerSetting,
+    earlier_losses: TextLosses | None,
     losses: Losses,
     seed: int,
 ) -> Guarantee:

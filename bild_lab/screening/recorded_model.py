@@ -246,12 +246,14 @@ class RecordedLayers(Layers):
         parents = None if tree is None else tree.parents.tolist()
         earlier = 0 if parents is None else len(parents) - len(tokens)
         trunk = self._node(start - earlier - 1)
-        prompt = max(0, self._first - start)  # how many of these rows
-        above = None
+        prompt = max(0, self._first - start)  # how many of these rows are the prompt's
+        text_parents = None
         if parents is not None:
             places = [parent - earlier for parent in parents[earlier + prompt :]]
-            above = [at - prompt if at >= prompt else self._node(start + at) for at in places]
-        nodes = self._text.rows(trunk, tokens[prompt:], above, head)
+            text_parents = [
+                place - prompt if place >= prompt else self._node(start + place) for place in places
+            ]
+        nodes = self._text.rows(trunk, tokens[prompt:], text_parents, head)
         self._nodes[max(0, start - self._first) :] = nodes
         return nodes
 

@@ -97,7 +97,10 @@ def along_all(asked: GuaranteeSpec, speeds: np.ndarray, select: Losses) -> list[
     ("faults", "world"),
     [
         ({"p_values": normal_p_values}, (1, 100, 0.01, 0.0101)),
-        ({"accepted_prefix": every_one_that_passes, "testing_order": along_all}, (40, 200, 0.1, 0.1001)),
+        (
+            {"accepted_prefix": every_one_that_passes, "testing_order": along_all},
+            (40, 200, 0.1, 0.1001),
+        ),
     ],
 )
 def test_what_is_certified_is_broken_no_more_often_than_asked_and_planted_faults_break_it(

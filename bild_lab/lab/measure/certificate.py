@@ -25,6 +25,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
 from bild_lab.engine.session import ALL_LOGITS, LAST_LOGITS, DraftShape, LoadedModel, Rows, as_rows
 from bild_lab.lab.measure.recorder import (
+    Logits,
     RecordedRound,
     RowByRow,
     first_difference,
@@ -52,8 +53,8 @@ NORMALIZED = 1e-4  # how far from 1 the sum of a softmax in float32 may be
 # total variation of a drafter's q, declared and computed again, that rounding in float32 may make
 DRAFTER_ROUNDING = 1e-3
 
-Logits = Float[Tensor, " vocab"]
 Distribution = Float[Tensor, " vocab"]
+Distributions = Float[Tensor, "n vocab"]
 
 
 @dataclass(frozen=True)
@@ -375,7 +376,7 @@ def output_of(
     return recorded.rule.output_distribution(draft, logits, request, drawn)
 
 
-def in_float64(probs: Float[Tensor, "n vocab"] | None) -> Float[Tensor, "n vocab"] | None:
+def in_float64(probs: Distributions | None) -> Distributions | None:
     """Distributions in float64, without the rounding of a sum in float32; None stays.
 
     A row with another sum stays.

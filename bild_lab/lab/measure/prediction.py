@@ -18,8 +18,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.methods.ppd.theory import expected_compute, expected_latency
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter
@@ -27,7 +25,7 @@ from bild_lab.engine.methods.speculative.theory import walltime_improvement
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.measure.timing import Timed
+from bild_lab.lab.measure.timing import Timed, token_count, total_s
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Pipeline, Prediction
@@ -63,14 +61,13 @@ def predict(
     step_s = target_step_s(baseline, stages_s)
     if not calls or not drafted or step_s is None:
         return None
-    emitted, baseline_s = sum(len(text.token_ids) for text in method), total_s(baseline)
     steps = sum(trace.draft_calls for trace in traces) or drafted  # a table drafts without forwards
     cost_ratio = stages_s["draft"] / steps / step_s
     window = fixed_window(method, end_tokens)
     drafting = steps / calls * cost_ratio  # what a round drafts for, in steps of the target
     # a token of the target has host code too
     verifying = (stages_s["verify"] + stages_s["host"]) / calls / step_s
-    per_round = emitted / calls
+    per_round = token_count(method) / calls
     return Prediction(
         window=window,
         cost_ratio=cost_ratio,
@@ -79,7 +76,7 @@ def predict(
         else walltime_improvement(alpha, window, cost_ratio),
         rounds=per_round / (drafting + 1),
         host=per_round / (drafting + verifying),
-        prefill=baseline_s / total_s(method),
+        prefill=total_s(baseline) / total_s(method),
     )
 
 
@@ -95,11 +92,6 @@ def target_step_s(baseline: Sequence[Timed], stages_s: Mapping[str, float]) -> f
         return None
     step_s = (total_s(baseline) - stages_s["prefill"]) / calls
     return step_s if step_s > 0 else None
-
-
-def total_s(timed: Sequence[Timed]) -> float:
-    """Seconds of all examples together; the median of an example's repeats counts."""
-    return float(sum(np.median(text.latency_s) for text in timed))
 
 
 def fixed_window(timed: Sequence[Timed], end_tokens: frozenset[int] = frozenset()) -> int | None:

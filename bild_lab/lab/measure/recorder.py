@@ -20,6 +20,8 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LAST_LOGITS, Model, OutputSpec, Rows, Scores
 from bild_lab.engine.trace import Trace
 
+Logits = Float[Tensor, " vocab"]
+
 
 @dataclass(frozen=True)
 class RecordedRound:
@@ -94,9 +96,9 @@ class RowByRow:
     def __init__(self, model: Model, request: Request) -> None:
         self._session = model.start(request.source, request.limits.max_new_tokens)
         self._fed = list(request.source.prompt[:-1])
-        self._logits: dict[tuple[int, ...], Float[Tensor, " vocab"]] = {}
+        self._logits: dict[tuple[int, ...], Logits] = {}
 
-    def after(self, text: Sequence[int]) -> Float[Tensor, " vocab"]:
+    def after(self, text: Sequence[int]) -> Logits:
         """text: with the prompt."""
         key = tuple(text)
         if key not in self._logits:
@@ -123,16 +125,14 @@ def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | N
     return None if list(tokens) == list(reference) else common_prefix(tokens, reference)
 
 
-def largest_logit(logits: Sequence[Float[Tensor, " vocab"]]) -> float:
+def largest_logit(logits: Sequence[Logits]) -> float:
     """The largest of these logits that is finite, by its size: a processor forbids a token by
     −inf.
     """
     return max(float(row[row.isfinite()].abs().max()) for row in logits)
 
 
-def relative_difference(
-    logits: Float[Tensor, " vocab"], reference: Float[Tensor, " vocab"]
-) -> float:
+def relative_difference(logits: Logits, reference: Logits) -> float:
     """The largest difference between two rows of logits, relative to their largest logit; inf if
     they forbid different tokens.
     """

@@ -107,7 +107,7 @@ def result_of(
             **summary,
             agreement_with_target=agreement(timed) if baseline_is_target(point) else None,
             certificate=None if certificates is None else count_verdicts(certificates),
-            **_baseline_truncation(timed, texts, requests),
+            **truncation_rates(timed, texts, requests),
             **_engine_facts(point),
             stages_s=stages_s,
             cost=cost,
@@ -150,26 +150,20 @@ def token_stats(
     return list(zip(lengths, nats or [None] * len(lengths), strict=True))
 
 
-def _baseline_truncation(
+def truncation_rates(
     timed: TimedTexts, texts: Mapping[str, Sequence[str]], requests: Sequence[Request]
 ) -> dict[str, float]:
+    """Fields of a Result: the shares of the baseline's texts that are empty, and that the length
+    limit cut. Nothing without a baseline.
+    """
     if BASELINE not in timed:
         return {}
-    return truncation_rates(timed[BASELINE], texts[BASELINE], requests)
-
-
-def truncation_rates(
-    timed: Sequence[Timed], texts: Sequence[str], requests: Sequence[Request]
-) -> dict[str, float]:
-    """Fields of a Result: the shares of the baseline's texts that are empty, and that the length
-    limit cut.
-    """
     cut = 0
-    for text, request in zip(timed, requests, strict=True):
+    for text, request in zip(timed[BASELINE], requests, strict=True):
         tokens = [*request.source.prompt, *text.token_ids]
         cut += request.limits.room(tokens) <= 0 and not request.limits.ended(tokens)
-    empty = sum(not text.strip() for text in texts)
-    return {"baseline_empty": empty / len(texts), "baseline_cut": cut / len(requests)}
+    empty = sum(not text.strip() for text in texts[BASELINE])
+    return {"baseline_empty": empty / len(requests), "baseline_cut": cut / len(requests)}
 
 
 def parameters_of(decoder: Decoder) -> dict[str, int]:

@@ -23,7 +23,7 @@ from bild_lab.lab.config.groups import MeasureSpec
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.cost import has_cost_model, total_cost
 from bild_lab.lab.measure.recorder import first_difference
-from bild_lab.lab.measure.timing import Timed, repeats_of
+from bild_lab.lab.measure.timing import Timed, repeats_of, token_count, total_s
 from bild_lab.lab.metrics.measures import interval, resampled_sums
 from bild_lab.lab.metrics.quality import NO_REFERENCE, Scoring, Tokens, judge
 from bild_lab.lab.metrics.text_metrics import LOG_PROBABILITY
@@ -80,16 +80,6 @@ def waits(timed: Sequence[Timed]) -> Float[np.ndarray, "examples repeats"]:
     return np.array([text.waited_s or text.latency_s for text in timed])
 
 
-def token_count(timed: Sequence[Timed]) -> int:
-    """The new tokens of all texts."""
-    return sum(len(text.token_ids) for text in timed)
-
-
-def tokens_per_s(timed: Sequence[Timed]) -> float:
-    """The median of a text's repeats counts."""
-    return token_count(timed) / float(np.median(latencies(timed), axis=1).sum())
-
-
 def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
     """Tokens per second and speedup: the fields that Result and Category share.
 
@@ -97,7 +87,7 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
     (§4.1.3) under greedy decoding. It equals the speedup if both emit the same number of tokens, as
     lossless methods do.
     """
-    method_rate = tokens_per_s(timed[METHOD])
+    method_rate = token_count(timed[METHOD]) / total_s(timed[METHOD])
     fields = {"tokens": token_count(timed[METHOD]), "tokens_per_s": method_rate}
     if BASELINE not in timed:
         return {
@@ -106,7 +96,7 @@ def speed(timed: Mapping[str, Sequence[Timed]], seed: int) -> dict[str, Any]:
             "tokens_per_s_ratio": None,
             "speedup": Speedup(),
         }
-    baseline_rate = tokens_per_s(timed[BASELINE])
+    baseline_rate = token_count(timed[BASELINE]) / total_s(timed[BASELINE])
     pair = latencies(timed[BASELINE]), latencies(timed[METHOD])
     return {
         **fields,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from statistics import median
 
 import torch
 
@@ -297,6 +298,16 @@ def prepare_method(
     for request in requests if isinstance(method, Prepares) else []:
         method.prepare(request)
     synchronize()
+
+
+def token_count(timed: Sequence[Timed]) -> int:
+    """The new tokens of all texts."""
+    return sum(len(text.token_ids) for text in timed)
+
+
+def total_s(timed: Sequence[Timed]) -> float:
+    """Seconds of all texts together; the median of a text's repeats counts."""
+    return float(sum(median(text.latency_s) for text in timed))
 
 
 def repeats_of(timed: Mapping[str, Sequence[Timed]]) -> int:

@@ -308,23 +308,15 @@ class Decoder:
             max_source_tokens,
             strings,
         )
-        if is_prompt_list(prompt):
-            if batch == 1:
-                return [
-                    self.generate(
-                        single_prompt,
-                        max_new_tokens,
-                        temperature,
-                        top_k,
-                        top_p,
-                        seed,
-                        max_source_tokens,
-                        stop=strings,
-                    )
-                    for single_prompt in prompt
-                ]
-            return self._generate_together(self.requests(prompt, *options), batch, strings)
-        (request,) = self.requests([prompt], *options)
+        if not is_prompt_list(prompt):
+            (request,) = self.requests([prompt], *options)
+            return self._generate_alone(request, strings)
+        requests = self.requests(prompt, *options)
+        if batch == 1:
+            return [self._generate_alone(request, strings) for request in requests]
+        return self._generate_together(requests, batch, strings)
+
+    def _generate_alone(self, request: Request, stop: Sequence[str]) -> Generation:
         self.load_weights()
         if isinstance(self.method, Prepares):
             self.method.prepare(request)
@@ -332,10 +324,9 @@ class Decoder:
         started = time.perf_counter()
         tokens = self.method.decode(request, trace)
         self.synchronize()
+        seconds = time.perf_counter() - started
         emitted = tokens[request.limits.prompt_length :]
-        return Generation(
-            self.text(emitted, strings), emitted, trace, time.perf_counter() - started
-        )
+        return Generation(self.text(emitted, stop), emitted, trace, seconds)
 
     def _generate_together(
         self, requests: list[Request], batch: int | None, stop: Sequence[str]

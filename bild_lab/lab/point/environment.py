@@ -143,6 +143,9 @@ class OtherLoad:
         return time.monotonic(), sum(machine) - idle_s, process_s + self._helpers_s()
 
 
+BUSY_REMEDY = (
+    "timings suffer; runtime.threads=1 suffers least, measure.quiet=120 waits for it to end"
+)
 LOOK_S = 2.0  # how long the load on a machine is looked at
 
 

@@ -38,9 +38,6 @@ from bild_lab.lab.schema.numbers import (
 SCHEMA = 3
 AS_GOOD_CUT = ("agreement", "log_probability", "length")  # metrics that a text needs no end for
 BUSY_PERCENT = 10  # of all cores' time; more than this used by others changes the timings
-BUSY_REMEDY = (
-    "timings suffer; runtime.threads=1 suffers least, measure.quiet=120 waits for it to end"
-)
 
 
 @dataclass(frozen=True, eq=False)
