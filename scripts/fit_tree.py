@@ -29,8 +29,8 @@ def fit(cfg: DictConfig) -> None:
     import torch  # late, as it takes seconds to load
 
     from bild_lab.engine.methods.candidates import CandidateDrafter
-    from bild_lab.lab.measure.runner import requests_of
     from bild_lab.lab.point.decoder import METHOD
+    from bild_lab.lab.point.history import requests_of
     from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.point.prepare import prepare
     from bild_lab.screening.tree_fitting import fit_tree, summary

@@ -51,9 +51,10 @@ from bild_lab.lab.config.groups import (
     typed,
     without_hydra,
 )
-from bild_lab.lab.measure.runner import requests_of, run_point
+from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.point.decoder import METHOD
 from bild_lab.lab.point.environment import BUSY_REMEDY
+from bild_lab.lab.point.history import requests_of
 from bild_lab.lab.point.identity import Specs, sweep_folder
 from bild_lab.lab.point.load import build, load_model, replays, resolve_auto, runs_in_graphs
 from bild_lab.lab.point.prepare import Point, prepare, require_decoder

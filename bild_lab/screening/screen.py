@@ -27,12 +27,12 @@ from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
 from bild_lab.lab.config.cli import progress, stages
 from bild_lab.lab.data.rows import canonical_split
-from bild_lab.lab.measure.runner import prepare_texts
 from bild_lab.lab.measure.summary import log_probability, require_no_nan
 from bild_lab.lab.measure.timing import TimingOptions, time_methods
 from bild_lab.lab.metrics.quality import NO_REFERENCE, measure_of, score_pool
 from bild_lab.lab.metrics.text_metrics import AGREEMENT, LOG_PROBABILITY, metric_named
 from bild_lab.lab.point.decoder import METHOD, Decoder
+from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.identity import sweep_folder
 from bild_lab.lab.point.prepare import Point, prepare
 from bild_lab.screening.candidates import Candidate, CandidateGrid, vanilla

@@ -7,7 +7,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,11 +15,11 @@ from bild_lab.engine.batch_decoding import require_room
 from bild_lab.engine.protocols import External, Method, Replays
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.lab.data.examples import Example
 from bild_lab.lab.measure.prediction import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import result_of
 from bild_lab.lab.measure.summary import is_too_noisy, log_probability, require_no_nan
 from bild_lab.lab.measure.timing import (
+    PHASES,
     Stopwatch,
     TimedTexts,
     TimingOptions,
@@ -37,10 +36,9 @@ from bild_lab.lab.point.environment import (
     environment,
     wait_for_quiet,
 )
-from bild_lab.lab.point.history import with_history
+from bild_lab.lab.point.history import prepare_texts
 from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.progress import DECODING
 from bild_lab.lab.store.records import Sweep
 
 # a clock, and a pause for scores, change less than a thousandth of a round so long
@@ -106,28 +104,6 @@ def _runs_transformers(decoder: Decoder) -> bool:
     return decoder.method.engine == "hf"
 
 
-def prepare_texts(point: Point, folder: Path) -> tuple[tuple[Example, ...], list[Request]]:
-    """The examples with the history of their conversations, and the point's requests for them.
-
-    folder: of the sweep, where histories are kept.
-    """
-    examples = with_history(
-        point.examples,
-        point.vanilla,
-        point.setting,
-        point.decoding.max_new_tokens,
-        folder / "history",
-    )
-    return examples, requests_of(point, examples)
-
-
-def requests_of(point: Point, examples: Iterable[Example]) -> list[Request]:
-    """These examples as the point decodes them."""
-    decoder, limit = point.decoders[METHOD], point.decoding.max_new_tokens
-    prompts = [example.prompt for example in examples]
-    return decoder.requests(prompts, limit, point.sampling, point.seed)
-
-
 def _require_decodable(point: Point, requests: Sequence[Request]) -> None:
     """Raise UserError for models that score NaN, and for a batch without room in memory."""
     decoders = point.decoders.values()
@@ -175,7 +151,7 @@ def _time_quietly(
         )
         timed = time_methods(methods, requests, point.measure.repeats, options)
         while is_too_noisy(timed, point.measure):
-            stopwatch.stage(f"{DECODING}, repeat {repeats_of(timed) + 1}")
+            stopwatch.stage(f"{PHASES['decode']}, repeat {repeats_of(timed) + 1}")
             time_methods(methods, requests, 1, options, timed)
         load_facts["busy_elsewhere_percent"] = round(other_load.percent(), 1)
     return timed, load_facts

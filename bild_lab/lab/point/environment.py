@@ -32,8 +32,8 @@ PACKAGES = ("torch", "transformers", "tokenizers", "sacrebleu", "rouge-score", "
 def environment(device: torch.device) -> dict[str, Any]:
     """Everything that a reader needs to judge the timings."""
     return {
-        "bild_lab": _version("bild_lab"),
-        **{name: _version(name) for name in PACKAGES},
+        "bild_lab": package_version("bild_lab"),
+        **{name: package_version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -221,7 +221,9 @@ def git_commit() -> str | None:
         return None
 
 
-def _version(package: str) -> str | None:
+@lru_cache
+def package_version(package: str) -> str | None:
+    """The version of an installed package, None without it. Its metadata are read once."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,18 +1,22 @@
-"""The history of conversations: what the target itself answered to the turns before."""
+"""The texts of a point: its requests, with the history of conversations, which is what the target
+itself answered to the turns before.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bild_lab.engine.request import Request
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.groups import compose_policy, resolved
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.turns import with_answers, with_earlier_turns
-from bild_lab.lab.point.decoder import Decoder
+from bild_lab.lab.point.decoder import METHOD, Decoder
+from bild_lab.lab.point.prepare import Point
 from bild_lab.lab.store.hashing import content_hash, parts_code_hash
 
 # the keys of a point's setting that determine the target's own greedy answers, if it has them
@@ -33,6 +37,28 @@ ANSWER_KEYS = (
     "weight_bits",
     "device_map",
 )
+
+
+def prepare_texts(point: Point, folder: Path) -> tuple[tuple[Example, ...], list[Request]]:
+    """The examples with the history of their conversations, and the point's requests for them.
+
+    folder: of the sweep, where histories are kept.
+    """
+    examples = with_history(
+        point.examples,
+        point.vanilla,
+        point.setting,
+        point.decoding.max_new_tokens,
+        folder / "history",
+    )
+    return examples, requests_of(point, examples)
+
+
+def requests_of(point: Point, examples: Iterable[Example]) -> list[Request]:
+    """These examples as the point decodes them."""
+    decoder, limit = point.decoders[METHOD], point.decoding.max_new_tokens
+    prompts = [example.prompt for example in examples]
+    return decoder.requests(prompts, limit, point.sampling, point.seed)
 
 
 def with_history(

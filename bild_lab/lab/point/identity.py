@@ -7,8 +7,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ from bild_lab.lab.metrics.quality import Scoring
 from bild_lab.lab.metrics.sentences import splitter_name
 from bild_lab.lab.metrics.text_metrics import EVALUATE, own_function, script_of
 from bild_lab.lab.point.decoder import BASELINE, METHOD, Decoder, sampling_of
-from bild_lab.lab.point.environment import hardware
+from bild_lab.lab.point.environment import hardware, package_version
 from bild_lab.lab.point.load import decoder_of
 from bild_lab.lab.store.groups import pair_title
 from bild_lab.lab.store.hashing import (
@@ -106,12 +104,6 @@ def sweep_folder(cfg: DictConfig) -> Path:
     return Path("outputs") / name
 
 
-@lru_cache
-def version(package: str) -> str:
-    """The version of an installed package. Its metadata are read once."""
-    return metadata.version(package)
-
-
 def contents_of(policies: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The policies' parts and knobs, with the content of the files that they name.
 
@@ -140,7 +132,7 @@ def setting_of(
     """
     pair, dataset, runtime, measure = specs.pair, specs.dataset, specs.runtime, specs.measure
     device, decoding = resolve_device(runtime.device), asdict(specs.decoding)
-    packages = [f"{package} {version(package)}" for package in PACKAGES]
+    packages = [f"{package} {package_version(package)}" for package in PACKAGES]
     target = decoders.get(BASELINE, decoders[METHOD]).target
     unusual = {
         "stop": (sorted(decoding.pop("stop")), []),
@@ -233,7 +225,7 @@ def _metric_versions(scoring: Scoring) -> dict[str, str]:
         if metric.startswith(EVALUATE):
             script = script_of(metric)
             script_hash = "" if script is None else file_hash(str(script.parent))
-            versions[metric] = f"{version('evaluate')} {script_hash}"
+            versions[metric] = f"{package_version('evaluate')} {script_hash}"
         elif "." in metric:
             versions[metric] = code_hash((own_function(metric).__module__,))
     return versions

@@ -91,7 +91,7 @@ def test_code_that_a_point_does_not_reach_leaves_the_hash(package: Path) -> None
         # in a process of its own, never imported
         ("lab/metrics/program_worker.py", "import ", "NEW = 1\nimport "),
         ("lab/data/turns.py", "+ answers[earlier] +", "+"),
-        ("lab/measure/runner.py", "point.sampling, point.seed)", "point.sampling, 0)"),
+        ("lab/point/history.py", "point.sampling, point.seed)", "point.sampling, 0)"),
     ],
 )
 def test_code_that_measures_changes_the_hash(
