@@ -92,7 +92,9 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
         table = pd.concat([pd.read_csv(file), table], ignore_index=True)
     fixed = list(Row.__dataclass_fields__)[2:]
     knobs = [name for name in table if name not in ("policy", *fixed)]
-    point_keys = table[["policy", *knobs, "split", "n_examples"]].map(plain).agg(" ".join, axis=1)
+    point_keys = (
+        table[["policy", *knobs, "split", "n_examples"]].map(plain_text).agg(" ".join, axis=1)
+    )
     table = table[~point_keys.duplicated(keep="last")].copy()
     for _, group in table.groupby(["split", "n_examples"]):
         speeds = [None if pd.isna(speedup) else speedup for speedup in group.predicted_speedup]
@@ -101,7 +103,7 @@ def write_rows(folder: Path, rows: Sequence[Row]) -> None:
     write_atomically(file, table[["policy", *knobs, *fixed]].to_csv(index=False).encode())
 
 
-def plain(value: Any) -> str:
+def plain_text(value: Any) -> str:
     """A value as text, the same before and after a file: 2.0 as 2, and nothing for None."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""

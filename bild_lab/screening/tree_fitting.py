@@ -121,8 +121,8 @@ def choices(acceptance: Acceptance, costs: Costs, most_rows: int, masked: bool) 
 
 @dataclass(frozen=True)
 class DraftedText:
-    """A text that a `collecting` drafter drafted. start: tokens of the prompt. ended: it has its
-    end token.
+    """A text that a drafter of `collecting_drafter` drafted. start: tokens of the prompt. ended: it
+    has its end token.
     """
 
     tokens: Sequence[int]
@@ -141,16 +141,16 @@ def fit_tree(
     """
     method, drafter = decoder.method, decoder.method.drafter
     widest, deepest = min(WIDEST, drafter.choices), drafter.most_depth
-    collector = replace(method, drafter=collecting(drafter, widest))
+    collector = replace(method, drafter=collecting_drafter(drafter, widest))
     texts: list[DraftedText] = []
-    seen = 0
+    rounds = 0
     for request in requests:
         trace = Trace()
         tokens = collector.decode(request, trace)
         ended = request.limits.ended(tokens)
         texts.append(DraftedText(tokens, request.limits.prompt_length, trace.rounds, ended))
-        seen += len(trace.rounds)
-        if seen >= ROUNDS:
+        rounds += len(trace.rounds)
+        if rounds >= ROUNDS:
             break
     acceptance = acceptance_of(texts, deepest, widest, drafter.markov is not None)
     timed = requests[: min(len(texts), TIMED_TEXTS)]
@@ -173,11 +173,11 @@ def fit_tree(
         "acceptance": np.round(acceptance, 5).tolist(),
         "chosen": expected,
         **facts,
-        "texts": {**facts.get("texts", {}), "examples": len(texts), "rounds": seen},
+        "texts": {**facts.get("texts", {}), "examples": len(texts), "rounds": rounds},
     }
 
 
-def summary(content: Mapping[str, Any]) -> str:
+def describe_tree(content: Mapping[str, Any]) -> str:
     """One line about what was chosen."""
     rows, tokens, ms, alone_ms = (
         content["chosen"][key] for key in ("rows", "tokens", "ms", "alone_ms")
@@ -186,7 +186,7 @@ def summary(content: Mapping[str, Any]) -> str:
     return f"{tokens:.2f} tokens in a round of {rows} rows and {ms:.2f} ms: {fast}"
 
 
-def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
+def collecting_drafter(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
     """The drafter with trees that show all its candidates: those of each depth below the most
     likely one above.
     """
@@ -214,10 +214,8 @@ def acceptance_of(
         length = text.start
         for decoding_round in text.rounds:
             for level in range(len(decoding_round.drafted) // widest):
-                next_tokens, candidates = (
-                    text.tokens[length + level :],
-                    decoding_round.drafted[level * widest : (level + 1) * widest],
-                )
+                next_tokens = text.tokens[length + level :]
+                candidates = decoding_round.drafted[level * widest : (level + 1) * widest]
                 if not next_tokens and not text.ended:
                     break
                 seen[level] += 1
@@ -247,30 +245,14 @@ def measured_costs(
     trees = []
     for depth in range(len(acceptance) + 1):
         masks = min(method.drafter.most_probes, depth)
-        sizes = (
-            {max(1, rows // (1 + masks) - 1) for rows in SIZES if rows <= most_rows}
-            if depth
-            else {0}
-        )
+        sizes = {0}
+        if depth:
+            sizes = {max(1, rows // (1 + masks) - 1) for rows in SIZES if rows <= most_rows}
         trees += [(depth, best_tree(acceptance[:depth], nodes, masks)) for nodes in sorted(sizes)]
     times: dict[tuple[int, ProbedTree], list[float]] = {key: [] for key in trees}
     for request in requests:
         for depth, tree in trees:
-            # trees for fewer candidates, as in a text's first round
-            shallow_trees = [ProbedTree((), tree.probes[:1])] * depth
-            drafter, trace, stamps = method.drafter.drafting([*shallow_trees, tree]), Trace(), []
-            with no_garbage_collection():
-                for _ in islice(
-                    replace(method, drafter=drafter).stream(request, trace), 1 + TIMED_ROUNDS
-                ):
-                    synchronize()
-                    stamps.append(time.perf_counter())
-            lasted = zip(np.diff(stamps), trace.rounds[1:], strict=True)
-            times[depth, tree] += [
-                float(seconds)
-                for seconds, decoding_round in lasted
-                if len(decoding_round.drafted) == len(tree.nodes)
-            ]
+            times[depth, tree] += round_times(method, request, depth, tree, synchronize)
     if not all(times.values()):
         raise UserError(
             "rounds are timed within texts, and none of these has enough; raise"
@@ -280,3 +262,29 @@ def measured_costs(
     for (depth, tree), seconds in times.items():
         costs[depth][tree.rows] = float(np.quantile(seconds, 0.25))
     return costs
+
+
+def round_times(
+    method: DraftThenVerify,
+    request: Request,
+    depth: int,
+    tree: ProbedTree,
+    synchronize: Callable[[], None],
+) -> list[float]:
+    """Seconds of the first rounds of a text, without the first and those that drafted less than the
+    tree.
+    """
+    # where a round has fewer candidates, as in a text's first round, it drafts nothing
+    shallow_trees = [ProbedTree((), tree.probes[:1])] * depth
+    timed_method = replace(method, drafter=method.drafter.drafting([*shallow_trees, tree]))
+    trace, stamps = Trace(), []
+    with no_garbage_collection():
+        for _ in islice(timed_method.stream(request, trace), 1 + TIMED_ROUNDS):
+            synchronize()
+            stamps.append(time.perf_counter())
+    timed_rounds = zip(np.diff(stamps), trace.rounds[1:], strict=True)
+    return [
+        float(seconds)
+        for seconds, decoding_round in timed_rounds
+        if len(decoding_round.drafted) == len(tree.nodes)
+    ]
