@@ -111,10 +111,10 @@ class Dimensions:
 
     def work(self, forward: Forward) -> Work:
         """What a whole forward takes."""
-        parts = self._encoder_work(forward) if forward.encoder else self._decoder_work(forward)
+        terms = self._encoder_work(forward) if forward.encoder else self._decoder_work(forward)
         embedded = 0 if forward.first_layer else forward.rows * self.dim
-        flops = sum(part.flops for part in parts)
-        return Work(flops, embedded + sum(part.values for part in parts))
+        flops = sum(term.flops for term in terms)
+        return Work(flops, embedded + sum(term.values for term in terms))
 
     def _encoder_work(self, forward: Forward) -> list[Work]:
         rows = forward.rows
@@ -123,24 +123,24 @@ class Dimensions:
 
     def _decoder_work(self, forward: Forward) -> list[Work]:
         rows, source, keys = forward.rows, forward.source, forward.cached + forward.rows
-        attention_parts = [self.layers.without(self.feed_forward).work(rows)]
+        attention_terms = [self.layers.without(self.feed_forward).work(rows)]
         for window, layers in self.windows:
             keys_of_all_rows = min(keys, window + rows - 1)
-            attention_parts.append(
+            attention_terms.append(
                 self._attention_work(layers, rows, min(keys, window), keys_of_all_rows)
             )
-        attention_parts.append(self._attention_work(self.cross_layers, rows, source, source))
+        attention_terms.append(self._attention_work(self.cross_layers, rows, source, source))
         depth = sum(layers for _, layers in self.windows)
         ran = depth if forward.layers is None else forward.layers
         # layers with different windows count as their average
         attention_layers = ran - forward.skipped_attention
         feed_forward_layers = ran - forward.skipped_feed_forward
-        parts = [_share(part, attention_layers, depth) for part in attention_parts]
-        parts.append(_share(self.feed_forward.work(rows), feed_forward_layers, depth))
-        parts += [self.filling.work(rows)] * forward.filled_layers
+        terms = [_share(term, attention_layers, depth) for term in attention_terms]
+        terms.append(_share(self.feed_forward.work(rows), feed_forward_layers, depth))
+        terms += [self.filling.work(rows)] * forward.filled_layers
         if forward.scored:
-            parts.append(self._head_of(forward).work(forward.scored))
-        return parts
+            terms.append(self._head_of(forward).work(forward.scored))
+        return terms
 
     def _head_of(self, forward: Forward) -> Matrices:
         """The head, with as many tokens as the forward scores."""
@@ -156,9 +156,9 @@ class Dimensions:
         return Work(layers * flops, layers * values)
 
 
-def _share(part: Work, layers: int, depth: int) -> Work:
+def _share(work: Work, layers: int, depth: int) -> Work:
     """The work of so many layers, given that of all."""
-    return Work(part.flops * layers // depth, part.values * layers // depth)
+    return Work(work.flops * layers // depth, work.values * layers // depth)
 
 
 def has_cost_model(config: PreTrainedConfig) -> bool:

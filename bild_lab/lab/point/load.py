@@ -296,15 +296,16 @@ def resolve_compile(runtime: RuntimeSpec, policy: DictConfig, device: torch.devi
 def runs_in_graphs(policy: DictConfig) -> bool:
     """Whether CUDA graphs hold all passes of a policy."""
     return all(
-        getattr(part, "cuda_graph_safe", True) for part, _ in parts_of(resolved(policy)["decoder"])
+        getattr(constructor, "cuda_graph_safe", True)
+        for constructor, _ in parts_of(resolved(policy)["decoder"])
     )
 
 
 def replays(policy: DictConfig) -> bool:
     """Whether a policy's texts come from a file of answers."""
     return any(
-        isinstance(part, type) and issubclass(part, Replays)
-        for part, _ in parts_of(resolved(policy)["decoder"])
+        isinstance(constructor, type) and issubclass(constructor, Replays)
+        for constructor, _ in parts_of(resolved(policy)["decoder"])
     )
 
 
@@ -393,32 +394,32 @@ def build(node: Any, models: dict[str, Callable[[], Any]]) -> Any:
         return node
     # values first, so that a threshold out of range is found before a model is read
     values = {key: build(value, models) for key, value in node.items() if key != "_target_"}
-    part = find_part(node["_target_"])
-    parameters = inspect.signature(part).parameters
+    constructor = find_part(node["_target_"])
+    parameters = inspect.signature(constructor).parameters
     if unknown := sorted(set(values) - set(parameters)):
         known = ", ".join(sorted(set(parameters) - set(models)))
         raise UserError(
-            f"{part.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}"
+            f"{constructor.__name__} has no parameter {unknown[0]!r}; it has {known or 'none'}"
         )
     for name in set(parameters) & set(models) - set(values):
         values[name] = models[name]()
-    _require_parts(part, values)
+    _require_parts(constructor, values)
     try:
-        return part(**values)
+        return constructor(**values)
     except (TypeError, AttributeError) as error:
-        raise UserError(f"{part.__name__}: {error}; got {describe_decoder(node)}") from error
+        raise UserError(f"{constructor.__name__}: {error}; got {describe_decoder(node)}") from error
 
 
-def _require_parts(part: Callable[..., Any], values: dict[str, Any]) -> None:
+def _require_parts(constructor: Callable[..., Any], values: dict[str, Any]) -> None:
     """Raise UserError if a parameter declares one of our protocols and gets plain data."""
-    module = sys.modules[part.__module__]
-    for name, parameter in inspect.signature(part).parameters.items():
+    module = sys.modules[constructor.__module__]
+    for name, parameter in inspect.signature(constructor).parameters.items():
         annotation = getattr(module, str(parameter.annotation), None)
         value = values.get(name)
         is_plain = value is None or isinstance(value, bool | int | float | str | list | dict)
         if getattr(annotation, "_is_protocol", False) and is_plain:
             raise UserError(
-                f"{part.__name__} needs a {annotation.__name__} as its {name}, got {value!r}; give"
+                f"{constructor.__name__} needs a {annotation.__name__} as its {name}, got {value!r}; give"
                 " its _target_"
             )
 
