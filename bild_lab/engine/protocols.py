@@ -142,7 +142,8 @@ class External(Protocol):
     """A method that runs in a process of its own, with packages of another environment.
 
     versions: of these packages. They are part of a point's name. precision: of the weights that it
-    decodes with.
+    decodes with. A class that reads the blocks of a GGUF file itself, and so decodes with
+    `runtime.weights=gguf`, says `reads_gguf_blocks = True`.
     """
 
     versions: Mapping[str, str]
