@@ -112,7 +112,7 @@ class DraftThenVerify(TokenLoop):
                 return
             with trace.span("verify"):
                 # the last committed token is not cached yet
-                scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), output_spec)
+                scores = session.extend(Rows(draft.row_tokens(tokens[-1]), draft.tree), output_spec)
                 rule = self.acceptance.in_round(tokens, scores)
                 verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
             rows = [0, *(node + 1 for node in verdict.path)]

@@ -193,10 +193,10 @@ class Streams(Protocol):
 
 
 @runtime_checkable
-class DecodesTogether(Protocol):
+class DecodesBatches(Protocol):
     """A method with batches of its own, such as Transformers' `generate`: its texts begin and end
     together.
     """
 
-    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+    def decode_batch(self, requests: Sequence[Request]) -> list[list[int]]:
         """The prompt and the emitted tokens of each request."""

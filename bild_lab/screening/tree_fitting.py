@@ -26,7 +26,7 @@ from bild_lab.engine.methods.candidate_trees import (
     CandidateNode,
     ProbedTree,
     efficient_tree,
-    to_content,
+    trees_to_content,
 )
 from bild_lab.engine.methods.candidates import CandidateDrafter
 from bild_lab.engine.request import Request
@@ -140,7 +140,7 @@ def fit_tree(
     facts: also for the file, such as the machine and the texts.
     """
     method, drafter = decoder.method, decoder.method.drafter
-    widest, deepest = min(WIDEST, drafter.choices), drafter.most_depth
+    widest, deepest = min(WIDEST, drafter.choices), drafter.max_depth
     collector = replace(method, drafter=collecting(drafter, widest))
     texts: list[DraftedText] = []
     seen = 0
@@ -156,7 +156,7 @@ def fit_tree(
     timed = requests[: min(len(texts), TIMED_TEXTS)]
     costs = measured_costs(method, timed, acceptance, MOST_ROWS, decoder.synchronize)
     best = max(
-        choices(acceptance, costs, MOST_ROWS, bool(drafter.most_probes)),
+        choices(acceptance, costs, MOST_ROWS, bool(drafter.max_probes)),
         key=lambda one: one.tokens_per_s,
     )
     expected = {
@@ -169,7 +169,7 @@ def fit_tree(
         best_tree(acceptance[:depth], best.nodes, best.masks) for depth in range(best.depth + 1)
     ]
     return {
-        "trees": to_content(trees),
+        "trees": trees_to_content(trees),
         "acceptance": np.round(acceptance, 5).tolist(),
         "chosen": expected,
         **facts,
@@ -190,12 +190,12 @@ def collecting(drafter: CandidateDrafter, widest: int) -> CandidateDrafter:
     """The drafter with trees that show all its candidates: those of each depth below the most
     likely one above.
     """
-    most, trees = drafter.most_depth, []
+    most, trees = drafter.max_depth, []
     for depth in range(most + 1):
         nodes = tuple(efficient_tree([widest] * depth))
         # the others' children are not drafted
-        masks = [drafter.most_probes if node.rank == 0 else 0 for node in nodes]
-        trees.append(ProbedTree(nodes, (drafter.most_probes, *masks)))
+        masks = [drafter.max_probes if node.rank == 0 else 0 for node in nodes]
+        trees.append(ProbedTree(nodes, (drafter.max_probes, *masks)))
     return drafter.drafting(trees, widest)
 
 
@@ -246,7 +246,7 @@ def measured_costs(
     """
     trees = []
     for depth in range(len(acceptance) + 1):
-        masks = min(method.drafter.most_probes, depth)
+        masks = min(method.drafter.max_probes, depth)
         sizes = (
             {max(1, rows // (1 + masks) - 1) for rows in SIZES if rows <= most_rows}
             if depth

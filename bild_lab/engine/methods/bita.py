@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.markov import MarkovHead
-from bild_lab.engine.methods.module_folder import Kind, SavedModule, base_of
+from bild_lab.engine.methods.module_folder import FolderKind, SavedModule, base_sizes
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import DEFAULT_OPTIONS, LoadedModel, Prefix, Session, SessionOptions
 from bild_lab.errors import UserError, require_choice, require_whole
@@ -22,7 +22,7 @@ from bild_lab.files import FilePath
 PROMPTS = ("deep", "shallow", "none")
 INITIAL_STD = 0.02  # §4.1.2
 TRAIN = "python scripts/train_bita.py name=bita model.path=DIR dataset=NAME dataset.path=DIR"
-KIND = Kind(
+KIND = FolderKind(
     weights="adapter.safetensors",
     config="adapter_config.json",
     noun="BiTA adapter",
@@ -109,7 +109,7 @@ class BitaAdapter(SavedModule):
         Raises UserError for an encoder–decoder, an unknown prompt, and fewer than one mask or
         prompt token.
         """
-        shape = base_of(model_config, "a BiTA adapter")
+        shape = base_sizes(model_config, "a BiTA adapter")
         count = 0 if prompt == "none" else prompt_tokens
         sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
         return cls(
@@ -127,7 +127,7 @@ def load_bita(
 
     Raises UserError as `SavedModule.load_for` does.
     """
-    base = base_of(target.checkpoint.config, KIND.noun)
+    base = base_sizes(target.checkpoint.config, KIND.noun)
     sizes = {
         name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")
     }
@@ -149,9 +149,15 @@ class BitaTarget:
     def __init__(
         self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None
     ) -> None:
-        most = adapter.config.prompt_tokens
-        count = most if prompt_tokens is None else prompt_tokens
-        require_whole("prompt_tokens", count, 0, most, f"null uses all {most} of the adapter")
+        trained_tokens = adapter.config.prompt_tokens
+        count = trained_tokens if prompt_tokens is None else prompt_tokens
+        require_whole(
+            "prompt_tokens",
+            count,
+            0,
+            trained_tokens,
+            f"null uses all {trained_tokens} of the adapter",
+        )
         self._target, self._adapter, self._prompt_tokens = target, adapter, count
 
     @property
@@ -178,5 +184,5 @@ class BitaTarget:
             keys, values = adapter.prompt_keys[:, :, :count], adapter.prompt_values[:, :, :count]
             return Prefix(keys, values, adapter.masks)
         shape = (adapter.config.layers, adapter.config.kv_heads, 0, adapter.config.head_dim)
-        nothing = adapter.masks.new_empty(shape)
-        return Prefix(nothing, nothing, adapter.masks)
+        empty = adapter.masks.new_empty(shape)
+        return Prefix(empty, empty, adapter.masks)

@@ -22,7 +22,7 @@ from bild_lab.engine.session import on_device
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
 
-MOST_NODES = 1024  # a full tree grows exponentially with its depth
+MAX_NODES = 1024  # a full tree grows exponentially with its depth
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ def efficient_tree(widths: Sequence[int]) -> list[CandidateNode]:
     Figure 5).
     """
     nodes: list[CandidateNode] = []
-    above = ROOT
+    parent = ROOT
     for depth, width in enumerate(widths):
-        first = len(nodes)
-        nodes += [CandidateNode(depth, rank, above) for rank in range(width)]
-        above = first
+        first_child = len(nodes)
+        nodes += [CandidateNode(depth, rank, parent) for rank in range(width)]
+        parent = first_child
     return nodes
 
 
@@ -69,10 +69,10 @@ def full_tree(widths: Sequence[int]) -> list[CandidateNode]:
     §4.3.4).
     """
     nodes: list[CandidateNode] = []
-    above: Sequence[int] = [ROOT]
+    parents: Sequence[int] = [ROOT]
     for depth, width in enumerate(widths):
-        level = [CandidateNode(depth, rank, parent) for parent in above for rank in range(width)]
-        above = range(len(nodes), len(nodes) + len(level))
+        level = [CandidateNode(depth, rank, parent) for parent in parents for rank in range(width)]
+        parents = range(len(nodes), len(nodes) + len(level))
         nodes += level
     return nodes
 
@@ -88,7 +88,7 @@ TreeFile = Annotated[
 ]
 
 
-def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[int, ...]:
+def candidate_widths(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[int, ...]:
     """The number of candidates at each depth. top_k: one number for all depths, or one for each of
     the first depths.
 
@@ -127,7 +127,7 @@ class ProbedTree:
         return 1 + len(self.nodes) + sum(self.probes)
 
 
-def grown(
+def trees_by_depth(
     grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool = True
 ) -> tuple[ProbedTree, ...]:
     """The trees of one kind, by how many positions have candidates: from none to one for each
@@ -137,9 +137,9 @@ def grown(
     Raises UserError for a full tree of more than MOST_NODES nodes.
     """
     count = sum(accumulate(widths, mul))
-    if grow is full_tree and count > MOST_NODES:
+    if grow is full_tree and count > MAX_NODES:
         raise UserError(
-            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MOST_NODES}; lower"
+            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
             " top_k"
         )
     trees = []
@@ -188,8 +188,8 @@ class Layout:
     @cached_property
     def numbers(self) -> Int[Tensor, "3 n"]:
         """Parents, depths and ranks for the kernels."""
-        each = [[node.parent, node.depth, node.rank] for node in self.nodes]
-        return torch.tensor(each, dtype=torch.int32).T.contiguous()
+        nodes = [[node.parent, node.depth, node.rank] for node in self.nodes]
+        return torch.tensor(nodes, dtype=torch.int32).T.contiguous()
 
 
 class TokenTrees:
@@ -212,27 +212,27 @@ class TokenTrees:
         self._trees, self._vocabulary, self._device = tuple(trees), vocabulary, device
         self._layouts: dict[tuple[int, int], Layout] = {}
 
-    def layout(self, depth: int, most_probes: int = 0) -> Layout:
+    def layout(self, depth: int, max_probes: int = 0) -> Layout:
         """The tree for candidates at `depth` positions, with at most so many probes below a row."""
-        key = (depth, most_probes)
+        key = (depth, max_probes)
         if key not in self._layouts:
-            self._layouts[key] = self._lay_out(self._trees[depth], most_probes)
+            self._layouts[key] = self._lay_out(self._trees[depth], max_probes)
         return self._layouts[key]
 
     def draft(
-        self, candidates: Tensor | None, layout: Layout, markov: Any = None, last: int = 0
+        self, candidates: Tensor | None, layout: Layout, markov: Any = None, last_token: int = 0
     ) -> Draft:
         """A draft tree of the candidates [depth, widest]; an empty draft without nodes.
 
         markov: finds each node's token after its parent from scores in their place, [depth, vocab].
-        last: committed.
+        last_token: committed.
         """
         if layout.parents is None:
             return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
         if markov is None:
             tokens = candidates.flatten().index_select(0, layout.picks)
         else:
-            tokens = markov.draft(candidates, last, layout)
+            tokens = markov.draft(candidates, last_token, layout)
         return Draft(
             tokens,
             layout.parents,
@@ -241,12 +241,12 @@ class TokenTrees:
             known_parents=layout.above,
         )
 
-    def _lay_out(self, tree: ProbedTree, most_probes: int) -> Layout:
+    def _lay_out(self, tree: ProbedTree, max_probes: int) -> Layout:
         rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]
         probes: list[int] = []
         groups: list[tuple[int, int]] = []
-        for row, wanted in enumerate(tree.probes):
-            count = min(wanted, most_probes)
+        for row, row_probes in enumerate(tree.probes):
+            count = min(row_probes, max_probes)
             groups.append((len(rows), count))
             above = row
             for mask in range(count):
@@ -270,56 +270,58 @@ MAKE = "scripts/fit_tree.py makes one"
 
 
 def read_trees(
-    path: str, most_depth: int, most_probes: int, vocabulary: int
+    path: str, max_depth: int, max_probes: int, vocabulary: int
 ) -> tuple[ProbedTree, ...]:
     """The trees in a file of `scripts/fit_tree.py`, by how many positions have candidates.
 
-    most_depth, most_probes: what the adapter or the heads were trained for.
+    max_depth, max_probes: what the adapter or the heads were trained for.
     Raises UserError for another file, and for trees that the adapter or the heads cannot draft.
     """
     try:
-        trees = trees_in(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
+        trees = trees_from_content(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} must hold trees, got a file without ({error}); {MAKE}") from error
-    if not trees or len(trees) > most_depth + 1:
+    if not trees or len(trees) > max_depth + 1:
         raise UserError(
-            f"{path} must hold a tree for 0 to {most_depth} depths, got {len(trees)} trees; {MAKE}"
+            f"{path} must hold a tree for 0 to {max_depth} depths, got {len(trees)} trees; {MAKE}"
         )
     for depth, tree in enumerate(trees):
-        most = min(most_probes, len(trees) - 1)
-        require_possible(f"{path}, the tree for {depth} depths", tree, depth, most, vocabulary)
+        max_row_probes = min(max_probes, len(trees) - 1)
+        require_draftable(
+            f"{path}, the tree for {depth} depths", tree, depth, max_row_probes, vocabulary
+        )
     return trees
 
 
-def trees_in(content: dict[str, Any]) -> tuple[ProbedTree, ...]:
+def trees_from_content(content: dict[str, Any]) -> tuple[ProbedTree, ...]:
     """The trees of a file's content, which a result's facts hold too.
 
     Raises ValueError, KeyError or TypeError.
     """
-    return tuple(tree_of(one) for one in content["trees"])
+    return tuple(tree_from_content(tree) for tree in content["trees"])
 
 
-def require_possible(
-    noun: str, tree: ProbedTree, depth: int, most_probes: int, vocabulary: int
+def require_draftable(
+    noun: str, tree: ProbedTree, depth: int, max_probes: int, vocabulary: int
 ) -> None:
     """Raise UserError for a tree that is deeper, wider or more probed than its candidates are."""
     if any(node.depth >= depth or not 0 <= node.rank < vocabulary for node in tree.nodes):
         raise UserError(
             f"{noun}, must have nodes of depths below {depth} and ranks below {vocabulary}; {MAKE}"
         )
-    if any(not 0 <= count <= most_probes for count in tree.probes):
+    if any(not 0 <= count <= max_probes for count in tree.probes):
         raise UserError(
-            f"{noun}, must have 0 to {most_probes} probes below a row, got {max(tree.probes)};"
+            f"{noun}, must have 0 to {max_probes} probes below a row, got {max(tree.probes)};"
             f" {MAKE}"
         )
 
 
-def tree_of(content: dict[str, Any]) -> ProbedTree:
+def tree_from_content(content: dict[str, Any]) -> ProbedTree:
     """The tree of an entry of the file. Raises ValueError for one that is no tree."""
     parents, ranks, probes = (
         [*map(_whole, content[key])] for key in ("parents", "ranks", "probes")
     )
-    if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MOST_NODES:
+    if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MAX_NODES:
         raise ValueError("parents, ranks and probes have lengths that do not fit")
     nodes: list[CandidateNode] = []
     for parent, rank in zip(parents, ranks, strict=True):
@@ -327,13 +329,13 @@ def tree_of(content: dict[str, Any]) -> ProbedTree:
             raise ValueError(f"node {len(nodes)} comes before its parent {parent}")
         nodes.append(CandidateNode(0 if parent == ROOT else nodes[parent].depth + 1, rank, parent))
     places = sorted((node.parent, node.rank) for node in nodes)
-    if any(one == other for one, other in pairwise(places)):
+    if any(candidate == next_candidate for candidate, next_candidate in pairwise(places)):
         raise ValueError("a candidate comes twice below one node")
     return ProbedTree(tuple(nodes), tuple(probes))
 
 
-def to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
-    """The inverse of `tree_of` for all trees."""
+def trees_to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
+    """The inverse of `tree_from_content` for all trees."""
     return [
         {
             "parents": [node.parent for node in tree.nodes],

@@ -22,12 +22,12 @@ from bild_lab.engine.methods.candidate_trees import (
     ProbedTree,
     TokenTrees,
     TreeFile,
+    candidate_widths,
     efficient_tree,
-    grown,
     read_trees,
-    widths_of,
+    trees_by_depth,
 )
-from bild_lab.engine.methods.markov import on_engine
+from bild_lab.engine.methods.markov import markov_for_engine
 from bild_lab.engine.methods.medusa import MedusaHeads
 from bild_lab.engine.models.head_bias import head_bias
 from bild_lab.engine.models.native.cpu import PackedHeads
@@ -48,7 +48,7 @@ class CandidateDrafter(Drafter):
     candidates: [depth, widest], the most likely tokens of the positions after the text so far; with
     a Markov head their logits without its bias, [depth, vocab], of a draft vocabulary's tokens
     where there is one; None: not known yet.
-    most_depth: for how many positions there can be candidates. most_probes: how many probes can
+    max_depth: for how many positions there can be candidates. max_probes: how many probes can
     follow a row, 0 for drafters without probes. choices: how many tokens can be candidates.
     """
 
@@ -60,22 +60,28 @@ class CandidateDrafter(Drafter):
         heads: MedusaHeads | BitaAdapter,
         tree: TreeFile,
         top_k: int | Sequence[int],
-        most_depth: int,
-        most_probes: int = 0,
+        max_depth: int,
+        max_probes: int = 0,
     ) -> None:
-        self.most_depth, self.most_probes, self._part = most_depth, most_probes, heads.part
+        self.max_depth, self.max_probes, self._draft_vocabulary = (
+            max_depth,
+            max_probes,
+            heads.draft_vocabulary,
+        )
         self.candidates: Tensor | None = None
-        self.markov = on_engine(target, heads.markov, heads.part)
+        self.markov = markov_for_engine(target, heads.markov, heads.draft_vocabulary)
         self._vocabulary, self._device = target.checkpoint.config.vocab_size, target.device
-        self.choices = self._vocabulary if heads.part is None else len(heads.part)
-        trees = named_trees(tree, top_k, most_depth, most_probes, self.choices)
+        self.choices = (
+            self._vocabulary if heads.draft_vocabulary is None else len(heads.draft_vocabulary)
+        )
+        trees = named_trees(tree, top_k, max_depth, max_probes, self.choices)
         self._trees = TokenTrees(trees, self._vocabulary, self._device)
 
     def drafting(self, trees: Sequence[ProbedTree], widest: int | None = None) -> Self:
         """The same drafter with other trees. widest: how many candidates to find at each depth."""
-        other = copy.copy(self)
-        other._trees = TokenTrees(trees, self._vocabulary, self._device, widest)
-        return other
+        drafter = copy.copy(self)
+        drafter._trees = TokenTrees(trees, self._vocabulary, self._device, widest)
+        return drafter
 
     def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
@@ -87,30 +93,30 @@ class CandidateDrafter(Drafter):
         # a next draft cannot be deeper than the room after the next token, and probes follow the
         # deepest node
         self._layout: Layout = self._trees.layout(
-            depth, min(self.most_probes, room - 1, reach - depth)
+            depth, min(self.max_probes, room - 1, reach - depth)
         )
         return self._trees.draft(self.candidates, self._layout, self.markov, tokens[-1])
 
     def _named(self, places: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """The tokens that have these places in the draft vocabulary."""
-        return places if self._part is None else self._part.tokens[places]
+        return places if self._draft_vocabulary is None else self._draft_vocabulary.tokens[places]
 
 
 def named_trees(
-    tree: str, top_k: int | Sequence[int], most_depth: int, most_probes: int, vocabulary: int
+    tree: str, top_k: int | Sequence[int], max_depth: int, max_probes: int, vocabulary: int
 ) -> tuple[ProbedTree, ...]:
     """The trees of a kind's name or of a file. Raises UserError for anything else."""
-    if tree == STRAIGHTFORWARD and most_probes:
-        return grown(efficient_tree, [1] * most_depth, most_depth, everywhere=False)
+    if tree == STRAIGHTFORWARD and max_probes:
+        return trees_by_depth(efficient_tree, [1] * max_depth, max_depth, everywhere=False)
     if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
-        kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else [])]
+        kinds = [*GROWTHS, *([STRAIGHTFORWARD] if max_probes else [])]
         raise UserError(
             f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}"
         )
     if tree in GROWTHS:
-        widths = widths_of(top_k, most_depth, vocabulary)
-        return grown(GROWTHS[tree], widths, min(most_probes, len(widths)))
-    return read_trees(tree, most_depth, most_probes, vocabulary)
+        widths = candidate_widths(top_k, max_depth, vocabulary)
+        return trees_by_depth(GROWTHS[tree], widths, min(max_probes, len(widths)))
+    return read_trees(tree, max_depth, max_probes, vocabulary)
 
 
 class MedusaDrafter(CandidateDrafter):
@@ -137,7 +143,7 @@ class MedusaDrafter(CandidateDrafter):
         super().__init__(target, heads, tree, top_k, heads.config.heads)
         self._shared, self._config = heads.config.shared, target.checkpoint.config
         # one for all copies of this drafter
-        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))
+        self._heads = lru_cache(maxsize=1)(partial(candidate_finder, target, heads))
         if not self._shared:  # a shared matrix needs the target's weights
             self._heads()
 
@@ -155,22 +161,25 @@ class MedusaDrafter(CandidateDrafter):
             self.candidates = self._named(heads.most_likely(state, depth, self._trees.widest))
         else:
             self.candidates = heads.scores(state, depth)
-        together, size = depth if self._shared else 1, None if self._part is None else self.choices
-        one = Forward(self._config, rows=0, scored=together, layers=0, vocabulary=size)
-        self._forwards += [one] * (depth // together)
+        heads_per_forward, size = (
+            depth if self._shared else 1,
+            None if self._draft_vocabulary is None else self.choices,
+        )
+        forward = Forward(self._config, rows=0, scored=heads_per_forward, layers=0, vocabulary=size)
+        self._forwards += [forward] * (depth // heads_per_forward)
 
 
-def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
+def candidate_finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
     """What finds the candidates on the target's engine, of a draft vocabulary by their places in
     it.
     """
     shared, packed = heads.config.shared, target.engine == "kernels"
-    if packed and shared and heads.part is None:
+    if packed and shared and heads.draft_vocabulary is None:
         return PackedHeads(heads.blocks, heads.biases, target.packed)
     outputs = target.vocabulary_weights()[1][None] if shared else heads.outputs
     bias = head_bias(target.checkpoint, heads.blocks.dtype, target.device)
-    if heads.part is not None:
-        outputs, bias = outputs[:, heads.part.tokens], None
+    if heads.draft_vocabulary is not None:
+        outputs, bias = outputs[:, heads.draft_vocabulary.tokens], None
     if packed:
         return PackedHeads(heads.blocks, heads.biases, outputs, bias)
     attached = copy.copy(heads).attach(outputs)
@@ -209,9 +218,11 @@ class MaskTokenDrafter(CandidateDrafter):
         top_k: int | Sequence[int],
         mask_tokens: int | None = None,
     ) -> None:
-        most = adapter.config.mask_tokens
-        masks = most if mask_tokens is None else mask_tokens
-        require_whole("mask_tokens", masks, 1, most, f"null uses all {most} of the adapter")
+        trained_masks = adapter.config.mask_tokens
+        masks = trained_masks if mask_tokens is None else mask_tokens
+        require_whole(
+            "mask_tokens", masks, 1, trained_masks, f"null uses all {trained_masks} of the adapter"
+        )
         self._straight = tree == STRAIGHTFORWARD
         super().__init__(target, adapter, tree, top_k, masks, masks)
 
@@ -219,9 +230,13 @@ class MaskTokenDrafter(CandidateDrafter):
         """Take the next draft's candidates from the masks after the last accepted token."""
         accepted = len(verdict.path)
         row = 0 if self._straight or not accepted else verdict.path[-1] + 1
-        first, count = self._layout.groups[row]
-        logits = scores.logits[first + (accepted if self._straight else 0) : first + count]
-        logits = logits if self._part is None else logits[:, self._part.tokens]
+        first_probe, count = self._layout.groups[row]
+        logits = scores.logits[
+            first_probe + (accepted if self._straight else 0) : first_probe + count
+        ]
+        logits = (
+            logits if self._draft_vocabulary is None else logits[:, self._draft_vocabulary.tokens]
+        )
         if self._trees.widest and self.markov is None:
             logits = self._named(precise(logits).topk(self._trees.widest).indices)
         self.candidates = logits if self._trees.widest else None

@@ -35,19 +35,19 @@ def draft_vocabulary(
             f" and {ranking!r}"
         )
     path, checkpoint = str(tokens if ranking is None else ranking), target.checkpoint
-    found = ranked(path, target)
+    token_ids = ranked(path, target)
     if not isinstance(tokens, str):
         require_whole(
-            "policy.draft_vocabulary", tokens, 1, len(found), f"{path} ranks {len(found)}"
+            "policy.draft_vocabulary", tokens, 1, len(token_ids), f"{path} ranks {len(token_ids)}"
         )
-        found = found[:tokens]
-    if unknown := set(found) - set(checkpoint.vocabulary.values()):
+        token_ids = token_ids[:tokens]
+    if unknown := set(token_ids) - set(checkpoint.vocabulary.values()):
         raise UserError(
             f"{path} names the token {min(unknown)}, which {checkpoint.path} does not have; count"
             " anew"
         )
-    checkpoint.require_row(max(found), f"the tokens of {path}")
-    return DraftVocabulary([*found, *checkpoint.end_tokens], target.device)
+    checkpoint.require_row(max(token_ids), f"the tokens of {path}")
+    return DraftVocabulary([*token_ids, *checkpoint.end_tokens], target.device)
 
 
 def ranked(path: str, target: LoadedModel) -> list[int]:

@@ -130,7 +130,7 @@ class NarrowMarkov:
             pad(markov.before[self._tokens], (0, 0, 0, 1)), requires_grad=False
         )
         small.after = nn.Parameter(markov.after[self._tokens], requires_grad=False)
-        self._small = on_engine(target, small)
+        self._small = markov_for_engine(target, small)
         # the kernels' rows have it
         self._factor = 1.0 if isinstance(self._small, MarkovHead) else markov.scale
 
@@ -145,7 +145,7 @@ class NarrowMarkov:
 AnyMarkov = MarkovHead | PackedMarkov | NarrowMarkov
 
 
-def on_engine(
+def markov_for_engine(
     target: LoadedModel, markov: MarkovHead | None, vocabulary: DraftVocabulary | None = None
 ) -> AnyMarkov | None:
     """What drafts with it on the target's engine. vocabulary: the only tokens that it drafts; None:

@@ -20,13 +20,13 @@ from transformers import PreTrainedConfig
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
 from bild_lab.engine.methods.markov import MarkovHead
 from bild_lab.engine.methods.module_folder import (
-    Kind,
+    FolderKind,
     SavedModule,
-    base_of,
-    described,
+    base_sizes,
+    describe_shapes,
+    read_tensors,
     released_folder,
     shapes,
-    tensors_of,
 )
 from bild_lab.engine.models.head_bias import biased
 from bild_lab.engine.sampling import precise
@@ -40,13 +40,13 @@ TRAIN = (
     "python scripts/train_module.py module=medusa name=medusa model.path=DIR dataset=NAME"
     " dataset.path=DIR"
 )
-KIND = Kind(
+KIND = FolderKind(
     weights="heads.safetensors",
     config="heads_config.json",
     noun="folder of Medusa heads",
     remedy=f"make one with: {TRAIN} and give policy.heads=outputs/medusa/heads",
 )
-RELEASED = Kind(  # as FasterDecoding releases them
+RELEASED = FolderKind(  # as FasterDecoding releases them
     weights="medusa_lm_head.safetensors",
     config="config.json",
     noun="release of Medusa heads",
@@ -128,14 +128,14 @@ class MedusaHeads(SavedModule):
 
         Raises UserError for an encoder–decoder.
         """
-        shape = base_of(model_config, "Medusa")
+        shape = base_sizes(model_config, "Medusa")
         sizes = (heads, layers, shape.hidden_size, lm_head.shape[0])
-        made = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
+        heads_module = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
         if shared:
-            return made.attach(lm_head[None])
+            return heads_module.attach(lm_head[None])
         with torch.no_grad():
-            made.outputs.copy_(lm_head.detach())  # the same for every head
-        return made
+            heads_module.outputs.copy_(lm_head.detach())  # the same for every head
+        return heads_module
 
     @classmethod
     def load(cls, folder: Path | str) -> Self:
@@ -186,7 +186,7 @@ def read_released(folder: Path) -> MedusaHeads:
     names as many. Raises UserError for weights that are no such heads, and for fewer heads than
     config.json names.
     """
-    tensors = tensors_of(folder, RELEASED, RELEASED_WEIGHTS)
+    tensors = read_tensors(folder, RELEASED, RELEASED_WEIGHTS)
     try:
         config = json.loads((folder / RELEASED.config).read_text(encoding="utf-8"))
         named, base = config["medusa_num_heads"], {"path": config["base_model_name_or_path"]}
@@ -196,41 +196,44 @@ def read_released(folder: Path) -> MedusaHeads:
             f" got none ({error}); " + RELEASED.remedy
         ) from error
     ends = sorted(
-        int(found[1]) for name in tensors if (found := re.fullmatch(r"0\.(\d+)\.weight", name))
+        int(block_match[1])
+        for name in tensors
+        if (block_match := re.fullmatch(r"0\.(\d+)\.weight", name))
     )
     heads, layers = (
         sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors),
         (ends or [0])[-1],
     )
     vocabulary, dim = tensors[f"0.{layers}.weight"].shape if ends else (0, 0)
-    wanted: dict[str, tuple[int, ...]] = {}
+    expected_shapes: dict[str, tuple[int, ...]] = {}
     for head in range(heads):
         for layer in range(layers):
-            wanted |= {
+            expected_shapes |= {
                 f"{head}.{layer}.linear.weight": (dim, dim),
                 f"{head}.{layer}.linear.bias": (dim,),
             }
-        wanted[f"{head}.{layers}.weight"] = (vocabulary, dim)
-    if heads < max(1, named) or wanted != shapes(tensors):
+        expected_shapes[f"{head}.{layers}.weight"] = (vocabulary, dim)
+    if heads < max(1, named) or expected_shapes != shapes(tensors):
         raise UserError(
-            f"{folder} must hold {named} Medusa heads, got {described(shapes(tensors))};"
+            f"{folder} must hold {named} Medusa heads, got {describe_shapes(shapes(tensors))};"
             f" {RELEASED.remedy}"
         )
 
-    def stacked(part: str) -> Tensor:  # [heads, layers, …]
+    def stacked(parameter: str) -> Tensor:  # [heads, layers, …]
         rows = [
-            [tensors[f"{head}.{at}.linear.{part}"] for at in range(layers)] for head in range(heads)
+            [tensors[f"{head}.{at}.linear.{parameter}"] for at in range(layers)]
+            for head in range(heads)
         ]
         return torch.stack([torch.stack(row) for row in rows])
 
-    made = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base))
+    heads_module = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base))
     weights = {
         "outputs": torch.stack([tensors[f"{head}.{layers}.weight"] for head in range(heads)])
     }
     if layers:
         weights |= {"blocks": stacked("weight"), "biases": stacked("bias")}
-    made.load_state_dict(weights, strict=layers > 0)
-    return made
+    heads_module.load_state_dict(weights, strict=layers > 0)
+    return heads_module
 
 
 def load_medusa(
@@ -240,7 +243,7 @@ def load_medusa(
 
     Raises UserError as `SavedModule.load_for` does.
     """
-    base = base_of(target.checkpoint.config, "Medusa")
+    base = base_sizes(target.checkpoint.config, "Medusa")
     return MedusaHeads.load_for(
         target, path, vocabulary, hidden_size=base.hidden_size, vocabulary=base.vocabulary
     )

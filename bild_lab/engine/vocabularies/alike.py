@@ -137,7 +137,7 @@ class AlikeSession(SessionOver):
         self._model = model
 
     def _vocabulary(self, wanted: DraftVocabulary | None) -> DraftVocabulary:
-        return self._model.shared.among(wanted)
+        return self._model.shared.intersection(wanted)
 
     @torch.inference_mode()
     def extend(

@@ -14,8 +14,8 @@ from torch import Tensor
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.speculative.sampling import (
-    as_wide_as,
     drafter_probs,
+    padded_like,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import judged_nodes
 from bild_lab.engine.models.hf.admission import tolerance
@@ -197,7 +197,7 @@ def verification(
                 draft = replace(one.draft, probes=None, shape=None)
                 before, rows, output_spec = (
                     len(one.text) - 1,
-                    Rows(draft.under(one.text[-1]), draft.tree),
+                    Rows(draft.row_tokens(one.text[-1]), draft.tree),
                     ALL_LOGITS,
                 )
                 row = found[len(text)]
@@ -334,9 +334,9 @@ def output_of(
             text += [draft.token_list[row - 1]] if row else []
             if children[row]:
                 first = children[row][0]
-                real = as_wide_as(drawn, distribution(request.sampling, drafter.after(text))[None])[
-                    0
-                ]
+                real = padded_like(
+                    drawn, distribution(request.sampling, drafter.after(text))[None]
+                )[0]
                 if total_variation(real, drawn[first]) > REDRAWN:
                     drawn[first] = real
     return one.rule.output_distribution(draft, logits, request, drawn)

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.engine.logits_processors import STOP_STRINGS, asked_for, never_followed
+from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, search_settings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
@@ -93,8 +93,8 @@ def warn_of_what_is_left_out(wanted: Any, languages: Languages, checkpoint: Chec
     if languages.target is None and wanted != CHECKPOINT and languages_of(checkpoint.tokenizer):
         warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
     settings, others = (
-        list(asked_for(checkpoint.generation)),
-        list(never_followed(checkpoint.generation)),
+        list(score_settings(checkpoint.generation)),
+        list(search_settings(checkpoint.generation)),
     )
     if checkpoint.generation.stop_strings and wanted != CHECKPOINT:
         (settings if wanted == NONE else others).append(STOP_STRINGS)

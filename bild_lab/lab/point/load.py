@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from bild_lab.engine.logits_processors import Processors, asked_for
+from bild_lab.engine.logits_processors import Processors, score_settings
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, LoadedCheckpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
@@ -435,14 +435,14 @@ def processors_of(wanted: Any, checkpoint: Checkpoint) -> Processors:
     if wanted == NONE:
         return Processors()
     if wanted == CHECKPOINT:
-        return Processors(asked_for(checkpoint.generation))
+        return Processors(score_settings(checkpoint.generation))
     if isinstance(wanted, str) or not isinstance(wanted, Sequence) or not wanted:
         raise UserError(
             f"decoding.processors must be {CHECKPOINT}, {NONE}, or a list of Transformers' logits"
             " processors such as [{_target_: transformers.NoRepeatNGramLogitsProcessor,"
             f" ngram_size: 3}}], got {wanted!r}"
         )
-    return Processors(own=tuple(_processor(each) for each in wanted))
+    return Processors(added=tuple(_processor(each) for each in wanted))
 
 
 def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:

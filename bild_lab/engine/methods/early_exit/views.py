@@ -94,9 +94,11 @@ class LayerSkip(TargetLayers):
     ) -> None:
         target.require_layers("skipping layers")
         depth = target.depth
-        whole = named_layers("skipped_layers", skipped_layers, depth)
-        attention = whole | named_layers("skipped_attention", skipped_attention, depth)
-        feed_forward = whole | named_layers("skipped_feed_forward", skipped_feed_forward, depth)
+        full_layers = named_layers("skipped_layers", skipped_layers, depth)
+        attention = full_layers | named_layers("skipped_attention", skipped_attention, depth)
+        feed_forward = full_layers | named_layers(
+            "skipped_feed_forward", skipped_feed_forward, depth
+        )
         if not 0 < len(attention) + len(feed_forward) < 2 * depth:
             raise UserError(
                 f"skipped_layers must name some, not all, of the layers 0 to {depth - 1}, got"
@@ -156,8 +158,8 @@ class LayerView(SessionOver):
         self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
-        part = replace(output_spec, layers=self._layers, skipped=self._skipped)
-        scores = self._session.extend(replace(rows, position=self.length), part)
+        layer_spec = replace(output_spec, layers=self._layers, skipped=self._skipped)
+        scores = self._session.extend(replace(rows, position=self.length), layer_spec)
         self._ahead += len(rows.tokens)
         return scores
 

@@ -57,10 +57,10 @@ class LookaheadDrafter(Drafter):
         self._pool: dict[int, dict[NGram, None]] = {}  # what may follow a token, the newest last
 
     def propose(self, tokens: list[int]) -> Draft:
-        limits, last = self._limits, tokens[-1]
+        limits, last_token = self._limits, tokens[-1]
         room, reach = limits.room(tokens), limits.reach(tokens)
-        drafted, parents = self._branches(last, min(room, reach))
-        self._levels[0][0] = last
+        drafted, parents = self._branches(last_token, min(room, reach))
+        self._levels[0][0] = last_token
         self._rows: list[int] = []  # of the newest level, in the forward
         above = [ROOT, *(parent + 1 for parent in parents)]
         probes = self._window_rows(above) if self._fits(room, reach) else []
@@ -82,12 +82,12 @@ class LookaheadDrafter(Drafter):
         if len(self._levels) < self._ngram - 1:
             self._levels = [level[1:] for level in [*self._levels, guessed]]
             return
-        for first, *rest in zip(*self._levels, guessed, strict=True):
-            found = self._pool.setdefault(first, {})
-            found.pop(ngram := tuple(rest), None)
-            found[ngram] = None
-            if len(found) > self._guesses:
-                del found[next(iter(found))]
+        for first_token, *followers in zip(*self._levels, guessed, strict=True):
+            ngrams = self._pool.setdefault(first_token, {})
+            ngrams.pop(ngram := tuple(followers), None)
+            ngrams[ngram] = None
+            if len(ngrams) > self._guesses:
+                del ngrams[next(iter(ngrams))]
         self._levels = [*self._levels[1:], guessed]
 
     def observe_other(
@@ -95,12 +95,12 @@ class LookaheadDrafter(Drafter):
     ) -> None:
         """Nothing to learn: another drafter's forward has no rows of the window."""
 
-    def _branches(self, last: int, depth: int) -> tuple[list[int], list[int]]:
+    def _branches(self, last_token: int, depth: int) -> tuple[list[int], list[int]]:
         """The pool's n-grams after this token as a tree: tokens and parents."""
         drafted: list[int] = []
         parents: list[int] = []
         places: dict[tuple[int, int], int] = {}  # a node by its parent and token
-        for ngram in reversed(self._pool.get(last, {})):
+        for ngram in reversed(self._pool.get(last_token, {})):
             above = ROOT
             for token in ngram[:depth]:
                 if (above, token) not in places:

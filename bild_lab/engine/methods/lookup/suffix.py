@@ -95,11 +95,11 @@ class SuffixDrafter(Drafter):
                 )["input_ids"]
                 checkpoint.require_row(max(tokens, default=0), f"the tokens of {file}")
                 automaton.learn(tokens)
-        key, before = request.source.key, list(self._answers.values())
+        key, earlier_answers = request.source.key, list(self._answers.values())
         if key in self._answers:
-            before = before[: list(self._answers).index(key)]
-        automaton.unlearn(len(self._files) + len(before))
-        for answer in before[len(automaton.texts) - len(self._files) :]:
+            earlier_answers = earlier_answers[: list(self._answers).index(key)]
+        automaton.unlearn(len(self._files) + len(earlier_answers))
+        for answer in earlier_answers[len(automaton.texts) - len(self._files) :]:
             automaton.learn(answer)
         return automaton
 
@@ -132,8 +132,8 @@ class SuffixDrafter(Drafter):
         automaton, drafted, chance = self._automaton, [], 1.0
         # the text's longest suffix that occurs elsewhere too
         state = automaton.links[automaton.whole]
-        most = min(room, int(self._factor * automaton.lengths[state])) if state > ROOT else 0
-        while len(drafted) < most:
+        max_tokens = min(room, int(self._factor * automaton.lengths[state])) if state > ROOT else 0
+        while len(drafted) < max_tokens:
             ways = {token: way for token, way in automaton.follow[state].items() if token >= 0}
             if not ways:
                 state = automaton.links[state]
@@ -248,16 +248,18 @@ class SuffixAutomaton:
 
     def _append(self, token: int) -> None:
         follow, links, lengths = self.follow, self.links, self.lengths
-        before, split, moved = self.whole, NOWHERE, []
-        new = self.whole = self._state({}, lengths[before] + 1, ROOT)
-        state = before
+        previous_whole, split, moved = self.whole, NOWHERE, []
+        new = self.whole = self._state({}, lengths[previous_whole] + 1, ROOT)
+        state = previous_whole
         while state != NOWHERE and token not in follow[state]:
             follow[state][token] = new
             state = links[state]
         if state != NOWHERE:
-            links[new] = found = follow[state][token]
-            if lengths[found] != lengths[state] + 1:  # only its shorter substrings end here too
-                split = found
+            links[new] = next_state = follow[state][token]
+            if (
+                lengths[next_state] != lengths[state] + 1
+            ):  # only its shorter substrings end here too
+                split = next_state
                 links[new] = half = self._state(
                     dict(follow[split]), lengths[state] + 1, links[split]
                 )
@@ -274,7 +276,7 @@ class SuffixAutomaton:
             self.latest[state] = len(self._steps) + 1
             self.counts[state] += 1
             state = links[state]
-        self._steps.append(_Step(token, before, split, tuple(moved), tuple(latest)))
+        self._steps.append(_Step(token, previous_whole, split, tuple(moved), tuple(latest)))
 
     def _take_back(self) -> None:
         step, new, state = self._steps.pop(), self.whole, self.whole
@@ -306,5 +308,5 @@ class SuffixAutomaton:
 
     def _forget(self) -> None:
         """Drop the newest state."""
-        for each in (self.follow, self.links, self.lengths, self.counts, self.latest):
-            each.pop()
+        for states in (self.follow, self.links, self.lengths, self.counts, self.latest):
+            states.pop()

@@ -8,13 +8,13 @@ import heapq
 from collections.abc import Hashable, Sequence
 
 from bild_lab.engine.draft import ROOT, Draft, Verdict, empty_draft
-from bild_lab.engine.methods.candidate_trees import MOST_NODES, CandidateNode
+from bild_lab.engine.methods.candidate_trees import MAX_NODES, CandidateNode
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_flag, require_whole
 
-MOST_CANDIDATES = 64
+MAX_CANDIDATES = 64
 # the most likely next tokens after a token, the most likely first
 Candidates = dict[int, Sequence[int]]
 
@@ -37,8 +37,8 @@ class TokenRecycling(Drafter):
     drafts_trees = True
 
     def __init__(self, target: Model, nodes: int, top_k: int, keep: bool = False) -> None:
-        require_whole("nodes", nodes, 1, MOST_NODES)
-        require_whole("top_k", top_k, 1, MOST_CANDIDATES)
+        require_whole("nodes", nodes, 1, MAX_NODES)
+        require_whole("top_k", top_k, 1, MAX_CANDIDATES)
         require_flag("keep", keep)
         self._device, self._nothing = target.device, empty_draft(target.device)
         self._top_k, self._keep = top_k, keep
@@ -81,10 +81,10 @@ class TokenRecycling(Drafter):
         rows last.
         """
         logits = scores.logits[: len(draft) + 1]
-        found = logits.topk(min(self._top_k, logits.shape[-1])).indices.tolist()
+        candidates = logits.topk(min(self._top_k, logits.shape[-1])).indices.tolist()
         read = [self._last, *draft.token_list]
         for row in (*range(len(read)), 0, *(node + 1 for node in verdict.path)):
-            self._candidates[read[row]] = found[row]
+            self._candidates[read[row]] = candidates[row]
 
     def observe_other(
         self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict

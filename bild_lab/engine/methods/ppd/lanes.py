@@ -45,12 +45,14 @@ def in_two_threads(
     worker: ThreadPoolExecutor, here: Callable[[], First], beside: Callable[[], Second]
 ) -> tuple[First, Second]:
     """Run `beside` in the worker thread. Kernels release Python's GIL, so both run in parallel."""
-    other = worker.submit(torch.inference_mode()(beside))  # inference mode is per thread
+    second_future = worker.submit(torch.inference_mode()(beside))  # inference mode is per thread
     try:
-        first = here()
+        first_result = here()
     finally:
-        second = other.result()  # wait for it even after an error: it uses the same cache
-    return first, second
+        second_result = (
+            second_future.result()
+        )  # wait for it even after an error: it uses the same cache
+    return first_result, second_result
 
 
 def in_two_streams(
@@ -62,9 +64,9 @@ def in_two_streams(
     """
     current = torch.cuda.current_stream(aside.device)
     begun = current.record_event()
-    first = here()  # launched first, as the text waits for it
+    first_result = here()  # launched first, as the text waits for it
     aside.wait_event(begun)
     with torch.cuda.stream(aside):
-        second = beside()
+        second_result = beside()
     current.wait_stream(aside)
-    return first, second
+    return first_result, second_result

@@ -188,9 +188,9 @@ class PipelineStep:
         self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None
     ) -> tuple[int, Tensor | None]:
         """The next token, and its hidden state after d − d̄ layers if it was a candidate."""
-        last = self.request.limits.room(tokens) == 1  # no token comes after the next one
+        is_last = self.request.limits.room(tokens) == 1  # no token comes after the next one
         with self.trace.span("draft"):
-            rows, candidates = self._to_exit(tokens, begun, last)
+            rows, candidates = self._to_exit(tokens, begun, is_last)
         with self.trace.span("verify"):
             if candidates is None:
                 return int(self._choose(self._finish(rows))), None
@@ -207,7 +207,7 @@ class PipelineStep:
         return token, states[row : row + 1]
 
     def _to_exit(
-        self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None, last: bool
+        self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None, is_last: bool
     ) -> tuple[Rows, Int[Tensor, " k"] | None]:
         """Run the new rows to the exit layer.
 
@@ -215,7 +215,7 @@ class PipelineStep:
         """
         trained, shared = (
             self.pipeline._trained_head,
-            not last and self.pipeline._trained_head is None,
+            not is_last and self.pipeline._trained_head is None,
         )
         output_spec = OutputSpec(
             logits=int(shared),
@@ -227,7 +227,7 @@ class PipelineStep:
         scores = self.session.extend(Rows(fed, states=begun), output_spec)
         (x,) = scores.hidden
         rows = Rows(tokens[-len(x) :], states=x)
-        if last:
+        if is_last:
             return rows, None
         logits = scores.logits[-1] if trained is None else trained(self.exit, x[-1:])[0]
         return rows, logits.topk(self.pipeline.top_k).indices

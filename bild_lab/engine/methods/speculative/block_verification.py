@@ -58,10 +58,12 @@ class BlockVerification(Acceptance):
             len(draft), generator=request.generator, device=p.device, dtype=p.dtype
         )
         lengths = torch.arange(1, len(draft) + 1, device=p.device)
-        kept = ((uniform < chances) * lengths).amax(0, keepdim=True)
-        rest = torch.cat([residual(scaled, q), p[-1:]]).index_select(0, kept)
-        counted, chosen = draft.to_host(kept, draw(rest, request.generator))
-        return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
+        accept_length = ((uniform < chances) * lengths).amax(0, keepdim=True)
+        next_token_probs = torch.cat([residual(scaled, q), p[-1:]]).index_select(0, accept_length)
+        accepted_count, next_token = draft.to_host(
+            accept_length, draw(next_token_probs, request.generator)
+        )
+        return Verdict(path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]))
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
@@ -78,9 +80,11 @@ class BlockVerification(Acceptance):
         scaled = weights[:, None] * p[:-1]
         follows = drawn * acceptance(scaled, q)
         ends = (1 - follows.sum(-1, keepdim=True)) * chances_to_end(scaled, q, weights)[:, None]
-        kept = follows.sum(-1, keepdim=True) + ends  # P_i if `drawn` is q
-        after = torch.where(kept == 0, p[:-1], (follows + ends * residual(scaled, q)) / kept)
-        return torch.cat([after, p[-1:]])
+        prefix_probs = follows.sum(-1, keepdim=True) + ends  # P_i if `drawn` is q
+        output = torch.where(
+            prefix_probs == 0, p[:-1], (follows + ends * residual(scaled, q)) / prefix_probs
+        )
+        return torch.cat([output, p[-1:]])
 
 
 def chances_to_end(

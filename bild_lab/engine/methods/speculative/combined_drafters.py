@@ -103,17 +103,17 @@ class SpeculativeDrafter(Drafter):
         inner = self._request.limits.fitting(self._drafter.propose(text), text)
         # not cached yet: the target's token after a fully accepted draft
         behind = text[self._session.length : -1]
-        rows = inner.under(text[-1])
+        rows = inner.row_tokens(text[-1])
         if behind:
             rows = torch.cat([on_device(behind, rows.device), rows])
         scores = self._session.extend(rows, OutputSpec(logits=len(inner) + 1))
         verdict = self._accept(inner, scores.logits, self._request)
-        kept = len(verdict.path)
-        self._session.rollback(len(text) + kept)
+        accepted_count = len(verdict.path)
+        self._session.rollback(len(text) + accepted_count)
         self._drafter.observe(inner, scores, verdict)
         return (
-            [*inner.token_list[:kept], verdict.next_token],
-            scores.logits[: kept + 1],
+            [*inner.token_list[:accepted_count], verdict.next_token],
+            scores.logits[: accepted_count + 1],
             inner.calls,
         )
 
@@ -149,7 +149,7 @@ class HybridDrafter(Drafter):
         self._first, self._second, self._shortest = first, second, shortest
         self.drafts_trees = first.drafts_trees or second.drafts_trees
         self.gives = first.gives & second.gives
-        self.required_outputs = both_wants(first.required_outputs, second.required_outputs)
+        self.required_outputs = merged_outputs(first.required_outputs, second.required_outputs)
 
     @property
     def _both(self) -> tuple[Drafter, Drafter]:
@@ -193,14 +193,15 @@ class HybridDrafter(Drafter):
             drafter.rollback(length)
 
 
-def both_wants(first: OutputSpec, second: OutputSpec) -> OutputSpec:
+def merged_outputs(first_outputs: OutputSpec, second_outputs: OutputSpec) -> OutputSpec:
     """What serves both. Raises UserError if they want different hidden states."""
-    one, other = (replace(each, head_input=False) for each in (first, second))
+    one, other = (replace(each, head_input=False) for each in (first_outputs, second_outputs))
     if ALL_LOGITS not in (one, other) and one != other:
         raise UserError(
             "the drafters of a hybrid must read the same hidden states of the target, got two that"
             " differ; choose one that reads logits alone"
         )
     return replace(
-        other if one == ALL_LOGITS else one, head_input=first.head_input or second.head_input
+        other if one == ALL_LOGITS else one,
+        head_input=first_outputs.head_input or second_outputs.head_input,
     )

@@ -56,19 +56,21 @@ def accepted_path(
     return tuple(path), row
 
 
-def first_of(accepted: Sequence[float]) -> Callable[[list[int]], int | None]:
+def first_accepted(accepted: Sequence[float]) -> Callable[[list[int]], int | None]:
     """Choose the sibling drafted first among those accepted."""
     return lambda siblings: next((node for node in siblings if accepted[node]), None)
 
 
-def best_of(scores: Sequence[float], bar: float) -> Callable[[list[int]], int | None]:
+def best_sibling(scores: Sequence[float], threshold: float) -> Callable[[list[int]], int | None]:
     """Choose the sibling of the highest score, if that is the bar or more."""
     return lambda siblings: max(
-        (one for one in siblings if scores[one] >= bar), key=scores.__getitem__, default=None
+        (node for node in siblings if scores[node] >= threshold),
+        key=scores.__getitem__,
+        default=None,
     )
 
 
-def output_by(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
+def output_of_trials(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
     """The distribution of the token emitted after each row, by a rule that tries the children of a
     row in order.
 
@@ -79,17 +81,17 @@ def output_by(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
     """
     output = p.clone()
     for row, children in enumerate(judged_nodes(draft)):
-        left, kept = p[row], []
+        left, terms = p[row], []
         for node in children:
             accepted, left = judge(left, node)
-            kept.append(drawn[node] * accepted)
-        for part in reversed(kept):
-            left = part + (1 - part.sum()) * left
+            terms.append(drawn[node] * accepted)
+        for term in reversed(terms):
+            left = term + (1 - term.sum()) * left
         output[row] = left
     return output
 
 
-def output_by_bar(
+def output_of_threshold(
     passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, drawn: PerNode
 ) -> PerRow | None:
     """The same for a rule that accepts tokens that pass a bar, and else draws from p. In a tree
@@ -99,4 +101,4 @@ def output_by_bar(
     """
     if draft.parents is not None:
         return None
-    return output_by(lambda left, node: (passes[node].to(p), left), draft, p, drawn)
+    return output_of_trials(lambda left, node: (passes[node].to(p), left), draft, p, drawn)

@@ -16,15 +16,15 @@ from bild_lab.engine.methods.speculative.sampling import (
     drafter_probs,
     forgiving_verdict,
     judged_probs,
-    own_decisions,
+    lossless_decisions,
     residual,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
     judging_rows,
-    output_by,
-    output_by_bar,
+    output_of_threshold,
+    output_of_trials,
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -72,17 +72,20 @@ class TypicalAcceptance(Acceptance):
             if request.sampling.greedy
             else draw(p, request.generator)
         )
-        likelihood, bar = p[rows, draft.tokens], typical_bar(p, self._epsilon, self._delta)[rows]
-        probs, passes, chosen = draft.to_host(likelihood, likelihood > bar, choice)
-        path = longest_path(draft.parent_list, probs, passes)
-        return Verdict(path=path, next_token=int(chosen[path[-1] + 1 if path else 0]))
+        likelihood, bar = (
+            p[rows, draft.tokens],
+            typical_threshold(p, self._epsilon, self._delta)[rows],
+        )
+        probs, passing, target_tokens = draft.to_host(likelihood, likelihood > bar, choice)
+        path = longest_path(draft.parent_list, probs, passing)
+        return Verdict(path=path, next_token=int(target_tokens[path[-1] + 1 if path else 0]))
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
     ) -> PerRow | None:
         p = request.sampling.probs(logits)
-        return output_by_bar(
-            p > typical_bar(p, self._epsilon, self._delta)[:, None], draft, p, drawn
+        return output_of_threshold(
+            p > typical_threshold(p, self._epsilon, self._delta)[:, None], draft, p, drawn
         )
 
 
@@ -190,7 +193,7 @@ class TruncationSampling(SpeculativeRule):
         best = p.amax(-1, keepdim=True)
         allowed = torch.ones_like(p, dtype=torch.bool)
         if self._epsilon is not None:
-            allowed &= p > typical_bar(p, self._epsilon, self._delta)[:, None]
+            allowed &= p > typical_threshold(p, self._epsilon, self._delta)[:, None]
         if self._ratio is not None:
             allowed &= p >= self._ratio * best
         if self._top_k is not None:
@@ -224,9 +227,9 @@ class MarginAcceptance(Acceptance):
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
-        own, emitted = own_decisions(draft, logits, request)
+        accepted, emitted = lossless_decisions(draft, logits, request)
         near, likelihood = self._near(p, logits)[rows, draft.tokens], p[rows, draft.tokens]
-        return forgiving_verdict(draft, *draft.to_host(own, near, likelihood, emitted))
+        return forgiving_verdict(draft, *draft.to_host(accepted, near, likelihood, emitted))
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
@@ -239,14 +242,16 @@ class MarginAcceptance(Acceptance):
         def judge(left: Tensor, node: int) -> tuple[Tensor, Tensor]:
             return torch.where(near[node], 1.0, acceptance(left, q[node])), residual(left, q[node])
 
-        return output_by(judge, draft, p, drawn)
+        return output_of_trials(judge, draft, p, drawn)
 
     def _near(self, p: PerNode, logits: PerNode) -> Bool[Tensor, "n vocab"]:
-        first, second = precise(logits).topk(2, dim=-1).values.split(1, dim=-1)
-        return among_most_likely(p, 2) & (first > 0) & (second > self._ratio * first)
+        first_logit, second_logit = precise(logits).topk(2, dim=-1).values.split(1, dim=-1)
+        return (
+            among_most_likely(p, 2) & (first_logit > 0) & (second_logit > self._ratio * first_logit)
+        )
 
 
-def typical_bar(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]:
+def typical_threshold(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]:
     """min(ε, δ · exp(−H(p))) of each row."""
     entropy = torch.special.entr(p).sum(-1)  # nats; a token with probability 0 adds nothing
     return (delta * (-entropy).exp()).clamp(max=epsilon)

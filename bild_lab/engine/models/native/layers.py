@@ -110,20 +110,22 @@ class NativeLayers(Layers):
     def _encoded(self, encoder: PackedDecoder | None, tokens: Int[Tensor, " s"]) -> t5.Memory:
         if encoder is None:
             return self.decoder.encode(tokens)
-        return self._together("encode", partial(encoded, self.decoder, encoder), tokens, ahead=True)
+        return self._together(
+            "encode", partial(encoded, self.decoder, encoder), tokens, prefetchable=True
+        )
 
     def _together(
         self,
         kind: Hashable,
         run: Callable[[list[Any]], Sequence[Any]],
         work: Any,
-        ahead: bool = False,
+        prefetchable: bool = False,
     ) -> Any:
         """Run this work, in a batch together with what other texts want of the same kind."""
         if self._batch is None:
             return run([work])[0]
         size = self.depth * self.decoder.embedding.shape[1]
-        return self._batch.wait(PendingOp((id(self.decoder), kind), size, run, work, ahead))
+        return self._batch.wait(PendingOp((id(self.decoder), kind), size, run, work, prefetchable))
 
     def run(self, work: ForwardPass) -> Scores:
         if (

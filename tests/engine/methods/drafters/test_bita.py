@@ -104,7 +104,9 @@ def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
     model = copying()
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
-    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=3), markov=None, part=None)
+    adapter = SimpleNamespace(
+        config=SimpleNamespace(mask_tokens=3), markov=None, draft_vocabulary=None
+    )
     drafter = MaskTokenDrafter(target, adapter, "efficient_tree", 2)
     request = Request(Source((0,)), Limits(1, 4, NEVER))
     DraftThenVerify(model, drafter, SpeculativeSampling()).decode(request, Trace())
@@ -174,7 +176,9 @@ def test_sampled_texts_have_exactly_the_targets_law(
         head.after.normal_(generator=torch.Generator().manual_seed(1))
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"), engine="native")
-    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=2), markov=head, part=None)
+    adapter = SimpleNamespace(
+        config=SimpleNamespace(mask_tokens=2), markov=head, draft_vocabulary=None
+    )
     length, depths = 3, set()
     law: dict[tuple[int, ...], float] = defaultdict(float)
 

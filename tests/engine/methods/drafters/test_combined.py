@@ -17,7 +17,7 @@ from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.methods.speculative.combined_drafters import (
     HybridDrafter,
     SpeculativeDrafter,
-    both_wants,
+    merged_outputs,
 )
 from bild_lab.engine.methods.speculative.draft_model import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
@@ -191,15 +191,15 @@ def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
 
 def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
     head, states = OutputSpec(head_input=True), OutputSpec(hidden=(1, 2))
-    assert both_wants(ALL_LOGITS, ALL_LOGITS) == ALL_LOGITS
-    assert both_wants(ALL_LOGITS, head) == both_wants(head, ALL_LOGITS) == head
+    assert merged_outputs(ALL_LOGITS, ALL_LOGITS) == ALL_LOGITS
+    assert merged_outputs(ALL_LOGITS, head) == merged_outputs(head, ALL_LOGITS) == head
     assert (
-        both_wants(head, states)
-        == both_wants(states, head)
+        merged_outputs(head, states)
+        == merged_outputs(states, head)
         == OutputSpec(head_input=True, hidden=(1, 2))
     )
     with pytest.raises(UserError, match="must read the same hidden states of the target"):
-        both_wants(OutputSpec(hidden=(1,)), states)
+        merged_outputs(OutputSpec(hidden=(1,)), states)
     both = Fixed(gives=frozenset({"own_probs"}))
     assert HybridDrafter(both, both, 1).gives == {"own_probs"}
     assert HybridDrafter(both, Fixed(), 1).gives == frozenset()

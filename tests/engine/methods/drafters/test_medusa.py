@@ -44,7 +44,7 @@ def test_proposals_are_those_of_the_heads_without_a_cache(
     )
     source, target = Source((START, 5, 9, 12)), in_memory(module, engine)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), 22, NEVER))
-    heads.part = part
+    heads.draft_vocabulary = part
     drafter = MedusaDrafter(target, heads, tree, WIDTHS)
     actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
     assert actual == autoregressive(
@@ -88,7 +88,7 @@ def test_fewer_heads_than_were_trained_may_draft() -> None:
 def test_a_draft_vocabulary_bounds_the_candidates_of_every_tree() -> None:
     """Fault: ten candidates are asked of a head of two tokens, as a tree that is fitted would."""
     heads = random_heads(tiny_llama(4).config, tiny_llama(4).lm_head.weight)
-    heads.part, target = DraftVocabulary([3, 4]), in_memory(tiny_llama(4), "native")
+    heads.draft_vocabulary, target = DraftVocabulary([3, 4]), in_memory(tiny_llama(4), "native")
     assert MedusaDrafter(target, heads, "full_tree", 2).choices == 2
     with pytest.raises(UserError, match=r"top_k.* 2"):
         MedusaDrafter(target, heads, "full_tree", 3)
@@ -123,7 +123,7 @@ def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts
             False
         )
         target = in_memory(module, engine)
-        heads.part = part
+        heads.draft_vocabulary = part
         method = DraftThenVerify(
             target, MedusaDrafter(target, heads, "full_tree", WIDTHS), ExactMatch()
         )

@@ -61,7 +61,7 @@ def agreement(
         heads = random_heads(module.config, module.lm_head.weight, markov_rank=RANK).to(
             module.dtype
         )
-        heads.part = part
+        heads.draft_vocabulary = part
         drafter, markov = (
             MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS),
             heads.markov,
@@ -71,7 +71,7 @@ def agreement(
             random_adapter(module.config, markov_rank=RANK).to(module.dtype).requires_grad_(False)
         )
         masks, markov = uncached_masks(module, adapter), adapter.markov
-        adapter.part = part
+        adapter.draft_vocabulary = part
         drafter = MaskTokenDrafter(target, adapter, tree, WIDTHS)
     model = target if policy == "medusa" else BitaTarget(target, adapter)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))

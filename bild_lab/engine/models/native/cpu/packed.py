@@ -361,7 +361,7 @@ class PackedDecoder:
                 raise IndexError(
                     f"a draft vocabulary names token {int(vocabulary.tokens[-1])} of {self.known}"
                 )
-            if vocabulary.is_most_of(self.vocab):  # the whole head, without the others' scores
+            if vocabulary.covers_most_of(self.vocab):  # the whole head, without the others' scores
                 bias = vocabulary.widened(
                     torch.zeros(1, len(vocabulary)), self.vocab, float("-inf")
                 )
@@ -375,7 +375,7 @@ class PackedDecoder:
             model.vocab, model.tokens = len(vocabulary), vocabulary.tokens.data_ptr()
             return model, held
 
-        return vocabulary.made_for(self, make)[0]
+        return vocabulary.cached_for(self, make)[0]
 
     def _widened(
         self,
