@@ -54,7 +54,7 @@ class SuffixDrafter(Drafter):
         require_finite(
             "factor", factor, 0, above=True, remedy="1 drafts as many tokens as were matched"
         )
-        require_number("least", min_prob, 0, 1, remedy="0 follows any match")
+        require_number("min_prob", min_prob, 0, 1, remedy="0 follows any match")
         require_flag("keep", keep)
         self._target, self._device = target, target.device
         self._nothing = empty_draft(target.device)

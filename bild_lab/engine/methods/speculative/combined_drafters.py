@@ -127,7 +127,7 @@ class HybridDrafter(Drafter):
     """Drafts with the first drafter where it is confident, else with the second (SAM decoding, Hu
     et al., 2024, §3.3).
 
-    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies
+    The first is confident if its draft is at least `min_depth` tokens deep. A drafter that copies
     drafts further after longer matches, and a model with a stop rule as far as it is sure, so this
     holds for both. With 1 the second is asked where the first drafts nothing. Both learn from every
     verification what they can. Each round's statistics hold `second`, whether the second drafted.
@@ -137,8 +137,8 @@ class HybridDrafter(Drafter):
     where the second drafts.
     """
 
-    def __init__(self, first: Drafter, second: Drafter, shortest: int) -> None:
-        require_whole("shortest", shortest, 1)
+    def __init__(self, first: Drafter, second: Drafter, min_depth: int) -> None:
+        require_whole("min_depth", min_depth, 1)
         for place, drafter in (("first", first), ("second", second)):
             if place not in drafter.hybrid_places:
                 raise UserError(
@@ -146,7 +146,7 @@ class HybridDrafter(Drafter):
                     " drafts from rows of its own that run in every forward of the target; choose"
                     " another"
                 )
-        self._first, self._second, self._shortest = first, second, shortest
+        self._first, self._second, self._min_depth = first, second, min_depth
         self.drafts_trees = first.drafts_trees or second.drafts_trees
         self.gives = first.gives & second.gives
         self.required_outputs = merged_outputs(first.required_outputs, second.required_outputs)
@@ -165,7 +165,7 @@ class HybridDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         self._tokens = tokens
         draft, self._asked, calls = self._first.propose(tokens), self._first, 0
-        if draft.depth < self._shortest:
+        if draft.depth < self._min_depth:
             calls = draft.calls
             self._first.rollback(len(tokens))
             draft, self._asked = self._second.propose(tokens), self._second

@@ -114,7 +114,7 @@ def tree_spec_of_policy(
         ("children", children),
     ):
         require_whole(name, value, 1)
-    require_number("least", min_prob, 0, 1, remedy="0 always grows on")
+    require_number("min_prob", min_prob, 0, 1, remedy="0 always grows on")
     return TreeSpec(nodes, window, width, children, frozenset(), prune_confidence, min_prob)
 
 
