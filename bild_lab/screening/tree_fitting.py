@@ -140,7 +140,7 @@ def fit_tree(
     facts: also for the file, such as the machine and the texts.
     """
     method, drafter = decoder.method, decoder.method.drafter
-    widest, deepest = min(WIDEST, drafter.choices), drafter.max_depth
+    widest, deepest = min(WIDEST, drafter.vocabulary_size), drafter.max_depth
     collector = replace(method, drafter=collecting(drafter, widest))
     texts: list[DraftedText] = []
     seen = 0

@@ -13,7 +13,8 @@ import torch
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods.early_exit.views import EarlyExit, NarrowModel, NarrowSession
+from bild_lab.engine.methods.early_exit.views import EarlyExit
+from bild_lab.engine.methods.fr_spec import NarrowModel, NarrowSession
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter, draft_chain
 from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow_tree
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling

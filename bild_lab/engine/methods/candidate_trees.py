@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT, Draft, Tree
+from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.session import on_device
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
@@ -128,15 +128,15 @@ class ProbedTree:
 
 
 def trees_by_depth(
-    grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool = True
+    grow: Growth, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
 ) -> tuple[ProbedTree, ...]:
     """The trees of one kind, by how many positions have candidates: from none to one for each
     width.
 
-    probes: below the last committed token and, if everywhere, below each node.
-    Raises UserError for a full tree of more than MOST_NODES nodes.
+    probes: how many follow the last committed token and, with probe_nodes, each node. Raises
+    UserError for a full tree of more than MAX_NODES nodes.
     """
-    count = sum(accumulate(widths, mul))
+    count = sum(accumulate(widths, mul))  # of a full tree's nodes
     if grow is full_tree and count > MAX_NODES:
         raise UserError(
             f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
@@ -145,125 +145,69 @@ def trees_by_depth(
     trees = []
     for depth in range(len(widths) + 1):
         nodes = tuple(grow(widths[:depth]))
-        trees.append(ProbedTree(nodes, (probes, *[probes if everywhere else 0] * len(nodes))))
+        probes_of_node = probes if probe_nodes else 0
+        trees.append(ProbedTree(nodes, (probes, *[probes_of_node] * len(nodes))))
     return tuple(trees)
 
 
 @dataclass(frozen=True)
-class Layout:
+class CandidateLevel:
+    """The nodes of one depth, for candidates that depend on their parent.
+
+    parent_rows: [p], the rows of the nodes' parents, each once. picks: [n], each node's index into
+    the flattened candidates of these parents. rows: [n], of the nodes. width: how many candidates a
+    parent has.
+    """
+
+    parent_rows: Int[Tensor, " p"]
+    picks: Int[Tensor, " n"]
+    rows: Int[Tensor, " n"]
+    width: int
+
+
+@dataclass(frozen=True)
+class TreeLayout:
     """A tree's nodes and the probes of its rows, on the device.
 
     picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows:
-    the tree of the last committed token, the nodes and the probes. groups: for each row its first
-    probe's row, and how many it has.
-    nodes, above: these and their parents on the host.
+    the tree of the last committed token, the nodes and the probes. probe_groups: for each row the
+    row of its first probe, and how many probes it has. nodes, parent_list: the nodes and their
+    parents on the host.
     """
 
     picks: Int[Tensor, " n"]
     parents: Int[Tensor, " n"] | None
     probes: Int[Tensor, " p"] | None
     rows: Tree
-    groups: tuple[tuple[int, int], ...]
-    above: tuple[int, ...]
+    probe_groups: tuple[tuple[int, int], ...]
+    parent_list: tuple[int, ...]
     nodes: tuple[CandidateNode, ...]
 
     @cached_property
-    def levels(self) -> list[tuple[Tensor, Tensor, Tensor, int]]:
-        """For candidates that depend on their parent, by depth: rows of the parents, each once, and
-        of the nodes.
+    def levels(self) -> list[CandidateLevel]:
+        """The nodes by depth."""
+        depth = 1 + max(node.depth for node in self.nodes)
+        return [self._level(level) for level in range(depth)]
 
-        Between them the nodes' indices into the parents' flattened candidates, and last how many
-        candidates each has.
-        """
-        found = []
-        for depth in range(max(node.depth for node in self.nodes) + 1):
-            own = [(at + 1, node) for at, node in enumerate(self.nodes) if node.depth == depth]
-            parents = sorted({node.parent for _, node in own})
-            widest = max(node.rank for _, node in own) + 1
-            picks = [parents.index(node.parent) * widest + node.rank for _, node in own]
-            lists = ([parent + 1 for parent in parents], picks, [row for row, _ in own])
-            found.append((*(on_device(each, self.picks.device) for each in lists), widest))
-        return found
+    def _level(self, depth: int) -> CandidateLevel:
+        device = self.picks.device
+        indices = [index for index, node in enumerate(self.nodes) if node.depth == depth]
+        nodes = [self.nodes[index] for index in indices]
+        parents = sorted({node.parent for node in nodes})
+        width = 1 + max(node.rank for node in nodes)
+        picks = [parents.index(node.parent) * width + node.rank for node in nodes]
+        return CandidateLevel(
+            parent_rows=on_device([parent + 1 for parent in parents], device),
+            picks=on_device(picks, device),
+            rows=on_device([index + 1 for index in indices], device),
+            width=width,
+        )
 
     @cached_property
-    def numbers(self) -> Int[Tensor, "3 n"]:
-        """Parents, depths and ranks for the kernels."""
-        nodes = [[node.parent, node.depth, node.rank] for node in self.nodes]
-        return torch.tensor(nodes, dtype=torch.int32).T.contiguous()
-
-
-class TokenTrees:
-    """Drafts trees from candidates. Each shape is built once and then reused.
-
-    trees: by how many positions have candidates. vocabulary: the id of the first probe. widest: how
-    many candidates there are at each depth; None: as many as the trees use.
-    """
-
-    def __init__(
-        self,
-        trees: Sequence[ProbedTree],
-        vocabulary: int,
-        device: torch.device,
-        widest: int | None = None,
-    ) -> None:
-        ranks = [node.rank for tree in trees for node in tree.nodes]
-        self.widest = max(ranks, default=-1) + 1 if widest is None else widest
-        self.depth = len(trees) - 1
-        self._trees, self._vocabulary, self._device = tuple(trees), vocabulary, device
-        self._layouts: dict[tuple[int, int], Layout] = {}
-
-    def layout(self, depth: int, max_probes: int = 0) -> Layout:
-        """The tree for candidates at `depth` positions, with at most so many probes below a row."""
-        key = (depth, max_probes)
-        if key not in self._layouts:
-            self._layouts[key] = self._lay_out(self._trees[depth], max_probes)
-        return self._layouts[key]
-
-    def draft(
-        self, candidates: Tensor | None, layout: Layout, markov: Any = None, last_token: int = 0
-    ) -> Draft:
-        """A draft tree of the candidates [depth, widest]; an empty draft without nodes.
-
-        markov: finds each node's token after its parent from scores in their place, [depth, vocab].
-        last_token: committed.
-        """
-        if layout.parents is None:
-            return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
-        if markov is None:
-            tokens = candidates.flatten().index_select(0, layout.picks)
-        else:
-            tokens = markov.draft(candidates, last_token, layout)
-        return Draft(
-            tokens,
-            layout.parents,
-            probes=layout.probes,
-            shape=layout.rows,
-            known_parents=layout.above,
-        )
-
-    def _lay_out(self, tree: ProbedTree, max_probes: int) -> Layout:
-        rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]
-        probes: list[int] = []
-        groups: list[tuple[int, int]] = []
-        for row, row_probes in enumerate(tree.probes):
-            count = min(row_probes, max_probes)
-            groups.append((len(rows), count))
-            above = row
-            for mask in range(count):
-                probes.append(self._vocabulary + mask)
-                rows.append(above)
-                above = len(rows) - 1
-
-        device, above = self._device, tuple(node.parent for node in tree.nodes)
-        return Layout(
-            picks=on_device([node.depth * self.widest + node.rank for node in tree.nodes], device),
-            parents=on_device(above, device) if above else None,
-            probes=on_device(probes, device) if probes else None,
-            rows=Tree(on_device(rows, device)),
-            groups=tuple(groups),
-            above=above,
-            nodes=tree.nodes,
-        )
+    def kernel_nodes(self) -> Int[Tensor, "3 n"]:
+        """The nodes' parents, depths and ranks, as the kernels read them."""
+        columns = [[node.parent, node.depth, node.rank] for node in self.nodes]
+        return torch.tensor(columns, dtype=torch.int32).T.contiguous()
 
 
 MAKE = "scripts/fit_tree.py makes one"
@@ -318,9 +262,9 @@ def require_draftable(
 
 def tree_from_content(content: dict[str, Any]) -> ProbedTree:
     """The tree of an entry of the file. Raises ValueError for one that is no tree."""
-    parents, ranks, probes = (
-        [*map(_whole, content[key])] for key in ("parents", "ranks", "probes")
-    )
+    parents = [_integer(value) for value in content["parents"]]
+    ranks = [_integer(value) for value in content["ranks"]]
+    probes = [_integer(value) for value in content["probes"]]
     if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MAX_NODES:
         raise ValueError("parents, ranks and probes have lengths that do not fit")
     nodes: list[CandidateNode] = []
@@ -328,14 +272,13 @@ def tree_from_content(content: dict[str, Any]) -> ProbedTree:
         if not ROOT <= parent < len(nodes):
             raise ValueError(f"node {len(nodes)} comes before its parent {parent}")
         nodes.append(CandidateNode(0 if parent == ROOT else nodes[parent].depth + 1, rank, parent))
-    places = sorted((node.parent, node.rank) for node in nodes)
-    if any(candidate == next_candidate for candidate, next_candidate in pairwise(places)):
+    if len({(node.parent, node.rank) for node in nodes}) < len(nodes):
         raise ValueError("a candidate comes twice below one node")
     return ProbedTree(tuple(nodes), tuple(probes))
 
 
 def trees_to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
-    """The inverse of `tree_from_content` for all trees."""
+    """The inverse of `trees_from_content`."""
     return [
         {
             "parents": [node.parent for node in tree.nodes],
@@ -346,7 +289,7 @@ def trees_to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
     ]
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!r} is not a whole number")
     return value

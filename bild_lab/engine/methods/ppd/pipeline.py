@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, ClassVar
+from functools import cached_property, partial
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bild_lab.engine.batch_scheduler import current_batch
 from bild_lab.engine.decode import TokenLoop
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.methods.early_exit.layer_heads import (
@@ -21,7 +24,6 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
     LayerHeadsConfig,
     require_heads_of,
 )
-from bild_lab.engine.methods.ppd.lanes import Together, two_lanes
 from bild_lab.engine.methods.ppd.theory import require_exit
 from bild_lab.engine.models.head_bias import biased, head_bias
 from bild_lab.engine.request import Request
@@ -39,6 +41,11 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
 
 SHARED = "shared"
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+# runs two functions at once and returns both results
+RunBoth = Callable[[Callable[[], First], Callable[[], Second]], tuple[First, Second]]
 
 # from a layer, counted from 1, and its output
 Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
@@ -169,7 +176,7 @@ class PipelineStep:
     session: StagedSession
     request: Request
     trace: Trace
-    together: Together
+    together: RunBoth
     first: int
 
     def __post_init__(self) -> None:
@@ -249,3 +256,58 @@ class PipelineStep:
 
     def _choose(self, logits: Float[Tensor, "1 vocab"]) -> Int[Tensor, " 1"]:
         return self.request.sampling.choose(logits, self.request.generator)
+
+
+@contextmanager
+def two_lanes(device: torch.device) -> Iterator[RunBoth]:
+    """A function that runs two functions at once and returns both results when both are done.
+
+    In a batch they run one after the other, each together with the rows of other texts.
+    """
+    if current_batch() is not None:
+        yield lambda here, beside: (here(), beside())
+        return
+    if device.type == "cuda":
+        yield partial(in_two_streams, torch.cuda.Stream(device))
+        return
+    threads = torch.get_num_threads()
+    # The number is per thread; a new thread starts with the last one set. More than one thread per
+    # lane would not help: idle PyTorch threads of one lane spin on the core that the other lane
+    # needs.
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(1) as worker:
+            yield partial(in_two_threads, worker)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_two_threads(
+    worker: ThreadPoolExecutor, here: Callable[[], First], beside: Callable[[], Second]
+) -> tuple[First, Second]:
+    """Run `beside` in the worker thread. Kernels release Python's GIL, so both run in parallel."""
+    second_future = worker.submit(torch.inference_mode()(beside))  # inference mode is per thread
+    try:
+        first_result = here()
+    finally:
+        second_result = (
+            second_future.result()
+        )  # wait for it even after an error: it uses the same cache
+    return first_result, second_result
+
+
+def in_two_streams(
+    aside: torch.cuda.Stream, here: Callable[[], First], beside: Callable[[], Second]
+) -> tuple[First, Second]:
+    """Run `beside` in its own stream.
+
+    Both start after the current stream's queued work, which then waits for both.
+    """
+    current = torch.cuda.current_stream(aside.device)
+    begun = current.record_event()
+    first_result = here()  # launched first, as the text waits for it
+    aside.wait_event(begun)
+    with torch.cuda.stream(aside):
+        second_result = beside()
+    current.wait_stream(aside)
+    return first_result, second_result

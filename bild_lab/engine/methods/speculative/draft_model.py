@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods.early_exit.views import NarrowModel, TargetLayers
+from bild_lab.engine.methods.early_exit.views import TargetLayers
+from bild_lab.engine.methods.fr_spec import NarrowModel
 from bild_lab.engine.methods.speculative.theory import optimal_window
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request

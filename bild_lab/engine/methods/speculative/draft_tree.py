@@ -10,7 +10,7 @@ import torch
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods.early_exit.views import NarrowModel
+from bild_lab.engine.methods.fr_spec import NarrowModel
 from bild_lab.engine.methods.speculative.draft_model import require_confidence
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request

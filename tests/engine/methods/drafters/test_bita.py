@@ -13,8 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.methods.bita import PROMPTS, BitaTarget
-from bild_lab.engine.methods.candidates import MaskTokenDrafter
+from bild_lab.engine.methods.bita import PROMPTS, BitaTarget, MaskTokenDrafter
 from bild_lab.engine.methods.markov import MarkovHead
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling

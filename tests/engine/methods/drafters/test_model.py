@@ -304,7 +304,9 @@ def test_drafting_resumes_after_a_probe_that_stood() -> None:
 
 def test_a_round_without_a_draft_costs_no_forward_of_the_drafter() -> None:
     draft = StubModel(saying((0, 1)))
-    drafter = ModelDrafter(draft, AdaptiveWindow(cost_ratio=0.3, max_window=6, prior=0.7, memory=0.5))
+    drafter = ModelDrafter(
+        draft, AdaptiveWindow(cost_ratio=0.3, max_window=6, prior=0.7, memory=0.5)
+    )
     _, trace = decode(StubModel(saying((0, 2))), drafter, ExactMatch(), Source((0,)), 9)
     assert trace.draft_calls == trace.drafted == 3
     assert trace.target_calls == 9

@@ -10,12 +10,11 @@ import torch
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
-from bild_lab.engine.methods.bita import BitaTarget
+from bild_lab.engine.methods.bita import BitaTarget, MaskTokenDrafter
 from bild_lab.engine.methods.candidate_trees import (
     CandidateNode,
     Growth,
     ProbedTree,
-    TokenTrees,
     efficient_tree,
     full_tree,
     narrowing_tree,
@@ -23,7 +22,8 @@ from bild_lab.engine.methods.candidate_trees import (
     trees_by_depth,
     trees_to_content,
 )
-from bild_lab.engine.methods.candidates import MaskTokenDrafter, MedusaDrafter
+from bild_lab.engine.methods.candidates import TokenTrees
+from bild_lab.engine.methods.medusa import MedusaDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
@@ -111,7 +111,7 @@ def test_every_row_has_a_chain_of_probes_below_it() -> None:
 
 
 def test_a_straightforward_chain_has_probes_below_its_root_alone() -> None:
-    drafted = draft(efficient_tree, (1, 1), 2, CANDIDATES[:, :1], 2, everywhere=False)
+    drafted = draft(efficient_tree, (1, 1), 2, CANDIDATES[:, :1], 2, probe_nodes=False)
     rows, tree = drafted.row_tokens(7), drafted.tree
     assert rows.tolist() == [7, 10, 20, 40, 41]
     assert tree.parents.tolist() == [ROOT, 0, 1, 0, 3]
@@ -119,12 +119,12 @@ def test_a_straightforward_chain_has_probes_below_its_root_alone() -> None:
 
 def test_a_layout_tells_where_the_probes_of_each_row_are_and_how_many() -> None:
     trees = TokenTrees(trees_by_depth(efficient_tree, (2, 1), 3), 40, CPU)
-    assert trees.depth == 2 and trees.layout(2, 2).groups == ((4, 2), (6, 2), (8, 2), (10, 2))
+    assert trees.depth == 2 and trees.layout(2, 2).probe_groups == ((4, 2), (6, 2), (8, 2), (10, 2))
     assert trees.draft(CANDIDATES[:2, :2], trees.layout(2)).known_parents == (ROOT, ROOT, 0)
 
 
 def test_there_may_be_more_candidates_than_a_tree_uses() -> None:
-    trees = TokenTrees(trees_by_depth(efficient_tree, (2, 1)), 40, CPU, widest=3)
+    trees = TokenTrees(trees_by_depth(efficient_tree, (2, 1)), 40, CPU, width=3)
     assert trees.draft(CANDIDATES, trees.layout(2)).token_list == [10, 11, 20]
 
 
@@ -138,7 +138,7 @@ def test_the_target_runs_a_row_for_the_last_token_every_node_and_every_probe() -
 
 
 def test_trees_without_nodes_use_no_candidates_and_ask_for_no_probes_unless_told() -> None:
-    assert TokenTrees(trees_by_depth(full_tree, ()), 40, CPU).widest == 0
+    assert TokenTrees(trees_by_depth(full_tree, ()), 40, CPU).width == 0
     trees = TokenTrees(trees_by_depth(efficient_tree, (1,), 2), 40, CPU)
     assert (trees.layout(1).probes, trees.layout(1, 1).probes.tolist()) == (None, [40, 40])
 

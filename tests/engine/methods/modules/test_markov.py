@@ -14,11 +14,10 @@ from torch import Tensor
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods.bita import BitaAdapter, BitaTarget, load_bita
+from bild_lab.engine.methods.bita import BitaAdapter, BitaTarget, MaskTokenDrafter, load_bita
 from bild_lab.engine.methods.candidate_trees import GROWTHS, CandidateNode
-from bild_lab.engine.methods.candidates import MaskTokenDrafter, MedusaDrafter
 from bild_lab.engine.methods.markov import MarkovHead
-from bild_lab.engine.methods.medusa import MedusaHeads
+from bild_lab.engine.methods.medusa import MedusaDrafter, MedusaHeads
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace

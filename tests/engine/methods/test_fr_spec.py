@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.engine.methods.early_exit.views import NarrowModel
+from bild_lab.engine.methods.fr_spec import NarrowModel
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
