@@ -60,10 +60,10 @@ class Rollback(Acceptance):
         return Verdict(path, int(target_tokens[row]), stats={"distance": tuple(distances)})
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow | None:
         passes = -precise(logits).log_softmax(-1) <= self._threshold
-        return output_of_threshold(passes, draft, request.sampling.probs(logits), drawn)
+        return output_of_threshold(passes, draft, request.sampling.probs(logits), proposal_probs)
 
 
 class ReleasedRollback(Rollback):
@@ -99,6 +99,6 @@ class ReleasedRollback(Rollback):
         return replace(verdict, path=tuple(range(len(draft))), next_token=int(token_after_draft))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> None:
         """It samples nothing."""

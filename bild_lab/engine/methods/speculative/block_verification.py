@@ -66,7 +66,7 @@ class BlockVerification(Acceptance):
         return Verdict(path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         """Given that the prefix x_1 … x_i is kept.
 
@@ -78,9 +78,9 @@ class BlockVerification(Acceptance):
         q = drafter_probs(draft, p)
         weights = prefix_weights(p, q, draft)[:-1]  # [n]
         scaled = weights[:, None] * p[:-1]
-        follows = drawn * acceptance(scaled, q)
+        follows = proposal_probs * acceptance(scaled, q)
         ends = (1 - follows.sum(-1, keepdim=True)) * chances_to_end(scaled, q, weights)[:, None]
-        prefix_probs = follows.sum(-1, keepdim=True) + ends  # P_i if `drawn` is q
+        prefix_probs = follows.sum(-1, keepdim=True) + ends  # P_i if `proposal_probs` is q
         output = torch.where(
             prefix_probs == 0, p[:-1], (follows + ends * residual(scaled, q)) / prefix_probs
         )

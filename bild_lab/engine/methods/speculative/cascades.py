@@ -209,7 +209,7 @@ class Cactus(SpeculativeRule):
         return torch.cat([self._raised(p, draft), p[-1:]]), drafter_probs(draft, p)
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> None:
         """It differs from token to token of the draft."""
 

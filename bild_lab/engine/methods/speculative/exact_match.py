@@ -39,6 +39,6 @@ class ExactMatch(Acceptance):
         return Verdict(path, int(target_tokens[row]))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         return request.sampling.probs(logits)  # whatever was drafted

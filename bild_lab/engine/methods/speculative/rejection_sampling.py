@@ -50,12 +50,14 @@ class RejectionSampling(Acceptance):
         return Verdict(path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         p = request.sampling.probs(logits)
         q = drafter_probs(draft, p)
         scaled = torch.where(q > 0, max_ratio(p[:-1], q)[:, None] * q, torch.inf)  # M·q
-        return output_of_trials(lambda left, node: (left / scaled[node], left), draft, p, drawn)
+        return output_of_trials(
+            lambda left, node: (left / scaled[node], left), draft, p, proposal_probs
+        )
 
 
 def max_ratio(p: PerNode, q: PerNode) -> Float[Tensor, " n"]:

@@ -52,11 +52,14 @@ class SpeculativeRule(Acceptance):
         return verify(*self.distributions(draft, logits, request), draft, request.generator)
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         p, q = self.distributions(draft, logits, request)
         return output_of_trials(
-            lambda left, node: (acceptance(left, q[node]), residual(left, q[node])), draft, p, drawn
+            lambda left, node: (acceptance(left, q[node]), residual(left, q[node])),
+            draft,
+            p,
+            proposal_probs,
         )
 
 
@@ -128,7 +131,7 @@ class OverlapMeasurement(Acceptance):
         return Verdict((), int(target_tokens[0]), stats={"expected_acceptance": tuple(chances)})
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         return request.sampling.probs(logits)  # whatever was drafted
 

@@ -70,13 +70,13 @@ def best_sibling(scores: Sequence[float], threshold: float) -> Callable[[list[in
     )
 
 
-def output_of_trials(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
+def output_of_trials(judge: Trial, draft: Draft, p: PerRow, proposal_probs: PerNode) -> PerRow:
     """The distribution of the token emitted after each row, by a rule that tries the children of a
     row in order.
 
     If a child drawn from d is accepted with probability a, and r is left after it, then what is
     emitted from this child on is d·a + (1 − Σ d·a)·r, where r is what is emitted from the next
-    child on. p: left for the first child of each row. drawn: d of each node, given the siblings
+    child on. p: left for the first child of each row. proposal_probs: d of each node, given the siblings
     before it.
     """
     output = p.clone()
@@ -84,7 +84,7 @@ def output_of_trials(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> P
         left, terms = p[row], []
         for node in children:
             accepted, left = judge(left, node)
-            terms.append(drawn[node] * accepted)
+            terms.append(proposal_probs[node] * accepted)
         for term in reversed(terms):
             left = term + (1 - term.sum()) * left
         output[row] = left
@@ -92,7 +92,7 @@ def output_of_trials(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> P
 
 
 def output_of_threshold(
-    passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, drawn: PerNode
+    passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, proposal_probs: PerNode
 ) -> PerRow | None:
     """The same for a rule that accepts tokens that pass a bar, and else draws from p. In a tree
     siblings compete: None.
@@ -101,4 +101,4 @@ def output_of_threshold(
     """
     if draft.parents is not None:
         return None
-    return output_of_trials(lambda left, node: (passes[node].to(p), left), draft, p, drawn)
+    return output_of_trials(lambda left, node: (passes[node].to(p), left), draft, p, proposal_probs)

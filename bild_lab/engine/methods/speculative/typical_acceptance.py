@@ -81,11 +81,11 @@ class TypicalAcceptance(Acceptance):
         return Verdict(path=path, next_token=int(target_tokens[path[-1] + 1 if path else 0]))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow | None:
         p = request.sampling.probs(logits)
         return output_of_threshold(
-            p > typical_threshold(p, self._epsilon, self._delta)[:, None], draft, p, drawn
+            p > typical_threshold(p, self._epsilon, self._delta)[:, None], draft, p, proposal_probs
         )
 
 
@@ -232,7 +232,7 @@ class MarginAcceptance(Acceptance):
         return forgiving_verdict(draft, *draft.to_host(accepted, near, likelihood, emitted))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow | None:
         if draft.parents is not None:  # forgiven siblings compete
             return None
@@ -242,7 +242,7 @@ class MarginAcceptance(Acceptance):
         def judge(left: Tensor, node: int) -> tuple[Tensor, Tensor]:
             return torch.where(near[node], 1.0, acceptance(left, q[node])), residual(left, q[node])
 
-        return output_of_trials(judge, draft, p, drawn)
+        return output_of_trials(judge, draft, p, proposal_probs)
 
     def _near(self, p: PerNode, logits: PerNode) -> Bool[Tensor, "n vocab"]:
         first_logit, second_logit = precise(logits).topk(2, dim=-1).values.split(1, dim=-1)
