@@ -126,10 +126,6 @@ class Request:
     generator: torch.Generator | None = None
 
     def shorter(self, max_new_tokens: int) -> Request:
-        """The same, with at most so many new tokens."""
-        return replace(
-            self,
-            limits=replace(
-                self.limits, max_new_tokens=min(max_new_tokens, self.limits.max_new_tokens)
-            ),
-        )
+        """The request with at most so many new tokens."""
+        count = min(max_new_tokens, self.limits.max_new_tokens)
+        return replace(self, limits=replace(self.limits, max_new_tokens=count))

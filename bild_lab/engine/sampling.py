@@ -10,6 +10,11 @@ from torch import Tensor
 
 from bild_lab.errors import UserError, require_finite, require_number, require_whole
 
+Logits = Float[Tensor, "n vocab"]
+Probs = Float[Tensor, "n vocab"]
+Tokens = Int[Tensor, " n"]
+Mask = Bool[Tensor, "n vocab"]
+
 # logits divided by such a temperature stay finite in float32, and differ from each other
 COOLEST, HOTTEST = 1e-5, 1e5
 
@@ -44,7 +49,7 @@ class Sampling:
         """Whether every token may be drawn: neither top-k nor top-p."""
         return self.top_k is None and self.top_p in (None, 1.0)
 
-    def probs(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
+    def probs(self, logits: Logits) -> Probs:
         """The adjusted distribution, in float32 or better."""
         logits = precise(logits)
         if self.greedy:
@@ -58,9 +63,7 @@ class Sampling:
             logits = logits.masked_fill(outside, float("-inf"))
         return logits.softmax(-1)
 
-    def choose(
-        self, logits: Float[Tensor, "n vocab"], generator: torch.Generator | None
-    ) -> Int[Tensor, " n"]:
+    def choose(self, logits: Logits, generator: torch.Generator | None) -> Tokens:
         """One token per row: the most likely, or a draw from the adjusted distribution."""
         if self.greedy:
             return most_likely(precise(logits))
@@ -79,20 +82,18 @@ def require_temperature(key: str, value: float) -> None:
         )
 
 
-def one_hot(
-    tokens: Int[Tensor, " n"], logits: Float[Tensor, "n vocab"]
-) -> Float[Tensor, "n vocab"]:
+def one_hot(tokens: Tokens, logits: Logits) -> Probs:
     """The distribution of each row that gives its token probability 1, as wide as the logits."""
     return torch.zeros_like(logits).scatter_(-1, tokens[:, None], 1.0)
 
 
-def outside_top_k(logits: Float[Tensor, "n vocab"], top_k: int) -> Bool[Tensor, "n vocab"]:
+def outside_top_k(logits: Logits, top_k: int) -> Mask:
     """Which tokens are less likely than the k-th most likely one."""
     top_logits = logits.topk(top_k, dim=-1).values
     return logits < top_logits[..., -1:]
 
 
-def outside_nucleus(logits: Float[Tensor, "n vocab"], top_p: float) -> Bool[Tensor, "n vocab"]:
+def outside_nucleus(logits: Logits, top_p: float) -> Mask:
     """Which tokens lie outside the smallest set of the most likely tokens whose probability reaches
     top_p.
     """
@@ -103,7 +104,7 @@ def outside_nucleus(logits: Float[Tensor, "n vocab"], top_p: float) -> Bool[Tens
     return torch.zeros_like(outside).scatter(-1, order, outside)
 
 
-def pick(probs: Float[Tensor, "n vocab"], uniforms: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+def pick(probs: Probs, uniforms: Float[Tensor, " n"]) -> Tokens:
     """One token per row, drawn by a number in [0, 1): the first whose cumulative probability
     exceeds that share of the row's sum.
     """
@@ -114,7 +115,7 @@ def pick(probs: Float[Tensor, "n vocab"], uniforms: Float[Tensor, " n"]) -> Int[
     return below.sum(-1).clamp(max=last_token)
 
 
-def most_likely(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
+def most_likely(logits: Logits) -> Tokens:
     """The argmax of each row, the first of equal ones."""
     if logits.device.type != "cpu":
         return logits.argmax(-1)
@@ -122,7 +123,7 @@ def most_likely(logits: Float[Tensor, "n vocab"]) -> Int[Tensor, " n"]:
     return torch.from_numpy(logits.numpy().argmax(-1))
 
 
-def draw(probs: Float[Tensor, "n vocab"], generator: torch.Generator | None) -> Int[Tensor, " n"]:
+def draw(probs: Probs, generator: torch.Generator | None) -> Tokens:
     """Sample one token per row."""
     columns = torch.multinomial(probs, 1, generator=generator)  # [n, 1]
     return columns[:, 0]

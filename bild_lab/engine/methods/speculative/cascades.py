@@ -80,7 +80,8 @@ class SpeculativeCascade(SpeculativeRule):
     def distributions(
         self, draft: Draft, logits: PerRow, request: Request
     ) -> tuple[PerRow, PerNode]:
-        n, p = len(draft), request.sampling.probs(logits)
+        n = len(draft)
+        p = request.sampling.probs(logits)
         q = drafter_probs(draft, p)
         if n == 0:
             return p, q
@@ -146,7 +147,8 @@ class StaticEnsemble(SpeculativeRule):
         return torch.cat([self._mixed(p[:-1], q), p[-1:]]), q
 
     def _greedy(self, draft: Draft, logits: PerRow) -> Verdict:
-        scores, n = precise(logits), len(draft)
+        scores = precise(logits)
+        n = len(draft)
         ensemble_tokens = most_likely(scores)
         if n and self._weight < 1:
             p = scores[:n].softmax(-1)
@@ -214,11 +216,11 @@ class Cactus(SpeculativeRule):
         """It differs from token to token of the draft."""
 
     def _raised(self, p: PerRow, draft: Draft) -> PerNode:
-        """h of each drafted token."""
-        p, drafted = p[:-1], draft.tokens[:, None]
-        drafted_probs = p.gather(-1, drafted)  # [n, 1]
-        raised = (
-            drafted_probs + (2 * self._delta * drafted_probs * (1 - drafted_probs)).sqrt()
-        ).clamp(max=1.0)
-        scale = torch.where(drafted_probs < 1, (1 - raised) / (1 - drafted_probs), 0.0)
+        """h for each drafted token."""
+        p = p[:-1]
+        drafted = draft.tokens[:, None]
+        probs = p.gather(-1, drafted)  # [n, 1], p(x)
+        increase = (2 * self._delta * probs * (1 - probs)).sqrt()
+        raised = (probs + increase).clamp(max=1.0)  # h(x)
+        scale = torch.where(probs < 1, (1 - raised) / (1 - probs), 0.0)  # of the other tokens
         return (scale * p).scatter(-1, drafted, raised)

@@ -9,7 +9,9 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.speculative.sampling import (
     before_rejection,
+    drafted_probs,
     drafter_probs,
+    uniform_numbers,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow, output_of_trials
 from bild_lab.engine.protocols import Acceptance
@@ -36,14 +38,10 @@ class RejectionSampling(Acceptance):
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
-        drafted = draft.tokens[:, None]
         bound = max_ratio(p[:-1], q)  # M, [n]
-        uniform = torch.rand(
-            len(draft), generator=request.generator, device=p.device, dtype=p.dtype
-        )
-        accept_length = before_rejection(
-            uniform * bound * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
-        )
+        uniforms = uniform_numbers(draft, p, request.generator)
+        accepted = uniforms * bound * drafted_probs(q, draft) < drafted_probs(p[:-1], draft)
+        accept_length = before_rejection(accepted)
         (accepted_count, next_token) = draft.to_host(
             accept_length, draw(p.index_select(0, accept_length), request.generator)
         )

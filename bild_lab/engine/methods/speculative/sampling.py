@@ -55,12 +55,11 @@ class SpeculativeRule(Acceptance):
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         p, q = self.distributions(draft, logits, request)
-        return output_of_trials(
-            lambda left, node: (acceptance(left, q[node]), residual(left, q[node])),
-            draft,
-            p,
-            proposal_probs,
-        )
+
+        def judge(remaining: Tensor, node: int) -> tuple[Tensor, Tensor]:
+            return acceptance(remaining, q[node]), residual(remaining, q[node])
+
+        return output_of_trials(judge, draft, p, proposal_probs)
 
 
 class SpeculativeSampling(SpeculativeRule):
@@ -124,11 +123,10 @@ class OverlapMeasurement(Acceptance):
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p = request.sampling.probs(logits)
-        chance = torch.minimum(p[:-1], drafter_probs(draft, p)).sum(-1)
-        target_tokens, chances = draft.to_host(
-            request.sampling.choose(logits[:1], request.generator), chance
-        )
-        return Verdict((), int(target_tokens[0]), stats={"expected_acceptance": tuple(chances)})
+        overlap = torch.minimum(p[:-1], drafter_probs(draft, p)).sum(-1)
+        choice = request.sampling.choose(logits[:1], request.generator)
+        next_token, overlaps = draft.to_host(choice, overlap)
+        return Verdict((), int(next_token[0]), stats={"expected_acceptance": tuple(overlaps)})
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
@@ -141,29 +139,30 @@ def verify_chain(
     q: PerNode,
     draft: Draft,
     generator: torch.Generator | None,
-    **noted: Float[Tensor, " n"],
+    **statistics: Float[Tensor, " n"],
 ) -> Verdict:
     """Accept each token with min(1, p / q) up to the first rejection, then draw from norm(max(0, p
     − q)).
 
-    q is the drafter's distribution times the lenience. noted: statistics of each drafted token, by
-    name.
+    q is the drafter's distribution times the lenience. statistics: of each drafted token, by name.
     """
-    drafted = draft.tokens[:, None]
-    uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
-    accept_length = before_rejection(
-        uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
-    )
+    uniforms = uniform_numbers(draft, p, generator)
+    accepted = uniforms * drafted_probs(q, draft) < drafted_probs(p[:-1], draft)
+    accept_length = before_rejection(accepted)
     # after a fully accepted draft there is no q: it is padded with 0, so p − q is p
+    padded_q = pad(q, (0, 0, 0, 1))
     next_token_probs = residual(
-        p.index_select(0, accept_length), pad(q, (0, 0, 0, 1)).index_select(0, accept_length)
+        p.index_select(0, accept_length), padded_q.index_select(0, accept_length)
     )
     accepted_count, next_token, *statistic_values = draft.to_host(
-        accept_length, draw(next_token_probs, generator), *noted.values()
+        accept_length, draw(next_token_probs, generator), *statistics.values()
     )
-    stats = {name: tuple(values) for name, values in zip(noted, statistic_values, strict=True)}
     return Verdict(
-        path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]), stats=stats
+        path=tuple(range(int(accepted_count[0]))),
+        next_token=int(next_token[0]),
+        stats={
+            name: tuple(values) for name, values in zip(statistics, statistic_values, strict=True)
+        },
     )
 
 
@@ -188,27 +187,31 @@ def try_siblings(
 
     A chain is a tree without siblings.
     """
-    nodes, rows = judged_nodes(draft), judging_rows(draft)  # the host needs the number of siblings
-    table = sibling_table(rows, max(map(len, nodes)))
-    uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
-    threshold = uniform * q.gather(-1, draft.tokens[:, None])[:, 0]  # [n]
-    q = pad(q, (0, 0, 0, 1))  # index n, which means no further child, has q = 0
-    accepted = torch.zeros_like(threshold, dtype=torch.bool)
+    rows = judging_rows(draft)
+    max_siblings = max(map(len, judged_nodes(draft)))  # the host needs this number
+    uniforms = uniform_numbers(draft, p, generator)
+    thresholds = uniforms * drafted_probs(q, draft)  # [n]
+    padded_q = pad(q, (0, 0, 0, 1))  # index n, which means no further child, has q = 0
+    accepted = torch.zeros_like(thresholds, dtype=torch.bool)
     node_indices = torch.arange(len(draft), device=p.device)
-    for children in table:  # [n+1], the first child of every row, then the second, …
-        accepted |= (children[rows] == node_indices) & (threshold < p[rows, draft.tokens])
-        p = residual(p, q[children])
-    return accepted, p
+    remaining = p
+    # children: [n+1], the first child of every row, then the second, …
+    for children in sibling_table(rows, max_siblings):
+        is_tried = children[rows] == node_indices
+        accepted |= is_tried & (thresholds < remaining[rows, draft.tokens])
+        remaining = residual(remaining, padded_q[children])
+    return accepted, remaining
 
 
-def sibling_table(rows: Int[Tensor, " n"], max_siblings: int) -> Int[Tensor, "most n+1"]:
+def sibling_table(rows: Int[Tensor, " n"], max_siblings: int) -> Int[Tensor, "siblings n+1"]:
     """Entry [i, row] is the (i + 1)-th child of this row, or n if it has none. max_siblings: the most
     children of any row.
     """
     n = rows.shape[0]
-    rank = (rows == rows[:, None]).tril(-1).sum(-1)  # [n], how many siblings come before each node
+    is_sibling = rows == rows[:, None]
+    earlier_siblings = is_sibling.tril(-1).sum(-1)  # [n]
     table = rows.new_full((max_siblings, n + 1), n)
-    table[rank, rows] = torch.arange(n, device=rows.device)
+    table[earlier_siblings, rows] = torch.arange(n, device=rows.device)
     return table
 
 
@@ -218,6 +221,18 @@ def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:
     The result stays on the device.
     """
     return accepted.long().cumprod(0).sum(0, keepdim=True)
+
+
+def uniform_numbers(
+    draft: Draft, p: PerRow, generator: torch.Generator | None
+) -> Float[Tensor, " n"]:
+    """A random number in [0, 1) for each node, in the precision and on the device of p."""
+    return torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
+
+
+def drafted_probs(probs: PerNode, draft: Draft) -> Float[Tensor, " n"]:
+    """The probability of each drafted token in its row."""
+    return probs.gather(-1, draft.tokens[:, None])[:, 0]
 
 
 def drafter_probs(draft: Draft, p: PerRow) -> PerNode:
@@ -290,15 +305,11 @@ def forgiving_verdict(
     """
 
     def choose(siblings: list[int]) -> int | None:
-        accepted_siblings = (node for node in siblings if accepted[node])
-        return next(
-            accepted_siblings,
-            max(
-                (node for node in siblings if forgiven[node]),
-                key=likelihood.__getitem__,
-                default=None,
-            ),
-        )
+        for node in siblings:
+            if accepted[node]:
+                return node
+        forgiven_siblings = [node for node in siblings if forgiven[node]]
+        return max(forgiven_siblings, key=likelihood.__getitem__, default=None)
 
     path, row = accepted_path(draft, choose)
     flags = tuple(int(node in path and not accepted[node]) for node in range(len(draft)))

@@ -14,18 +14,18 @@ from bild_lab.engine.draft import Draft
 
 PerRow = Float[Tensor, "n+1 vocab"]  # logits or distributions after the text, and after each node
 PerNode = Float[Tensor, "n vocab"]
-# Of the distribution that is left for a node, and the node: the probability that each token is
-# accepted if it is the one drafted there, and what is left for the next sibling, or to draw the
-# token from.
-Trial = Callable[
-    [Float[Tensor, " vocab"], int], tuple[Float[Tensor, " vocab"], Float[Tensor, " vocab"]]
-]
+Distribution = Float[Tensor, " vocab"]
+# A trial gets the distribution that is left for a node, and the node. It gives the probability that
+# each token is accepted if it is the one drafted there, and what is left for the next sibling, or
+# to draw the token from.
+Trial = Callable[[Distribution, int], tuple[Distribution, Distribution]]
+# chooses which of these siblings is accepted; None if none is
+Choice = Callable[[list[int]], int | None]
 
 
 def judging_rows(draft: Draft) -> Int[Tensor, " n"]:
-    """The row of logits that judges each node:
-
-    0 for the root's children, i + 1 for the children of node i.
+    """The row of logits that judges each node: 0 for the root's children, i + 1 for the children of
+    node i.
     """
     if draft.parents is None:
         return torch.arange(len(draft), device=draft.tokens.device)
@@ -42,32 +42,33 @@ def judged_nodes(draft: Draft) -> list[list[int]]:
     return nodes
 
 
-def accepted_path(
-    draft: Draft, choose: Callable[[list[int]], int | None]
-) -> tuple[tuple[int, ...], int]:
-    """The accepted nodes from the root down, and the row of logits after them.
-
-    choose: which of these siblings is accepted, None if none is.
-    """
-    nodes, path, row = judged_nodes(draft), [], 0
-    while nodes[row] and (node := choose(nodes[row])) is not None:
+def accepted_path(draft: Draft, choose: Choice) -> tuple[tuple[int, ...], int]:
+    """The accepted nodes from the root down, and the row of logits after them."""
+    siblings_of_row = judged_nodes(draft)
+    path: list[int] = []
+    row = 0
+    while siblings_of_row[row]:
+        node = choose(siblings_of_row[row])
+        if node is None:
+            break
         path.append(node)
         row = node + 1
     return tuple(path), row
 
 
-def first_accepted(accepted: Sequence[float]) -> Callable[[list[int]], int | None]:
+def first_accepted(accepted: Sequence[float]) -> Choice:
     """Choose the sibling drafted first among those accepted."""
     return lambda siblings: next((node for node in siblings if accepted[node]), None)
 
 
-def best_sibling(scores: Sequence[float], threshold: float) -> Callable[[list[int]], int | None]:
-    """Choose the sibling of the highest score, if that is the bar or more."""
-    return lambda siblings: max(
-        (node for node in siblings if scores[node] >= threshold),
-        key=scores.__getitem__,
-        default=None,
-    )
+def best_sibling(scores: Sequence[float], threshold: float) -> Choice:
+    """Choose the sibling of the highest score, if that reaches the threshold."""
+
+    def choose(siblings: list[int]) -> int | None:
+        passing = [node for node in siblings if scores[node] >= threshold]
+        return max(passing, key=scores.__getitem__, default=None)
+
+    return choose
 
 
 def output_of_trials(judge: Trial, draft: Draft, p: PerRow, proposal_probs: PerNode) -> PerRow:
@@ -81,21 +82,23 @@ def output_of_trials(judge: Trial, draft: Draft, p: PerRow, proposal_probs: PerN
     """
     output = p.clone()
     for row, children in enumerate(judged_nodes(draft)):
-        left, terms = p[row], []
+        remaining = p[row]
+        accepted_terms: list[Distribution] = []
         for node in children:
-            accepted, left = judge(left, node)
-            terms.append(proposal_probs[node] * accepted)
-        for term in reversed(terms):
-            left = term + (1 - term.sum()) * left
-        output[row] = left
+            acceptance_probs, remaining = judge(remaining, node)
+            accepted_terms.append(proposal_probs[node] * acceptance_probs)
+        emitted = remaining
+        for accepted in reversed(accepted_terms):
+            emitted = accepted + (1 - accepted.sum()) * emitted
+        output[row] = emitted
     return output
 
 
 def output_of_threshold(
     passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, proposal_probs: PerNode
 ) -> PerRow | None:
-    """The same for a rule that accepts tokens that pass a bar, and else draws from p. In a tree
-    siblings compete: None.
+    """`output_of_trials` for a rule that accepts the tokens that pass a threshold, and else draws
+    from p. In a tree siblings compete: None.
 
     passes: whether each token after each row passes.
     """
