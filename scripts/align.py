@@ -51,8 +51,8 @@ def alignment(cfg: DictConfig) -> Alignment:
     from bild_lab.training.align import Alignment
     from bild_lab.training.answers import read_calibration
     from bild_lab.training.distillation import Teaching
-    from bild_lab.training.recipe import Recipe
     from bild_lab.training.reports import training_logger
+    from bild_lab.training.train_spec import TrainSpec
 
     folder = sweep_folder(cfg)
     require_writable(folder)
@@ -60,7 +60,7 @@ def alignment(cfg: DictConfig) -> Alignment:
     for key, value in {"model.path": cfg.model.path, "calibration": cfg.calibration}.items():
         if not isinstance(value, str) or not value:
             raise UserError(f"{key} must be a folder, got {value!r}")
-    recipe = typed(Recipe, cfg.train, "train")
+    recipe = typed(TrainSpec, cfg.train, "train")
     calibration = read_calibration(Path(cfg.calibration))
     small = Checkpoint(cfg.model.path, cfg.model.revision)
     unaligned = (
@@ -109,8 +109,10 @@ def compared_table(compared: dict[str, Any]) -> Table:
     for title in ("before", "after", "change"):
         table.add_column(title, justify="right")
     for key, both in compared.items():
-        before, after = both["before"] * 100, both["after"] * 100
-        table.add_row(labels[key], f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}")
+        unaligned, aligned = both["before"] * 100, both["after"] * 100
+        table.add_row(
+            labels[key], f"{unaligned:.2f}", f"{aligned:.2f}", f"{aligned - unaligned:+.2f}"
+        )
     return table
 
 

@@ -50,11 +50,11 @@ def main() -> None:
         output.print(escape(f"{packed} holds all of it"))
 
 
-def check(folder: Path, found: list[str]) -> None:
+def check(folder: Path, faults: list[str]) -> None:
     """Print what is wrong, and exit with 1 if something is."""
-    for fault in found:
+    for fault in faults:
         output.print(escape(fault))
-    if found:
+    if faults:
         sys.exit(1)
     output.print(
         escape(

@@ -117,7 +117,7 @@ def pair_bench(
     draft = None if pair.draft is None else loaded(pair.draft, pair.draft_revision, device, dtype)
     if draft is not None:
         draft[0].checkpoint.check()
-        draft = tuple(in_vocabulary_of(checkpoint, each) for each in draft)
+        draft = tuple(in_vocabulary_of(checkpoint, model) for model in draft)
     requests = []
     for example in examples:
         source = target[0].source(example.prompt)
@@ -128,7 +128,7 @@ def pair_bench(
         )
     # as OpenVINO wants it
     shared = draft is not None and draft[0].checkpoint.vocabulary == checkpoint.vocabulary
-    others = (
+    peer_builders = (
         peer_methods(checkpoint, draft[0].checkpoint if shared else None, dtype)
         if peers and not policy
         else {}
@@ -141,25 +141,30 @@ def pair_bench(
                 f"the benchmark has our methods, got policy={cfg.policy.name}; give a peer's or"
                 " none"
             )
-        others[cfg.policy.name] = lambda: method
-    kept = {}
+        peer_builders[cfg.policy.name] = lambda: method
+    summaries = {}
     for file in files:
         model = load_model(file, None, str(device), dtype, "kernels", bits="gguf")
-        kept[f"kernels_{model.checkpoint.precision}"] = model
-        others[f"llama_cpp_{model.checkpoint.precision}"] = partial(LlamaCpp, target[1], file)
+        summaries[f"kernels_{model.checkpoint.precision}"] = model
+        peer_builders[f"llama_cpp_{model.checkpoint.precision}"] = partial(
+            LlamaCpp, target[1], file
+        )
     judge, metric = None, dataset.scored[0]
     if needs_references(metric) and metric != PASS_AT_1:  # which would run programs
         scoring = Scoring((metric,), writing=dataset.writing(pair.target_language))
-        scoring = scoring.fitted([one.references for one in examples])
+        scoring = scoring.fitted([example.references for example in examples])
 
         def judge(texts: Sequence[Sequence[int]]) -> float:
-            whole = [checkpoint.tokenizer.decode(one, skip_special_tokens=True) for one in texts]
-            words = [before_stop(text, decoding.stop).strip() for text in whole]
-            return scoring.judge(words, None, [one.references for one in examples], 0)[
+            decoded = [
+                checkpoint.tokenizer.decode(token_ids, skip_special_tokens=True)
+                for token_ids in texts
+            ]
+            words = [before_stop(text, decoding.stop).strip() for text in decoded]
+            return scoring.judge(words, None, [example.references for example in examples], 0)[
                 metric
             ].score.value
 
-    return bench_of(name, target, draft, tuple(requests), others, kept, judge)
+    return bench_of(name, target, draft, tuple(requests), peer_builders, summaries, judge)
 
 
 def loaded(path: str, revision: str | None, device: torch.device, dtype: torch.dtype) -> Models:
@@ -220,16 +225,16 @@ def long_table(rows: list[dict]) -> Table:
     )
     shown.add_column("method", no_wrap=True)
     shown.add_column("")
-    found = {(row["shape"], row["method"], row["precision"]): {} for row in rows}
+    rates_of = {(row["shape"], row["method"], row["precision"]): {} for row in rows}
     for row in rows:
         head = f"{row['to']:,}" if row["by"] == "prompt" else f"{row['from']}–{row['to']}"
-        found[row["shape"], row["method"], row["precision"]][head] = row["ms"]
-    heads = list(dict.fromkeys(head for each in found.values() for head in each))
+        rates_of[row["shape"], row["method"], row["precision"]][head] = row["ms"]
+    heads = list(dict.fromkeys(head for rates in rates_of.values() for head in rates))
     for head in heads:
         shown.add_column(head, justify="right")
-    for (_, method, precision), each in found.items():
+    for (_, method, precision), rates in rates_of.items():
         shown.add_row(
-            method, SHORT.get(precision, precision), *(decimals(each.get(head)) for head in heads)
+            method, SHORT.get(precision, precision), *(decimals(rates.get(head)) for head in heads)
         )
     return shown
 
@@ -246,9 +251,9 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
     """
     from bild_lab.benchmark.bench import SHAPES
 
-    every = [*SHAPES, "toy"]
-    if unknown := sorted(set(words) - {*every, ALL}):
-        raise UserError(f"the shapes are {', '.join(every)}, or {ALL}, got {unknown[0]!r}")
+    all_names = [*SHAPES, "toy"]
+    if unknown := sorted(set(words) - {*all_names, ALL}):
+        raise UserError(f"the shapes are {', '.join(all_names)}, or {ALL}, got {unknown[0]!r}")
     if any(word.startswith(("pair", "dataset", "template")) for word in overrides):
         if words:
             raise UserError(f"give shapes or a pair, got {words[0]!r} and {overrides[0]!r}")
@@ -257,13 +262,14 @@ def chosen(words: list[str], overrides: list[str], gpu: bool) -> list[str]:
         *(name for name, shape in SHAPES.items() if shape.gpu == gpu),
         *([] if gpu else ["toy"]),
     ]
-    wanted = words if words and ALL not in words else [*words, *usual]
-    return [shape for shape in every if shape in wanted]
+    names = words if words and ALL not in words else [*words, *usual]
+    return [shape for shape in all_names if shape in names]
 
 
 def main() -> None:
     words, overrides = (
-        [word for word in sys.argv[1:] if ("=" in word) == given] for given in (False, True)
+        [word for word in sys.argv[1:] if ("=" in word) == is_override]
+        for is_override in (False, True)
     )
     stages.enter("loading libraries")
     import torch  # late: it takes seconds to load
@@ -325,15 +331,15 @@ def main() -> None:
     for name in shapes:
         shape = SHAPES.get(name)
         if shape is not None:
-            made = synthetic_bench(name, device, dtype, lacking is None)
+            benchmark = synthetic_bench(name, device, dtype, lacking is None)
         else:
             label = Path(cfg.pair.target).name if name == "pair" else name
             policy = any(word.startswith("policy") for word in overrides)
-            made = pair_bench(cfg, label, device, dtype, lacking is None, policy, files)
-        with made as bench:
+            benchmark = pair_bench(cfg, label, device, dtype, lacking is None, policy, files)
+        with benchmark as bench:
             rounds = ROUNDS_OF_A_PAIR if shape is None else shape.rounds
             if shape is None and not long:
-                tokens = sum(one.limits.max_new_tokens for one in bench.requests)
+                tokens = sum(request.limits.max_new_tokens for request in bench.requests)
                 lasting = decoding_seconds(
                     weight_bytes(bench), tokens, rounds, len(bench.methods), bandwidth
                 )

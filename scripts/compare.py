@@ -55,14 +55,14 @@ def compare(cfg: DictConfig) -> None:
     compared, why = [], ""
     for pair in matching.pairs:
         keys = ("dataset", "split", "data", "n_examples")
-        asked = str([one.setting.get(key) for one in (pair.a, pair.b) for key in keys])
-        if asked not in texts:
-            texts[asked] = shared_texts(pair.a, pair.b)
-        shared = texts[asked]
+        data_key = str([side.setting.get(key) for side in (pair.a, pair.b) for key in keys])
+        if data_key not in texts:
+            texts[data_key] = shared_texts(pair.a, pair.b)
+        shared = texts[data_key]
         why = why or shared.why
-        examples = (read_examples(one.folder) for one in (pair.a, pair.b))
+        examples = (read_examples(side.folder) for side in (pair.a, pair.b))
         compared.append(compare_pair(pair, *examples, shared.references, shared.keys))
-    if all(one.quality.difference is not None for one in compared):
+    if all(comparison.quality.difference is not None for comparison in compared):
         why = ""
     remarks = notes(
         compared, differences(matching.pairs), {"A": matching.only_a, "B": matching.only_b}, why

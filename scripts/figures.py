@@ -70,7 +70,9 @@ def run_missing(name: str) -> None:
 
     Raises UserError if one was not; the output says why.
     """
-    from bild_lab.papers.steps import machine_of, run_steps, steps_of
+    from bild_lab.papers.machine import machine_of
+    from bild_lab.papers.step_runs import run_steps
+    from bild_lab.papers.steps import steps_of
 
     stages.leave()
     steps = [step for step in steps_of(name, "small") if step.figure is None]
@@ -78,7 +80,7 @@ def run_missing(name: str) -> None:
         raise UserError(f"{name}: a step failed, and the figure needs its results")
 
 
-def draw(wanted: FigureOptions) -> list[str]:
+def draw(options: FigureOptions) -> list[str]:
     """Draw every figure.
 
     If there are several, returns the first line of what each that could not be drawn needs.
@@ -88,19 +90,19 @@ def draw(wanted: FigureOptions) -> list[str]:
     from bild_lab.papers.figures import draw_figure
 
     failed: list[str] = []
-    for name in wanted.figures:
+    for name in options.figures:
         curves: list[Path] = []
         try:
-            if wanted.run:
+            if options.run:
                 run_missing(name)
             stages.enter(f"drawing {name}")
-            curves = draw_theory(name, wanted.outputs / "figures", wanted.kinds[0])
+            curves = draw_theory(name, options.outputs / "figures", options.kinds[0])
             drawn = draw_figure(
-                name, wanted.outputs, wanted.outputs / "figures", wanted.scale, wanted.kinds
+                name, options.outputs, options.outputs / "figures", options.scale, options.kinds
             )
             output.print(escape(drawn.summary))
         except UserError as error:
-            alone = len(wanted.figures) == 1
+            alone = len(options.figures) == 1
             if alone and not curves:
                 raise
             # without the commands
@@ -133,8 +135,8 @@ def draw_theory(name: str, folder: Path, kind: str) -> list[Path]:
 
 
 def main() -> None:
-    wanted = parse(sys.argv[1:])
-    failed = draw(wanted)
+    options = parse(sys.argv[1:])
+    failed = draw(options)
     for message in failed:
         console.print(f"[dim]{escape(message)}[/dim]")
     if failed:
@@ -142,7 +144,7 @@ def main() -> None:
             "[dim]A figure alone says what makes it; `scale=small run=true` runs the small"
             " experiments.[/dim]"
         )
-    if failed and len(failed) == len(wanted.figures) > 1:
+    if failed and len(failed) == len(options.figures) > 1:
         raise UserError("no figure was drawn; the messages above say what each one needs")
 
 

@@ -83,8 +83,8 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     from bild_lab.lab.point.prepare import sweep_folder
     from bild_lab.lab.store.records import require_writable
     from bild_lab.training.finetune import LIKELIHOOD, FinetuningJob, best_score
-    from bild_lab.training.recipe import Recipe
     from bild_lab.training.reports import training_logger
+    from bild_lab.training.train_spec import TrainSpec
 
     folder = sweep_folder(cfg)
     require_writable(folder)
@@ -99,9 +99,9 @@ def finetuning_job(cfg: DictConfig) -> tuple[FinetuningJob, list[float]]:
     # its score is read when the data are known
     folders = {"stop_at_score": None} if isinstance(stop, str) else {}
     recipes = [
-        typed(Recipe, {**values, "learning_rate": rate, **folders}, "train") for rate in rates
+        typed(TrainSpec, {**values, "learning_rate": rate, **folders}, "train") for rate in rates
     ]
-    recipe, rates = recipes[0], [one.learning_rate for one in recipes]
+    recipe, rates = recipes[0], [recipe_of_rate.learning_rate for recipe_of_rate in recipes]
     start = starting_point(cfg.model, recipe.max_target_tokens)
     if dataset.reference_column is None:
         raise UserError(

@@ -40,9 +40,9 @@ PINS = "pins"  # the word for pinning in place of an item
 
 @dataclass(frozen=True)
 class PaperRunOptions:
-    """What the command line asks for. gpu:
+    """What the command line asks for.
 
-    None for the one that is here. slurm: options of jobs; None: no jobs.
+    gpu: None for the GPU that is here. slurm: options of jobs; None: no jobs.
     """
 
     item: str
@@ -63,12 +63,12 @@ def parse(words: list[str]) -> PaperRunOptions:
     names = [word for word in words if "=" not in word]
     scale, gpu = settings.pop("scale", "paper"), settings.pop("gpu", None)
     run, force, launcher = (settings.pop(key, "false") for key in ("run", "force", "launcher"))
-    options = {
+    slurm_options = {
         key.removeprefix(SLURM): settings.pop(key)
         for key in list(settings)
         if key.startswith(SLURM)
     }
-    if launcher not in ("slurm", "false") or (options and launcher == "false"):
+    if launcher not in ("slurm", "false") or (slurm_options and launcher == "false"):
         raise UserError(
             f"launcher must be slurm, with slurm.KEY=VALUE, or left out; got {launcher}"
         )
@@ -77,10 +77,10 @@ def parse(words: list[str]) -> PaperRunOptions:
             "give one item such as bild/fig4, or all, then KEY=VALUE; got"
             f" {' '.join(words) or 'nothing'}"
         )
-    if options_of := [word for word in names if word[:1] == "-"]:
-        raise UserError(f"settings are KEY=VALUE, such as run=true, got {options_of[0]}")
+    if dashed := [word for word in names if word.startswith("-")]:
+        raise UserError(f"settings are KEY=VALUE, such as run=true, got {dashed[0]}")
     overrides = [f"{key}={value}" for key, value in settings.items()]
-    slurm = options if launcher == "slurm" else None
+    slurm = slurm_options if launcher == "slurm" else None
     return PaperRunOptions(names[0], scale, gpu, run == "true", force == "true", slurm, overrides)
 
 
@@ -97,7 +97,7 @@ def repositories() -> Iterator[tuple[str, str, str | None]]:
             yield "datasets", dataset["hub_id"], dataset.get("hub_revision")
 
 
-def pin(chosen: Sequence[str]) -> None:
+def pin(names: Sequence[str]) -> None:
     """Pin these repositories, or all.
 
     Raises UserError for an id that no experiment reads, and in the end for those that the hub does
@@ -107,14 +107,14 @@ def pin(chosen: Sequence[str]) -> None:
     from huggingface_hub.errors import HTTPError
 
     known = list(dict.fromkeys(repositories()))
-    if unknown := set(chosen) - {name for _, name, _ in known}:
+    if unknown := set(names) - {name for _, name, _ in known}:
         raise UserError(
             f"no experiment reads {', '.join(sorted(unknown))}; see bild_lab/papers/hub.yaml"
         )
     text = files.PINS.read_text(encoding="utf-8")
     pins, failed = yaml.load(text, yaml.BaseLoader), []
     for kind, name, branch in known:
-        if chosen and name not in chosen:
+        if names and name not in names:
             continue
         stages.enter(f"asking for {name}")
         try:
@@ -137,33 +137,36 @@ def main() -> None:
     if sys.argv[1:2] == [PINS]:
         pin(sys.argv[2:])
         return
-    wanted = parse(sys.argv[1:])
+    options = parse(sys.argv[1:])
     stages.enter("reading the experiments")
-    from bild_lab.papers.paper_runs import downloads, needs, sentence, unverified
-    from bild_lab.papers.steps import machine_of, outlook, run_steps, steps_of, submit_steps
+    from bild_lab.papers.machine import machine_of
+    from bild_lab.papers.paper_runs import describe_needs, downloads, needs, unverified
+    from bild_lab.papers.step_runs import plan, run_steps, submit_steps
+    from bild_lab.papers.steps import steps_of
 
-    machine = machine_of(wanted.gpu, wanted.force)
-    steps = steps_of(wanted.item, wanted.scale, wanted.overrides)
-    if wanted.run:
+    machine = machine_of(options.gpu, options.force)
+    steps = steps_of(options.item, options.scale, options.overrides)
+    if options.run:
         stages.leave()
         submits = (
-            run_steps if wanted.slurm is None else partial(submit_steps, parameters=wanted.slurm)
+            run_steps if options.slurm is None else partial(submit_steps, parameters=options.slurm)
         )
         if not submits(
             steps, machine, say=lambda text: console.print(f"[dim]{escape(text)}[/dim]")
         ):
             raise SystemExit(1)
         return
-    everything = []
-    for place, (step, state) in enumerate(outlook(steps, machine), 1):
-        needed = [needs(each, machine.gpu) for each in step.settings]
-        everything += needed
+    needed = []
+    for place, (step, status) in enumerate(plan(steps, machine), 1):
+        step_needs = [needs(setting, machine.gpu) for setting in step.settings]
+        needed += step_needs
         reads = f"reads {', '.join(step.reads)}" if step.reads else ""
-        parts = [step.command, reads, f"writes {step.writes}", sentence(needed, machine.gpu)]
-        output.print(escape(f"{place} {state}: {'; '.join(filter(None, parts))}"))
-    sizes = downloads(everything)
+        writes = f"writes {step.writes}"
+        parts = [step.command, reads, writes, describe_needs(step_needs, machine.gpu)]
+        output.print(escape(f"{place} {status}: {'; '.join(filter(None, parts))}"))
+    sizes = downloads(needed)
     listed = ", ".join(f"{name} {size:.1f}" for name, size in sorted(sizes.items()))
-    hours = sum(each.hours or 0.0 for each in everything)
+    hours = sum(need.hours or 0.0 for need in needed)
     total = (
         f"together {sum(sizes.values()):.0f} GB to download ({listed}), about {hours:.1f} h on"
         f" {machine.gpu}"

@@ -47,11 +47,11 @@ def run(cfg: DictConfig) -> None:
     certifies = spec.guarantee.loss is not None
     if certifies:
         require_losses(
-            screening.point.scoring.lead, max(one.turn for one in screening.point.examples)
+            screening.point.scoring.lead, max(example.turn for example in screening.point.examples)
         )
     if spec.confirmations or certifies:
         screening.require_other_examples(spec.confirm)
-    found = screen(screening, spec)
+    screened = screen(screening, spec)
     keys = (
         "points",
         "recorded_target_calls",
@@ -59,30 +59,30 @@ def run(cfg: DictConfig) -> None:
         "vanilla_target_calls",
         "cost_model_error",
     )
-    points, recorded, live, alone, error = (found.summary[key] for key in keys)
+    points, recorded, live, alone, error = (screened.summary[key] for key in keys)
     output.print(
         f"{points} points screened: {recorded:,} target forwards where live runs take {live:,} "
         f"({live / max(1, recorded):.1f} times as many; one vanilla decoding is {alone:,})"
         + ("" if error is None else f", predicted to {error:.1%} (median)")
     )
     if certifies:
-        output.print(escape(found.guarantee(spec)))
-    found.confirm(spec.confirm, measure_point)
-    for each in found.summary["confirmed"]:
+        output.print(escape(screened.guarantee(spec)))
+    screened.confirm(spec.confirm, measure_point)
+    for point in screened.summary["confirmed"]:
         output.print(
-            escape(f"chosen on {spec.select}, measured on {spec.confirm}: {confirmed(each)}")
+            escape(f"chosen on {spec.select}, measured on {spec.confirm}: {confirmed(point)}")
         )
 
 
-def confirmed(one: Mapping[str, Any]) -> str:
+def confirmed(point: Mapping[str, Any]) -> str:
     """A point that was measured, beside what was predicted of it."""
-    knobs = " ".join(f"{knob} {value}" for knob, value in one["knobs"].items())
+    knobs = " ".join(f"{knob} {value}" for knob, value in point["knobs"].items())
     return (
-        f"{one['policy']} {knobs}: {one['speedup']:.2f}x [{one['speedup_low']:.2f},"
-        f" {one['speedup_high']:.2f}], predicted {one['predicted_speedup']:.2f}x (where it was"
-        f" chosen {one['selected_speedup']:.2f}x; vanilla took {one['baseline_drift']:+.0%} against"
-        f" its prediction); {one['metric']} {one['confirmed_difference']:+.2f} (where it was chosen"
-        f" {one['selected_difference']:+.2f})"
+        f"{point['policy']} {knobs}: {point['speedup']:.2f}x [{point['speedup_low']:.2f},"
+        f" {point['speedup_high']:.2f}], predicted {point['predicted_speedup']:.2f}x (where it was"
+        f" chosen {point['selected_speedup']:.2f}x; vanilla took {point['baseline_drift']:+.0%} against"
+        f" its prediction); {point['metric']} {point['confirmed_difference']:+.2f} (where it was chosen"
+        f" {point['selected_difference']:+.2f})"
     )
 
 

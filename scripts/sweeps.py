@@ -65,10 +65,10 @@ def given_sweeps(cfg: DictConfig) -> list[Sweep]:
             f"folders of sweeps are needed, got none; python scripts/sweeps.py {cfg.what}"
             " outputs/NAME"
         )
-    found = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]
-    for sweep in found:
+    sweeps = [Sweep(Path(str(folder)).expanduser()) for folder in cfg.sweeps]
+    for sweep in sweeps:
         sweep.finished()
-    return found
+    return sweeps
 
 
 def merge(cfg: DictConfig) -> None:
@@ -92,8 +92,8 @@ def merge(cfg: DictConfig) -> None:
     record_command(merged.folder)
     for source in sources:
         # in order: a later result replaces an earlier one
-        newest = {one.point: one for one in source.all_results()}
-        copied = sum([merged.adopt(one) for one in newest.values()])
+        newest = {result.point: result for result in source.all_results()}
+        copied = sum([merged.adopt(result) for result in newest.values()])
         failed = len(source.failures())
         left_out = f"; {failed} failed there and are left out" if failed else ""
         line = (
@@ -127,22 +127,25 @@ def predict(cfg: DictConfig) -> None:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(titles)
         results = sweep.results()
-        for one in results:
-            if one.is_baseline:
+        for result in results:
+            if result.is_baseline:
                 continue
-            knobs = " ".join(f"{knob} {value}" for knob, value in one.knobs.items())
+            knobs = " ".join(f"{knob} {value}" for knob, value in result.knobs.items())
             numbers = [
-                one.counts.tokens_per_target_call,
-                one.counts.acceptance_rate,
-                one.speedup.value,
+                result.counts.tokens_per_target_call,
+                result.counts.acceptance_rate,
+                result.speedup.value,
             ]
-            profile, cost = read_profile(one.folder), one.prediction and one.prediction.cost_ratio
+            profile, cost = (
+                read_profile(result.folder),
+                result.prediction and result.prediction.cost_ratio,
+            )
             numbers += (profile and cost is not None and best_window(profile, cost)) or (None, None)
-            writer.writerow([one.policy, knobs, *numbers])
-            told = knob_label(one, telling_knobs(one, results), " ")
+            writer.writerow([result.policy, knobs, *numbers])
+            label = knob_label(result, telling_knobs(result, results), " ")
             table.add_row(
-                one.policy,
-                told,
+                result.policy,
+                label,
                 *("–" if number is None else f"{number:.2f}" for number in numbers),
             )
         file = sweep.folder / "predicted.csv"
@@ -188,8 +191,8 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
         )
     except OSError as error:  # another user's folder, or a full disk
         runs, written = read_runs(outputs), f"{outputs / PAGE} was not written: {error}"
-    chosen = [run for run in runs if run.contains(words)]
-    if words and not chosen:
+    matching = [run for run in runs if run.contains(words)]
+    if words and not matching:
         named = suggestion(words[0], [run.name for run in runs])
         raise UserError(
             f"none of the {counted(len(runs), 'run')} in {outputs} contains"
@@ -198,12 +201,12 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for title in ("name, date", "models, data", "points", "no loss", "one point"):
         table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
-    for run in chosen:
+    for run in matching:
         name, about = f"{run.name}\n{run.date[:10]}", f"{run.pair}\n{run.data}"
         table.add_row(*map(Text, (name, about, str(run.points), run.free, run.cheap)))
     output.print(table)
     if words:
-        console.print(f"{len(chosen)} of {len(runs)} contain {escape(' '.join(words))}")
+        console.print(f"{len(matching)} of {len(runs)} contain {escape(' '.join(words))}")
     console.print(escape(written))
 
 
@@ -254,11 +257,12 @@ def _placed(logger: dict[str, Any], sweep: Sweep) -> dict[str, Any]:
     """A logger, or several, that write to the folder of the sweep, wherever that is."""
     usual = f"outputs/{sweep.name}"
     values = {
-        key: str(sweep.folder) if (key, one) == ("directory", usual) else one
-        for key, one in logger.items()
+        key: str(sweep.folder) if (key, value) == ("directory", usual) else value
+        for key, value in logger.items()
     }
     return {
-        key: _placed(one, sweep) if isinstance(one, dict) else one for key, one in values.items()
+        key: _placed(value, sweep) if isinstance(value, dict) else value
+        for key, value in values.items()
     }
 
 
@@ -307,11 +311,11 @@ COMMANDS = {
 def as_overrides(words: Sequence[str]) -> list[str]:
     """The command line with its first plain word in `what` and its folders in `sweeps`."""
     what = next((word for word in words if "=" not in word and word[:1] != "-"), None)
-    others = list(words)
+    overrides = list(words)
     if what in COMMANDS:
-        others.remove(what)
-        others.insert(0, f"what={what}")
-    return words_as_list(others, "sweeps")
+        overrides.remove(what)
+        overrides.insert(0, f"what={what}")
+    return words_as_list(overrides, "sweeps")
 
 
 @hydra_main("sweeps")
@@ -319,10 +323,10 @@ def main(cfg: DictConfig) -> None:
     """One of the commands."""
     with refusing("sweeps"):
         if cfg.what not in COMMANDS:
-            given = cfg.what or (cfg.sweeps[0] if cfg.sweeps else "nothing")
-            meant = suggestion(given, COMMANDS)
+            request = cfg.what or (cfg.sweeps[0] if cfg.sweeps else "nothing")
+            meant = suggestion(request, COMMANDS)
             raise UserError(
-                f"the first word must be one of {', '.join(COMMANDS)}, got {given}{meant}"
+                f"the first word must be one of {', '.join(COMMANDS)}, got {request}{meant}"
             )
         COMMANDS[cfg.what](cfg)
 

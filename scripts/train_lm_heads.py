@@ -22,7 +22,7 @@ from bild_lab.lab.config.groups import hydra_main, typed
 
 if TYPE_CHECKING:
     from bild_lab.training.modules.frozen import FrozenJob
-    from bild_lab.training.recipe import Recipe
+    from bild_lab.training.train_spec import TrainSpec
 
 
 def train(cfg: DictConfig) -> None:
@@ -72,9 +72,11 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
             f" heads.labels={spec.labels} does not learn; set heads.labels={SELF}, or"
             " calibration=null"
         )
-    first = recipe_for(cfg, cfg.held_out + 1)  # checked before the number of answers is known
+    first_recipe = recipe_for(
+        cfg, cfg.held_out + 1
+    )  # checked before the number of answers is known
     if spec.labels == SELF:
-        answers, learned = own_answers(cfg, first), f"greedy answers of {base.path} to"
+        answers, learned = own_answers(cfg, first_recipe), f"greedy answers of {base.path} to"
     else:
         dataset, learned = (
             for_model(typed(DatasetSpec, cfg.dataset, "dataset"), base),
@@ -85,7 +87,7 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
             examples = load_examples(replace(dataset, history=None), unanswered=True)
         else:
             examples = load_examples(dataset)
-        answers = reference_answers(base, dataset, examples, first.max_target_tokens)
+        answers = reference_answers(base, dataset, examples, first_recipe.max_target_tokens)
         answers = replace(answers, manifest={**answers.manifest, "dataset_words": dataset_words()})
     recipe, of = recipe_for(cfg, len(answers.answers)), answers.dataset
     return FrozenJob(
@@ -101,9 +103,9 @@ def heads_job(cfg: DictConfig) -> FrozenJob:
     )
 
 
-def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
+def recipe_for(cfg: DictConfig, answers: int) -> TrainSpec:
     """The recipe; steps and warm-up that it leaves open follow from the number of answers."""
-    from bild_lab.training.recipe import MOST_NUMBER, Recipe
+    from bild_lab.training.train_spec import MOST_NUMBER, TrainSpec
 
     require_whole("held_out", cfg.held_out, 1)
     require_number(
@@ -111,7 +113,7 @@ def recipe_for(cfg: DictConfig, answers: int) -> Recipe:
     )
     require_number("warmup_ratio", cfg.warmup_ratio, 0, 1, remedy="or set train.warmup_steps")
     left_open = [key for key in ("max_steps", "warmup_steps") if cfg.train[key] is None]
-    recipe = typed(Recipe, OmegaConf.merge(cfg.train, dict.fromkeys(left_open, 1)), "train")
+    recipe = typed(TrainSpec, OmegaConf.merge(cfg.train, dict.fromkeys(left_open, 1)), "train")
     if "max_steps" in left_open:
         batches = max(1, (answers - cfg.held_out) // recipe.batch_size)  # whole ones of a pass
         recipe = replace(recipe, max_steps=ceil(cfg.passes * batches))

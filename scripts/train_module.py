@@ -34,8 +34,8 @@ def train(cfg: DictConfig) -> None:
     from bild_lab.training.ngrams import NgramSpec
 
     values = OmegaConf.to_container(cfg.module, resolve=True)
-    name, part = values.pop("name"), find_part(values.pop("_target_"))
-    spec = typed(part, values, "module")
+    name, module_spec = values.pop("name"), find_part(values.pop("_target_"))
+    spec = typed(module_spec, values, "module")
     if not isinstance(spec, NgramSpec):
         train_and_report(frozen_job(cfg, spec))
         return

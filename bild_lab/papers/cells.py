@@ -53,23 +53,23 @@ def in_one_regime(points: Sequence[Result]) -> list[Result]:
     for point in points:
         of_target = policies.setdefault(point.setting.weights, {})
         of_target.setdefault(str(point.setting.compile), set()).add(point.policy)
-    chosen = {
+    regime_of = {
         target: max(
             regimes, key=lambda value, regimes=regimes: (len(regimes[value]), value == "false")
         )
         for target, regimes in policies.items()
     }
-    kept = [
-        point for point in points if str(point.setting.compile) == chosen[point.setting.weights]
+    comparable = [
+        point for point in points if str(point.setting.compile) == regime_of[point.setting.weights]
     ]
-    if len(kept) < len(points):
+    if len(comparable) < len(points):
         log.warning(
             "%d points with another runtime.compile than the others are left out, as speeds with"
             " CUDA graphs and without are not compared; measure them with the same one, such as"
             " runtime.compile=false",
-            len(points) - len(kept),
+            len(points) - len(comparable),
         )
-    return kept
+    return comparable
 
 
 def curves(points: Sequence[Result], row: RowOf) -> dict[tuple[str, str], list[Result]]:
@@ -77,12 +77,12 @@ def curves(points: Sequence[Result], row: RowOf) -> dict[tuple[str, str], list[R
 
     Those of the baseline are left out, and those whose quality is undefined.
     """
-    found: dict[tuple[str, str], list[Result]] = {}
+    curves_of: dict[tuple[str, str], list[Result]] = {}
     for point in points:
         name = None if point.is_baseline or point.quality.value is None else row(point)
         if name is not None:
-            found.setdefault((dataset(point), name), []).append(point)
-    return found
+            curves_of.setdefault((dataset(point), name), []).append(point)
+    return curves_of
 
 
 def baseline_quality(points: Iterable[Result]) -> float | None:
@@ -219,31 +219,31 @@ def at_losses(points: Sequence[Result], row: RowOf) -> list[MeasuredNumber]:
     """The fastest point of each curve at minimal loss and at one point of loss, and its best
     quality.
     """
-    found = []
+    numbers = []
     for (panel, name), curve in curves(points, row).items():
         for words, loss in (("minimal loss", MINIMAL_LOSS), ("one point of loss", ONE_POINT)):
             if (best := best_at_loss(curve, loss)) is not None:
-                found += cell(panel, name, f"speedup at {words}", best.speedup)
-                found += cell(panel, name, f"quality at {words}", best.quality)
+                numbers += cell(panel, name, f"speedup at {words}", best.speedup)
+                numbers += cell(panel, name, f"quality at {words}", best.quality)
         best = max(curve, key=lambda point: point.quality.value)
-        found += cell(panel, name, "best quality", best.quality)
-    return [*found, *_vanilla(points)]
+        numbers += cell(panel, name, "best quality", best.quality)
+    return [*numbers, *_vanilla(points)]
 
 
 def replaced_share(points: Sequence[Result]) -> list[MeasuredNumber]:
     """BiLD Figure 2: the smallest share of replaced tokens with which quality reaches the large
     model's.
     """
-    found = []
+    numbers = []
     for (panel, name), curve in curves(points, lambda _: "small model").items():
         if (quality := baseline_quality(curve)) is not None:
             enough = [
                 replaced(point) for point in curve if point.quality.value >= quality - MINIMAL_LOSS
             ]
-            found += cell(
+            numbers += cell(
                 panel, name, "share replaced at the target's quality", min(enough, default=None)
             )
-    return [*found, *_vanilla(points)]
+    return [*numbers, *_vanilla(points)]
 
 
 def replaced(point: Result) -> float:
@@ -253,15 +253,15 @@ def replaced(point: Result) -> float:
 
 def cost_ratios(points: Sequence[Result]) -> list[MeasuredNumber]:
     """BiLD Figure 8: the costs of the fastest point at minimal loss, relative to the baseline's."""
-    found = []
+    numbers = []
     for (panel, name), curve in curves(points, alignment).items():
         best = best_at_loss(curve, MINIMAL_LOSS)
         if best is not None and best.cost is not None:
-            found += cell(panel, name, "FLOPs", best.cost.flops_ratio)
-            found += cell(panel, name, "memory operations", best.cost.bytes_ratio)
-            found += cell(panel, name, "arithmetic intensity", best.cost.intensity_ratio)
-            found += cell(panel, name, "speedup", best.speedup)
-    return found
+            numbers += cell(panel, name, "FLOPs", best.cost.flops_ratio)
+            numbers += cell(panel, name, "memory operations", best.cost.bytes_ratio)
+            numbers += cell(panel, name, "arithmetic intensity", best.cost.intensity_ratio)
+            numbers += cell(panel, name, "speedup", best.speedup)
+    return numbers
 
 
 def against_speculative(points: Sequence[Result]) -> list[MeasuredNumber]:
@@ -272,12 +272,12 @@ def against_speculative(points: Sequence[Result]) -> list[MeasuredNumber]:
     second lose some.
     """
     timed = [point for point in points if point.speedup.value is not None]
-    both, found = curves(timed, unaligned_or_speculative), []
+    both, numbers = curves(timed, unaligned_or_speculative), []
     for (panel, name), curve in both.items():
         if name == "bild":
             continue
         rival = max(curve, key=lambda point: point.speedup.value)
-        found += cell(panel, name, "speedup", rival.speedup) + cell(
+        numbers += cell(panel, name, "speedup", rival.speedup) + cell(
             panel, name, "quality", rival.quality
         )
         bild = both.get((panel, "bild"), [])
@@ -289,14 +289,14 @@ def against_speculative(points: Sequence[Result]) -> list[MeasuredNumber]:
         as_fast = [
             point.quality.value for point in bild if point.speedup.value >= rival.speedup.value
         ]
-        for what, best, own in (
+        for what, best, reference in (
             ("speedup", as_good, rival.speedup.value),
             ("quality", as_fast, rival.quality.value),
         ):
-            found += cell(
-                panel, "bild", f"{what} ahead of {name}", max(best) - own if best else None
+            numbers += cell(
+                panel, "bild", f"{what} ahead of {name}", max(best) - reference if best else None
             )
-    return found
+    return numbers
 
 
 def table(
@@ -310,14 +310,14 @@ def table(
     """
 
     def cells(points: Sequence[Result]) -> list[MeasuredNumber]:
-        found = []
+        numbers = []
         for point in points:
             name, where = row(point), panel(point)
             if not point.is_baseline and name is not None and where is not None:
                 at = f", temperature {point.setting.temperature:g}" if by_temperature else ""
                 for quantity, number in quantities.items():
-                    found += cell(where, name, f"{quantity}{at}", number(point))
-        return greatest(found)
+                    numbers += cell(where, name, f"{quantity}{at}", number(point))
+        return greatest(numbers)
 
     return cells
 
@@ -329,34 +329,34 @@ def theorem(point: Result) -> float | None:
 
 def by_category(points: Sequence[Result]) -> list[MeasuredNumber]:
     """BiTA Table 7: tokens per second over the baseline's, by category of the data set."""
-    found = []
+    numbers = []
     for point in points:
         if not point.is_baseline and point.categories:
-            for category, part in {**point.categories, "overall": point}.items():
-                found += cell(category, pair(point), "greedy speedup", part.tokens_per_s_ratio)
-    return greatest(found)
+            for category, number in {**point.categories, "overall": point}.items():
+                numbers += cell(category, pair(point), "greedy speedup", number.tokens_per_s_ratio)
+    return greatest(numbers)
 
 
 def theorem_table(points: Sequence[Result]) -> list[MeasuredNumber]:
     """Speculative decoding Table 4: the measured speedup beside Theorem 3.8 with the run's own α
     and c.
     """
-    found = []
+    numbers = []
     for point in points:
         name, predicted = drafter(point), theorem(point)
         if name is not None and predicted is not None:
             row = (
                 f"{name}, window {point.knobs['window']}, temperature {point.setting.temperature:g}"
             )
-            found += cell(dataset(point), row, "speedup", point.speedup, predicted)
-    return found
+            numbers += cell(dataset(point), row, "speedup", point.speedup, predicted)
+    return numbers
 
 
 def tokens_per_call(points: Sequence[Result]) -> list[MeasuredNumber]:
     """Speculative decoding Figure 2: tokens per target call beside Equation 1 at the run's own
     α.
     """
-    found = []
+    numbers = []
     for point in points:
         rate = point.counts.acceptance_rate
         if point.policy == "synthetic" and rate is not None:
@@ -365,62 +365,62 @@ def tokens_per_call(points: Sequence[Result]) -> list[MeasuredNumber]:
                 f"drafted right with {point.knobs['acceptance_rate']:g}",
             )
             calls, expected = point.counts.tokens_per_target_call, expected_tokens(rate, window)
-            found += cell(f"window {window}", name, "tokens per target call", calls, expected)
-    return found
+            numbers += cell(f"window {window}", name, "tokens per target call", calls, expected)
+    return numbers
 
 
 def pipeline_trade_off(points: Sequence[Result]) -> list[MeasuredNumber]:
     """PPD Figure 2: match rate, the latency that the theorem gives for it, mean number of
     processes, and speedup.
     """
-    found = []
-    for (panel, name), several in curves(points, pipeline).items():
-        for point in several:
+    numbers = []
+    for (panel, name), curve in curves(points, pipeline).items():
+        for point in curve:
             run = point.pipeline
-            found += cell(panel, name, "match rate", run.match_rate)
+            numbers += cell(panel, name, "match rate", run.match_rate)
             latency = None if run.theorem is None else 1 / run.theorem
-            found += cell(panel, name, "latency per token by the theorem", latency)
-            found += cell(
+            numbers += cell(panel, name, "latency per token by the theorem", latency)
+            numbers += cell(
                 panel, name, "processes on average", run.compute_units / run.latency_units
             )
-            found += cell(panel, name, "speedup", point.speedup)
-    return found
+            numbers += cell(panel, name, "speedup", point.speedup)
+    return numbers
 
 
 def pipeline_compute(points: Sequence[Result]) -> list[MeasuredNumber]:
     """PPD Figure 4: layers run per token and the speedup, each beside Theorem 4.1 with the measured
     match rate.
     """
-    found = []
-    for (panel, name), several in curves(points, pipeline).items():
-        for point in several:
+    numbers = []
+    for (panel, name), curve in curves(points, pipeline).items():
+        for point in curve:
             run = point.pipeline
-            found += cell(
+            numbers += cell(
                 panel, name, "layers run per token", run.compute_units, run.predicted_compute_units
             )
-            found += cell(panel, name, "speedup", point.speedup, run.theorem)
-    return found
+            numbers += cell(panel, name, "speedup", point.speedup, run.theorem)
+    return numbers
 
 
 def match_rates(rates: Sequence[tuple[str, Rate]], positions: bool) -> list[MeasuredNumber]:
     """PPD Table 1, or Tables 4 to 6 by position of the token."""
-    found = []
-    for data, one in rates:
-        whole = one.position == TOTAL
-        name = (
-            f"layer {one.layer}, {'shared' if one.heads == SHARED else 'trained'}, k = {one.top_k}"
-        )
-        if whole or positions:
-            part = "" if whole else f"tokens {one.position}"
-            found.append(MeasuredNumber(data, name, "match rate", one.rate, part=part))
-    return found
+    numbers = []
+    for data, rate in rates:
+        over_all_positions = rate.position == TOTAL
+        name = f"layer {rate.layer}, {'shared' if rate.heads == SHARED else 'trained'}, k = {rate.top_k}"
+        if over_all_positions or positions:
+            positions_label = "" if over_all_positions else f"tokens {rate.position}"
+            numbers.append(
+                MeasuredNumber(data, name, "match rate", rate.rate, part=positions_label)
+            )
+    return numbers
 
 
 def greatest(cells: Sequence[MeasuredNumber]) -> list[MeasuredNumber]:
     """For each row the cell with the greatest value."""
     best: dict[Key, MeasuredNumber] = {}
-    for one in cells:
-        best[one.key] = max(best.get(one.key, one), one, key=lambda cell: cell.value)
+    for number in cells:
+        best[number.key] = max(best.get(number.key, number), number, key=lambda cell: cell.value)
     return list(best.values())
 
 
@@ -430,6 +430,6 @@ def _vanilla(points: Sequence[Result]) -> list[MeasuredNumber]:
         if point.quality.baseline is not None:
             qualities.setdefault(dataset(point), point.quality)
     return [
-        MeasuredNumber(panel, "vanilla", "quality", one.baseline, metric=one.metric)
-        for panel, one in qualities.items()
+        MeasuredNumber(panel, "vanilla", "quality", quality.baseline, metric=quality.metric)
+        for panel, quality in qualities.items()
     ]

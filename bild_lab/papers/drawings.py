@@ -87,8 +87,10 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
     and quality for the panel, and dotted lines if it prints only the speed.
     """
 
-    def draw(axes: Axes, panel: str, own: dict[str, list[Result]], looks: dict[str, Mark]) -> None:
-        for row, curve in own.items():
+    def draw(
+        axes: Axes, panel: str, curves_of_panel: dict[str, list[Result]], looks: dict[str, Mark]
+    ) -> None:
+        for row, curve in curves_of_panel.items():
             known = [
                 point
                 for point in curve
@@ -97,7 +99,7 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
             spots = [(1 / point.speedup.value, point.quality.value) for point in known]
             _curve(axes, spots, looks[row], pareto_front(spots))
             _stars(axes, picture, panel, row, looks[row])
-        for quality, color in quality_lines(axes, own, looks):
+        for quality, color in quality_lines(axes, curves_of_panel, looks):
             axes.plot(1.0, quality, "x", color=color, ms=8, mew=2.2, zorder=6)
         axes.set_xlabel("latency over the baseline's")
 
@@ -107,11 +109,13 @@ def draw_trade_offs(picture: Picture, path: Path) -> None:
 def draw_engagement(picture: Picture, path: Path) -> None:
     """Quality against the share of tokens that the large model replaced (BiLD Figure 2)."""
 
-    def draw(axes: Axes, panel: str, own: dict[str, list[Result]], looks: dict[str, Mark]) -> None:
-        for row, curve in own.items():
+    def draw(
+        axes: Axes, panel: str, curves_of_panel: dict[str, list[Result]], looks: dict[str, Mark]
+    ) -> None:
+        for row, curve in curves_of_panel.items():
             spots = sorted((100 * replaced(point), point.quality.value) for point in curve)
             _curve(axes, spots, looks[row], range(len(spots)))
-        quality_lines(axes, own, looks)
+        quality_lines(axes, curves_of_panel, looks)
         axes.set_xlabel("tokens that the large model replaced, %")
 
     _draw_panels(picture, path, draw)
@@ -200,10 +204,12 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     groups: dict[str, dict[str, list[Result]]] = {}
     for (panel, row), curve in curves(picture.points, picture.row).items():
         groups.setdefault(panel, {})[row] = curve
-    looks = marks(list(dict.fromkeys(row for own in groups.values() for row in own)))
+    looks = marks(
+        list(dict.fromkeys(row for panel_curves in groups.values() for row in panel_curves))
+    )
     keys = [
-        Line2D([], [], marker=one.marker, color=one.colour, ms=6, lw=1.4, label=row)
-        for row, one in looks.items()
+        Line2D([], [], marker=mark.marker, color=mark.colour, ms=6, lw=1.4, label=row)
+        for row, mark in looks.items()
     ]
     keys += _paper_keys(picture, groups)
     columns = 1 if picture.column else min(2, len(groups))
@@ -216,7 +222,7 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
     )
     column_width = (width - 0.2) / columns
     with _page(path, inches, picture) as figure:
-        for index, (panel, own) in enumerate(groups.items()):
+        for index, (panel, panel_curves) in enumerate(groups.items()):
             line, column = divmod(index, columns)
             left, bottom = (
                 0.65 + column * column_width,
@@ -229,8 +235,10 @@ def _draw_panels(picture: Picture, path: Path, draw: Callable[..., None]) -> Non
                 (column_width - right) / width,
                 (height - 0.95) / inches[1],
             )
-            axes = add_panel(figure, area, panel, ylabel=next(iter(own.values()))[0].quality.metric)
-            draw(axes, panel, own, looks)
+            axes = add_panel(
+                figure, area, panel, ylabel=next(iter(panel_curves.values()))[0].quality.metric
+            )
+            draw(axes, panel, panel_curves, looks)
         _legend(figure, keys)
 
 
@@ -260,24 +268,30 @@ def _stars(axes: Axes, picture: Picture, panel: str, row: str, look: Mark) -> No
 
 
 def quality_lines(
-    axes: Axes, own: dict[str, list[Result]], looks: dict[str, Mark]
+    axes: Axes, curves_of_panel: dict[str, list[Result]], looks: dict[str, Mark]
 ) -> list[tuple[float, str]]:
     """Lines at the baseline's quality and one point below. Returns each baseline with the color of
     its mark.
 
     Where rows have models of their own, each has its baseline, in its color.
     """
-    found = {
+    baseline_of_panel = {
         row: quality
-        for row, curve in own.items()
+        for row, curve in curves_of_panel.items()
         if (quality := baseline_quality(curve)) is not None
     }
-    several = max(found.values(), default=0.0) - min(found.values(), default=0.0) > SAME_QUALITY
-    baselines = [(found[row], looks[row].colour, f"baseline of {row}") for row in found]
-    if not several:
+    differ = (
+        max(baseline_of_panel.values(), default=0.0) - min(baseline_of_panel.values(), default=0.0)
+        > SAME_QUALITY
+    )
+    baselines = [
+        (baseline_of_panel[row], looks[row].colour, f"baseline of {row}")
+        for row in baseline_of_panel
+    ]
+    if not differ:
         baselines = [(quality, MUTED, "baseline") for quality, *_ in baselines[:1]]
     for quality, color, name in baselines:
-        for level, text in ((quality, name), (quality - 1, "" if several else f"{MINUS}1 point")):
+        for level, text in ((quality, name), (quality - 1, "" if differ else f"{MINUS}1 point")):
             line = "-" if level == quality else _DASHED
             axes.axhline(level, color=color, linewidth=1.0, linestyle=line, zorder=1.5)
             place = {
@@ -286,7 +300,7 @@ def quality_lines(
                 "annotation_clip": False,
             }
             axes.annotate(text, (1, level), (2, 3), ha="right", size="small", color=color, **place)
-    return [(quality, color if several else INK) for quality, color, _ in baselines]
+    return [(quality, color if differ else INK) for quality, color, _ in baselines]
 
 
 def _dots(axes: Axes, lines: Sequence[Line], letters: int) -> None:
@@ -358,25 +372,27 @@ def written(points: Sequence[Result]) -> list[Written]:
     small: dict[str, str] = {}
     for point in points:
         if point.policy == "vanilla" and point.setting.target == point.setting.draft:
-            small |= {one.id: one.prediction for one in read_examples(point.folder)}
-    found = []
-    for one in (
+            small |= {example.id: example.prediction for example in read_examples(point.folder)}
+    compared = []
+    for example in (
         one for point in points if point.policy == "bild" for one in read_examples(point.folder)
     ):
-        if one.pieces and one.baseline_prediction is not None:
+        if example.pieces and example.baseline_prediction is not None:
             texts = {
-                "source": one.prompt,
-                "large": one.baseline_prediction,
-                "small": small.get(one.id, "not run"),
+                "source": example.prompt,
+                "large": example.baseline_prediction,
+                "small": small.get(example.id, "not run"),
             }
             plain = {
                 name: [Piece(f"{word} ", False) for word in text.split()]
                 for name, text in texts.items()
             }
-            own = list(_pieces(one))
-            differs = one.id in small and small[one.id] != one.baseline_prediction
-            found.append((differs, sum(piece.by_target for piece in own), {**plain, "BiLD": own}))
-    return [text for *_, text in sorted(found, key=lambda rank: rank[:2], reverse=True)[:_TEXTS]]
+            pieces = list(_pieces(example))
+            differs = example.id in small and small[example.id] != example.baseline_prediction
+            compared.append(
+                (differs, sum(piece.by_target for piece in pieces), {**plain, "BiLD": pieces})
+            )
+    return [text for *_, text in sorted(compared, key=lambda rank: rank[:2], reverse=True)[:_TEXTS]]
 
 
 def _pieces(example: MeasuredExample) -> Iterator[Piece]:
@@ -385,8 +401,8 @@ def _pieces(example: MeasuredExample) -> Iterator[Piece]:
     End tokens have no text.
     """
     tokens = iter(example.token_ids)
-    for one in example.rounds:
-        writers = [False] * one.accepted + [True] * (one.next_token is not None)
+    for drafted_round in example.rounds:
+        writers = [False] * drafted_round.accepted + [True] * (drafted_round.next_token is not None)
         for token, by_target in zip(islice(tokens, len(writers)), writers, strict=False):
             text = example.pieces[str(token)]
             yield Piece("" if text.startswith("<") and text.endswith(">") else text, by_target)
@@ -397,8 +413,8 @@ def draw_texts(picture: Picture, path: Path) -> None:
     (BiLD Figure 10).
     """
     lines: list[TextLine] = []
-    for one in written(picture.points):
-        for name, pieces in one.items():
+    for example_texts in written(picture.points):
+        for name, pieces in example_texts.items():
             lines += _laid_out(name, pieces, MUTED if name == "source" else INK)
         lines.append([])
     # a column is as wide as a character of the font

@@ -123,19 +123,19 @@ class Drawn:
         Numbers beside a formula are not counted.
         """
         lines = [f"{self.path}.{', .'.join([*self.kinds, 'md'])}: {self.scale} scale"]
-        for one in self.comparison.claims:
-            where = "" if one.verdict == UNKNOWN else f" ({one.panel})"
-            lines.append(f"{one.verdict}: {one.order.claim}{where}")
+        for claim in self.comparison.claims:
+            where = "" if claim.verdict == UNKNOWN else f" ({claim.panel})"
+            lines.append(f"{claim.verdict}: {claim.order.claim}{where}")
         beside = [
-            one
-            for one in self.comparison.lines
-            if one.beside is not None and one.cell.formula is None
+            line
+            for line in self.comparison.lines
+            if line.beside is not None and line.cell.formula is None
         ]
         agree = sum(line.verdict == AGREES for line in beside)
-        others = ", whose models, data and hardware are others" if self.scale == "small" else ""
+        caveat = ", whose models, data and hardware are others" if self.scale == "small" else ""
         if beside:
             agrees = "agrees" if agree == 1 else "agree"
-            lines.append(f"{agree} of {len(beside)} numbers {agrees} with the paper{others}")
+            lines.append(f"{agree} of {len(beside)} numbers {agrees} with the paper{caveat}")
         return "\n  ".join(lines)
 
 
@@ -157,14 +157,14 @@ def draw_figure(
     published = load_published(name)
     require_choice("scale", scale, (*SCALES, None))
     scales = SCALES if scale is None else (scale,)
-    for one in scales:
-        if points := measured(FIGURES[name], published, outputs, one):
+    for candidate in scales:
+        if points := measured(FIGURES[name], published, outputs, candidate):
             return _drawn(
                 name,
                 published,
                 points,
-                one,
-                folder / (name if one == "paper" else f"{name}_small"),
+                candidate,
+                folder / (name if candidate == "paper" else f"{name}_small"),
                 kinds,
             )
     raise UserError(_nothing(name, published, outputs, scales))
@@ -172,21 +172,21 @@ def draw_figure(
 
 def measured(figure: PaperFigure, published: Published, outputs: Path, scale: str) -> list[Any]:
     """The figure's points in its folders; empty if they give no number and no text."""
-    found = figure.read([outputs / name for name in published.folders[scale]])
+    points = figure.read([outputs / name for name in published.folders[scale]])
     if figure.borrowed:
-        own = {
-            panel for panel, row in cells.curves(found, figure.row) if row not in figure.borrowed
+        panels = {
+            panel for panel, row in cells.curves(points, figure.row) if row not in figure.borrowed
         }
-        found = [point for point in found if cells.dataset(point) in own]
-    has_texts = figure.drawing is draw.draw_texts and draw.written(found)
-    return found if figure.numbers(found) or has_texts else []
+        points = [point for point in points if cells.dataset(point) in panels]
+    has_texts = figure.drawing is draw.draw_texts and draw.written(points)
+    return points if figure.numbers(points) or has_texts else []
 
 
 def _drawn(
     name: str, published: Published, points: list[Any], scale: str, path: Path, kinds: Sequence[str]
 ) -> Drawn:
     figure = FIGURES[name]
-    results = [one for one in points if isinstance(one, Result)]
+    results = [point for point in points if isinstance(point, Result)]
     comparison = compare(figure.numbers(points), published, scale)
     title, where = f"{published.item} ({published.paper.partition(',')[0]})", _where(points)
     beside = published.stands_for.panel if scale == "small" else None
@@ -219,10 +219,11 @@ def _drawn(
 def _where(points: Sequence[Any]) -> str:
     """The models, data, examples and hardware of the points."""
     settings = [point.setting for point in points if isinstance(point, Result)]
-    several = [
-        f"{setting_title(one)}, {one.dtype}, {one.hardware or one.device}" for one in settings
+    titles = [
+        f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}"
+        for setting in settings
     ]
-    known = list(dict.fromkeys(several or [f"match rates on {dataset}" for dataset, _ in points]))
+    known = list(dict.fromkeys(titles or [f"match rates on {dataset}" for dataset, _ in points]))
     return "; ".join(known[:3]) + (f" and {len(known) - 3} others" if len(known) > 3 else "")
 
 
@@ -231,8 +232,10 @@ def _nothing(name: str, published: Published, outputs: Path, scales: Sequence[st
     asked for.
     """
     folders = dict.fromkeys(
-        str(outputs / each) for one in scales for each in published.folders[one]
+        str(outputs / folder) for candidate in scales for folder in published.folders[candidate]
     )
-    commands = [f"  python scripts/paper_run.py {name} scale={one} run=true" for one in scales]
+    commands = [
+        f"  python scripts/paper_run.py {name} scale={candidate} run=true" for candidate in scales
+    ]
     wants = f"{name} wants finished points in {' or '.join(folders)}, got none"
     return "\n".join([f"{wants}; run, or without run=true list, all that they need:", *commands])

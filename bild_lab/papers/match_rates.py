@@ -83,7 +83,7 @@ class MatchSpec:
 
     def __post_init__(self) -> None:
         heads = (self.heads,) if isinstance(self.heads, str) else tuple(self.heads or ())
-        if not heads or not all(isinstance(one, str) and one for one in heads):
+        if not heads or not all(isinstance(head, str) and head for head in heads):
             raise UserError(
                 f"heads must be {SHARED}, a folder of trained heads, or several, got {self.heads!r}"
             )
@@ -175,7 +175,7 @@ def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
 
     Raises UserError for files of another form.
     """
-    found: list[tuple[str, Rate]] = []
+    rates: list[tuple[str, Rate]] = []
     for folder in folders:
         if not (folder / CSV).is_file():
             continue
@@ -186,7 +186,7 @@ def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
             table = pd.read_csv(
                 folder / CSV, dtype={"heads": str, "position": str}, keep_default_na=False
             )
-            found += [
+            rates += [
                 (dataset, Rate(*row))
                 for row in table[list(Rate._fields)].itertuples(index=False, name=None)
             ]
@@ -195,7 +195,7 @@ def read_rates(folders: Iterable[Path]) -> list[tuple[str, Rate]]:
                 f"{folder} holds no match rates of scripts/match_rates.py: {error!r}; make them"
                 " anew"
             ) from error
-    return found
+    return rates
 
 
 @dataclass(frozen=True)
@@ -222,23 +222,35 @@ class MatchRates:
 
     def rows(self) -> list[Rate]:
         """Every layer, k and heads: a row for each group of positions, then one for all."""
-        found: list[Rate] = []
+        rates: list[Rate] = []
         labels = [*map(self.label, range(self.counts.shape[1])), TOTAL]
         counts = with_sum(self.counts.sum(0))
         for (h, heads), (i, layer), (j, top_k) in product(
             *map(enumerate, (self.heads, self.layers, self.top_k))
         ):
             matches = with_sum(self.matches[:, h, i, j].sum(0))
-            for label, some, count in zip(labels, matches, counts, strict=True):
-                found.append(Rate(layer, top_k, heads, label, some, count, some / count))
-        return found
+            for label, matches_of_group, count in zip(labels, matches, counts, strict=True):
+                rates.append(
+                    Rate(
+                        layer,
+                        top_k,
+                        heads,
+                        label,
+                        matches_of_group,
+                        count,
+                        matches_of_group / count,
+                    )
+                )
+        return rates
 
     def totals(self) -> list[dict[str, object]]:
         """The rows over all positions, with their 95 % intervals: by bootstrap over texts, whose
         tokens are related.
         """
-        each = self.matches.sum(-1).reshape(self.texts, -1)  # in the order of the rows
-        sums = resampled_sums(np.column_stack([each, self.counts.sum(-1)]).astype(float), 0)
+        matches_of_text = self.matches.sum(-1).reshape(self.texts, -1)  # in the order of the rows
+        sums = resampled_sums(
+            np.column_stack([matches_of_text, self.counts.sum(-1)]).astype(float), 0
+        )
         bounds = [interval(rates) for rates in (sums[:, :-1] / sums[:, -1:]).T]
         rows = [row for row in self.rows() if row.position == TOTAL]
         return [
@@ -248,8 +260,8 @@ class MatchRates:
 
     def label(self, group: int) -> str:
         """The positions of a group as the paper's tables name them: 1-16."""
-        first, last = group * self.positions + 1, (group + 1) * self.positions
-        return str(first) if first == last else f"{first}-{last}"
+        start, end = group * self.positions + 1, (group + 1) * self.positions
+        return str(start) if start == end else f"{start}-{end}"
 
 
 def measure_match_rates(
@@ -275,19 +287,19 @@ def measure_match_rates(
     @torch.inference_mode()
     def hits_of(request: Request) -> Int[np.ndarray, "heads layers ks n"]:
         session, tokens, states = greedy_states(target, request)
-        wanted = torch.tensor(tokens, device=states.device)[:, None]
-        found = []
-        for own, layer in product(heads, layers):
+        target_tokens = torch.tensor(tokens, device=states.device)[:, None]
+        ranks = []
+        for layer_heads, layer in product(heads, layers):
             hidden = states[layer - 1]
-            if own is None:
+            if layer_heads is None:
                 logits = session.extend(
                     Rows([0] * len(hidden), states=hidden), OutputSpec(layers=())
                 ).logits
             else:
-                logits = own.logits(layer, hidden)
+                logits = layer_heads.logits(layer, hidden)
             choices = logits.topk(spec.top_k[-1]).indices  # [n, most]
-            found.append((choices == wanted).cumsum(-1).T.cpu().numpy()[top_k - 1])
-        return np.stack(found).reshape(len(heads), len(layers), len(top_k), len(tokens))
+            ranks.append((choices == target_tokens).cumsum(-1).T.cpu().numpy()[top_k - 1])
+        return np.stack(ranks).reshape(len(heads), len(layers), len(top_k), len(tokens))
 
     target.load()
     loops = [lambda request=request: hits_of(request) for request in requests]
@@ -348,22 +360,22 @@ def match_rates(cfg: DictConfig) -> None:
     }
     if (file := folder / METRICS).is_file():
         try:
-            held = dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
+            stored_settings = dict(json.loads(file.read_text(encoding="utf-8"))["settings"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{file} does not describe match rates; choose another name=NAME, or remove the"
                 " folder"
             ) from error
-        require_same_settings(folder, "match rates", held, settings, MOVED)
-    requests = decoder.requests([one.prompt for one in examples], longest)
+        require_same_settings(folder, "match rates", stored_settings, settings, MOVED)
+    requests = decoder.requests([example.prompt for example in examples], longest)
     with progress() as bar:
         task = bar.add_task("texts", total=len(requests))
-        found = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
-    write(found, folder, settings, target)
-    output.print(escape(table_of(found)))
+        rates = measure_match_rates(target, requests, spec, lambda: bar.advance(task))
+    write(rates, folder, settings, target)
+    output.print(escape(table_of(rates)))
     output.print(
         escape(
-            f"{folder}: {CSV}, {FIGURE} and {METRICS}; {found.tokens:,} tokens of {found.texts:,}"
+            f"{folder}: {CSV}, {FIGURE} and {METRICS}; {rates.tokens:,} tokens of {rates.texts:,}"
             " texts"
         )
     )
@@ -385,16 +397,22 @@ def target_of(cfg: DictConfig) -> LoadedModel:
     return target
 
 
-def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: LoadedModel) -> None:
+def write(
+    match_rates: MatchRates, folder: Path, settings: dict[str, Any], target: LoadedModel
+) -> None:
     """Write the table and the figure, then the file that describes them."""
-    counts = {"texts": found.texts, "tokens": found.tokens, "totals": found.totals()}
-    what = (
-        f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {found.tokens:,} tokens"
-    )
+    counts = {
+        "texts": match_rates.texts,
+        "tokens": match_rates.tokens,
+        "totals": match_rates.totals(),
+    }
+    what = f"{short_name(target.checkpoint.path)}, {settings['dataset.name']}: {match_rates.tokens:,} tokens"
     with writing(folder, "the match rates"):
-        write_csv(folder / CSV, pd.DataFrame(found.rows()))
+        write_csv(folder / CSV, pd.DataFrame(match_rates.rows()))
         draw_match_rates(
-            found, folder / FIGURE, f"{what} of {found.texts:,} greedy texts; bars: 95 % over texts"
+            match_rates,
+            folder / FIGURE,
+            f"{what} of {match_rates.texts:,} greedy texts; bars: 95 % over texts",
         )
         write_json(
             folder / METRICS,
@@ -402,9 +420,9 @@ def write(found: MatchRates, folder: Path, settings: dict[str, Any], target: Loa
         )
 
 
-def table_of(found: MatchRates) -> str:
+def table_of(match_rates: MatchRates) -> str:
     """Rates over all positions in percent, with a row for each kind of heads and each layer."""
-    rates = pd.DataFrame(found.totals())
+    rates = pd.DataFrame(match_rates.totals())
     percent = (100 * rates[["rate", "low", "high"]]).to_numpy()
     rates["k ="] = ["{:.1f} [{:.1f}, {:.1f}]".format(*row) for row in percent]
     table = rates.pivot(index=["heads", "layer"], columns="top_k", values="k =").rename_axis(
@@ -416,15 +434,15 @@ def table_of(found: MatchRates) -> str:
     )
 
 
-def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
+def draw_match_rates(match_rates: MatchRates, path: Path, subtitle: str) -> None:
     """Left: the rate against the layer, a line with 95 % intervals for each k. Right: the rate
     against the position.
 
     The right panel shows the middle k, with a line for each layer; a group of positions is drawn at
     its first one.
     """
-    middle = found.top_k[len(found.top_k) // 2]
-    totals, rows = pd.DataFrame(found.totals()), pd.DataFrame(found.rows())
+    middle = match_rates.top_k[len(match_rates.top_k) // 2]
+    totals, rows = pd.DataFrame(match_rates.totals()), pd.DataFrame(match_rates.rows())
     rows = rows[(rows["position"] != TOTAL) & (rows["top_k"] == middle)]
     rows = rows.assign(
         x=rows["position"].str.partition("-")[0].astype(int), low=rows["rate"], high=rows["rate"]
@@ -437,7 +455,9 @@ def draw_match_rates(found: MatchRates, path: Path, subtitle: str) -> None:
         right = add_panel(
             figure, (0.55, 0.12, 0.42, 0.68), f"k = {middle}", xlabel="position", ylim=(0, 1.02)
         )
-        left.set(ylabel="share of final tokens among the first k choices", xticks=found.layers)
+        left.set(
+            ylabel="share of final tokens among the first k choices", xticks=match_rates.layers
+        )
         _draw_lines(
             left, totals.assign(x=totals["layer"], line="k = " + totals["top_k"].astype(str))
         )

@@ -165,10 +165,10 @@ def configurations(words: Words) -> list[DictConfig]:
     if (application := application_of(words[1])) is None:
         return []
     lists = lists_of(words)
-    several = [
+    choices = [
         values if key.split(".")[0] in SETTINGS else values[:1] for key, values in lists.items()
     ]
-    return [composed(application, choice) for choice in product(*several)]
+    return [composed(application, choice) for choice in product(*choices)]
 
 
 @cache
@@ -178,10 +178,12 @@ def lists_of(words: Words) -> dict[str, Words]:
     """
     if (application := application_of(words[1])) is None:
         return {}
-    given = [word for word in words[2:] if "=" in word]
-    chosen = tuple(word for word in given if word.partition("=")[0] in CHOICES)
-    swept = composed(application, chosen).hydra.sweeper.get("params") or {}
-    return read_lists([*chosen, *(f"{key}={value}" for key, value in swept.items()), *given])
+    overrides = [word for word in words[2:] if "=" in word]
+    group_choices = tuple(word for word in overrides if word.partition("=")[0] in CHOICES)
+    swept = composed(application, group_choices).hydra.sweeper.get("params") or {}
+    return read_lists(
+        [*group_choices, *(f"{key}={value}" for key, value in swept.items()), *overrides]
+    )
 
 
 @cache
@@ -206,15 +208,19 @@ def settings_of(words: Words) -> list[RunSetting]:
 def setting_of(cfg: DictConfig, points: int) -> RunSetting:
     """What a configuration's models, data and lengths are."""
     pair, trained = cfg.get("pair"), cfg.get("train")
-    own = cfg.model.get("path") if "model" in cfg else None
+    model_path = cfg.model.get("path") if "model" in cfg else None
     if "config" in cfg.get("model", {}):  # of random weights
-        own = f"outputs/{cfg.name}/checkpoint"
-    models = [own] if own or pair is None else [pair.target, pair.draft, pair.get("second_draft")]
+        model_path = f"outputs/{cfg.name}/checkpoint"
+    models = (
+        [model_path]
+        if model_path or pair is None
+        else [pair.target, pair.draft, pair.get("second_draft")]
+    )
     frozen = trained is None or "answers" in cfg  # of conf/shared/frozen.yaml
-    asked = cfg.dataset.get("chat_template") if "dataset" in cfg else None
+    chat_templates = cfg.dataset.get("chat_template") if "dataset" in cfg else None
     return RunSetting(
         target=models[0],
-        drafts=tuple(each for each in models[1:] if each is not None),
+        drafts=tuple(model for model in models[1:] if model is not None),
         dataset=OmegaConf.to_container(cfg.dataset) if "dataset" in cfg else NO_DATA,
         dtype=cfg.runtime.dtype if trained is None else "bfloat16" if frozen else "float32",
         max_new_tokens=cfg.decoding.max_new_tokens
@@ -223,7 +229,7 @@ def setting_of(cfg: DictConfig, points: int) -> RunSetting:
         repeats=cfg.measure.repeats if "measure" in cfg else 1,
         points=points,
         at_once=cfg.get("batch_size", 0),  # of conf/calibration.yaml
-        templates=1 if isinstance(asked, str | None) else len(asked),
+        templates=1 if isinstance(chat_templates, str | None) else len(chat_templates),
         copies=1 if frozen else COPIES[trained.optimizer],
         spread=any(OmegaConf.select(cfg, key) for key in DEVICE_MAPS),
     )
@@ -243,16 +249,16 @@ def needs(setting: RunSetting, gpu: str) -> Needs:
     """What the setting takes, on this GPU. Raises UserError for an unknown one."""
     require_choice("gpu", gpu, GPUS)
     sizes = {
-        one: size_of(one) for one in (setting.target, *setting.drafts) if one in hub()["models"]
+        name: size_of(name) for name in (setting.target, *setting.drafts) if name in hub()["models"]
     }
-    stored = {one: hub()["models"][one]["stored"] for one in sizes}
-    download = {one: sizes[one].weights * width / 1e9 for one, width in stored.items() if width}
+    stored = {name: hub()["models"][name]["stored"] for name in sizes}
+    download = {name: sizes[name].weights * width / 1e9 for name, width in stored.items() if width}
     data, hours = setting.dataset, None
     card = hub()["datasets"].get(data["hub_id"], {}) if data.get("path") is None else {}
     rows = [
-        one
-        for one in (data["limit"], card.get("splits", {}).get(data.get("split")))
-        if one is not None
+        count
+        for count in (data["limit"], card.get("splits", {}).get(data.get("split")))
+        if count is not None
     ]
     examples = min(rows, default=None)
     if card:
@@ -323,28 +329,28 @@ def size_of(model: str) -> Size:
     )
 
 
-def sentence(several: Sequence[Needs], gpu: str) -> str:
+def describe_needs(run_needs: Sequence[Needs], gpu: str) -> str:
     """What a command needs, in a few words; empty if nothing is known."""
-    if not several:
+    if not run_needs:
         return ""
-    most = max(several, key=lambda one: one.memory_gb)
-    gigabytes = downloads(several)
+    largest = max(run_needs, key=lambda need: need.memory_gb)
+    gigabytes = downloads(run_needs)
     parts = [f"{sum(gigabytes.values()):.1f} GB to download"] if gigabytes else []
-    if most.weights_gb:
-        gpus = math.ceil(most.memory_gb / GPUS[gpu][0])
+    if largest.weights_gb:
+        gpus = math.ceil(largest.memory_gb / GPUS[gpu][0])
         fits = "fits" if gpus == 1 else f"does not fit: runtime.device_map=auto over {gpus} GPUs"
-        parts.append(f"{most.memory_gb:.1f} GB of memory ({fits} in {GPUS[gpu][0]} GB)")
-        hours = hours_of(several)
+        parts.append(f"{largest.memory_gb:.1f} GB of memory ({fits} in {GPUS[gpu][0]} GB)")
+        hours = hours_of(run_needs)
         parts.append("time unknown" if hours is None else f"about {hours:.1f} h")
     return ", ".join(parts)
 
 
-def hours_of(several: Sequence[Needs]) -> float | None:
+def hours_of(run_needs: Sequence[Needs]) -> float | None:
     """Of a command with these settings; None if it is not known of each."""
-    known = [each.hours for each in several]
+    known = [need.hours for need in run_needs]
     return None if None in known or not known else sum(known)
 
 
-def downloads(several: Sequence[Needs]) -> dict[str, float]:
+def downloads(run_needs: Sequence[Needs]) -> dict[str, float]:
     """GB to download, each id once."""
-    return {name: size for each in several for name, size in each.download_gb.items()}
+    return {name: size for need in run_needs for name, size in need.download_gb.items()}

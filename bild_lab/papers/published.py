@@ -138,7 +138,7 @@ def load_published(name: str) -> Published:
     require_choice("figure", name, published_names())
     content = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     stands_for, values, orders = (content.pop(key) for key in ("stands_for", "values", "orders"))
-    blocks = [PublishedQuantity(**one) for one in values]
+    blocks = [PublishedQuantity(**quantity) for quantity in values]
     return Published(
         **content,
         stands_for=StandsFor(**stands_for),
@@ -234,33 +234,39 @@ def claim_lines(order: Order, cells: Sequence[MeasuredNumber]) -> list[ClaimLine
 
 def judged(order: Order, panel: str, cells: Iterable[MeasuredNumber]) -> str:
     """The verdict on a claim: no row has less of the quantity than the next one."""
-    found = {
+    numbers = {
         cell.row: cell for cell in cells if (cell.panel, cell.quantity) == (panel, order.quantity)
     }
-    chain = [found.get(row) for row in order.rows]
+    chain = [numbers.get(row) for row in order.rows]
     if None in chain:
         return UNKNOWN
     steps = list(pairwise(chain))
-    separate = [(one, other) for one, other in steps if not overlapping(one, other)]
-    if any(one.value < other.value for one, other in separate):
+    separate = [(higher, lower) for higher, lower in steps if not overlapping(higher, lower)]
+    if any(higher.value < lower.value for higher, lower in separate):
         return FAILS
     return HOLDS if len(separate) == len(steps) else WITHIN
 
 
-def overlapping(one: MeasuredNumber, other: MeasuredNumber) -> bool:
+def overlapping(left: MeasuredNumber, right: MeasuredNumber) -> bool:
     """Whether the intervals overlap, so that either number may be the larger one; False without
     intervals.
     """
-    if None in (one.low, one.high, other.low, other.high):
+    if None in (left.low, left.high, right.low, right.high):
         return False
-    return one.low <= other.high and other.low <= one.high
+    return left.low <= right.high and right.low <= left.high
 
 
 def markdown(comparison: Comparison) -> str:
     """Both tables as Markdown, that of the claims first; empty if neither has rows."""
     claims = [
-        (one.order.claim, one.panel, " ≥ ".join(one.order.rows), one.order.quantity, one.verdict)
-        for one in comparison.claims
+        (
+            claim.order.claim,
+            claim.panel,
+            " ≥ ".join(claim.order.rows),
+            claim.order.quantity,
+            claim.verdict,
+        )
+        for claim in comparison.claims
     ]
     tables = [
         ("claim of the paper | panel | rows, none below the next | quantity | here", claims),

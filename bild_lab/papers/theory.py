@@ -62,11 +62,11 @@ def curves(
     """
     rows = [
         {
-            parameter: one,
+            parameter: figure,
             "acceptance_rate": rate,
-            **{name: formula(rate, one) for name, formula in formulas.items()},
+            **{name: formula(rate, figure) for name, formula in formulas.items()},
         }
-        for one in values
+        for figure in values
         for rate in rates
     ]
     return pd.DataFrame(rows)

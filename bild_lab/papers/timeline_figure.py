@@ -76,17 +76,23 @@ def timelines_of(sweep: Sweep, example: str | None = None) -> Timelines:
             "measure.traced_examples=1 (and resume=false, where its points were measured before)"
         )
     group = max(by_setting(traced), key=lambda group: len(group.results))
-    chosen = selected(group)
-    first = texts[chosen[0].point]
-    common = [one for one in first if all(one in texts[result.point] for result in chosen)]
+    shown = selected(group)
+    examples_of_first = texts[shown[0].point]
+    common = [
+        example_id
+        for example_id in examples_of_first
+        if all(example_id in texts[result.point] for result in shown)
+    ]
     if not common or example not in (None, *common):
-        wanted = "one example" if example is None else f"example {example!r}"
+        description = "one example" if example is None else f"example {example!r}"
         raise UserError(
-            f"{wanted} is wanted that every lane has a trace of, got {', '.join(common) or 'none'}"
+            f"{description} is wanted that every lane has a trace of, got {', '.join(common) or 'none'}"
         )
     if example is None:
-        example = sorted(common, key=lambda one: len(first[one].token_ids))[(len(common) - 1) // 2]
-    lanes = tuple(lane_of(group, result, texts[result.point][example]) for result in chosen)
+        example = sorted(
+            common, key=lambda example_id: len(examples_of_first[example_id].token_ids)
+        )[(len(common) - 1) // 2]
+    lanes = tuple(lane_of(group, result, texts[result.point][example]) for result in shown)
     return Timelines(example, group.setting, lanes)
 
 
@@ -94,9 +100,9 @@ def traced_examples(result: Result) -> dict[str, MeasuredExample]:
     """A point's examples that can be drawn, by their ids."""
     examples = read_examples(result.folder)
     return {
-        one.id: one
-        for one in examples
-        if one.rounds and len(intervals(one, "draft")) == len(one.rounds)
+        text.id: text
+        for text in examples
+        if text.rounds and len(intervals(text, "draft")) == len(text.rounds)
     }
 
 
@@ -105,27 +111,34 @@ def selected(group: Group) -> list[Result]:
     Pareto front.
     """
     baseline = [result for result in group.results if result.is_baseline][:1]
-    others = [result for result in group.results if not result.is_baseline]
-    kept: list[Result] = []
-    for result in [*group.notable(), *group.front(), *others]:
-        if not result.is_baseline and len(baseline) + len(kept) < MOST_LANES and result not in kept:
-            kept.append(result)
-    return [*baseline, *(result for result in reversed(others) if result in kept)]
+    policies = [result for result in group.results if not result.is_baseline]
+    distinct: list[Result] = []
+    for result in [*group.notable(), *group.front(), *policies]:
+        if (
+            not result.is_baseline
+            and len(baseline) + len(distinct) < MOST_LANES
+            and result not in distinct
+        ):
+            distinct.append(result)
+    return [*baseline, *(result for result in reversed(policies) if result in distinct)]
 
 
 def lane_of(group: Group, result: Result, example: MeasuredExample) -> Lane:
     verifies = intervals(example, "verify")
     calls = {"prefill": intervals(example, "prefill")[:1], "draft": [], "verify": verifies}
     rejected = []
-    for index, (one, (start, end)) in enumerate(
+    for index, (call, (start, end)) in enumerate(
         zip(example.rounds, intervals(example, "draft"), strict=True)
     ):
-        parts = one.draft_calls or bool(one.drafted)  # a drafter without a model makes no calls
-        ends = [start + (end - start) * part / max(parts, 1) for part in range(parts + 1)]
+        parts = call.draft_calls or bool(call.drafted)  # a drafter without a model makes no calls
+        ends = [
+            start + (end - start) * index_of_part / max(parts, 1)
+            for index_of_part in range(parts + 1)
+        ]
         calls["draft"] += pairwise(ends)
         # None for an unverified tail, which ends the text
         verify = verifies[index] if index < len(verifies) else None
-        if verify is not None and one.accepted < len(one.drafted):
+        if verify is not None and call.accepted < len(call.drafted):
             rejected.append(sum(verify) / 2)
     knobs = ", ".join(
         knob_label(result, [knob]).replace(" ", "\N{NO-BREAK SPACE}")
@@ -179,8 +192,8 @@ def draw_trace(timelines: Timelines, path: Path) -> None:
 
 def draw_lane(axes: Axes, row: int, lane: Lane, points_per_ms: float) -> None:
     """The bars of a lane, its rejections below, its name and its end beside it."""
-    for stage, several in lane.calls.items():
-        widths = [(start, end - start) for start, end in several]
+    for stage, calls in lane.calls.items():
+        widths = [(start, end - start) for start, end in calls]
         # a wide one would hide a thin bar
         outlines = [min(0.7, 0.2 * width * points_per_ms) for _, width in widths]
         look = {"facecolor": STAGE_COLOURS[stage], "edgecolor": "white", "linewidths": outlines}

@@ -30,8 +30,8 @@ from bild_lab.training.distillation import (
 )
 from bild_lab.training.finetune import FinetuningJob, finetune
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import Recipe
 from bild_lab.training.start import FromCheckpoint
+from bild_lab.training.train_spec import TrainSpec
 
 _BATCH_SIZE = 4  # texts; whole distributions of both models are in memory
 
@@ -49,7 +49,7 @@ class Alignment:
     small: Checkpoint
     unaligned: Checkpoint
     held_out: int  # answers that are not learned but choose the best weights
-    recipe: Recipe
+    recipe: TrainSpec
     folder: Path
     acceptance: bool = True
     logger: Any = None  # of `conf/logger`; None: none
@@ -106,16 +106,18 @@ def split_answers(
     Answers that a length limit or a stop string cut are left out: the drafter would learn to end
     where the target does not. Raises UserError if no answers are left to train on.
     """
-    whole = [answer for answer in calibration.answers if answer.finish_reason == END]
-    if len(whole) < held_out + 1:
+    complete = [answer for answer in calibration.answers if answer.finish_reason == END]
+    if len(complete) < held_out + 1:
         raise UserError(
-            f"{calibration.folder} has {len(whole)} answers that reach their end, of"
+            f"{calibration.folder} has {len(complete)} answers that reach their end, of"
             f" {len(calibration.answers)}; held_out={held_out} leaves none to train on: lower it,"
             " or make calibration data with more (dataset.limit) or longer"
             " (decoding.max_new_tokens) answers"
         )
-    chosen = dict.fromkeys(spread_evenly(held_out, len(whole)))
-    return [one for at, one in enumerate(whole) if at not in chosen], [whole[at] for at in chosen]
+    held_out_indices = dict.fromkeys(spread_evenly(held_out, len(complete)))
+    return [answer for at, answer in enumerate(complete) if at not in held_out_indices], [
+        complete[at] for at in held_out_indices
+    ]
 
 
 def align(job: Alignment) -> dict[str, Any] | None:
@@ -155,8 +157,8 @@ def align(job: Alignment) -> dict[str, Any] | None:
     )
     if not launched().first:  # one process compares
         return None
-    before, after = _compared(job, held_out)
-    compared = {key: {"before": before[key], "after": after[key]} for key in before}
+    unaligned, aligned = _compared(job, held_out)
+    compared = {key: {"before": unaligned[key], "after": aligned[key]} for key in unaligned}
     counts = {
         "trained_on": len(learned),
         "held_out": len(held_out),
@@ -213,13 +215,15 @@ def agreement(
         else {"token_agreement": 0.0, "acceptance_rate": 0.0}
     )
     for start in range(0, len(examples), _BATCH_SIZE):
-        chosen = examples[start : start + _BATCH_SIZE]
-        batch = {name: rows.to(draft.device) for name, rows in collate(chosen).items()}
+        answers_of_batch = examples[start : start + _BATCH_SIZE]
+        batch = {name: rows.to(draft.device) for name, rows in collate(answers_of_batch).items()}
         log_q = answer_log_probs(draft.module, batch, begins, pieces)
-        wanted = torch.from_numpy(np.concatenate([one.answer for one in chosen])).to(draft.device)
-        sums["token_agreement"] += int((log_q.argmax(-1) == wanted).sum())
+        target_tokens = torch.from_numpy(
+            np.concatenate([example.answer for example in answers_of_batch])
+        ).to(draft.device)
+        sums["token_agreement"] += int((log_q.argmax(-1) == target_tokens).sum())
         if target is not None:
             log_p = answer_log_probs(target.module, batch, decoder_start(target.checkpoint), pieces)
             sums["acceptance_rate"] += float((1 - tv(log_p, log_q)).sum())
-    count = sum(len(one.answer) for one in examples)
+    count = sum(len(example.answer) for example in examples)
     return {name: total / count for name, total in sums.items()}

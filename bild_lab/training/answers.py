@@ -92,17 +92,17 @@ def read_calibration(folder: Path) -> Calibration:
 
     Raises UserError for a folder that is missing, unfinished, changed or empty.
     """
-    again = (
+    remedy = (
         f"make it with: python scripts/generate_calibration.py name={folder.name} model.path=TARGET"
         " dataset=…"
     )
     if not folder.is_dir():
-        raise UserError(f"no calibration data in {folder}; {again}")
+        raise UserError(f"no calibration data in {folder}; {remedy}")
     if not (folder / MANIFEST).is_file():
         parts = len(list(folder.glob("*.parquet")))
         raise UserError(
             f"the calibration data in {folder} is not finished ({parts} parts, no {MANIFEST});"
-            f" {again}"
+            f" {remedy}"
         )
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -110,15 +110,15 @@ def read_calibration(folder: Path) -> Calibration:
         digest, count = manifest["hash"], manifest["count"]
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
         raise UserError(
-            f"cannot read the calibration data in {folder}: {error}; {again}"
+            f"cannot read the calibration data in {folder}: {error}; {remedy}"
         ) from error
     if len(answers) != count or contents_hash(answers) != digest:
         raise UserError(
             f"the calibration data in {folder} has changed since it was made: wanted {count} rows"
-            f" with hash {digest}, got {len(answers)} with {contents_hash(answers)}; {again}"
+            f" with hash {digest}, got {len(answers)} with {contents_hash(answers)}; {remedy}"
         )
     if not answers:
-        raise UserError(f"the calibration data in {folder} is empty; {again}")
+        raise UserError(f"the calibration data in {folder} is empty; {remedy}")
     return Calibration(folder, manifest, answers)
 
 
@@ -128,29 +128,38 @@ def read_calibrations(folders: Sequence[Path]) -> Calibration:
     Raises UserError for a folder that cannot be read, for answers of several models or to prompts
     cut differently.
     """
-    first, *others = several = [read_calibration(folder) for folder in folders]
-    for other in others:
-        if other.manifest["model"]["fingerprint"] != first.manifest["model"]["fingerprint"]:
+    reference, *further = calibrations = [read_calibration(folder) for folder in folders]
+    for calibration in further:
+        if (
+            calibration.manifest["model"]["fingerprint"]
+            != reference.manifest["model"]["fingerprint"]
+        ):
             raise UserError(
-                f"calibration must be the answers of one model, got {first.folder} and"
-                f" {other.folder}"
+                f"calibration must be the answers of one model, got {reference.folder} and"
+                f" {calibration.folder}"
             )
-        limits = [one.dataset.max_source_tokens for one in (first, other)]
+        limits = [compared.dataset.max_source_tokens for compared in (reference, calibration)]
         if limits[0] != limits[1]:
             raise UserError(
                 f"calibration must have one dataset.max_source_tokens, got {limits[0]} in"
-                f" {first.folder} and {limits[1]} in {other.folder}; generate one of them anew"
+                f" {reference.folder} and {limits[1]} in {calibration.folder}; generate one of them anew"
             )
-    if not others:
-        return first
-    names = " + ".join(dict.fromkeys(one.dataset.name for one in several))
+    if not further:
+        return reference
+    names = " + ".join(
+        dict.fromkeys(calibration_of_name.dataset.name for calibration_of_name in calibrations)
+    )
     joined = {
-        "dataset": {**first.manifest["dataset"], "name": names},
-        "hash": content_hash({"several": [one.manifest["hash"] for one in several]}),
-        "count": sum(one.manifest["count"] for one in several),
+        "dataset": {**reference.manifest["dataset"], "name": names},
+        "hash": content_hash({"several": [hashed.manifest["hash"] for hashed in calibrations]}),
+        "count": sum(counted.manifest["count"] for counted in calibrations),
     }
-    answers = tuple(answer for one in several for answer in one.answers)
-    return Calibration(Path(", ".join(map(str, folders))), {**first.manifest, **joined}, answers)
+    answers = tuple(
+        answer for joined_calibration in calibrations for answer in joined_calibration.answers
+    )
+    return Calibration(
+        Path(", ".join(map(str, folders))), {**reference.manifest, **joined}, answers
+    )
 
 
 def read_part(file: Path) -> Iterator[TargetAnswer]:
@@ -195,8 +204,8 @@ def greedy_answers(
         model.load()
         # fewer where their caches would not fit
         batch_size = auto_batch_size(method, [model], requests, batch_size)
-    found = decode_batch(method, requests, Batch(batch_size), lambda index: advance(1))
+    decoded = decode_batch(method, requests, Batch(batch_size), lambda index: advance(1))
     answers: list[list[int]] = [[]] * len(sources)
-    for index, text in zip(order, found, strict=True):
+    for index, text in zip(order, decoded, strict=True):
         answers[index] = text.token_ids
     return answers

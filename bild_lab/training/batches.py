@@ -64,7 +64,7 @@ def tokenize(
     prompts. An answer has no special token but the end token, which counts. Raises UserError for a
     decoder's prompt without tokens.
     """
-    found = []
+    tokenized = []
     count = lambda prompt: len(tokenizer(prompt, verbose=False)["input_ids"])  # noqa: E731
     examples = cut_sources(examples, max_source_tokens, count)
     for start in range(0, len(examples), _CHUNK):
@@ -81,8 +81,10 @@ def tokenize(
                     " least one"
                 )
             ended = [*answer[: max_target_tokens - 1], tokenizer.eos_token_id]
-            found.append(TokenizedExample(np.array(prompt, np.int32), np.array(ended, np.int32)))
-    return found
+            tokenized.append(
+                TokenizedExample(np.array(prompt, np.int32), np.array(ended, np.int32))
+            )
+    return tokenized
 
 
 @dataclass(frozen=True)
@@ -99,36 +101,37 @@ class Collator:
 
     def __call__(self, examples: Sequence[TokenizedExample]) -> dict[str, Tensor]:
         if self.start is None:
-            sequences = [np.concatenate([one.prompt, one.answer]) for one in examples]
+            sequences = [np.concatenate([example.prompt, example.answer]) for example in examples]
             labels = [
-                np.concatenate([np.full_like(one.prompt, IGNORED), one.answer]) for one in examples
+                np.concatenate([np.full_like(example.prompt, IGNORED), example.answer])
+                for example in examples
             ]
         else:
-            sequences = [one.prompt for one in examples]
-            labels = [one.answer for one in examples]
+            sequences = [example.prompt for example in examples]
+            labels = [example.answer for example in examples]
         input_ids, mask = padded_with_mask(sequences, self.pad)
         batch = {"input_ids": input_ids, "attention_mask": mask, "labels": padded(labels, IGNORED)}
         if self.start is not None:
-            shifted = [np.concatenate([[self.start], one.answer[:-1]]) for one in examples]
+            shifted = [np.concatenate([[self.start], example.answer[:-1]]) for example in examples]
             batch["decoder_input_ids"] = padded(shifted, self.pad)
-        soft = [one.soft for one in examples]
+        soft = [example.soft for example in examples]
         if None not in soft:
-            before = [
-                len(labelled) - len(one.answer)
-                for labelled, one in zip(labels, examples, strict=True)
+            prompt_lengths = [
+                len(labelled) - len(example.answer)
+                for labelled, example in zip(labels, examples, strict=True)
             ]
-            wide = [((gap, 0), (0, 0)) for gap in before]
+            wide = [((gap, 0), (0, 0)) for gap in prompt_lengths]
             batch["soft_ids"] = padded(
-                [np.pad(one.ids, gap) for one, gap in zip(soft, wide, strict=True)], 0
+                [np.pad(targets.ids, gap) for targets, gap in zip(soft, wide, strict=True)], 0
             )
-            probs = [np.pad(one.probs, gap) for one, gap in zip(soft, wide, strict=True)]
+            probs = [np.pad(targets.probs, gap) for targets, gap in zip(soft, wide, strict=True)]
             batch["soft_probs"] = padded(probs, 0, kind=np.float32)
         return batch
 
     def prompts(self, examples: Sequence[TokenizedExample]) -> dict[str, Tensor]:
         """What `generate` continues; a decoder's prompts are padded on the left."""
         side = "left" if self.start is None else "right"
-        input_ids, mask = padded_with_mask([one.prompt for one in examples], self.pad, side)
+        input_ids, mask = padded_with_mask([example.prompt for example in examples], self.pad, side)
         return {"input_ids": input_ids, "attention_mask": mask}
 
 
@@ -195,8 +198,8 @@ def evaluation_batches(lengths: Sequence[int], batch_size: int) -> Iterator[list
     ranks = launched()
     ordered = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     mine = ordered[ranks.rank :: ranks.count]
-    most = ceil(len(ordered) / ranks.count)
-    return (mine[start : start + batch_size] for start in range(0, most, batch_size))
+    longest_share = ceil(len(ordered) / ranks.count)
+    return (mine[start : start + batch_size] for start in range(0, longest_share, batch_size))
 
 
 def spread_evenly(count: int, among: int) -> list[int]:

@@ -98,7 +98,9 @@ class CalibrationJob:
                 **stop,
             },
             "dataset": asdict(self.dataset),
-            "data": content_hash({"examples": [(one.id, one.prompt) for one in self.examples]}),
+            "data": content_hash(
+                {"examples": [(example.id, example.prompt) for example in self.examples]}
+            ),
             "count": len(self.examples),
             "part_size": self.part_size,
         }
@@ -109,12 +111,12 @@ class CalibrationJob:
         starts = range(0, len(self.examples), self.part_size)
         return [range(start, min(start + self.part_size, len(self.examples))) for start in starts]
 
-    def file(self, part: range) -> Path:
+    def file(self, indices: range) -> Path:
         """SPLIT-FIRST-END.parquet: named as a local dataset's file, so that `dataset.path` can be
         this folder.
         """
         split = re.sub(r"\W+", "_", canonical_split(self.dataset.split))
-        return self.folder / f"{split}-{part.start:08d}-{part.stop:08d}.parquet"
+        return self.folder / f"{split}-{indices.start:08d}-{indices.stop:08d}.parquet"
 
 
 def generate_calibration(
@@ -131,15 +133,15 @@ def generate_calibration(
     if ranks.first:
         with writing(job.folder, _WHAT, _REMEDY):
             keep_plan(job.folder, "answers", job.plan, _MOVED)
-        missing = [part for part in job.parts if _rows(job.file(part)) != len(part)]
+        missing = [indices for indices in job.parts if _rows(job.file(indices)) != len(indices)]
         if missing:
             (job.folder / MANIFEST).unlink(missing_ok=True)  # it says that all parts are there
     # all processes divide the first one's list, before one of them writes
     missing = ranks.gather(missing)[0]
     mine = missing[ranks.rank :: ranks.count]
     total = sum(map(len, mine))
-    for part in mine:
-        _write_part(job, part, ranks.rank, lambda count: report(count, total))
+    for indices in mine:
+        _write_part(job, indices, ranks.rank, lambda count: report(count, total))
     ranks.wait()
     if ranks.first and not (job.folder / MANIFEST).is_file():
         _write_manifest(job)
@@ -148,9 +150,9 @@ def generate_calibration(
 
 
 def _write_part(
-    job: CalibrationJob, part: range, process: int, advance: Callable[[int], None]
+    job: CalibrationJob, indices: range, process: int, advance: Callable[[int], None]
 ) -> None:
-    examples, checkpoint = [job.examples[index] for index in part], job.target.checkpoint
+    examples, checkpoint = [job.examples[index] for index in indices], job.target.checkpoint
     sources = [checkpoint.source(example.prompt) for example in examples]
     started = time.perf_counter()
     with within_memory(
@@ -181,8 +183,8 @@ def _write_part(
     pq.write_table(
         table.replace_schema_metadata({"seconds": str(seconds), "process": str(process)}), content
     )
-    with writing(job.file(part), _WHAT, _REMEDY):
-        write_atomically(job.file(part), content.getvalue())
+    with writing(job.file(indices), _WHAT, _REMEDY):
+        write_atomically(job.file(indices), content.getvalue())
 
 
 def _reason(checkpoint: Checkpoint, tokens: list[int], stop: tuple[str, ...]) -> str:
@@ -196,7 +198,7 @@ def _write_manifest(job: CalibrationJob) -> None:
     """Read all parts back, check that each example is there once, and write metrics and
     manifest.
     """
-    files = [job.file(part) for part in job.parts]
+    files = [job.file(indices) for indices in job.parts]
     answers = [answer for file in files for answer in read_part(file)]
     if [answer.id for answer in answers] != [example.id for example in job.examples]:
         raise UserError(

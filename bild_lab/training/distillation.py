@@ -87,7 +87,7 @@ def lk(log_p: Probs, log_q: Probs) -> Float[Tensor, " n"]:
 
 
 DIVERGENCES: dict[str, Callable[[Probs, Probs], Float[Tensor, " n"]]] = {
-    one.__name__: one for one in (kl, reverse_kl, js, tv, nla, lk)
+    divergence.__name__: divergence for divergence in (kl, reverse_kl, js, tv, nla, lk)
 }
 
 
@@ -102,8 +102,8 @@ def answer_log_probs(
     fed = {name: rows for name, rows in batch.items() if name != "labels"}
     labels = batch["labels"]
     if start is not None:  # which may differ from that of another model on the same batch
-        first = torch.full_like(labels[:, :1], start)
-        fed["decoder_input_ids"] = torch.cat([first, fed["decoder_input_ids"][:, 1:]], 1)
+        start_column = torch.full_like(labels[:, :1], start)
+        fed["decoder_input_ids"] = torch.cat([start_column, fed["decoder_input_ids"][:, 1:]], 1)
     logits = model(**fed, use_cache=False).logits
     if start is None:
         labels, logits = labels[:, 1:], logits[:, :-1]
@@ -250,39 +250,45 @@ class Distillation:
 
         Of all their tokens also the target's log-probabilities.
         """
-        device, wanted, requests = model.device, self.teaching, []
+        device, teaching, requests = model.device, self.teaching, []
         drafter = InTraining(
             "the drafter", module=model, own_tokenizer=self.teacher.checkpoint.tokenizer
         )
         models = (self.teacher, on_engine(drafter, device, self.teacher.dtype))
         rule = (
-            SpeculativeSampling() if wanted.rollback == 0 else Rollback(wanted.rollback or math.inf)
+            SpeculativeSampling()
+            if teaching.rollback == 0
+            else Rollback(teaching.rollback or math.inf)
         )
         method = DraftThenVerify(
-            models[0], ModelDrafter(models[1], wanted.window, wanted.fallback), rule
+            models[0], ModelDrafter(models[1], teaching.window, teaching.fallback), rule
         )
-        positions = [most for each in models if (most := each.session_positions) is not None]
-        for one in examples:
-            ids = one.prompt.tolist()
+        positions = [
+            limit
+            for model_of_pair in models
+            if (limit := model_of_pair.session_positions) is not None
+        ]
+        for example in examples:
+            ids = example.prompt.tolist()
             source = self.teacher.source(ids)
             # what is learned is read whole
             read = len(source.prompt) - (source.encoder_ids is not None)
-            longest = min([self.longest, *(most - read for most in positions)])
+            longest = min([self.longest, *(limit - read for limit in positions)])
             limits = Limits(
                 len(source.prompt), longest, self.end_tokens, min(positions, default=None)
             )
             generator = torch.Generator(device).manual_seed(hash((self.seed, step, *ids)) % 2**63)
-            requests.append(Request(source, limits, Sampling(wanted.temperature), generator))
+            requests.append(Request(source, limits, Sampling(teaching.temperature), generator))
         # a drafter whose sessions differ writes other texts, which are verified
         self.teacher.admit(method.draft_shape)
         together = Batch(auto_batch_size(method, models, requests, len(requests)))
         with torch.autocast(device.type, enabled=False):  # half precision casts a weight once
             texts = decode_batch(method, requests, together, make_trace=_Verified)
         model.train()  # the engine has turned dropout off
-        logits = torch.cat([rows[:, : self.pieces] for one in texts for rows in one.trace.logits])
+        logits = torch.cat([rows[:, : self.pieces] for text in texts for rows in text.trace.logits])
         written = [
-            replace(one, answer=np.array(t.token_ids, np.int32))
-            for one, t in zip(examples, texts, strict=True)
+            replace(example, answer=np.array(t.token_ids, np.int32))
+            for example, t in zip(examples, texts, strict=True)
         ]
         del texts  # whole distributions are large
         return written, logits.float().log_softmax(-1)

@@ -101,7 +101,7 @@ class FinetuningJob(TrainingJob):
     @property
     def fitting(self) -> Writing:
         """How the references that validation scores against are written."""
-        return self.writing.of([one.references for one in self.validation])
+        return self.writing.of([example.references for example in self.validation])
 
 
 def finetune(job: FinetuningJob) -> dict[str, Any]:
@@ -117,7 +117,9 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
         )
     require_references([*job.train, *job.validation])
     if job.validation and job.metric != LIKELIHOOD:
-        first_call(job.metric, tuple(one.references for one in job.validation[:TRIED]), job.fitting)
+        first_call(
+            job.metric, tuple(example.references for example in job.validation[:TRIED]), job.fitting
+        )
     layer_weights(job.recipe.loss, decoder_depth(job.start.config))
     folder = TrainingFolder(job.folder)
     run = TrainingRun(
@@ -130,16 +132,16 @@ def finetune(job: FinetuningJob) -> dict[str, Any]:
         examples=len(job.train),
         prepare=lambda arguments: _prepare(job, folder, arguments),
     )
-    metrics, wanted = run.train(), job.recipe.stop_at_score
+    metrics, stop_at_score = run.train(), job.recipe.stop_at_score
     if (
-        wanted is not None
+        stop_at_score is not None
         and metrics["best"] is not None
-        and (best := metrics["best"][job.metric]) < wanted
+        and (best := metrics["best"][job.metric]) < stop_at_score
     ):
         log.warning(
             "%s never scored train.stop_at_score=%g; its best %s is %.2f",
             job.title,
-            wanted,
+            stop_at_score,
             job.metric,
             best,
         )
@@ -161,9 +163,14 @@ def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
         )
     root, jobs = job.folder, []
     for rate in rates:
-        own = root.with_name(f"{root.name}_rate_{rate:g}")
+        folder_of_rate = root.with_name(f"{root.name}_rate_{rate:g}")
         jobs.append(
-            replace(job, recipe=replace(job.recipe, learning_rate=rate), folder=own, title=own.name)
+            replace(
+                job,
+                recipe=replace(job.recipe, learning_rate=rate),
+                folder=folder_of_rate,
+                title=folder_of_rate.name,
+            )
         )
     folder, identity = (
         TrainingFolder(root),
@@ -172,15 +179,21 @@ def finetune_best(job: FinetuningJob, rates: Sequence[float]) -> dict[str, Any]:
     folder.require_same(identity)
     if (finished := folder.finished()) is not None:
         return finished
-    found = [finetune(one) for one in jobs]
-    scores, wanted = [one["best"][job.metric] for one in found], job.recipe.stop_at_score
+    metrics_by_rate = [finetune(rate_job) for rate_job in jobs]
+    scores, stop_at_score = (
+        [rate_metrics["best"][job.metric] for rate_metrics in metrics_by_rate],
+        job.recipe.stop_at_score,
+    )
     best = max(
-        range(len(jobs)), key=lambda at: scores[at] if wanted is None else -abs(scores[at] - wanted)
+        range(len(jobs)),
+        key=lambda at: scores[at] if stop_at_score is None else -abs(scores[at] - stop_at_score),
     )
     scored = {f"{rate:g}": score for rate, score in zip(rates, scores, strict=True)}
-    metrics = {**found[best], "identity": identity, "learning_rates": scored}
-    chosen = TrainingFolder(jobs[best].folder).result
-    return folder.publish(lambda place: shutil.copytree(chosen, place, dirs_exist_ok=True), metrics)
+    metrics = {**metrics_by_rate[best], "identity": identity, "learning_rates": scored}
+    best_result = TrainingFolder(jobs[best].folder).result
+    return folder.publish(
+        lambda place: shutil.copytree(best_result, place, dirs_exist_ok=True), metrics
+    )
 
 
 def best_score(path: Path, metric: str, validation: Sequence[Example]) -> float:
@@ -188,18 +201,20 @@ def best_score(path: Path, metric: str, validation: Sequence[Example]) -> float:
 
     Raises UserError if there is none, or it was scored on other examples or by another metric.
     """
-    held = TrainingFolder(path).finished() or {}
-    if held.get("best") is None:
+    finished = TrainingFolder(path).finished() or {}
+    if finished.get("best") is None:
         raise UserError(
             f"train.stop_at_score: {path} holds no finished training with scores; run it first, or"
             " give a number"
         )
-    if held["metric"] != metric or held["identity"]["validation examples"] != data_hash(validation):
+    if finished["metric"] != metric or finished["identity"]["validation examples"] != data_hash(
+        validation
+    ):
         raise UserError(
-            f"train.stop_at_score: {path} was scored by {held['metric']} on other examples; give"
+            f"train.stop_at_score: {path} was scored by {finished['metric']} on other examples; give"
             " the same data set and validation to both, or a number"
         )
-    return held["best"][metric]
+    return finished["best"][metric]
 
 
 def job_identity(job: FinetuningJob) -> dict[str, Any]:
@@ -295,7 +310,7 @@ class Evaluator:
         return [text for _, text in sorted(chain.from_iterable(launched().gather(texts)))]
 
     def _batches(self) -> Iterator[list[int]]:
-        batches = evaluation_batches([one.length for one in self.examples], self.batch_size)
+        batches = evaluation_batches([example.length for example in self.examples], self.batch_size)
         return (batch for batch in batches if batch)
 
 
@@ -320,14 +335,14 @@ def _evaluating(model: PreTrainedModel, settings: GenerationConfig) -> Iterator[
     Half precision casts a weight once a block: each forward of the Trainer's model has an autocast
     of its own, and only the outermost forgets its casts as it ends.
     """
-    training, own = model.training, model.generation_config
+    training, generation_config = model.training, model.generation_config
     model.eval()
     model.generation_config = settings  # `generate` takes missing settings from here
     try:
         with torch.autocast(model.device.type, enabled=False):
             yield
     finally:
-        model.generation_config = own
+        model.generation_config = generation_config
         model.train(training)
 
 
@@ -341,7 +356,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
         tokenize(examples, tokenizer, encoder_decoder, *limits)
         for examples in (job.train, job.validation)
     )
-    require_room([one.length for one in (*train, *validation)], start.config)
+    require_room([example.length for example in (*train, *validation)], start.config)
     model = start.model(tokenizer)
     if arguments.device.type == "cpu":
         # the fused kernel's backward pass is slower for short sentences
@@ -399,7 +414,7 @@ def _prepare(job: FinetuningJob, folder: TrainingFolder, arguments: TrainingArgu
         model=model,
         examples=train,
         order=BatchOrder(
-            [one.length for one in train], recipe.batch_size, recipe.max_steps, recipe.seed
+            [example.length for example in train], recipe.batch_size, recipe.max_steps, recipe.seed
         ),
         collate=collate,
         loss=loss,

@@ -81,12 +81,12 @@ class TrainingFolder:
         self.require_free()
         finished = self.finished()
         if finished is not None:
-            held = finished["identity"]
+            stored = finished["identity"]
         elif self.last_checkpoint() is not None:
-            held = json.loads((self.work / _SETTINGS).read_text(encoding="utf-8"))
+            stored = json.loads((self.work / _SETTINGS).read_text(encoding="utf-8"))
         else:
             return
-        require_same_settings(self.root, "a training", held, identity)
+        require_same_settings(self.root, "a training", stored, identity)
 
     def begin(self, identity: Mapping[str, Any]) -> None:
         """Write down what is trained, and remove checkpoints that are not complete."""
@@ -99,14 +99,14 @@ class TrainingFolder:
             if not _complete(folder):
                 shutil.rmtree(folder)
 
-    def threads(self, wanted: int | None) -> int | None:
+    def threads(self, requested: int | None) -> int | None:
         """CPU threads to train with: as many as wanted, or as an interrupted training had.
 
         Another number would sum in another order, and the losses would differ by rounding.
         """
         file = self.work / _MACHINE
-        if wanted is not None or not file.is_file():
-            return wanted
+        if requested is not None or not file.is_file():
+            return requested
         return json.loads(file.read_text(encoding="utf-8"))["threads"]
 
     def abandon(self) -> None:
@@ -177,8 +177,12 @@ class TrainingFolder:
             draft.rename(place)
 
     def _remedy(self) -> str:
-        last = self.last_checkpoint()
-        then = "it starts again" if last is None else f"it resumes from {last}, which is intact"
+        checkpoint = self.last_checkpoint()
+        then = (
+            "it starts again"
+            if checkpoint is None
+            else f"it resumes from {checkpoint}, which is intact"
+        )
         return f"make room, then run the same command again: {then}"
 
 
@@ -226,22 +230,22 @@ def writing(
 def require_same_settings(
     folder: Path,
     what: str,
-    held: Mapping[str, Any],
-    wanted: Mapping[str, Any],
+    stored: Mapping[str, Any],
+    current: Mapping[str, Any],
     ignored: frozenset[str] = frozenset(),
 ) -> None:
     """Raise UserError, which names the first difference, unless `what` a folder holds was made with
     these settings.
 
-    held: the settings read back from the folder's JSON. Keys of nested settings are dotted.
+    stored: the settings read back from the folder's JSON. Keys of nested settings are dotted.
     ignored: keys that decide nothing, such as the path of data that has a hash.
     """
     # lists for tuples, as JSON has them
-    before, now = flatten(dict(held)), flatten(json.loads(json.dumps(wanted)))
-    for key in sorted({*before, *now} - ignored):
-        if before.get(key) != now.get(key):
+    stored_values, now = flatten(dict(stored)), flatten(json.loads(json.dumps(current)))
+    for key in sorted({*stored_values, *now} - ignored):
+        if stored_values.get(key) != now.get(key):
             raise UserError(
-                f"{folder} holds {what} with {key}={before.get(key)}, but this command has"
+                f"{folder} holds {what} with {key}={stored_values.get(key)}, but this command has"
                 f" {key}={now.get(key)}; choose another name=NAME, or remove the folder"
             )
 

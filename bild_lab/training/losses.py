@@ -89,24 +89,26 @@ class LayerLoss:
         """Each layer's cross-entropy, in nats, summed over the labels, or over a teacher's
         distributions there.
         """
-        first = 0 if self._encoder_decoder else 1  # a decoder's row predicts the next token
-        labels, found = labels[:, first:], {}
+        first_row = 0 if self._encoder_decoder else 1  # a decoder's row predicts the next token
+        labels, losses = labels[:, first_row:], {}
         for layer in self._weights:
             logits = self._logits(outputs, layer)[:, : labels.shape[1]]
             if soft_ids is None:
-                each = {
+                options = {
                     "ignore_index": IGNORED,
                     "label_smoothing": label_smoothing,
                     "reduction": "sum",
                 }
-                found[layer] = cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), **each)
+                losses[layer] = cross_entropy(
+                    logits.flatten(0, 1).float(), labels.flatten(), **options
+                )
             else:
                 learned = labels != IGNORED
-                ids, probs = (soft[:, first:][learned] for soft in (soft_ids, soft_probs))
-                found[layer] = -(
+                ids, probs = (soft[:, first_row:][learned] for soft in (soft_ids, soft_probs))
+                losses[layer] = -(
                     probs * logits[learned].float().log_softmax(-1).gather(-1, ids)
                 ).sum()
-        return found
+        return losses
 
     def _logits(self, outputs: Any, layer: int) -> Float[Tensor, "batch n vocab"]:
         if layer == self._last:

@@ -43,16 +43,19 @@ def estimate(
     if there is nothing to count.
     """
     require_order(order)
-    before, tokens = array("q"), array("q")
+    context_tokens, tokens = array("q"), array("q")
     for sequence in sequences:
-        before.extend(sequence[:-1])
+        context_tokens.extend(sequence[:-1])
         tokens.extend(sequence[1:])
     if not tokens:
         raise UserError(
             f"{corpus} has no tokens to estimate n-grams from; choose another dataset or split"
         )
     width = max(vocabulary.values()) + 1
-    contexts, following = (torch.frombuffer(each, dtype=torch.long) for each in (before, tokens))
+    contexts, following = (
+        torch.frombuffer(tokens_of_kind, dtype=torch.long)
+        for tokens_of_kind in (context_tokens, tokens)
+    )
     pairs, times = (contexts * width + following).unique(return_counts=True)
     ranked = times.argsort(descending=True, stable=True)
     # by context, then by count, then by id
@@ -89,9 +92,9 @@ def reference_tokens(checkpoint: Checkpoint, examples: Iterable[Example]) -> Ite
             gap = "" if not example.prompt or example.prompt[-1].isspace() else " "
             # together, as a piece may depend on the text before it
             texts = [example.prompt, f"{example.prompt}{gap}{reference}"]
-            prompt, whole = tokenizer(texts, verbose=False)["input_ids"]
+            prompt, text_ids = tokenizer(texts, verbose=False)["input_ids"]
             if not prompt:
                 prompt = begin_of_text(tokenizer)
-                whole = [*prompt, *whole]
-            end = [] if tokenizer.eos_token_id in (None, whole[-1]) else [tokenizer.eos_token_id]
-            yield [*whole[max(common_prefix(prompt, whole) - 1, 0) :], *end]
+                text_ids = [*prompt, *text_ids]
+            end = [] if tokenizer.eos_token_id in (None, text_ids[-1]) else [tokenizer.eos_token_id]
+            yield [*text_ids[max(common_prefix(prompt, text_ids) - 1, 0) :], *end]

@@ -131,6 +131,12 @@ def dataset_words() -> list[str]:
     Split and limit are left out: they say what is trained on.
     """
     hydra = HydraConfig.get()
-    given = [word for word in hydra.overrides.task if word.startswith(("dataset.", "template="))]
-    kept = [word for word in given if not word.startswith(("dataset.split=", "dataset.limit="))]
-    return [f"dataset={hydra.runtime.choices.dataset}", *kept]
+    dataset_overrides = [
+        word for word in hydra.overrides.task if word.startswith(("dataset.", "template="))
+    ]
+    unlimited = [
+        word
+        for word in dataset_overrides
+        if not word.startswith(("dataset.split=", "dataset.limit="))
+    ]
+    return [f"dataset={hydra.runtime.choices.dataset}", *unlimited]

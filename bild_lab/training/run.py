@@ -30,8 +30,8 @@ from bild_lab.lab.store.hashing import content_hash
 from bild_lab.ranks import launched
 from bild_lab.report.wandb.logger import TRAINING
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import LogToRun, TerminalLog
+from bild_lab.training.train_spec import TrainSpec
 from bild_lab.training.trainer import Objective, ResumableTrainer, training_arguments
 
 
@@ -39,7 +39,7 @@ from bild_lab.training.trainer import Objective, ResumableTrainer, training_argu
 class TrainingJob:
     """What every training is given. provenance: for metrics.json as it is."""
 
-    recipe: Recipe
+    recipe: TrainSpec
     folder: Path
     logger: Any = None  # of `conf/logger`; None: none
     callbacks: tuple[TrainerCallback, ...] = ()
@@ -98,13 +98,15 @@ class TrainingRun:
         except UserError:
             folder.abandon()
             raise
-        last = folder.last_checkpoint()
+        last_checkpoint = folder.last_checkpoint()
         with self._logs(arguments) as logs:
             callbacks = [*logs, *self.job.callbacks]
             trainer = ResumableTrainer(objective, recipe, folder, arguments, callbacks)
-            held = holding(folder.lock) if launched().first else nullcontext()
-            with self._within_memory(arguments), held:
-                trainer.train(resume_from_checkpoint=None if last is None else str(last))
+            folder_lock = holding(folder.lock) if launched().first else nullcontext()
+            with self._within_memory(arguments), folder_lock:
+                trainer.train(
+                    resume_from_checkpoint=None if last_checkpoint is None else str(last_checkpoint)
+                )
         metrics = {
             "start": self.start,
             **objective.facts,
@@ -120,7 +122,7 @@ class TrainingRun:
     def _within_memory(self, arguments: TrainingArguments) -> AbstractContextManager[None]:
         """Names the keys that make a step smaller, where memory runs out."""
         recipe = self.job.recipe
-        each = (
+        step_size = (
             f"{self.title}: train.batch_size={recipe.batch_size} in"
             f" train.accumulate={recipe.accumulate} passes"
         )
@@ -133,7 +135,7 @@ class TrainingRun:
                 f" {shorter}"
             )
         return within_memory(
-            each, arguments.device, f"{shorter}, under another name=NAME if this one is taken"
+            step_size, arguments.device, f"{shorter}, under another name=NAME if this one is taken"
         )
 
     @contextmanager
@@ -174,8 +176,8 @@ class TrainingRun:
             "steps": state.global_step,
             "passes": state.global_step * batch / self.examples,
             "training_s": sum(
-                (step - before) * batch / entry["examples_per_s"]
-                for (before, step), entry in zip(pairwise(steps), losses, strict=True)
+                (step - previous_step) * batch / entry["examples_per_s"]
+                for (previous_step, step), entry in zip(pairwise(steps), losses, strict=True)
             ),
             "loss": losses[-1]["loss"],
             "metric": self.metric,
@@ -203,18 +205,18 @@ def isolated(seed: int, threads: int | None) -> Iterator[None]:
     Transformers' messages and progress bars are off inside the block, because they would disturb
     ours.
     """
-    before, level = torch.get_num_threads(), logging.get_verbosity()
+    threads_before, level = torch.get_num_threads(), logging.get_verbosity()
     python_state, numpy_state = random.getstate(), numpy.random.get_state()
     logging.set_verbosity_error()
     try:
         with no_progress_bars(), torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            torch.set_num_threads(before if threads is None else threads)
+            torch.set_num_threads(threads_before if threads is None else threads)
             torch.manual_seed(seed)
             yield
     finally:
         # or every later user of Accelerate gets bfloat16
         AcceleratorState._reset_state(reset_partial_state=True)
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
         logging.set_verbosity(level)
         random.setstate(python_state)
         numpy.random.set_state(numpy_state)

@@ -21,14 +21,14 @@ from bild_lab.ranks import launched
 from bild_lab.training.batches import Collator, SoftTargets, TokenizedExample
 from bild_lab.training.distillation import answer_log_probs, decoder_start, pieces_of
 from bild_lab.training.folder import writing
-from bild_lab.training.recipe import Recipe
+from bild_lab.training.train_spec import TrainSpec
 
 
 def taught(
     examples: Sequence[TokenizedExample],
     teacher: Checkpoint,
     collate: Collator,
-    recipe: Recipe,
+    recipe: TrainSpec,
     file: Path,
     device: torch.device,
 ) -> list[TokenizedExample]:
@@ -43,16 +43,20 @@ def taught(
             teacher, device, torch.bfloat16 if recipe.in_bfloat16 else torch.float32
         )
         batch_size = max(1, recipe.evaluation_batch_size // launched().count)
-        found = soft_targets(model, examples, collate, recipe.soft_targets, batch_size)
+        targets = soft_targets(model, examples, collate, recipe.soft_targets, batch_size)
         tensors = {
-            name: np.concatenate([getattr(one, name) for one in found]) for name in ("ids", "probs")
+            name: np.concatenate([getattr(target, name) for target in targets])
+            for name in ("ids", "probs")
         }
         with writing(file, "the soft targets"):
             write_atomically(file, save(tensors))
-    held = load_file(file)
-    ends = np.cumsum([len(one.answer) for one in examples])[:-1]
-    each = zip(*(np.split(held[name], ends) for name in ("ids", "probs")), strict=True)
-    return [replace(one, soft=SoftTargets(*soft)) for one, soft in zip(examples, each, strict=True)]
+    stored = load_file(file)
+    ends = np.cumsum([len(example.answer) for example in examples])[:-1]
+    split_rows = zip(*(np.split(stored[name], ends) for name in ("ids", "probs")), strict=True)
+    return [
+        replace(example, soft=SoftTargets(*soft))
+        for example, soft in zip(examples, split_rows, strict=True)
+    ]
 
 
 @torch.inference_mode()
@@ -70,17 +74,17 @@ def soft_targets(
     """
     checkpoint = teacher.checkpoint
     begins, pieces = decoder_start(checkpoint), pieces_of(checkpoint)
-    found: list[SoftTargets] = [None] * len(examples)  # type: ignore[list-item]
+    targets: list[SoftTargets] = [None] * len(examples)  # type: ignore[list-item]
     order = sorted(range(len(examples)), key=lambda index: -examples[index].length)
     for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
+        indices = order[start : start + batch_size]
         batch = {
             name: rows.to(teacher.device)
-            for name, rows in collate([examples[i] for i in chosen]).items()
+            for name, rows in collate([examples[i] for i in indices]).items()
         }
         likely = answer_log_probs(teacher.module, batch, begins, pieces).topk(min(count, pieces))
         both = (likely.indices.to(torch.int32), likely.values.softmax(-1).to(torch.float16))
-        lengths = [len(examples[index].answer) for index in chosen]
-        for index, *soft in zip(chosen, *(each.split(lengths) for each in both), strict=True):
-            found[index] = SoftTargets(*(each.numpy(force=True) for each in soft))
-    return found
+        lengths = [len(examples[index].answer) for index in indices]
+        for index, *soft in zip(indices, *(rows.split(lengths) for rows in both), strict=True):
+            targets[index] = SoftTargets(*(row.numpy(force=True) for row in soft))
+    return targets

@@ -82,9 +82,9 @@ class FromCheckpoint:
         checkpoint = self._checkpoint
         pad = next(
             (
-                each
-                for each in (tokenizer.pad_token_id, checkpoint.generation.pad_token_id)
-                if each is not None
+                token_id
+                for token_id in (tokenizer.pad_token_id, checkpoint.generation.pad_token_id)
+                if token_id is not None
             ),
             # Llama has no padding token; padding is masked, so any token will do
             tokenizer.eos_token_id,
@@ -122,7 +122,7 @@ class FreshModel:
                 f"model.config.model_type must be one of Transformers' model types, got {kind!r}; "
                 "t5, mt5 and llama decode fastest here"
             )
-        known = {each.name for each in dataclasses.fields(CONFIG_MAPPING[kind])}
+        known = {config_field.name for config_field in dataclasses.fields(CONFIG_MAPPING[kind])}
         if unknown := sorted(set(self.config) - known - {"model_type"}):
             raise UserError(
                 f"model.config: {CONFIG_MAPPING[kind].__name__} has no key {unknown[0]!r}"

@@ -20,7 +20,7 @@ from bild_lab.errors import UserError
 from bild_lab.ranks import LONGEST_WAIT, launched
 from bild_lab.training.distillation import Distillation
 from bild_lab.training.folder import TrainingFolder
-from bild_lab.training.recipe import SCHEDULES, Recipe
+from bild_lab.training.train_spec import SCHEDULES, TrainSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class ResumableTrainer(Trainer):
     def __init__(
         self,
         objective: Objective,
-        recipe: Recipe,
+        recipe: TrainSpec,
         folder: TrainingFolder,
         arguments: TrainingArguments,
         callbacks: Sequence[TrainerCallback],
@@ -91,8 +91,8 @@ class ResumableTrainer(Trainer):
     def compute_loss(self, model: Any, inputs: dict[str, Any], *options: Any, **named: Any) -> Any:
         """Call the model with the objective's options; soft targets are the loss's alone."""
         if self._objective.distillation is not None:  # a step's loss is the mean of its passes'
-            found = self._objective.distillation(model, inputs["examples"], self.state.global_step)
-            return found / self._recipe.accumulate
+            loss = self._objective.distillation(model, inputs["examples"], self.state.global_step)
+            return loss / self._recipe.accumulate
         soft = {name: inputs[name] for name in ("soft_ids", "soft_probs") if name in inputs}
         self.compute_loss_func = partial(self._objective.loss, **soft)
         fed = {name: tensor for name, tensor in inputs.items() if name not in soft}
@@ -108,11 +108,13 @@ class ResumableTrainer(Trainer):
     def evaluate(self, *unused: Any, **named: Any) -> dict[str, float]:
         """The objective's evaluation under the Trainer's names, `eval_…`."""
         scores = self._objective.evaluate(self.model, self._objective.loss)
-        found = {f"eval_{name}": value for name, value in scores.items()}
-        self.log(found)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found)
+        metrics = {f"eval_{name}": value for name, value in scores.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         self._restart_clock(self.state.global_step)
-        return found
+        return metrics
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add the throughput to a log of the loss.
@@ -141,7 +143,7 @@ class ResumableTrainer(Trainer):
         self._restart_clock(self.state.global_step)
 
     def _init_training_state(self, *values: Any) -> tuple[int, int]:
-        found = super()._init_training_state(*values)
+        state = super()._init_training_state(*values)
         if self.state.best_global_step:  # the folder may have been moved since
             best = self._folder.checkpoint_of(self.state.best_global_step)
             if not best.is_dir():  # the Trainer would take the last weights
@@ -151,7 +153,7 @@ class ResumableTrainer(Trainer):
                 )
             self.state.best_model_checkpoint = str(best)
         self._restart_clock(self.state.global_step)
-        return found
+        return state
 
 
 class _LogLastStep(TrainerCallback):
@@ -179,7 +181,7 @@ class _StopAtScore(TrainerCallback):
             control.should_training_stop = True
 
 
-def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+def optimizer(recipe: TrainSpec) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
     if recipe.optimizer == "adamw":
         return torch.optim.AdamW, {"lr": recipe.learning_rate}
     fixed = {"relative_step": False, "warmup_init": False}
@@ -191,7 +193,7 @@ def optimizer(recipe: Recipe) -> tuple[Callable[..., torch.optim.Optimizer], dic
 
 
 def training_arguments(
-    recipe: Recipe, folder: TrainingFolder, metric: str | None, spread: bool = False
+    recipe: TrainSpec, folder: TrainingFolder, metric: str | None, spread: bool = False
 ) -> TrainingArguments:
     """The recipe as the Trainer's arguments. metric: decides which checkpoint is best; None keeps
     the last.

@@ -22,7 +22,7 @@ MAIN = "config"  # of run.py
 SCHEMAS = {  # of groups whose files share their keys
     "pair": ("bild_lab/lab/config/groups.py", "PairSpec"),
     "dataset": ("bild_lab/lab/data/dataset_spec.py", "DatasetSpec"),
-    "train": ("bild_lab/training/recipe.py", "Recipe"),
+    "train": ("bild_lab/training/train_spec.py", "TrainSpec"),
 }
 NOT_KEYS = ("defaults", "hydra", "decoder", "_target_")  # of composition, and the parts of a policy
 OPEN = ("config",)  # mappings whose keys are those of Transformers

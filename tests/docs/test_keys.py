@@ -24,11 +24,11 @@ from bild_lab.lab.config.groups import (
 )
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.screening.screen import ScreenSpec
-from bild_lab.training.recipe import Recipe
+from bild_lab.training.train_spec import TrainSpec
 from docs.hooks import keys
 
 SPECS = {"pair": PairSpec, "dataset": DatasetSpec, "decoding": DecodingSpec, "runtime": RuntimeSpec}
-SPECS |= {"measure": MeasureSpec, "screen": ScreenSpec, "train": Recipe}
+SPECS |= {"measure": MeasureSpec, "screen": ScreenSpec, "train": TrainSpec}
 APPLICATIONS = sorted(file.stem for file in config_dir().glob("*.yaml"))
 
 

@@ -109,7 +109,11 @@ def test_every_csv_has_a_page_and_every_picture_is_shown() -> None:
         if not any(one.stem.startswith(f"{page}_") for page in PAGES)
     ] == []
     assert {file.name for file in RESULTS.rglob("*.png") if f"{file.name})" not in pages} == set()
-    assert len(PAGES) <= 8
+    assert len(PAGES) <= 7
+
+
+def test_the_pages_of_results_are_short() -> None:
+    assert sum(len((RESULTS / f"{page}.md").read_text().split()) for page in PAGES) <= 8_000
 
 
 def test_what_a_row_claims_and_where_it_is_found() -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.lab.config.groups import BASE, config_dir, typed
@@ -22,8 +22,8 @@ from bild_lab.lab.data.examples import Example, conversation
 from bild_lab.lab.data.turns import with_answers
 from bild_lab.lab.measure.score import requests_of
 from bild_lab.lab.point.prepare import cached_examples, prepare
-from bild_lab.papers.steps import _recipes
-from bild_lab.training.recipe import Recipe
+from bild_lab.papers.recipes import Recipe, recipes_of
+from bild_lab.training.train_spec import TrainSpec
 from tests.engine.methods.modules.tiny import files_of
 from tests.test_experiments import BITA, ROW, commands, composed, swept
 from tests.thinned import thinned
@@ -111,12 +111,16 @@ def test_bitas_second_turns_follow_as_in_the_released_evaluation(family: str, be
     assert second.prompt == f"{before}First?{after}Yes.{between}{before}Second?{after}"
 
 
-def unmade(cfg: DictConfig, read: Iterable[str]) -> set[str]:
-    """What no recipe of an experiment writes, of the folders of outputs that it or its recipes
-    read.
+def unmade(folders: Iterable[str], recipes: Sequence[Recipe]) -> set[str]:
+    """What no recipe writes, of these folders of outputs and of those that the recipes of these
+    folders read.
     """
-    recipes = " ".join(_recipes([cfg]))
-    return {*read, *FOLDERS.findall(recipes)} - {*re.findall(r"\bname=(\w+)", recipes)}
+    by_folder = {recipe.folder: recipe for recipe in recipes}
+    read = {*folders}
+    for folder in folders:
+        if folder in by_folder:
+            read.update(FOLDERS.findall(" ".join(by_folder[folder].overrides)))
+    return read - {*by_folder}
 
 
 @pytest.mark.parametrize("name", thinned(BITA, 3))
@@ -125,23 +129,25 @@ def test_what_bitas_experiments_read_is_made_by_their_recipes(name: str) -> None
         sweep = swept(command)
         for pair in sweep["pair"].split(","):
             cfg = composed(shlex.split(command)[0], f"pair={pair}")
-            given = [
+            paths = [
                 sweep.get("policy.adapter", ""),
                 *(str(cfg.policy.get(key)) for key in ("adapter", "heads")),
             ]
-            folders = FOLDERS.findall(" ".join(given).replace("${pair.name}", pair))
+            folders = FOLDERS.findall(" ".join(paths).replace("${pair.name}", pair))
             untrained = {"bita_falcon_40b"} & set(folders)  # no adapter can be trained for it
-            assert unmade(cfg, folders) == untrained
-            without = OmegaConf.masked_copy(cfg, list(cfg))
-            del without.recipes["cip"]
-            assert unmade(without, folders) == (untrained or {f"calibration_{pair}_cip"})
+            recipes = recipes_of(cfg)
+            assert unmade(folders, recipes) == untrained
+            without = [recipe for recipe in recipes if not recipe.folder.endswith("_cip")]
+            assert unmade(folders, without) == (untrained or {f"calibration_{pair}_cip"})
 
 
 @pytest.mark.parametrize(("pair", "masks"), thinned([("vicuna_33b", 4), ("llama2_7b_chat", 3)], 2))
 def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_recipe(
     pair: str, masks: int
 ) -> None:
-    recipes = composed("bita/tab1", f"pair={pair}").recipes
+    recipes = {
+        recipe.folder: recipe for recipe in recipes_of(composed("bita/tab1", f"pair={pair}"))
+    }
     several = {
         "lima": None,
         "alpaca_gpt4": None,
@@ -150,7 +156,7 @@ def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_rec
         "cip": 50_000,
     }
     for data, limit in several.items():
-        script, *words = shlex.split(recipes[data])[1:]
+        script, *words = shlex.split(recipes[f"calibration_{pair}_{data}"].command)[1:]
         cfg = compose("calibration", words)
         assert (script, cfg.dataset.name, cfg.dataset.split) == (
             "scripts/generate_calibration.py",
@@ -165,10 +171,10 @@ def test_bitas_recipes_answer_the_papers_questions_and_train_by_the_released_rec
         assert cfg.runtime.device_map == TARGETS[pair]
         ends = [one.partition("{question}")[2] for one in cfg.dataset.chat_template]
         assert ends == [CHAT[pair.partition("_")[0]][1]] * 2  # in both templates
-    cfg = compose("train_bita", shlex.split(recipes.adapter)[2:])
+    cfg = compose("train_bita", shlex.split(recipes[f"bita_{pair}"].command)[2:])
     assert list(cfg.calibration) == [f"outputs/calibration_{pair}_{data}" for data in several]
     bita = [cfg.bita[key] for key in ("mask_tokens", "prompt_tokens", "splits", "consecutive")]
     assert bita == [masks, 16, 64, True]
     assert (cfg.runtime.device_map, cfg.model.sharded) == (TARGETS[pair], False)
-    recipe = typed(Recipe, cfg.train, "train")
+    recipe = typed(TrainSpec, cfg.train, "train")
     assert (recipe.clip_norm, recipe.max_tokens, recipe.max_target_tokens) == (1.0, 2048, 1600)

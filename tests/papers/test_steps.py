@@ -18,18 +18,11 @@ import pytest
 import torch
 
 from bild_lab.errors import UserError
-from bild_lab.papers import steps
+from bild_lab.papers import step_runs, steps
+from bild_lab.papers.machine import Machine, blocked_by, machine_of
 from bild_lab.papers.published import SCALES, published_names
-from bild_lab.papers.steps import (
-    Machine,
-    Step,
-    is_done,
-    machine_of,
-    obstacle,
-    outlook,
-    run_steps,
-    steps_of,
-)
+from bild_lab.papers.step_runs import is_done, plan, run_steps, submit_steps
+from bild_lab.papers.steps import Step, output_folders, steps_of
 from scripts import paper_run
 from tests.papers.test_paper_runs import setting
 from tests.thinned import thinned
@@ -59,19 +52,19 @@ def test_what_a_step_reads_another_one_before_it_writes(item: str, scale: str) -
 def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept = steps._recipes
+    all_recipes = steps.recipes_of
     monkeypatch.setattr(
         steps,
-        "_recipes",
-        lambda several: [one for one in kept(several) if "=toy_answers " not in one],
+        "recipes_of",
+        lambda cfg: [recipe for recipe in all_recipes(cfg) if recipe.folder != "toy_answers"],
     )
     (trained,) = [step for step in steps_of("bild_fig8", "small") if step.missing]
     assert trained.command.startswith("python scripts/align.py") and trained.missing == (
         "toy_answers",
     )
-    assert obstacle(trained, HERE).startswith("nothing writes outputs/toy_answers: put it there")
+    assert blocked_by(trained, HERE).startswith("nothing writes outputs/toy_answers: put it there")
     states = [
-        (step.writes, state[:14]) for step, state in outlook(steps_of("bild_fig8", "small"), HERE)
+        (step.writes, state[:14]) for step, state in plan(steps_of("bild_fig8", "small"), HERE)
     ]
     assert states == [
         ("toy_aligned", "nothing writes"),
@@ -80,8 +73,18 @@ def test_a_step_whose_recipe_is_gone_says_what_nothing_writes(
     ]
 
 
+def test_a_folder_is_read_where_a_value_is_a_path_in_it() -> None:
+    values = {
+        "pair": {"draft": "outputs/aligned/checkpoint", "target": "toy:large"},
+        "policy": {"adapter": "outputs/one/adapter,outputs/two/adapter", "layers": [1, 2]},
+        "calibration": ["outputs/answers", "outputs/answers"],
+        "template": "translate outputs/text to French", "path": "elsewhere/outputs/other", "seed": 1,
+    }  # fmt: skip
+    assert output_folders(values) == ["aligned", "one", "two", "answers"]
+
+
 def test_falcon_is_refused_before_it_answers_any_question_for_an_adapter() -> None:
-    measured, drawn = outlook(
+    measured, drawn = plan(
         steps_of("bita_tab7", "paper", ["pair=falcon_40b"]), replace(HERE, tries=True)
     )
     assert measured[1].startswith("nothing writes outputs/bita_falcon_40b: put it there")
@@ -145,7 +148,7 @@ def test_overrides_go_to_the_steps_that_have_the_key() -> None:
 def test_a_step_that_cannot_run_here_says_why(
     machine: Machine, changes: dict, told: str | None
 ) -> None:
-    found = obstacle(Step("python run.py", "x", (), (), settings=(setting(**changes),)), machine)
+    found = blocked_by(Step("python run.py", "x", (), (), settings=(setting(**changes),)), machine)
     assert found is None if told is None else found.startswith(told)
 
 
@@ -178,7 +181,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     several = Runs()
-    monkeypatch.setattr(steps.subprocess, "run", several)
+    monkeypatch.setattr(step_runs.subprocess, "run", several)
     return several
 
 
@@ -212,7 +215,7 @@ def test_another_version_of_the_code_looks_again(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run([A])[0] and is_done(A)
-    monkeypatch.setattr(steps, "_code", lambda: "another")
+    monkeypatch.setattr(step_runs, "_code_digest", lambda: "another")
     assert not is_done(A)
 
 
@@ -238,7 +241,7 @@ def test_progress_has_the_time_left_by_the_steps_that_ran(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter([0.0, 600.0, 700.0, 1300.0, 1300.0, 1900.0])
-    monkeypatch.setattr(steps.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(step_runs.time, "monotonic", lambda: next(clock))
     _, said = run([A, B, C])
     assert re.findall(r"step \d of 3, (.*?):", said) == [
         "time left unknown yet", "about 20 min left", "about 10 min left",
@@ -272,7 +275,7 @@ def test_steps_are_jobs_that_wait_for_what_they_read(slurm: Path, runs: Runs) ->
         "python scripts/figures.py x name=b", "b", ("b",), (B.command, C.command), figure="x"
     )
     said: list[str] = []
-    assert steps.submit_steps([A, B, C, drawn], HERE, {"partition": "gpu"}, said.append)
+    assert submit_steps([A, B, C, drawn], HERE, {"partition": "gpu"}, said.append)
     assert runs.ran == [] and "step 2 of 4 is job 101 after 100: python run.py name=b x=1" in said
     scripts = {file.name: file.read_text() for file in sorted(slurm.iterdir())}
     waits = [re.findall("--dependency=(.*)", text) for text in scripts.values()]
@@ -284,7 +287,7 @@ def test_steps_are_jobs_that_wait_for_what_they_read(slurm: Path, runs: Runs) ->
     assert runs.ran == ["name=a", "name=b x=1"] and is_done(A) and is_done(B) and not is_done(C)
     said.clear()
     blocked = replace(C, missing=("model",))
-    assert not steps.submit_steps([A, B, blocked], HERE, {}, said.append)
+    assert not submit_steps([A, B, blocked], HERE, {}, said.append)
     assert "was not submitted" in said[0] and len(list(slurm.iterdir())) == 4
 
 

@@ -12,13 +12,13 @@ from transformers import TrainerCallback
 
 from bild_lab.lab.data.examples import Example
 from bild_lab.training.finetune import FinetuningJob
-from bild_lab.training.recipe import Recipe
 from bild_lab.training.start import FreshModel, FromScratch
+from bild_lab.training.train_spec import TrainSpec
 
 WORDS = "Haus Hund Katze Baum Stadt Fluss Berg Kind Brot Wein Lied Buch Tag Nacht Wald Meer".split()
 TURNED = {word: word[::-1].lower() for word in WORDS}
 
-MICRO = Recipe(
+MICRO = TrainSpec(
     name="micro",
     max_steps=6,
     batch_size=4,
@@ -94,7 +94,7 @@ def job(folder: Path, **changes: Any) -> FinetuningJob:
     """
     recipe = replace(
         MICRO,
-        **{key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__},
+        **{key: changes.pop(key) for key in list(changes) if key in TrainSpec.__dataclass_fields__},
     )
     model = FreshModel(**changes.pop("model", T5))
     values = {

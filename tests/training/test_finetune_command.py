@@ -11,7 +11,7 @@ import pytest
 
 import bild_lab
 from bild_lab.lab.config.groups import compose_config, config_dir, typed
-from bild_lab.training.recipe import Recipe
+from bild_lab.training.train_spec import TrainSpec
 from scripts import finetune
 from tests.thinned import thinned
 from tests.training.jobs import losses, write_dataset
@@ -196,7 +196,7 @@ def test_every_recipe_of_the_project_is_one(file: Path) -> None:
     first = file.read_text().removeprefix("# @package _global_\n").splitlines()[0]
     assert first.startswith("#") and "python run.py" in first and f"train={file.stem}" in first
     assert (
-        typed(Recipe, compose_config([f"train={file.stem}"], "train_bita").train, "train").name
+        typed(TrainSpec, compose_config([f"train={file.stem}"], "train_bita").train, "train").name
         == file.stem
     )
 

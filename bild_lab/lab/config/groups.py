@@ -482,8 +482,8 @@ def without_hydra(cfg: DictConfig) -> DictConfig:
 
 
 def plain_values(cfg: DictConfig) -> dict[str, Any]:
-    """The values of a configuration, resolved; without `recipes` and `protocol`, of which commands
-    are made.
+    """The values of a configuration, resolved; without `protocol`, which only its other keys
+    read.
     """
     return {
         key: (
@@ -492,7 +492,7 @@ def plain_values(cfg: DictConfig) -> dict[str, Any]:
             else cfg[key]
         )
         for key in cfg
-        if key not in ("hydra", "protocol", "recipes")
+        if key not in ("hydra", "protocol")
     }
 
 

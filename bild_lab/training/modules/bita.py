@@ -68,8 +68,8 @@ class BitaSpec(ModuleSpec):
         All masks have the same weight (BiTA Eq. 1).
         """
         ahead = self.mask_tokens if self.markov_rank else 0
-        chosen = {"per_answer": self.splits, "consecutive": self.consecutive, "ahead": ahead}
-        return Predictors.in_turn("mask", 1, [1.0] * self.mask_tokens, **chosen)
+        choices = {"per_answer": self.splits, "consecutive": self.consecutive, "ahead": ahead}
+        return Predictors.in_turn("mask", 1, [1.0] * self.mask_tokens, **choices)
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder, an unknown prompt, one without tokens, and
@@ -170,10 +170,10 @@ def require_reached(base: PreTrainedModel) -> None:
         cause = "its attention does not go through Transformers' AttentionInterface"
         AttentionInterface.register(ATTENTION, attend_with_prompt)
         base.set_attn_implementation(ATTENTION)
-        one = torch.ones(1, 1, dtype=torch.long, device=input_device(base))
+        token_ids = torch.ones(1, 1, dtype=torch.long, device=input_device(base))
         # the model may not take the extra argument
         with torch.no_grad(), suppress(TypeError, ValueError):
-            base(input_ids=one, use_cache=False, bita_prompt=reached)
+            base(input_ids=token_ids, use_cache=False, bita_prompt=reached)
     if len(reached.layers) != config.num_hidden_layers:
         raise UserError(
             f"bi-directional tuning cannot reach into a {config.model_type} model: {cause}; "
@@ -201,8 +201,8 @@ def attend_with_prompt(
     if bita_prompt.keys is not None:
         prompts = (bita_prompt.keys[layer], bita_prompt.values[layer])
         key, value = (
-            torch.cat([prompt.to(own).expand(own.shape[0], -1, -1, -1), own], 2)
-            for prompt, own in zip(prompts, (key, value), strict=True)
+            torch.cat([prompt.to(rows).expand(rows.shape[0], -1, -1, -1), rows], 2)
+            for prompt, rows in zip(prompts, (key, value), strict=True)
         )
     return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
 
@@ -214,15 +214,17 @@ def visible_rows(
     3).
     """
     (batch, groups), device = contexts.shape, contexts.device
-    first = deep + tokens  # the column of the first row
+    first_column = deep + tokens  # the column of the first row
     rows = shallow + groups * masks
-    visible = torch.zeros(batch, rows, first + rows, dtype=torch.bool, device=device)
-    visible[:, :shallow, first : first + shallow] = causal(shallow, device)
-    own = visible[:, shallow:]
-    own[..., :deep] = own[..., first : first + shallow] = True
-    before = torch.arange(tokens, device=device) < contexts[..., None]  # [batch contexts tokens]
-    own[..., deep:first] = before.repeat_interleave(masks, 1)
-    own[..., first + shallow :] = torch.block_diag(*[causal(masks, device)] * groups)
+    visible = torch.zeros(batch, rows, first_column + rows, dtype=torch.bool, device=device)
+    visible[:, :shallow, first_column : first_column + shallow] = causal(shallow, device)
+    mask_rows = visible[:, shallow:]
+    mask_rows[..., :deep] = mask_rows[..., first_column : first_column + shallow] = True
+    in_context = (
+        torch.arange(tokens, device=device) < contexts[..., None]
+    )  # [batch contexts tokens]
+    mask_rows[..., deep:first_column] = in_context.repeat_interleave(masks, 1)
+    mask_rows[..., first_column + shallow :] = torch.block_diag(*[causal(masks, device)] * groups)
     return visible
 
 

@@ -81,14 +81,14 @@ def _conversation(
         learned |= (starts < stop) & (stops > start)
         # the template's, after an answer
         learned |= (starts == stop) & (ids == base.tokenizer.eos_token_id)
-    whole, ids, learned = len(ids), ids[:longest], learned[:longest]
-    first = int(learned.argmax()) if learned.any() else len(ids)
+    length, ids, learned = len(ids), ids[:longest], learned[:longest]
+    answer_start = int(learned.argmax()) if learned.any() else len(ids)
     return Conversation(
         id=turns[0].id,
         prompt=turns[0].prompt,
         answer=turns[-1].references[0],
-        answer_token_ids=ids[first:].tolist(),
-        finish_reason=END if whole == len(ids) else LENGTH,
-        prompt_token_ids=ids[:first].tolist(),
-        learned=learned[first:].tolist(),
+        answer_token_ids=ids[answer_start:].tolist(),
+        finish_reason=END if length == len(ids) else LENGTH,
+        prompt_token_ids=ids[:answer_start].tolist(),
+        learned=learned[answer_start:].tolist(),
     )

@@ -200,47 +200,47 @@ class EagleModule(SmallModule):
         self,
         input_ids: Int[Tensor, "batch n"],
         contexts: Int[Tensor, "batch contexts"],
-        wanted: Int[Tensor, "batch contexts steps"] | None = None,
+        target_tokens: Int[Tensor, "batch contexts steps"] | None = None,
     ) -> OwnLoss:
         config, eagle = self.weights.config, self.weights
         with torch.no_grad():
-            found = decoder_states(
+            run = decoder_states(
                 self.base, input_ids, contexts, config.target_layers, EagleSpec.skipped
             )
-            final = found.final * head_scale(self.base.config)
+            final = run.final * head_scale(self.base.config)
             states = joined_states(
-                config.variant, final, [found.hidden[layer] for layer in config.target_layers]
+                config.variant, final, [run.hidden[layer] for layer in config.target_layers]
             )
             if self.training and self._noise:
                 states = states + self._drawn(states, input_ids)
         # pair i ends with token i + 1
-        places, pairs = found.places, (found.places - 1).clamp(min=0)
-        embedded, every = (
-            eagle.embed(found.tokens),
+        places, pairs = run.places, (run.places - 1).clamp(min=0)
+        embedded, batch_rows = (
+            eagle.embed(run.tokens),
             torch.arange(len(places), device=places.device)[:, None],
         )
-        count, last = found.tokens.shape[1] - 1, found.tokens.shape[1] - 1
-        before: list[tuple[Tensor, Tensor]] = []
+        count, last_place = run.tokens.shape[1] - 1, run.tokens.shape[1] - 1
+        cache: list[tuple[Tensor, Tensor]] = []
         outputs = eagle(
             embedded[:, 1:],
             eagle.fused(states)[:, :-1],
             torch.arange(count, device=places.device),
-            keeping(before),
+            keeping(cache),
             torch.ones(count, count, dtype=torch.bool, device=places.device).tril()[None, None],
-        )[every, pairs]
+        )[batch_rows, pairs]
         logits, choices, losses = [], [], []
         trained = self._steps if config.variant == EAGLE3 or not self.training else 1
         for step in range(trained):
             if step:
                 outputs = eagle(
-                    embedded[every, (places + step).clamp(max=last)],
+                    embedded[batch_rows, (places + step).clamp(max=last_place)],
                     outputs,
                     pairs + step,
-                    keeping(before),
+                    keeping(cache),
                     visible_pairs(pairs, count, step),
                 )
             scores = eagle.head_logits(outputs)
-            target = final[every, (places + step).clamp(max=last)]
+            target = final[batch_rows, (places + step).clamp(max=last_place)]
             losses.append(self._losses(outputs, scores, target))
             if eagle.tokens is None:
                 logits.append(scores)
@@ -249,8 +249,8 @@ class EagleModule(SmallModule):
         together = torch.stack(losses, 2)
         if eagle.tokens is None:
             return OwnLoss(torch.stack(logits, 2), together)
-        if wanted is not None:
-            together = together * torch.isin(wanted[..., :trained], eagle.tokens)
+        if target_tokens is not None:
+            together = together * torch.isin(target_tokens[..., :trained], eagle.tokens)
         return OwnLoss(None, together, torch.stack(choices, 2) if choices else None)
 
     def _losses(
@@ -281,14 +281,14 @@ class EagleModule(SmallModule):
 
 
 def keeping(
-    before: list[tuple[Tensor, Tensor]],
+    cache: list[tuple[Tensor, Tensor]],
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Keys and values after those of the steps before, which grow by them."""
 
     def store(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        before.append((keys, values))
-        return torch.cat([each for each, _ in before], 2), torch.cat(
-            [each for _, each in before], 2
+        cache.append((keys, values))
+        return torch.cat([step_keys for step_keys, _ in cache], 2), torch.cat(
+            [step_values for _, step_values in cache], 2
         )
 
     return store
@@ -301,5 +301,5 @@ def visible_pairs(
     steps so far.
     """
     text = torch.arange(count, device=pairs.device) <= pairs[..., None]  # [batch, contexts, count]
-    own = torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device).repeat(1, step)
-    return torch.cat([text, own.expand(len(pairs), -1, -1)], -1)[:, None]
+    step_rows = torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device).repeat(1, step)
+    return torch.cat([text, step_rows.expand(len(pairs), -1, -1)], -1)[:, None]

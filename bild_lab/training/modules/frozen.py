@@ -41,7 +41,6 @@ from bild_lab.training.modules.predictors import (
     collate,
 )
 from bild_lab.training.modules.states import BasePlacement, ModuleSpec, OneRowCheckpoint
-from bild_lab.training.recipe import Recipe
 from bild_lab.training.reports import (
     answers_bar,
     dataset_words,
@@ -50,6 +49,7 @@ from bild_lab.training.reports import (
 )
 from bild_lab.training.run import TrainingJob, TrainingRun, isolated
 from bild_lab.training.start import require_room
+from bild_lab.training.train_spec import TrainSpec
 from bild_lab.training.trainer import Objective
 
 
@@ -88,7 +88,7 @@ class FrozenJob(TrainingJob):
         """Prompts whose answers have enough tokens. Raises UserError if there are too few."""
         limit, longest = self.calibration.dataset.max_source_tokens, self.recipe.max_target_tokens
         together = self.recipe.max_tokens
-        every = []
+        cut_rows = []
         for answer in self.calibration.answers:
             if isinstance(answer, Conversation):
                 row = answer.row(longest)
@@ -97,27 +97,29 @@ class FrozenJob(TrainingJob):
                 row = AnsweredPrompt(
                     np.array([*prompt, *answer.answer_token_ids[:longest]], np.int32), len(prompt)
                 )
-            every.append(row if together is None else row.cut(together))
+            cut_rows.append(row if together is None else row.cut(together))
         predictors = self.spec.predictors
-        kept = tuple(row for row in every if row.answer_length >= predictors.shortest_answer)
-        if len(kept) <= self.held_out:
+        long_enough = tuple(
+            row for row in cut_rows if row.answer_length >= predictors.shortest_answer
+        )
+        if len(long_enough) <= self.held_out:
             raise UserError(
-                f"of the {len(every)} answers in {self.calibration.folder},"
-                f" {len(every) - len(kept)} are dropped: they have fewer than the"
+                f"of the {len(cut_rows)} answers in {self.calibration.folder},"
+                f" {len(cut_rows) - len(long_enough)} are dropped: they have fewer than the"
                 f" {predictors.shortest_answer} tokens that {len(predictors.names)} predictions"
-                f" need; held_out={self.held_out} leaves none of the other {len(kept)} to train on:"
+                f" need; held_out={self.held_out} leaves none of the other {len(long_enough)} to train on:"
                 " lower it, predict less far ahead, or make answers to more questions"
                 " (dataset.limit)"
             )
-        require_room([row.length for row in kept], self.base.config)
-        return kept
+        require_room([row.length for row in long_enough], self.base.config)
+        return long_enough
 
     @cached_property
     def parts(self) -> tuple[list[AnsweredPrompt], list[AnsweredPrompt]]:
         """Rows to train on, and held-out rows, which are spread evenly over the data."""
-        chosen = spread_evenly(self.held_out, len(self.rows))
-        train = [row for index, row in enumerate(self.rows) if index not in set(chosen)]
-        return train, [self.rows[index] for index in chosen]
+        held_out_indices = spread_evenly(self.held_out, len(self.rows))
+        train = [row for index, row in enumerate(self.rows) if index not in set(held_out_indices)]
+        return train, [self.rows[index] for index in held_out_indices]
 
     @property
     def spread(self) -> bool:
@@ -229,12 +231,12 @@ def frozen_job(cfg: DictConfig, spec: ModuleSpec) -> FrozenJob:
     """A command's configuration as a job on the model's own answers; missing ones are generated."""
     base, recipe, placed = (
         frozen_model(cfg, spec),
-        typed(Recipe, cfg.train, "train"),
+        typed(TrainSpec, cfg.train, "train"),
         placement_of(cfg),
     )
-    given = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
-    given |= {"held_out": cfg.held_out, "folder": sweep_folder(cfg), "placed": placed}
-    return FrozenJob(base=base, spec=spec, recipe=recipe, **given)
+    settings = {"calibration": own_answers(cfg, recipe), "logger": training_logger(cfg.logger)}
+    settings |= {"held_out": cfg.held_out, "folder": sweep_folder(cfg), "placed": placed}
+    return FrozenJob(base=base, spec=spec, recipe=recipe, **settings)
 
 
 def placement_of(cfg: DictConfig) -> BasePlacement:
@@ -242,7 +244,7 @@ def placement_of(cfg: DictConfig) -> BasePlacement:
     return BasePlacement(cfg.runtime.device_map, cfg.model.sharded)
 
 
-def own_answers(cfg: DictConfig, recipe: Recipe) -> Calibration:
+def own_answers(cfg: DictConfig, recipe: TrainSpec) -> Calibration:
     """The model's own greedy answers: those of `calibration`, or generated into the folder where
     they are missing.
     """

@@ -146,31 +146,37 @@ class LayerHeadsModule(SmallModule):
         self,
         input_ids: Int[Tensor, "batch n"],
         contexts: Int[Tensor, "batch contexts"],
-        wanted: Int[Tensor, "batch contexts layers"] | None = None,
+        target_tokens: Int[Tensor, "batch contexts layers"] | None = None,
     ) -> Float[Tensor, "batch contexts layers vocab"] | OwnLoss:
         with torch.no_grad():
-            found = decoder_states(self.base, input_ids, contexts, self.weights.config.layers)
-        every, heads = (
+            run = decoder_states(self.base, input_ids, contexts, self.weights.config.layers)
+        batch_rows, heads = (
             torch.arange(contexts.shape[0], device=contexts.device)[:, None],
             self.weights,
         )
-        states = {layer: found.hidden[layer][every, found.places] for layer in heads.config.layers}
-        if wanted is None:
+        states = {layer: run.hidden[layer][batch_rows, run.places] for layer in heads.config.layers}
+        if target_tokens is None:
             return torch.stack(
-                [heads.logits(layer, one.to(heads.norms.dtype)) for layer, one in states.items()], 2
+                [
+                    heads.logits(layer, hidden.to(heads.norms.dtype))
+                    for layer, hidden in states.items()
+                ],
+                2,
             )
-        real = wanted[..., 0] != IGNORED  # [batch contexts]; every head has the same labels
+        real = target_tokens[..., 0] != IGNORED  # [batch contexts]; every head has the same labels
         parts = [
-            self._part(layer, states[layer][real], wanted[..., 0][real])
+            self._part(layer, states[layer][real], target_tokens[..., 0][real])
             for layer in heads.config.layers
         ]
-        losses = wanted.new_zeros(wanted.shape, dtype=torch.float32)
-        losses[real] = torch.stack([each for each, _ in parts], -1)
+        losses = target_tokens.new_zeros(target_tokens.shape, dtype=torch.float32)
+        losses[real] = torch.stack([head_losses for head_losses, _ in parts], -1)
         if torch.is_grad_enabled():  # a training step, of which nobody reads the choices
             return OwnLoss(None, losses)
-        near = torch.stack([each for _, each in parts], -2)  # [n layers top]
-        choices = near.new_zeros((*wanted.shape, near.shape[-1]))
-        choices[real] = near
+        first_choices = torch.stack(
+            [head_choices for _, head_choices in parts], -2
+        )  # [n layers top]
+        choices = first_choices.new_zeros((*target_tokens.shape, first_choices.shape[-1]))
+        choices[real] = first_choices
         return OwnLoss(None, losses, choices)
 
     def _part(
@@ -178,8 +184,8 @@ class LayerHeadsModule(SmallModule):
     ) -> tuple[Float[Tensor, " n"], Int[Tensor, "n top"]]:
         """The losses and first choices of one layer's head."""
         rows = zip(hidden.split(ROWS), labels.split(ROWS), strict=True)
-        found = [checkpoint(self._rows, layer, *each, use_reentrant=False) for each in rows]
-        losses, choices = zip(*found, strict=True)
+        parts = [checkpoint(self._rows, layer, *chunk, use_reentrant=False) for chunk in rows]
+        losses, choices = zip(*parts, strict=True)
         return torch.cat(losses), torch.cat(choices)
 
     def _rows(
@@ -213,9 +219,9 @@ def reference_answers(
         )
         answers = tuple(
             TargetAnswer(
-                example.id, example.prompt, example.references[0], one.answer.tolist(), END
+                example.id, example.prompt, example.references[0], row.answer.tolist(), END
             )
-            for example, one in zip(examples, tokenized, strict=True)
+            for example, row in zip(examples, tokenized, strict=True)
         )
     manifest = {
         "model": {"path": base.path, "revision": base.revision, "fingerprint": base.fingerprint},

@@ -64,9 +64,9 @@ class MedusaSpec(ModuleSpec):
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> MedusaModule:
         """Heads start as copies of the model's own head, so the seed is for a Markov head alone."""
-        _, own = own_matrices(base)
+        _, head = own_matrices(base)
         sizes = (self.heads, self.layers, self.shared, self.markov_rank)
-        return MedusaModule(base, MedusaHeads.fresh(base.config, own, origin, *sizes, seed))
+        return MedusaModule(base, MedusaHeads.fresh(base.config, head, origin, *sizes, seed))
 
     def words(self, folder: Path) -> list[str]:
         return ["policy=medusa", f"policy.heads={folder}"]
@@ -84,9 +84,11 @@ class MedusaModule(SmallModule):
             hidden = self.base.base_model(
                 input_ids=input_ids, use_cache=False
             ).last_hidden_state.to(input_ids.device)
-        every = torch.arange(contexts.shape[0], device=contexts.device)
+        batch_rows = torch.arange(contexts.shape[0], device=contexts.device)
         heads = self.weights
-        logits = heads(hidden[every[:, None], contexts - 1].to(heads.blocks.dtype)).movedim(0, 2)
+        logits = heads(hidden[batch_rows[:, None], contexts - 1].to(heads.blocks.dtype)).movedim(
+            0, 2
+        )
         return (
             logits
             if heads.markov is None

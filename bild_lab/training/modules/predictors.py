@@ -54,10 +54,14 @@ class Predictors:
     metric: str = ACCEPTED
 
     @classmethod
-    def in_turn(cls, kind: str, first: int, weights: Sequence[float], **values: Any) -> Predictors:
-        """Predictors of one token after another, from offset `first` on: KIND_1, KIND_2, …"""
+    def in_turn(
+        cls, kind: str, first_offset: int, weights: Sequence[float], **values: Any
+    ) -> Predictors:
+        """Predictors of one token after another, from offset `first_offset` on: KIND_1, KIND_2, …"""
         names = tuple(f"{kind}_{number}" for number in range(1, len(weights) + 1))
-        return cls(names, tuple(range(first, first + len(weights))), tuple(weights), **values)
+        return cls(
+            names, tuple(range(first_offset, first_offset + len(weights))), tuple(weights), **values
+        )
 
     @property
     def shortest_answer(self) -> int:
@@ -131,16 +135,18 @@ def choose_contexts(
     count = predictors.per_answer
     if count is not None and count < len(contexts):
         if random is not None and predictors.consecutive:
-            first = random.integers(len(contexts) - count + 1)
-            contexts = contexts[first : first + count]
+            start = random.integers(len(contexts) - count + 1)
+            contexts = contexts[start : start + count]
         elif random is None:
             contexts = contexts[spread_evenly(count, len(contexts))]
         else:
             contexts = np.sort(random.choice(contexts, count, replace=False))
-    wanted = contexts[:, None] + np.array(predictors.offsets)
-    inside = np.minimum(wanted, row.length - 1)
+    label_places = contexts[:, None] + np.array(predictors.offsets)
+    inside = np.minimum(label_places, row.length - 1)
     known = (
-        wanted < row.length if row.learned is None else (wanted < row.length) & row.learned[inside]
+        label_places < row.length
+        if row.learned is None
+        else (label_places < row.length) & row.learned[inside]
     )
     labels = np.where(known, row.tokens[inside], IGNORED)
     return ChosenContexts(row.tokens[: contexts.max() + predictors.ahead], contexts, labels)
@@ -184,14 +190,14 @@ def collate(rows: Sequence[ChosenContexts], reads_labels: bool = False) -> dict[
     predictors].
 
     Rows with fewer contexts than others are filled up with contexts of one token that have no
-    labels. reads_labels: the module gets the labels too, as `wanted`.
+    labels. reads_labels: the module gets the labels too, as `target_tokens`.
     """
     batch = {
         "input_ids": padded([row.tokens for row in rows], 0),
         "contexts": padded([row.contexts for row in rows], 1),
         "labels": padded([row.labels for row in rows], IGNORED),
     }
-    return {**batch, "wanted": batch["labels"]} if reads_labels else batch
+    return {**batch, "target_tokens": batch["labels"]} if reads_labels else batch
 
 
 @dataclass(frozen=True)
@@ -241,11 +247,11 @@ class PredictionLoss:
         """The weighted sum over all labels."""
         if isinstance(predicted, OwnLoss):
             trained = predicted.losses.shape[-1]
-            each = predicted.losses.float().masked_fill(labels[..., :trained] == IGNORED, 0.0)
-            return (each * each.new_tensor(self._weights[:trained])).sum()
+            losses = predicted.losses.float().masked_fill(labels[..., :trained] == IGNORED, 0.0)
+            return (losses * losses.new_tensor(self._weights[:trained])).sum()
         flat = predicted.flatten(0, -2).float()
-        each = cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="none")
-        return (each.view(labels.shape) * each.new_tensor(self._weights)).sum()
+        losses = cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="none")
+        return (losses.view(labels.shape) * losses.new_tensor(self._weights)).sum()
 
 
 @dataclass(frozen=True)
@@ -291,17 +297,17 @@ class PredictionEvaluator:
             if not indices:  # others still run the model, of which this process may hold a part
                 labels.fill_(IGNORED)
             if getattr(model, "reads_labels", False):
-                batch["wanted"] = labels
+                batch["target_tokens"] = labels
             predicted = model(**{name: tensor.to(device) for name, tensor in batch.items()})
             real = (labels != IGNORED).any(-1)  # [batch contexts], false for contexts that fill up
             logits = predicted.logits if isinstance(predicted, OwnLoss) else predicted
-            chosen = predicted.choices[real] if logits is None else first_choices(logits[real])
-            wanted = labels[real][..., None]
+            choices = predicted.choices[real] if logits is None else first_choices(logits[real])
+            true_tokens = labels[real][..., None]
             # [n, predictors] each
-            hits, near = (chosen[..., :1] == wanted).any(-1), (chosen == wanted).any(-1)
-            by_predictor = [(wanted != IGNORED).squeeze(-1), hits, near]
-            whole = torch.stack(
+            hits, near = (choices[..., :1] == true_tokens).any(-1), (choices == true_tokens).any(-1)
+            by_predictor = [(true_tokens != IGNORED).squeeze(-1), hits, near]
+            totals = torch.stack(
                 [loss.total(predicted, labels), predictors.score(hits).sum(), real.sum()]
             )
-            sums += torch.cat([whole, *(each.sum(0) for each in by_predictor)])
+            sums += torch.cat([totals, *(matches.sum(0) for matches in by_predictor)])
         return sums

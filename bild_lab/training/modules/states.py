@@ -35,7 +35,7 @@ class SmallModule(nn.Module):
     `forward` takes input_ids [batch n] and contexts [batch contexts], how many tokens each context
     holds; padding is on the right, where no context sees it. It returns the logits of every
     predictor after each context, or an `OwnLoss`. A module that reads_labels gets the labels too,
-    as `wanted` [batch contexts predictors].
+    as `target_tokens` [batch contexts predictors].
     """
 
     reads_labels: ClassVar[bool] = False
@@ -218,8 +218,8 @@ def decoder_states(
     source = contexts[:, :1] - 1 - skipped
     mask = torch.arange(int(source.max()), device=device) < source
     memory = base.get_encoder()(input_ids=input_ids[:, : mask.shape[1]], attention_mask=mask.long())
-    after = source + torch.arange(count - int(source.min()), device=device)  # [batch, m]
-    rows = input_ids.gather(1, after.clamp(max=count - 1))
+    token_indices = source + torch.arange(count - int(source.min()), device=device)  # [batch, m]
+    rows = input_ids.gather(1, token_indices.clamp(max=count - 1))
     encoded = {
         "encoder_hidden_states": memory.last_hidden_state,
         "encoder_attention_mask": mask.long(),
@@ -257,7 +257,7 @@ def head_logits(
 
 
 def soft_loss(
-    logits: Float[Tensor, "*rows vocab"], own: Float[Tensor, "*rows vocab"]
+    logits: Float[Tensor, "*rows vocab"], own_scores: Float[Tensor, "*rows vocab"]
 ) -> Float[Tensor, "*rows"]:
-    """Cross-entropy with the model's own distribution, of which `own` are the logits."""
-    return -(own.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)
+    """Cross-entropy with the model's own distribution, of which `own_scores` are the logits."""
+    return -(own_scores.float().softmax(-1) * logits.float().log_softmax(-1)).sum(-1)

@@ -12,7 +12,7 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.training.answers import END, Calibration, TargetAnswer
 from bild_lab.training.modules.bita import BitaSpec
 from bild_lab.training.modules.frozen import FrozenJob
-from bild_lab.training.recipe import Recipe
+from bild_lab.training.train_spec import TrainSpec
 from tests.tiny import END as END_TOKEN
 from tests.tiny import WORDS
 from tests.training import jobs
@@ -56,7 +56,9 @@ def frozen_job(folder: Path, base: Path, **changes: Any) -> FrozenJob:
     field.
     """
     checkpoint = Checkpoint(str(base))
-    recipe = {key: changes.pop(key) for key in list(changes) if key in Recipe.__dataclass_fields__}
+    recipe = {
+        key: changes.pop(key) for key in list(changes) if key in TrainSpec.__dataclass_fields__
+    }
     values = {
         "base": checkpoint,
         "spec": BITA,

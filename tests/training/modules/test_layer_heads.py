@@ -197,7 +197,7 @@ def test_choices_of_an_evaluation_are_those_of_all_logits(deep: Path) -> None:
     noisy(learner)
     rows = [AnsweredPrompt(np.array([START, 5, 6, 7, END][:length]), 2) for length in (4, 5)]
     batch = collate([choose_contexts(row, spec().predictors) for row in rows], reads_labels=True)
-    found = learner(batch["input_ids"], batch["contexts"], batch["wanted"])
+    found = learner(batch["input_ids"], batch["contexts"], batch["target_tokens"])
     logits, real = learner(batch["input_ids"], batch["contexts"]), batch["labels"] != IGNORED
     assert found.choices[real].tolist() == logits.topk(5).indices[real].tolist()
     assert found.losses[~real].tolist() == [0, 0]

@@ -65,7 +65,7 @@ def learned(spec: Any, base: nn.Module) -> list[torch.Tensor]:
     tokens = torch.randint(3, 30, (2, 12), generator=torch.Generator().manual_seed(3))
     contexts, count = torch.tensor([[3, 6], [4, 7]]), len(spec.predictors.names)
     labels = torch.randint(3, 30, (2, 2, count), generator=torch.Generator().manual_seed(4))
-    wanted = {"wanted": labels} if module.reads_labels else {}
+    wanted = {"target_tokens": labels} if module.reads_labels else {}
     loss = PredictionLoss(spec.predictors.weights)(
         module(input_ids=tokens, contexts=contexts, **wanted), labels
     )

@@ -10,6 +10,7 @@ namespace {
 template <int Q>
 inline vec sums(const vec (&v)[Q]) {
     if constexpr (Q == 1) return all(sum(v[0]));
+#if defined(__AVX512F__)
     auto folded = [](vec x, vec y) {
         return __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
                __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
@@ -20,6 +21,19 @@ inline vec sums(const vec (&v)[Q]) {
     all += __builtin_shufflevector(all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
     all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
     return __builtin_shufflevector(all, all, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+#else
+    auto folded = [](vec v, vec w) {
+        const floats8 x = v.low + v.high, y = w.low + w.high;
+        floats8 all = __builtin_shufflevector(x, y, 0, 1, 2, 3, 8, 9, 10, 11) +
+                      __builtin_shufflevector(x, y, 4, 5, 6, 7, 12, 13, 14, 15);
+        all += __builtin_shufflevector(all, all, 2, 3, 0, 1, 6, 7, 4, 5);
+        all += __builtin_shufflevector(all, all, 1, 0, 3, 2, 5, 4, 7, 6);
+        return all;
+    };
+    const floats8 x = folded(v[0], v[1 % Q]), y = folded(v[2 % Q], v[3 % Q]);
+    const floats8 four = __builtin_shufflevector(x, y, 0, 4, 8, 12, 0, 4, 8, 12);
+    return {four, four};
+#endif
 }
 
 // Q queries over the keys that they see; what is added to a query's sums has one order, whatever Q is. sees: whether any
@@ -40,15 +54,15 @@ inline void attend(const float* const (&query)[Q], const T* keys, const T* value
         vec score = sums(products);
         for (int i = whole; i < dim; ++i)
             for (int q = 0; q < Q; ++q) score[q] = std::fma(query[q][i], widen(key[i]), score[q]);
-        score = bias > -INFINITY ? score * scale + bias : bias;
-        largest = score > largest ? score : largest;
+        score = select(bias > -INFINITY, score * scale + bias, bias);
+        largest = select(score > largest, score, largest);
         store(scores + count * Q, score);  // there is room for a whole vector at the end
         seen[count++] = slot;
     }
     for (int i = 0; i < LANES; ++i) top[i] = largest[i % Q];
     for (int i = 0; i < count * Q; i += LANES) {
         const vec score = load(scores + i);
-        store(scores + i, score == -INFINITY ? vec{} : exponential(score - top));
+        store(scores + i, select(score == -INFINITY, vec{}, exponential(score - top)));
     }
     for (int n = 0; n < count; ++n) total += load(scores + n * Q);
     int done = 0;

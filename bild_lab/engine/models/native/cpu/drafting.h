@@ -9,7 +9,7 @@ namespace {
 inline int largest(const float* x, int n) {
     vec most = all(-INFINITY);
     int i = 0;
-    for (; i + LANES <= n; i += LANES) { vec v = load(x + i); most = v > most ? v : most; }
+    for (; i + LANES <= n; i += LANES) { vec v = load(x + i); most = select(v > most, v, most); }
     float top = most[0];
     for (int j = 1; j < LANES; ++j) top = std::max(top, most[j]);
     for (; i < n; ++i) top = std::max(top, x[i]);

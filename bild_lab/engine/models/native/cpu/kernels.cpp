@@ -178,7 +178,7 @@ uint32_t read_all(const void* bytes, int64_t count, int threads) {
         words sums[8] = {};
         for (int block = mine.first; block < mine.last; ++block)
             for (int i = 0; i < 8; ++i)
-                sums[i] += static_cast<const loose_words*>(bytes)[int64_t(block) * 8 + i];
+                sums[i] += load_words(static_cast<const char*>(bytes) + (int64_t(block) * 8 + i) * sizeof(words));
         for (int i = 0; i < 8; ++i)
             for (int j = 0; j < LANES; ++j) total += sums[i][j];
     }

@@ -22,7 +22,7 @@ inline Pair pair(const float* w) {
     return {{load(w), load(w + LANES)}, {load(w + PANEL), load(w + PANEL + LANES)}};
 }
 inline Pair pair(const bfloat16* w) {
-    words left = *reinterpret_cast<const loose_words*>(w), right = *reinterpret_cast<const loose_words*>(w + PANEL);
+    const words left = load_words(w), right = load_words(w + PANEL);
     return {{low(left), low(right)}, {high(left), high(right)}};
 }
 
@@ -96,6 +96,16 @@ template <int R, class B>
     });
     for (int r = 0; r < R; ++r)
         for (int half = 0; half < 2; ++half) out[r][half] = even[r][half] + odd[r][half];
+}
+
+// A panel of blocks whose type is known when the program runs
+struct Blocks {
+    int type;
+    const void* at;
+};
+template <int R>
+inline void multiply(const float* x, int stride, Blocks w, int inputs, vec out[R][2]) {
+    by_blocks(w.type, [&]<class B>() { multiply<R>(x, stride, static_cast<const B*>(w.at), inputs, out); });
 }
 
 struct Buffers {  // of one pass, for all threads; then for each thread. x: the states of the layer that runs
@@ -224,16 +234,22 @@ inline void tile_product(const Matrix& matrix, const float* x, int stride, int r
 
 // the weights of a panel
 template <class T>
-inline const T* panel_of(const Matrix& matrix, int panel, int inputs) {
-    if constexpr (requires { T::INPUTS; }) return static_cast<const T*>(matrix.packed) + panel * (inputs / T::INPUTS);
-    else return static_cast<const T*>(matrix.packed) + panel * padded(inputs, STEP<T>) * PANEL;
+inline const T* panel_of(const Matrix& matrix, int panel) {
+    return static_cast<const T*>(matrix.packed) + panel * padded(matrix.inputs, STEP<T>) * PANEL;
+}
+inline Blocks blocks_of(const Matrix& matrix, int panel) {
+    Blocks blocks{matrix.type, nullptr};
+    by_blocks(matrix.type, [&]<class B>() {
+        blocks.at = static_cast<const B*>(matrix.packed) + int64_t(panel) * (matrix.inputs / B::INPUTS);
+    });
+    return blocks;
 }
 
-// `product` of rows of floats, or of rounded ones
-template <class T, class X, class Use>
-inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Use use) {
+// `product` of rows of floats, or of rounded ones. panel: gives the weights of a panel
+template <class X, class Panel, class Use>
+inline void panels_product(const Matrix& matrix, const X* x, int stride, int inputs, int rows, Panel panel, Use use) {
     by_panels(matrix, use, [&](int at, auto keep) {
-        const T* w = panel_of<T>(matrix, at, inputs);
+        const auto w = panel(matrix, at);
         int row = 0;
         auto some = [&]<int R>() {
             vec out[R][2];
@@ -256,7 +272,7 @@ inline void panels_product(const Matrix& matrix, const X* x, int stride, int inp
 
 template <class T, class Use>
 inline void part_product(const Matrix& matrix, const float* x, int stride, int rows, Buffers& b, Use use) {
-    if (by_blocks(matrix.type, [&]<class B>() { panels_product<B>(matrix, x, stride, matrix.inputs, rows, use); })) return;
+    if (matrix.type) return panels_product(matrix, x, stride, matrix.inputs, rows, blocks_of, use);
 #if defined(__AMX_BF16__)
     if constexpr (std::is_same_v<T, bfloat16>)
         if (has_tiles()) return tile_product(matrix, x, stride, rows, b, use);
@@ -265,10 +281,10 @@ inline void part_product(const Matrix& matrix, const float* x, int stride, int r
     if constexpr (std::is_same_v<T, bfloat16>)
         if (quick_pairs()) {
             const int inputs = round_rows(matrix, x, stride, rows, b);
-            return panels_product<T>(matrix, b.halves, inputs, inputs, rows, use);
+            return panels_product(matrix, b.halves, inputs, inputs, rows, panel_of<T>, use);
         }
 #endif
-    panels_product<T>(matrix, x, stride, matrix.inputs, rows, use);
+    panels_product(matrix, x, stride, matrix.inputs, rows, panel_of<T>, use);
 }
 
 // rows times this thread's panels; `use(row, panel, left, right)` takes the 32 results

@@ -5,24 +5,33 @@
 namespace {
 
 constexpr int BLOCK = 32;  // inputs
-typedef _Float16 scales __attribute__((vector_size(32), aligned(2)));
 
+// GCC would convert one number after the other
+#if defined(__AVX512F__)
 inline vec wide(const _Float16* p) {
-#if defined(__AVX512F__)  // or GCC converts one after the other
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-#else
-    return __builtin_convertvector(*reinterpret_cast<const scales*>(p), vec);
-#endif
 }
 inline vec wide(const int8_t* p) {
-#if defined(__AVX512F__)
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+inline vec wide(const _Float16* p) {
+    const __m128i* eights = reinterpret_cast<const __m128i*>(p);
+    return {(floats8)_mm256_cvtph_ps(_mm_loadu_si128(eights)), (floats8)_mm256_cvtph_ps(_mm_loadu_si128(eights + 1))};
+}
+inline vec wide(const int8_t* p) {
+    const ints8 low = (ints8)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const ints8 high = (ints8)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + LANES / 2)));
+    return to_floats({low, high});
+}
 #else
+template <class Number>
+inline vec wide(const Number* p) {
     vec wide;
     for (int i = 0; i < LANES; ++i) wide[i] = p[i];
     return wide;
-#endif
 }
+#endif
 
 // BITS of each of 32 inputs for 16 outputs, the first inputs in a word's lowest bits
 template <int BITS>
@@ -32,13 +41,13 @@ struct Packed {
     template <int FIRST, int STEP>
     vec numbers(int input) const {
         constexpr int each = 32 / BITS, mask = (1 << BITS) - 1;
-        const words lowest = *reinterpret_cast<const loose_words*>(held[input / each]) >> (BITS * (input % each));
+        const words lowest = load_words(held[input / each]) >> (BITS * (input % each));
 #if defined(__AVX512F__)
         const ints counted{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        const vec values = __builtin_convertvector((counted & mask) * STEP + FIRST, vec);
+        const vec values = to_floats((counted & mask) * STEP + FIRST);
         return (vec)_mm512_permutexvar_ps((__m512i)lowest, (__m512)values);  // by the lowest four bits
 #else
-        return __builtin_convertvector((ints)(lowest & mask), vec) * float(STEP) + float(FIRST);
+        return to_floats((ints)(lowest & mask)) * float(STEP) + float(FIRST);
 #endif
     }
 };

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 #include <omp.h>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -14,18 +14,24 @@ namespace {
 
 constexpr int LANES = 16, PANEL = 32;  // columns of a vector, of a panel of packed weights
 
+typedef uint16_t halves __attribute__((vector_size(32), aligned(2)));
+
+#if defined(__AVX512F__)
 typedef float vec __attribute__((vector_size(64)));
 typedef uint32_t words __attribute__((vector_size(64)));
 typedef int32_t ints __attribute__((vector_size(64)));
 typedef float loose __attribute__((vector_size(64), aligned(4)));
 typedef uint32_t loose_words __attribute__((vector_size(64), aligned(2)));
-typedef uint16_t halves __attribute__((vector_size(32), aligned(2)));
 
 inline vec load(const float* p) { return *reinterpret_cast<const loose*>(p); }
+inline words load_words(const void* p) { return *static_cast<const loose_words*>(p); }
 inline void store(float* p, vec v) { *reinterpret_cast<loose*>(p) = v; }
-inline vec all(float x) { return x - vec{}; }
-inline vec low(words pairs) { return (vec)(pairs << 16); }
-inline vec high(words pairs) { return (vec)(pairs & 0xffff0000u); }
+inline vec select(ints where, vec x, vec otherwise) { return where ? x : otherwise; }
+inline words select(ints where, words x, words otherwise) { return where ? x : otherwise; }
+inline vec to_floats(ints v) { return __builtin_convertvector(v, vec); }
+inline ints to_ints(vec v) { return __builtin_convertvector(v, ints); }
+inline words to_words(halves v) { return __builtin_convertvector(v, words); }
+inline halves to_halves(words v) { return __builtin_convertvector(v, halves); }
 
 inline float sum(vec v) {
     v += __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
@@ -33,6 +39,88 @@ inline float sum(vec v) {
     v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
     return v[0] + v[1];
 }
+#else
+typedef float floats8 __attribute__((vector_size(32)));
+typedef uint32_t words8 __attribute__((vector_size(32)));
+typedef int32_t ints8 __attribute__((vector_size(32)));
+typedef float loose_floats8 __attribute__((vector_size(32), aligned(4)));
+typedef uint32_t loose_words8 __attribute__((vector_size(32), aligned(2)));
+typedef uint16_t halves8 __attribute__((vector_size(16), aligned(2)));
+
+// 16 numbers in two registers, with the operators of GCC's vectors. GCC keeps a vector that is longer than a register in
+// memory, and writes a factor of all its numbers there one by one
+template <class Number, class Eight>
+struct Sixteen {
+    Eight low, high;
+
+    Sixteen() = default;
+    Sixteen(Eight low, Eight high) : low(low), high(high) {}
+    Sixteen(Number x) : low(x - Eight{}), high(x - Eight{}) {}
+    template <class N, class E>
+    explicit Sixteen(Sixteen<N, E> bits) : low((Eight)bits.low), high((Eight)bits.high) {}
+
+    Number operator[](int i) const { return i < LANES / 2 ? low[i] : high[i - LANES / 2]; }
+    Number& operator[](int i) { return reinterpret_cast<Number*>(this)[i]; }
+
+    friend Sixteen operator+(Sixteen x, Sixteen y) { return {x.low + y.low, x.high + y.high}; }
+    friend Sixteen operator-(Sixteen x, Sixteen y) { return {x.low - y.low, x.high - y.high}; }
+    friend Sixteen operator*(Sixteen x, Sixteen y) { return {x.low * y.low, x.high * y.high}; }
+    friend Sixteen operator/(Sixteen x, Sixteen y) { return {x.low / y.low, x.high / y.high}; }
+    friend Sixteen operator&(Sixteen x, Sixteen y) { return {x.low & y.low, x.high & y.high}; }
+    friend Sixteen operator<<(Sixteen x, int bits) { return {x.low << bits, x.high << bits}; }
+    friend Sixteen operator>>(Sixteen x, int bits) { return {x.low >> bits, x.high >> bits}; }
+    Sixteen operator-() const { return {-low, -high}; }
+    Sixteen& operator+=(Sixteen x) { return *this = *this + x; }
+
+    friend Sixteen<int32_t, ints8> operator<(Sixteen x, Sixteen y) { return {x.low < y.low, x.high < y.high}; }
+    friend Sixteen<int32_t, ints8> operator>(Sixteen x, Sixteen y) { return y < x; }
+    friend Sixteen<int32_t, ints8> operator==(Sixteen x, Sixteen y) { return {x.low == y.low, x.high == y.high}; }
+};
+typedef Sixteen<float, floats8> vec;
+typedef Sixteen<uint32_t, words8> words;
+typedef Sixteen<int32_t, ints8> ints;
+
+inline vec load(const float* p) {
+    const loose_floats8* eights = reinterpret_cast<const loose_floats8*>(p);
+    return {eights[0], eights[1]};
+}
+inline words load_words(const void* p) {
+    const loose_words8* eights = static_cast<const loose_words8*>(p);
+    return {eights[0], eights[1]};
+}
+inline void store(float* p, vec v) {
+    loose_floats8* eights = reinterpret_cast<loose_floats8*>(p);
+    eights[0] = v.low;
+    eights[1] = v.high;
+}
+template <class Number, class Eight>
+inline Sixteen<Number, Eight> select(ints where, Sixteen<Number, Eight> x, Sixteen<Number, Eight> otherwise) {
+    return {where.low ? x.low : otherwise.low, where.high ? x.high : otherwise.high};
+}
+inline vec to_floats(ints v) {
+    return {__builtin_convertvector(v.low, floats8), __builtin_convertvector(v.high, floats8)};
+}
+inline ints to_ints(vec v) { return {__builtin_convertvector(v.low, ints8), __builtin_convertvector(v.high, ints8)}; }
+inline words to_words(halves v) {
+    const halves8 low = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7);
+    const halves8 high = __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+    return {__builtin_convertvector(low, words8), __builtin_convertvector(high, words8)};
+}
+inline halves to_halves(words v) {
+    const halves8 low = __builtin_convertvector(v.low, halves8), high = __builtin_convertvector(v.high, halves8);
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+}
+
+inline float sum(vec v) {  // in the order of a vector of 16
+    floats8 sums = v.low + v.high;
+    sums += __builtin_shufflevector(sums, sums, 4, 5, 6, 7, 0, 1, 2, 3);
+    sums += __builtin_shufflevector(sums, sums, 2, 3, 0, 1, 6, 7, 4, 5);
+    return sums[0] + sums[1];
+}
+#endif
+inline vec all(float x) { return x - vec{}; }
+inline vec low(words pairs) { return (vec)(pairs << 16); }
+inline vec high(words pairs) { return (vec)(pairs & 0xffff0000u); }
 
 struct bfloat16 { uint16_t bits; };
 inline float widen(float x) { return x; }
@@ -47,7 +135,7 @@ inline vec wide(const bfloat16* p) {
 #if defined(__AVX512F__)
     return (vec)((words)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))) << 16);
 #else
-    return (vec)(__builtin_convertvector(*reinterpret_cast<const halves*>(p), words) << 16);
+    return (vec)(to_words(*reinterpret_cast<const halves*>(p)) << 16);
 #endif
 }
 inline void narrow(float x, float* to) { *to = x; }
@@ -58,13 +146,13 @@ inline void narrow(float x, bfloat16* to) {  // to nearest, ties to even
 }
 inline halves narrow(vec x) {  // the same of each; a NaN's bits would be carried over to those of zero
     const words bits = (words)x, nearest = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return __builtin_convertvector(x == x ? nearest : words{} + 0x7fc0, halves);
+    return to_halves(select(x == x, nearest, words{} + 0x7fc0));
 }
 
 // e to the x by a polynomial of degree 6 over half a binary order; within 2 units of the last place
 inline vec exponential(vec x) {
-    x = x > 88.0f ? all(88.0f) : x;
-    x = x < -87.0f ? all(-87.0f) : x;
+    x = select(x > 88.0f, all(88.0f), x);
+    x = select(x < -87.0f, all(-87.0f), x);
     const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
     vec n = x * 1.44269504088896341f + magic - magic;
     vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
@@ -74,7 +162,7 @@ inline vec exponential(vec x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    ints order = __builtin_convertvector(n, ints);
+    ints order = to_ints(n);
     return (vec)((ints)p + (order << 23));
 }
 inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
@@ -82,7 +170,7 @@ inline vec sigmoid(vec x) { return 1.0f / (1.0f + exponential(-x)); }
 enum Activation { RELU, SILU, GELU_TANH, GELU };
 inline vec activate(vec x, int kind) {
     switch (kind) {
-        case RELU: return x < 0.0f ? vec{} : x;  // a NaN stays one
+        case RELU: return select(x < 0.0f, vec{}, x);  // a NaN stays one
         case SILU: return x * sigmoid(x);
         case GELU_TANH: return x * sigmoid(1.5957691216057308f * (x + 0.044715f * x * x * x));
         default:

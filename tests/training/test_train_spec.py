@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import config_dir
-from bild_lab.training import recipe
+from bild_lab.training import train_spec
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.trainer import optimizer, training_arguments
 from tests.training.jobs import MICRO
@@ -70,7 +70,7 @@ def test_a_cpu_trains_in_bfloat16_where_that_is_faster(
 ) -> None:
     lines = facts.splitlines()
     asked = lambda *fields: "\n".join(line for line in lines if line.startswith(fields))  # noqa: E731
-    monkeypatch.setattr(recipe, "processor", asked)
+    monkeypatch.setattr(train_spec, "processor", asked)
     assert replace(MICRO, precision="auto", device="cpu").in_bfloat16 is quick
 
 

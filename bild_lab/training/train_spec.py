@@ -28,7 +28,7 @@ MOST_NUMBER, MOST_SHARE = 1e30, 0.99
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class TrainSpec:
     """How to train: the fields of `conf/train/*.yaml`. Raises UserError for values that cannot be
     used.
 
