@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -276,10 +277,9 @@ def generate(
     with torch.random.fork_rng(devices=devices, enabled=request.generator is not None):
         if request.generator is not None:  # `generate` draws from the global generator
             torch.manual_seed(request.generator.initial_seed())
-        out = module.generate(
-            **inputs, **options, **stopping_options([request], limits.prompt_length)
-        )[0].tolist()
-    return limits.append(out[: limits.prompt_length], out[limits.prompt_length :])
+        options |= stopping_options([request], limits.prompt_length)
+        text = module.generate(**inputs, **options)[0].tolist()
+    return limits.append(text[: limits.prompt_length], text[limits.prompt_length :])
 
 
 def generate_batch(target: HuggingFaceModel, requests: Sequence[Request]) -> list[list[int]]:
@@ -304,23 +304,16 @@ def generate_batch(target: HuggingFaceModel, requests: Sequence[Request]) -> lis
     else:
         rows = [torch.tensor(source.prompt) for source in sources]
         prompt_width, side = max(map(len, rows)), "left"
-    ids, seen = (
-        pad_sequence(sequences, batch_first=True, padding_value=value, padding_side=side).to(
-            target.device
-        )
-        for sequences, value in (
-            (rows, settings.pad_token_id),
-            ([torch.ones_like(row) for row in rows], 0),
-        )
-    )
+    pad_rows = partial(pad_sequence, batch_first=True, padding_side=side)
+    input_ids = pad_rows(rows, padding_value=settings.pad_token_id).to(target.device)
+    attention_mask = pad_rows([torch.ones_like(row) for row in rows]).to(target.device)
     options |= stopping_options(requests, prompt_width)
     if processors := unknown_token_masks(target):
         options["logits_processor"] = processors
-    out = module.generate(input_ids=ids, attention_mask=seen, **options).tolist()
-    pairs = zip(requests, out, strict=True)
+    texts = module.generate(input_ids=input_ids, attention_mask=attention_mask, **options).tolist()
     return [
-        request.limits.append(list(request.source.prompt), row[prompt_width:])
-        for request, row in pairs
+        request.limits.append(list(request.source.prompt), text[prompt_width:])
+        for request, text in zip(requests, texts, strict=True)
     ]
 
 

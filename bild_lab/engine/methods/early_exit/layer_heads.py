@@ -86,12 +86,8 @@ class LayerHeads(SavedModule):
 
     def __init__(self, config: LayerHeadsConfig) -> None:
         super().__init__(config)
-        count, dim, vocabulary, rank = (
-            len(config.layers),
-            config.hidden_size,
-            config.vocabulary,
-            config.rank,
-        )
+        count, dim = len(config.layers), config.hidden_size
+        vocabulary, rank = config.vocabulary, config.rank
         self.norms = nn.Parameter(torch.ones(count, dim))
         if rank is None:
             self.matrices = nn.Parameter(torch.zeros(count, vocabulary, dim))

@@ -5,7 +5,7 @@ SAM decoding).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,31 +129,47 @@ class SuffixDrafter(Drafter):
 
     def _followed(self, room: int) -> list[int]:
         """The most likely way on from the longest match, up to an end token."""
-        automaton, drafted, chance = self._automaton, [], 1.0
+        automaton = self._automaton
+        drafted: list[int] = []
+        chance = 1.0
         # the text's longest suffix that occurs elsewhere too
         state = automaton.links[automaton.whole]
-        max_tokens = min(room, int(self._factor * automaton.lengths[state])) if state > ROOT else 0
+        if state <= ROOT:
+            return drafted
+        max_tokens = min(room, int(self._factor * automaton.lengths[state]))
         while len(drafted) < max_tokens:
-            ways = {token: way for token, way in automaton.follow[state].items() if token >= 0}
-            if not ways:
+            followers = automaton.followers(state)
+            if not followers:  # the match ends with the text
                 state = automaton.links[state]
                 if state <= ROOT:
                     break
                 continue
-            token = max(
-                ways,
-                key=lambda token: (automaton.counts[ways[token]], automaton.latest[ways[token]]),
-            )
-            chance *= automaton.counts[ways[token]] / sum(
-                automaton.counts[way] for way in ways.values()
-            )
+            token, state, frequency = most_frequent(automaton, followers)
+            chance *= frequency
             if chance < self._min_prob:
                 break
             drafted.append(token)
             if token in self._limits.end_tokens:
                 break
-            state = ways[token]
         return drafted
+
+
+def most_frequent(
+    automaton: SuffixAutomaton, followers: Mapping[int, int]
+) -> tuple[int, int, float]:
+    """The follower that occurs most often, of equally frequent ones the latest: its token, its
+    state, and its share of all occurrences.
+    """
+    token = max(
+        followers,
+        key=lambda token: (
+            automaton.counts[followers[token]],
+            automaton.latest[followers[token]],
+        ),
+    )
+    state = followers[token]
+    total = sum(automaton.counts[follower] for follower in followers.values())
+    return token, state, automaton.counts[state] / total
 
 
 def corpus_files(corpus: str | None) -> list[Path]:
@@ -184,13 +200,13 @@ NOWHERE = -1
 class _Step:
     """What appending a token changed, so that it can be taken back.
 
-    before: the state of the whole sequence until then. split: the state that was split in two, or
+    previous_whole: the state of the whole sequence until then. split: the state that was split in two, or
     NOWHERE. moved: the states whose transition went to the new half. latest: of each state that
     ends here, where it had ended before.
     """
 
     token: int
-    before: int
+    previous_whole: int
     split: int
     moved: tuple[int, ...]
     latest: tuple[int, ...]
@@ -241,6 +257,10 @@ class SuffixAutomaton:
         self._boundaries += 1
         self._append(-self._boundaries)
 
+    def followers(self, state: int) -> dict[int, int]:
+        """The state after each token that followed, without boundaries."""
+        return {token: follower for token, follower in self.follow[state].items() if token >= 0}
+
     def cut(self, length: int) -> None:
         """Take back every token from this place on."""
         while len(self._steps) > length:
@@ -248,23 +268,25 @@ class SuffixAutomaton:
 
     def _append(self, token: int) -> None:
         follow, links, lengths = self.follow, self.links, self.lengths
-        previous_whole, split, moved = self.whole, NOWHERE, []
+        previous_whole = self.whole
+        split = NOWHERE
+        moved: list[int] = []
         new = self.whole = self._state({}, lengths[previous_whole] + 1, ROOT)
         state = previous_whole
         while state != NOWHERE and token not in follow[state]:
             follow[state][token] = new
             state = links[state]
         if state != NOWHERE:
-            links[new] = next_state = follow[state][token]
+            next_state = follow[state][token]
+            links[new] = next_state
             if (
                 lengths[next_state] != lengths[state] + 1
             ):  # only its shorter substrings end here too
                 split = next_state
-                links[new] = half = self._state(
-                    dict(follow[split]), lengths[state] + 1, links[split]
-                )
-                self.counts[half], self.latest[half] = self.counts[split], self.latest[split]
-                links[split] = half
+                half = self._state(dict(follow[split]), lengths[state] + 1, links[split])
+                self.counts[half] = self.counts[split]
+                self.latest[half] = self.latest[split]
+                links[new] = links[split] = half
                 while state != NOWHERE and follow[state].get(token) == split:
                     follow[state][token] = half
                     moved.append(state)
@@ -289,12 +311,12 @@ class SuffixAutomaton:
                 self.follow[above][step.token] = step.split
             self.links[step.split] = self.links[self.links[new]]
             self._forget()
-        state = step.before
+        state = step.previous_whole
         while state != NOWHERE and self.follow[state].get(step.token) == new:
             del self.follow[state][step.token]
             state = self.links[state]
         self._forget()
-        self.whole = step.before
+        self.whole = step.previous_whole
         self._boundaries -= step.token < 0
 
     def _state(self, follow: dict[int, int], length: int, link: int) -> int:

@@ -60,7 +60,7 @@ class SyntheticDrafter(Drafter):
             )
         key = (request.source.key, request.limits)
         if key not in self._known:
-            self._known[key] = self._recital(request)
+            self._known[key] = self._drafts_for(request)
         self._prepared[id(request)] = request, self._known[key]
 
     def begin(self, request: Request, target: Session) -> None:
@@ -70,24 +70,21 @@ class SyntheticDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         return self._proposals.propose(tokens)
 
-    def _recital(self, request: Request) -> FixedTextDrafter:
+    def _drafts_for(self, request: Request) -> FixedTextDrafter:
         """Drafts whose unspoiled tokens the target accepts when it verifies exactly these drafts.
 
         In half precision a forward of several rows may break a near tie otherwise than a forward of
         one row. So the text is decoded again with the drafts made from it, until it no longer
         changes.
         """
-        start, chance = (
-            len(request.source.prompt),
-            np.random.default_rng(sum(request.source.key, ())),
-        )
+        prompt_length = len(request.source.prompt)
+        chance = np.random.default_rng(sum(request.source.key, ()))
         accepted = chance.random(request.limits.max_new_tokens) < self._acceptance_rate
         drafter: NoDraft | FixedTextDrafter = NoDraft(self._target)
         text: list[int] | None = None
         for _ in range(request.limits.max_new_tokens + 1):
-            decoded = DraftThenVerify(self._target, drafter, ExactMatch()).decode(request, Trace())[
-                start:
-            ]
+            loop = DraftThenVerify(self._target, drafter, ExactMatch())
+            decoded = loop.decode(request, Trace())[prompt_length:]
             if decoded == text:
                 break
             text = decoded

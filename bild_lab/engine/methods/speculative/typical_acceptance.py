@@ -66,19 +66,16 @@ class TypicalAcceptance(Acceptance):
         return False
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        p, rows = judged_probs(logits, request.sampling), judging_rows(draft)  # [n+1, vocab], [n]
-        choice = (
-            request.sampling.choose(logits, None)
-            if request.sampling.greedy
-            else draw(p, request.generator)
-        )
-        likelihood, bar = (
-            p[rows, draft.tokens],
-            typical_threshold(p, self._epsilon, self._delta)[rows],
-        )
-        probs, passing, target_tokens = draft.to_host(likelihood, likelihood > bar, choice)
+        sampling = request.sampling
+        p = judged_probs(logits, sampling)  # [n+1, vocab]
+        rows = judging_rows(draft)  # [n]
+        choice = sampling.choose(logits, None) if sampling.greedy else draw(p, request.generator)
+        likelihood = p[rows, draft.tokens]
+        threshold = typical_threshold(p, self._epsilon, self._delta)[rows]
+        probs, passing, target_tokens = draft.to_host(likelihood, likelihood > threshold, choice)
         path = longest_path(draft.parent_list, probs, passing)
-        return Verdict(path=path, next_token=int(target_tokens[path[-1] + 1 if path else 0]))
+        last_row = path[-1] + 1 if path else 0
+        return Verdict(path=path, next_token=int(target_tokens[last_row]))
 
     def output_distribution(
         self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
@@ -159,21 +156,19 @@ class TruncationSampling(SpeculativeRule):
                 above=True,
                 remedy="larger keeps more",
             )
-        self._epsilon, self._delta, self._ratio, self._top_k, self._rollback = (
-            epsilon,
-            delta,
-            ratio,
-            top_k,
-            rollback,
-        )
+        self._epsilon = epsilon
+        self._delta = delta
+        self._ratio = ratio
+        self._top_k = top_k
+        self._rollback = rollback
 
     def lossless(self, sampling: Sampling) -> bool:
         return sampling.greedy
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        return (ExactMatch() if request.sampling.greedy else super()).__call__(
-            draft, logits, request
-        )
+        if request.sampling.greedy:
+            return ExactMatch()(draft, logits, request)
+        return super().__call__(draft, logits, request)
 
     def distributions(
         self, draft: Draft, logits: PerRow, request: Request
@@ -226,7 +221,8 @@ class MarginAcceptance(Acceptance):
         return self._ratio == 1
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
+        p = judged_probs(logits, request.sampling)
+        rows = judging_rows(draft)
         accepted, emitted = lossless_decisions(draft, logits, request)
         near, likelihood = self._near(p, logits)[rows, draft.tokens], p[rows, draft.tokens]
         return forgiving_verdict(draft, *draft.to_host(accepted, near, likelihood, emitted))
