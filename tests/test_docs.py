@@ -45,6 +45,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     ROOT / "notebooks/README.md",
+    *(ROOT / "bild_lab" / folder / "README.md" for folder in ("engine", "engine/methods")),
 ]
 # what paths in documents are relative to
 PLACES = (ROOT, ROOT / "bild_lab", ROOT / "tests", ROOT / "scripts")
@@ -356,7 +357,8 @@ def test_files_and_modules_that_the_documents_name_exist(page: Path) -> None:
     missing = []
     for code in code_in(page):
         if found := re.fullmatch(r"([\w/.-]+\.py|conf/[\w/]+\.yaml)(?:::(\w+))?", code):
-            files = [place / found[1] for place in PLACES if (place / found[1]).is_file()]
+            places = (*PLACES, page.parent)  # a wing's own page names its files without the folder
+            files = [place / found[1] for place in places if (place / found[1]).is_file()]
             named = found[2] is None or any(
                 re.search(rf"(def|class) {found[2]}\b", file.read_text()) for file in files
             )

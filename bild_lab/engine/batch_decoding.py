@@ -1,5 +1,5 @@
-"""Decoding several texts at once with any method, unchanged: the texts and counts of each are those
-of batch 1.
+"""Decoding several texts at once with any method, unchanged: each text and its counts are those of
+batch 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.models.device import free_bytes
 from bild_lab.engine.models.native.layers import cache_bytes
-from bild_lab.engine.protocols import DecodesTogether, Method
+from bild_lab.engine.protocols import DecodesBatches, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
@@ -21,7 +21,7 @@ from bild_lab.errors import UserError
 
 @dataclass(frozen=True)
 class BatchedText:
-    """One text of a batch. token_ids: as emitted. latency_s, share_s: as in `Ended`."""
+    """One text of a batch. token_ids: as emitted. latency_s, share_s: as in `FinishedLoop`."""
 
     token_ids: list[int]
     trace: Trace
@@ -33,45 +33,42 @@ def decode_batch(
     method: Method,
     requests: Sequence[Request],
     batch: Batch,
-    ended: Callable[[int], None] = lambda index: None,
-    make: Callable[[], Trace] = Trace,
+    on_end: Callable[[int], None] = lambda index: None,
+    make_trace: Callable[[], Trace] = Trace,
 ) -> list[BatchedText]:
-    """Decode all requests with a method, `batch.size` of them at a time. ended: called with the
-    index of each text.
+    """Decode all requests with a method, `batch.size` of them at a time.
 
-    make: gives the trace of each text that has a loop.
+    on_end: called with the index of each text. make_trace: gives the trace of each text that has a
+    loop.
 
     A method keeps no state of a text. Random numbers come from the generator of its request, so a
     text does not depend on those beside it. Models must be those of `why_not_in_batches`.
     """
-    if isinstance(method, DecodesTogether):
-        return _together(method, requests, batch.size, ended)
+    if isinstance(method, DecodesBatches):
+        return _run_batched(method, requests, batch.size, on_end)
 
     def loop(request: Request) -> tuple[list[int], Trace]:
-        trace = make()
+        trace = make_trace()
         return method.decode(request, trace)[request.limits.prompt_length :], trace
 
-    texts = batch.run([partial(loop, request) for request in requests], ended)
+    texts = batch.run([partial(loop, request) for request in requests], on_end)
     return [BatchedText(*text.result, text.latency_s, text.share_s) for text in texts]
 
 
-def _together(
-    method: DecodesTogether, requests: Sequence[Request], size: int, ended: Callable[[int], None]
+def _run_batched(
+    method: DecodesBatches, requests: Sequence[Request], size: int, on_end: Callable[[int], None]
 ) -> list[BatchedText]:
-    """So many texts at a time, in order; the next ones begin when all of them have ended."""
+    """Decode `size` texts at a time, in order. The next ones begin when all of them have ended."""
     texts: list[BatchedText] = []
     for start in range(0, len(requests), size):
-        some = requests[start : start + size]
-        began = time.perf_counter()
-        found = method.decode_together(some)
-        seconds = time.perf_counter() - began
-        for one, tokens in zip(some, found, strict=True):
-            ended(len(texts))
-            texts.append(
-                BatchedText(
-                    tokens[one.limits.prompt_length :], Trace(), seconds, seconds / len(some)
-                )
-            )
+        batch = requests[start : start + size]
+        started = time.perf_counter()
+        token_lists = method.decode_batch(batch)
+        seconds = time.perf_counter() - started
+        for request, tokens in zip(batch, token_lists, strict=True):
+            on_end(len(texts))
+            emitted = tokens[request.limits.prompt_length :]
+            texts.append(BatchedText(emitted, Trace(), seconds, seconds / len(batch)))
     return texts
 
 
@@ -79,17 +76,19 @@ def why_not_in_batches(method: Method, models: Sequence[LoadedModel]) -> str | N
     """Why this method over these models decodes one text at a time, or None if it decodes
     batches.
     """
-    if isinstance(method, DecodesTogether):
+    if isinstance(method, DecodesBatches):
         return None
     if method.draft_shape is None:
         return f"it is a loop of its own, on {method.engine}"
     if any(model.engine not in ("native", "kernels") for model in models):
         return "Transformers' own modules run one text at a time here (engine hf)"
-    return "compiled steps hold one text" if any(model.compiled for model in models) else None
+    if any(model.compiled for model in models):
+        return "compiled steps hold one text"
+    return None
 
 
-QUIET_BATCH = 16  # texts at once where no clock runs
-SPARE = 0.9  # of the free memory that caches may take
+UNTIMED_BATCH = 16  # how many texts decode at once where no clock runs
+MEMORY_SHARE = 0.9  # the share of the free memory that caches may take
 GIB = 2**30
 
 
@@ -107,11 +106,12 @@ def require_room(models: Iterable[LoadedModel], requests: Sequence[Request], bat
     free memory.
     """
     models = list(models)
-    fits = most_texts(models, requests)
+    fits = max_batch_size(models, requests)
     if fits is None or batch <= fits:
         return
     remedy = f"at most {fits} fit: set runtime.batch={fits}" if fits else "not even one text fits"
-    needed, free = batch * bytes_of_text(models, requests) / GIB, free_bytes(models[0].device) / GIB
+    needed = batch * cache_bytes_per_text(models, requests) / GIB
+    free = free_bytes(models[0].device) / GIB
     raise UserError(
         f"a batch of {batch} texts needs {needed:.2f} GiB for its caches, and {free:.2f} GiB are"
         f" free; {remedy}, or lower decoding.max_new_tokens"
@@ -122,36 +122,44 @@ def auto_batch_size(
     method: Method,
     models: Sequence[LoadedModel],
     requests: Sequence[Request],
-    most: int = QUIET_BATCH,
+    max_batch: int = UNTIMED_BATCH,
 ) -> int:
     """How many texts to decode at once where no clock runs: 1 for what decodes no batches."""
     if why_not_in_batches(method, models) is not None:
         return 1
-    fits = most_texts(models, requests)
-    return most if fits is None else max(1, min(most, fits))
+    fits = max_batch_size(models, requests)
+    return max_batch if fits is None else max(1, min(max_batch, fits))
 
 
-def most_texts(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int | None:
+def max_batch_size(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int | None:
     """The largest batch whose caches fit into the free memory; None if our own engines keep
     none.
     """
     models = list(models)
-    each = bytes_of_text(models, requests)
-    return int(SPARE * free_bytes(models[0].device) / each) if each else None
+    text_bytes = cache_bytes_per_text(models, requests)
+    if not text_bytes:
+        return None
+    return int(MEMORY_SHARE * free_bytes(models[0].device) / text_bytes)
 
 
-def bytes_of_text(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int:
-    """Of one place in a batch: the caches of its text, and of one whose encoder has run ahead.
+def cache_bytes_per_text(models: Iterable[LoadedModel], requests: Sequence[Request]) -> int:
+    """How many bytes one slot of a batch takes: for the caches of its text, and of a text whose
+    encoder has run before it got a slot.
 
     The longest text counts for each.
     """
     if not requests:
         return 0
-    tokens = max(len(one.source.prompt) + one.limits.max_new_tokens for one in requests)
-    sources = [
-        0 if one.source.encoder_ids is None else one.source.encoder_ids.shape[1] for one in requests
-    ]
-    native = [model for model in models if model.engine in ("native", "kernels")]
-    return 2 * sum(
-        cache_bytes(model.checkpoint.config, model.dtype, tokens, max(sources)) for model in native
+    max_tokens = max(
+        len(request.source.prompt) + request.limits.max_new_tokens for request in requests
     )
+    max_source = max(
+        0 if request.source.encoder_ids is None else request.source.encoder_ids.shape[1]
+        for request in requests
+    )
+    text_bytes = sum(
+        cache_bytes(model.checkpoint.config, model.dtype, max_tokens, max_source)
+        for model in models
+        if model.engine in ("native", "kernels")
+    )
+    return 2 * text_bytes

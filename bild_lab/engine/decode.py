@@ -12,7 +12,7 @@ import torch
 from bild_lab.engine.protocols import Acceptance, Drafter, Method
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling
-from bild_lab.engine.session import DraftShape, Model, Rows, SessionOptions
+from bild_lab.engine.session import DraftShape, Model, OutputSpec, Rows, SessionOptions
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_flag
 
@@ -37,8 +37,8 @@ class TokenLoop(Method, Protocol):
     def decode(self, request: Request, trace: Trace) -> list[int]:
         self.prepare(request)
         tokens = list(request.source.prompt)
-        for new in self.rounds(request, trace):
-            tokens += new
+        for new_tokens in self.rounds(request, trace):
+            tokens += new_tokens
         return tokens
 
     @torch.inference_mode()
@@ -62,16 +62,16 @@ class DraftThenVerify(TokenLoop):
 
     def __post_init__(self) -> None:
         require_flag("verify_tail", self.verify_tail)
-        rule, drafter = type(self.acceptance).__name__, type(self.drafter).__name__
+        rule_name, drafter_name = type(self.acceptance).__name__, type(self.drafter).__name__
         if self.drafter.drafts_trees and not self.acceptance.accepts_trees:
             raise UserError(
-                f"{rule} accepts chains of tokens, but {drafter} drafts trees; "
+                f"{rule_name} accepts chains of tokens, but {drafter_name} drafts trees; "
                 "use ExactMatch or SpeculativeSampling with it"
             )
         if lacking := sorted(self.acceptance.needs - self.drafter.gives):
             raise UserError(
-                f"{rule} needs the {lacking[0]} of every draft, which {drafter} does not give here;"
-                " draft with ModelDrafter and keeps_probs: true"
+                f"{rule_name} needs the {lacking[0]} of every draft, which {drafter_name} does not"
+                " give here; draft with ModelDrafter and keeps_probs: true"
             )
 
     @property
@@ -79,6 +79,14 @@ class DraftThenVerify(TokenLoop):
         if self.drafter.drafts_trees:
             return DraftShape.TREES
         return DraftShape.ROWS if self.drafter.drafts_nothing else DraftShape.CHAINS
+
+    @property
+    def required_outputs(self) -> OutputSpec:
+        """What a forward of the target returns: what the drafter and the rule need."""
+        output_spec = self.drafter.required_outputs
+        if self.acceptance.required_outputs.head_input:
+            return replace(output_spec, head_input=True)
+        return output_spec
 
     def lossless(self, sampling: Sampling) -> bool:
         return self.verify_tail and self.acceptance.lossless(sampling)
@@ -90,40 +98,40 @@ class DraftThenVerify(TokenLoop):
         """The loop: yields the tokens that each round adds to the text."""
         limits = request.limits
         tokens = list(request.source.prompt)
-        output_spec = self.drafter.required_outputs
-        if self.acceptance.required_outputs.head_input:
-            output_spec = replace(output_spec, head_input=True)
+        output_spec = self.required_outputs
         with trace.span("prefill"):
-            session = self.target.start(
-                request.source, limits.max_new_tokens, SessionOptions(trace.forwards)
-            )
-            text = self.drafter.start(request, session)
+            options = SessionOptions(trace.forwards)
+            session = self.target.start(request.source, limits.max_new_tokens, options)
+            drafter = self.drafter.start(request, session)
+
         while not limits.reached(tokens):
             committed = len(tokens)
             with trace.span("draft"):
-                draft = limits.fitting(text.propose(tokens), tokens)
-            if not self.verify_tail and limits.reached(
-                tail := limits.append(tokens, draft.token_list)
-            ):
-                trace.step(
-                    draft, None, limits.end_tokens, limits.tokens_until_stop(tail, committed)
-                )
-                yield tail[committed:]
-                return
+                draft = limits.fitting(drafter.propose(tokens), tokens)
+
+            if not self.verify_tail:
+                drafted_text = limits.append(tokens, draft.token_list)
+                if limits.reached(drafted_text):
+                    stopped = limits.tokens_until_stop(drafted_text, committed)
+                    trace.step(draft, None, limits.end_tokens, stopped)
+                    yield drafted_text[committed:]
+                    return
+
             with trace.span("verify"):
-                # the last committed token is not cached yet
-                scores = session.extend(Rows(draft.under(tokens[-1]), draft.tree), output_spec)
+                # the last committed token is not cached yet, so it runs with the draft
+                rows = Rows(draft.row_tokens(tokens[-1]), draft.tree)
+                scores = session.extend(rows, output_spec)
                 rule = self.acceptance.in_round(tokens, scores)
-                verdict = rule(draft, scores.logits[: len(draft) + 1], request)  # probes come last
-            rows = [0, *(node + 1 for node in verdict.path)]
-            session.keep(rows)
-            text.observe(draft, scores, verdict)
-            drafted = draft.token_list
-            tokens = limits.append(
-                tokens, [*(drafted[node] for node in verdict.path), verdict.next_token]
-            )
-            trace.step(
-                draft, verdict, limits.end_tokens, limits.tokens_until_stop(tokens, committed)
-            )
-            trace.emitted(tokens[committed:], scores.logits, rows)
+                draft_logits = scores.logits[: len(draft) + 1]  # the rows of probes come last
+                verdict = rule(draft, draft_logits, request)
+
+            accepted_rows = [0, *(node + 1 for node in verdict.path)]
+            session.keep(accepted_rows)
+            drafter.observe(draft, scores, verdict)
+
+            accepted_tokens = [draft.token_list[node] for node in verdict.path]
+            tokens = limits.append(tokens, [*accepted_tokens, verdict.next_token])
+            stopped = limits.tokens_until_stop(tokens, committed)
+            trace.step(draft, verdict, limits.end_tokens, stopped)
+            trace.emitted(tokens[committed:], scores.logits, accepted_rows)
             yield tokens[committed:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,14 @@ class Draft:
     probs: [n vocab], the distribution q that each token was sampled from; None: none was, and q is
     one-hot.
     uniforms: [n] in [0, 1), float64, the random number that picked each token from its row of probs
-    (`sampling.pick`),
-        so that a certificate can draw it again; None for tokens that were not drawn in this way.
+    (`sampling.pick`), so that a certificate can draw it again; None for tokens that were not drawn
+    in this way.
     calls: how many forwards the drafter ran for this draft.
     unscaled_probs: [n vocab], the drafter's distribution at temperature 1, for a rule that needs it.
     probes: [p], token ids: BiTA's masks, at or beyond the vocabulary's size, or the window of
-    lookahead decoding. The
-        target runs them after the others, and the drafter makes later drafts from their scores. Acceptance rules and
-        text rows do not see them, and they are never kept in the cache.
+    lookahead decoding. The target runs them after the others, and the drafter makes later drafts
+    from their scores. Acceptance rules and text rows do not see them, and they are never kept in
+    the cache.
     shape: the tree of the last committed token, the nodes and the probes, to reuse a shape.
     Required with probes.
     stats: what else the drafter recorded, by name. A tuple has one number for each of its forwards.
@@ -63,39 +64,42 @@ class Draft:
             return self.shape
         return Tree(torch.cat([self.parents.new_full((1,), ROOT), self.parents + 1]))
 
-    def under(self, token: int) -> Int[Tensor, " m"]:
+    def row_tokens(self, last_token: int) -> Int[Tensor, " m"]:
         """[m] token ids to run the target on: the last committed token, the nodes below it, then
         the probes.
         """
-        last = self.tokens.new_full((1,), token)  # new_tensor would synchronize with the GPU
-        return torch.cat(
-            [last, self.tokens] if self.probes is None else [last, self.tokens, self.probes]
-        )
+        root = self.tokens.new_full((1,), last_token)  # new_tensor would synchronize with the GPU
+        probes = self.tokens.new_empty(0) if self.probes is None else self.probes
+        return torch.cat([root, self.tokens, probes])
 
-    def within(self, depth: int) -> Draft:
+    def up_to_depth(self, depth: int) -> Draft:
         """The draft without the nodes below this depth. One with probes is returned as it is."""
         if self.probes is not None or len(self) <= depth or self.depth <= depth:
             return self
-        return self.only([node for node, below in enumerate(self.depths) if below <= depth])
+        return self.select(
+            [node for node, node_depth in enumerate(self.depths) if node_depth <= depth]
+        )
 
-    def only(self, kept: Sequence[int]) -> Draft:
+    def select(self, nodes: Sequence[int]) -> Draft:
         """The draft of these nodes alone, in order. With a node its parent must be among them."""
-        index = torch.tensor(kept, dtype=torch.long, device=self.tokens.device)
+        index = torch.tensor(nodes, dtype=torch.long, device=self.tokens.device)
 
-        def chosen(held: Tensor | None) -> Tensor | None:
-            return None if held is None else held.index_select(0, index.to(held.device))
+        def selected(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.index_select(0, index.to(tensor.device))
 
         parents = self.parents
         if parents is not None:
-            new = {old: place for place, old in enumerate(kept)}
-            parents = parents.new_tensor([new.get(self.parent_list[old], ROOT) for old in kept])
+            new_index = {node: index for index, node in enumerate(nodes)}
+            parents = parents.new_tensor(
+                [new_index.get(self.parent_list[node], ROOT) for node in nodes]
+            )
         return replace(
             self,
-            tokens=chosen(self.tokens),
+            tokens=selected(self.tokens),
             parents=parents,
-            probs=chosen(self.probs),
-            unscaled_probs=chosen(self.unscaled_probs),
-            uniforms=chosen(self.uniforms),
+            probs=selected(self.probs),
+            unscaled_probs=selected(self.unscaled_probs),
+            uniforms=selected(self.uniforms),
             shape=None,
             known_parents=None,
         )
@@ -105,25 +109,18 @@ class Draft:
 
         Tokens and parents are copied along, so a round waits for the device only once.
         """
-        own = {
-            "token_list": self.tokens,
-            "parent_list": self.parents if self.known_parents is None else None,
-        }
-        own = {
-            name: held
-            for name, held in own.items()
-            if held is not None and name not in self.__dict__
-        }
-        parts = [*own.values(), *values]
+        unread: dict[str, Tensor] = {}  # by the cached property that holds the list
+        if "token_list" not in self.__dict__:
+            unread["token_list"] = self.tokens
+        parents_on_device = self.parents is not None and self.known_parents is None
+        if parents_on_device and "parent_list" not in self.__dict__:
+            unread["parent_list"] = self.parents
+        vectors = [*unread.values(), *values]
         # every token id is exact in float64
-        exact = torch.cat([part.double() for part in parts]).tolist()
-        lists = []
-        for part in parts:
-            lists.append(exact[: part.shape[0]])
-            exact = exact[part.shape[0] :]
-        for name in own:
-            # fills the cached property
-            self.__dict__[name] = [int(value) for value in lists.pop(0)]
+        numbers = iter(torch.cat([vector.double() for vector in vectors]).tolist())
+        lists = [list(islice(numbers, vector.shape[0])) for vector in vectors]
+        for name in unread:
+            self.__dict__[name] = [int(number) for number in lists.pop(0)]
         return lists
 
     @cached_property
@@ -139,10 +136,10 @@ class Draft:
     @property
     def depths(self) -> list[int]:
         """Each node's place in its branch, from 1."""
-        below: list[int] = []
+        depths: list[int] = []
         for parent in self.parent_list:
-            below.append(1 if parent == ROOT else below[parent] + 1)
-        return below
+            depths.append(1 if parent == ROOT else depths[parent] + 1)
+        return depths
 
     @property
     def depth(self) -> int:
@@ -155,12 +152,14 @@ def empty_draft(device: torch.device) -> Draft:
     return Draft(tokens=torch.empty(0, dtype=torch.long, device=device))
 
 
-def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+def common_prefix(first_tokens: Sequence[int], second_tokens: Sequence[int]) -> int:
     """The length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next(
-        (place for place, (ours, theirs) in pairs if ours != theirs), min(len(one), len(other))
-    )
+    length = 0
+    for first_token, second_token in zip(first_tokens, second_tokens, strict=False):
+        if first_token != second_token:
+            break
+        length += 1
+    return length
 
 
 @dataclass(frozen=True)
@@ -218,8 +217,8 @@ def ancestors_by_doubling(parents: Int[Tensor, " n"]) -> Bool[Tensor, "n n"]:
     # row n: the parent of all roots
     visible = torch.eye(n + 1, n, dtype=torch.bool, device=parents.device)
     visible[n:] = False
-    above = torch.cat([torch.where(parents == ROOT, n, parents), parents.new_full((1,), n)])
+    jumps = torch.cat([torch.where(parents == ROOT, n, parents), parents.new_full((1,), n)])
     for _ in range((n - 1).bit_length()):
-        visible = visible | visible[above]
-        above = above[above]
+        visible = visible | visible[jumps]
+        jumps = jumps[jumps]
     return visible[:n]

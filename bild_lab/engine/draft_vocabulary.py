@@ -1,4 +1,4 @@
-"""Some tokens for a drafter's head (FR-Spec, Zhao et al., 2025): its distribution is zero for all
+"""The tokens of a drafter's head (FR-Spec, Zhao et al., 2025). Its distribution is zero for all
 others.
 """
 
@@ -12,8 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-T = TypeVar("T")
-MOST = 0.95  # of all tokens: above, a head of its own would save less than it takes
+Cached = TypeVar("Cached")
+# the share of all tokens above which a head of its own would save less than it takes
+MAX_SHARE = 0.95
 
 
 class DraftVocabulary:
@@ -22,52 +23,56 @@ class DraftVocabulary:
     """
 
     def __init__(self, tokens: Iterable[int], device: torch.device | str = "cpu") -> None:
-        self.tokens: Int[Tensor, " part"] = torch.tensor(sorted(set(tokens)), device=device)
-        self._made: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self.tokens: Int[Tensor, " tokens"] = torch.tensor(sorted(set(tokens)), device=device)
+        self._cache: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
-    def is_most_of(self, width: int) -> bool:
-        """Whether it leaves out so few of so many tokens that the whole head, masked, costs no more
-        than a part.
-        """
-        return len(self) >= MOST * width
+    def covers_most_of(self, vocabulary_size: int) -> bool:
+        """Whether the whole head, masked, costs no more than a head of these tokens."""
+        return len(self) >= MAX_SHARE * vocabulary_size
 
-    def among(self, others: DraftVocabulary | None) -> DraftVocabulary:
-        """The tokens that are among the others too; None: all."""
-        if others is None or others is self:
+    def intersection(self, other_vocabulary: DraftVocabulary | None) -> DraftVocabulary:
+        """The tokens that both vocabularies have. None stands for all tokens."""
+        if other_vocabulary is None or other_vocabulary is self:
             return self
-        return others.made_for(
-            self, lambda: DraftVocabulary(set(self.tokens.tolist()) & set(others.tokens.tolist()))
-        )
 
-    def made_for(self, owner: object, make: Callable[[], T]) -> T:
+        def common_tokens() -> DraftVocabulary:
+            return DraftVocabulary(
+                set(self.tokens.tolist()) & set(other_vocabulary.tokens.tolist())
+            )
+
+        return other_vocabulary.cached_for(self, common_tokens)
+
+    def cached_for(self, owner: object, make: Callable[[], Cached]) -> Cached:
         """What this owner makes for these tokens, such as its head's rows of them.
 
         It is made once.
         """
-        if owner not in self._made:
-            self._made[owner] = make()
-        return self._made[owner]
+        if owner not in self._cache:
+            self._cache[owner] = make()
+        return self._cache[owner]
 
     def widened(
-        self, part: Float[Tensor, "n part"], width: int, others: float
+        self, values: Float[Tensor, "n tokens"], width: int, default: float
     ) -> Float[Tensor, "n vocab"]:
-        """A number for each token of the whole vocabulary: these, and `others` for all other
-        tokens.
+        """A number for each token of the whole vocabulary: these values, and `default` for all
+        other tokens.
 
-        part: may be as wide already.
+        values: may be as wide already.
         """
-        if part.shape[1] == width:
-            return part
-        return part.new_full((part.shape[0], width), others).index_copy_(1, self.tokens, part)
+        if values.shape[1] == width:
+            return values
+        return values.new_full((values.shape[0], width), default).index_copy_(
+            1, self.tokens, values
+        )
 
     def masked(self, logits: Float[Tensor, "n vocab"]) -> Float[Tensor, "n vocab"]:
-        """−inf for all other tokens.
+        """The logits with −inf for all other tokens.
 
         A row in which a processor leaves none of these tokens stays as it is.
         """
-        part = logits.index_select(1, self.tokens)
-        wide = self.widened(part, logits.shape[1], float("-inf"))
-        return torch.where(part.amax(1, keepdim=True) > float("-inf"), wide, logits)
+        vocabulary_logits = logits.index_select(1, self.tokens)
+        wide = self.widened(vocabulary_logits, logits.shape[1], float("-inf"))
+        return torch.where(vocabulary_logits.amax(1, keepdim=True) > float("-inf"), wide, logits)

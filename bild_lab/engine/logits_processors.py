@@ -1,6 +1,5 @@
-"""What changes scores before a token is chosen:
-
-Transformers' own logits processors, inside the loop.
+"""Transformers' own logits processors inside the loop: they change scores before a token is
+chosen.
 """
 
 from __future__ import annotations
@@ -67,12 +66,12 @@ STATEFUL = (
 )
 
 
-def asked_for(generation: GenerationConfig) -> dict[str, Any]:
+def score_settings(generation: GenerationConfig) -> dict[str, Any]:
     """The fields of a generation configuration that would change scores, with their values."""
     return _switched_on(generation, SWITCHED_OFF)
 
 
-def never_followed(generation: GenerationConfig) -> dict[str, Any]:
+def search_settings(generation: GenerationConfig) -> dict[str, Any]:
     """The fields that would change the text of `generate` by another search or length, with their
     values.
     """
@@ -80,13 +79,13 @@ def never_followed(generation: GenerationConfig) -> dict[str, Any]:
 
 
 def _switched_on(
-    generation: GenerationConfig, known: Mapping[str, tuple[Any, ...]]
+    generation: GenerationConfig, off_values: Mapping[str, tuple[Any, ...]]
 ) -> dict[str, Any]:
-    values = {name: getattr(generation, name, None) for name in known}
+    values = {name: getattr(generation, name, None) for name in off_values}
     return {
         name: value
         for name, value in values.items()
-        if value is not None and value not in known[name]
+        if value is not None and value not in off_values[name]
     }
 
 
@@ -95,17 +94,20 @@ class Processors:
     """Processors that target and drafter pass through alike; for a text they become a list of
     Transformers.
 
-    settings: fields of a generation configuration, as `asked_for` finds them. own: further ones,
-    which must depend on the text and the scores alone. Raises UserError for those that run the
-    model again or remember earlier calls.
+    settings: fields of a generation configuration, as `score_settings` finds them. added: further
+    processors, which must depend on the text and the scores alone. Raises UserError for processors
+    that run the model again or remember earlier calls.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    own: tuple[LogitsProcessor, ...] = ()
+    added: tuple[LogitsProcessor, ...] = ()
 
     def __post_init__(self) -> None:
-        stateful = [type(each).__name__ for each in self.own if isinstance(each, STATEFUL)]
-        if refused := [*(name for name in REFUSED if name in self.settings), *stateful]:
+        refused = [name for name in REFUSED if name in self.settings]
+        for processor in self.added:
+            if isinstance(processor, STATEFUL):
+                refused.append(type(processor).__name__)
+        if refused:
             raise UserError(
                 f"a processor must depend on the text and its scores alone, got {refused[0]}, which"
                 " runs the model again or remembers earlier calls; set decoding.processors=none,"
@@ -113,30 +115,29 @@ class Processors:
             )
 
     def __bool__(self) -> bool:
-        return bool(self.settings or self.own)
+        return bool(self.settings or self.added)
 
     def for_text(
         self, source: Source, limits: Limits, config: PreTrainedConfig
     ) -> LogitsProcessorList | None:
         """The list that `generate` would build for this text; None if it is empty."""
         settings = GenerationConfig(**self.settings)
-        prompt, device = limits.prompt_length, source.device
-        settings.max_length = prompt + limits.max_new_tokens
+        prompt_length, device = limits.prompt_length, source.device
+        settings.max_length = prompt_length + limits.max_new_tokens
         if settings.min_new_tokens is not None:
-            settings.min_length = prompt + settings.min_new_tokens
-        ends = torch.tensor(sorted(limits.end_tokens), device=device)
-        settings._eos_token_tensor = ends if limits.end_tokens else None
+            settings.min_length = prompt_length + settings.min_new_tokens
+        end_tokens = torch.tensor(sorted(limits.end_tokens), device=device)
+        settings._eos_token_tensor = end_tokens if limits.end_tokens else None
         builder = GenerationMixin()
         builder.config = config
-        listed = builder._get_logits_processor(
+        encoder_ids = source.encoder_ids
+        if encoder_ids is None:
+            encoder_ids = torch.tensor([source.prompt], device=device)
+        processors = builder._get_logits_processor(
             settings,
-            input_ids_seq_length=prompt,
-            encoder_input_ids=(
-                source.encoder_ids
-                if source.encoder_ids is not None
-                else torch.tensor([source.prompt], device=device)
-            ),
-            logits_processor=LogitsProcessorList(self.own),
+            input_ids_seq_length=prompt_length,
+            encoder_input_ids=encoder_ids,
+            logits_processor=LogitsProcessorList(self.added),
             device=device,
         )
-        return listed or None
+        return processors or None

@@ -20,19 +20,20 @@ from bild_lab.engine.trace import Trace
 
 
 class Drafter(Protocol):
-    """Proposes tokens for the target to check. The base of all drafters, which need only write what
-    they change.
+    """Proposes tokens for the target to check. This is the base of all drafters, which need only
+    write what they change.
 
     A drafter is configuration and shared weights; `start` gives the drafter of one text, a copy
     that holds its state. Between two proposals the text may become shorter: a `SpeculativeDrafter`
     rolls its inner drafter back whenever the target rejects a token. All tokens except the last are
     then unchanged. A draft continues the given tokens.
 
-    required_outputs: what it needs of the target's forwards. gives: which fields of its drafts it fills for
-    rules that need them, such as "unscaled_probs". draws_from: the model whose distribution each sampled
-    token is drawn from, if a session of its own can tell. greedy_only: it drafts for no sampled
-    text. hybrid_places: which of a `HybridDrafter`'s two it can be. A drafter of rows of its own in
-    the target's forward cannot be the first: they do not run where the second drafts.
+    required_outputs: what it needs of the target's forwards. gives: which fields of its drafts it
+    fills for rules that need them, such as "unscaled_probs". draws_from: the model whose distribution
+    each sampled token is drawn from, if a session of its own can tell. greedy_only: it drafts for
+    no sampled text. hybrid_places: which of a `HybridDrafter`'s two drafters it can be. A drafter
+    with rows of its own in the target's forward cannot be the first: they do not run where the
+    second drafts.
     """
 
     drafts_trees: bool
@@ -48,9 +49,9 @@ class Drafter(Protocol):
 
     def start(self, request: Request, target: Session) -> Self:
         """The drafter of a new text. target: the session that will verify the drafts."""
-        text = copy.copy(self)
-        text.begin(request, target)
-        return text
+        drafter = copy.copy(self)
+        drafter.begin(request, target)
+        return drafter
 
     def begin(self, request: Request, target: Session) -> None:
         """Set the state of a new text, on the copy that `start` returns.
@@ -74,8 +75,8 @@ class Drafter(Protocol):
         self.observe(draft, scores, verdict)
 
     def rollback(self, length: int) -> None:
-        """Drop what is kept of the text, or of drafts, after its first `length` tokens: others come
-        there.
+        """Drop what is kept of the text, or of drafts, after its first `length` tokens: other
+        tokens come there.
         """
 
 
@@ -83,9 +84,9 @@ class Acceptance(Protocol):
     """Decides how much of a draft is accepted. Row 0 of logits scores the root's next token, row
     i+1 node i's.
 
-    The base of all rules, which need only write what they change. needs: fields of the draft that
-    its drafter must fill. required_outputs: what it needs of the target's forward, besides what the drafter
-    wants. greedy_only: it has no rule for sampled texts.
+    This is the base of all rules, which need only write what they change. needs: fields of the
+    draft that its drafter must fill. required_outputs: what it needs of the target's forward,
+    besides what the drafter needs. greedy_only: it has no rule for sampled texts.
     """
 
     accepts_trees: bool
@@ -100,8 +101,8 @@ class Acceptance(Protocol):
         """
 
     def in_round(self, tokens: Sequence[int], scores: Scores) -> Acceptance:
-        """The rule for this round. tokens: all committed ones, prompt included. scores: of the
-        target's forward.
+        """The rule for this round. tokens: all committed tokens, prompt included. scores: what the
+        target's forward gave.
         """
         return self
 
@@ -115,14 +116,14 @@ class Acceptance(Protocol):
         draft: Draft,
         logits: Float[Tensor, "n+1 vocab"],
         request: Request,
-        drawn: Float[Tensor, "n vocab"],
+        proposal_probs: Float[Tensor, "n vocab"],
     ) -> Float[Tensor, "n+1 vocab"] | None:
         """The distribution of the token that the rule emits after each row, for certificates; None
         without closed form.
 
-        drawn: the distribution that each node was really drawn from, given the siblings before it.
-        A row's own children are what is drawn anew; the rows above are accepted.
-        `acceptance/trees.py` adds up accepted and replaced tokens.
+        proposal_probs: the distribution that each node was really drawn from, given the siblings
+        before it. A row's own children are what is drawn anew; the rows above are accepted.
+        `methods/speculative/tree_acceptance.py` adds up accepted and replaced tokens.
         """
 
 
@@ -194,10 +195,10 @@ class Streams(Protocol):
 
 
 @runtime_checkable
-class DecodesTogether(Protocol):
+class DecodesBatches(Protocol):
     """A method with batches of its own, such as Transformers' `generate`: its texts begin and end
     together.
     """
 
-    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+    def decode_batch(self, requests: Sequence[Request]) -> list[list[int]]:
         """The prompt and the emitted tokens of each request."""

@@ -78,7 +78,7 @@ class Limits:
 
     def fitting(self, draft: Draft, tokens: Sequence[int]) -> Draft:
         """The draft without nodes after the last position that the models have."""
-        return draft.within(self.reach(tokens))
+        return draft.up_to_depth(self.reach(tokens))
 
     def reached(self, tokens: Sequence[int]) -> bool:
         return self.room(tokens) <= 0 or self.ended(tokens)
@@ -125,8 +125,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     generator: torch.Generator | None = None
 
-    def shorter(self, most: int) -> Request:
-        """The same, with at most so many new tokens."""
-        return replace(
-            self, limits=replace(self.limits, max_new_tokens=min(most, self.limits.max_new_tokens))
-        )
+    def shorter(self, max_new_tokens: int) -> Request:
+        """The request with at most so many new tokens."""
+        count = min(max_new_tokens, self.limits.max_new_tokens)
+        return replace(self, limits=replace(self.limits, max_new_tokens=count))

@@ -42,7 +42,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Blocks that add nothing: of which layers, by index.
+    """The layers, by index, whose blocks of each kind add nothing.
 
     attention: to the text, and to the source of an encoder–decoder.
     """
@@ -331,7 +331,7 @@ class StagedSession(Session, Protocol):
         self, token: int, threshold: float
     ) -> tuple[Float[Tensor, "1 vocab"], int] | None:
         """Run the text's next row up to the first layer whose output's cosine with its input
-        exceeds the bar.
+        exceeds the threshold.
 
         In one go; None if there is no program for it. The layers after it get their keys and values
         from that output. Returns the head's scores of it, and how many layers ran.
@@ -409,10 +409,8 @@ class LoadedModel(Model, Protocol):
         """Read the weights now rather than at the first decoding."""
 
     def admit(self, draft_shape: DraftShape) -> None:
-        """Raise UserError unless its sessions give the model's own scores, however rows are fed up
-        to `feed`.
-
-        Loads the weights.
+        """Raise UserError unless its sessions give the model's own scores, however rows of this
+        shape are fed. It loads the weights.
         """
 
     def text_logits(self, text: Source) -> Float[Tensor, "n vocab"]:
@@ -451,7 +449,7 @@ class LoadedModel(Model, Protocol):
         """
 
     def require_blocks(self, what: str) -> None:
-        """The same for attention and feed-forward separately."""
+        """Raise UserError unless attention and feed-forward can be run separately."""
 
     def prompt_cache(self, embeddings: Float[Tensor, "p dim"]) -> Prefix:
         """Keys and values of a shallow prompt (BiTA), [p, dim] embeddings: causal attention, no

@@ -82,8 +82,8 @@ class StopStrings:
         start = ((len(tokens) - 1) // STEP - 1) * STEP
         while start > 0:
             # later tokens complete this character
-            before = self._decode(tuple(tokens[start:-1])).rstrip(UNFINISHED)
-            if len(before) >= longest and UNFINISHED not in before:
+            text = self._decode(tuple(tokens[start:-1])).rstrip(UNFINISHED)
+            if len(text) >= longest and UNFINISHED not in text:
                 return start
             start -= STEP
         return 0

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from bild_lab.engine.batch_decoding import QUIET_BATCH, auto_batch_size
+from bild_lab.engine.batch_decoding import UNTIMED_BATCH, auto_batch_size
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.protocols import External, Replays
 from bild_lab.engine.request import Request
@@ -114,7 +114,7 @@ class Screening:
     grid: CandidateGrid
     split: str
     config_name: str
-    batch: int = QUIET_BATCH
+    batch: int = UNTIMED_BATCH
     seconds: Counter[str] = field(default_factory=Counter)
 
     @contextmanager

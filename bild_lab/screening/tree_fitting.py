@@ -26,7 +26,7 @@ from bild_lab.engine.methods.candidate_trees import (
     CandidateNode,
     ProbedTree,
     efficient_tree,
-    to_content,
+    trees_to_content,
 )
 from bild_lab.engine.methods.candidates import CandidateDrafter
 from bild_lab.engine.request import Request
@@ -169,7 +169,7 @@ def fit_tree(
         best_tree(acceptance[:depth], best.nodes, best.masks) for depth in range(best.depth + 1)
     ]
     return {
-        "trees": to_content(trees),
+        "trees": trees_to_content(trees),
         "acceptance": np.round(acceptance, 5).tolist(),
         "chosen": expected,
         **facts,
@@ -194,8 +194,8 @@ def collecting_drafter(drafter: CandidateDrafter, widest: int) -> CandidateDraft
     for depth in range(most_depth + 1):
         nodes = tuple(efficient_tree([widest] * depth))
         # the others' children are not drafted
-        masks = [drafter.most_probes if node.rank == 0 else 0 for node in nodes]
-        trees.append(ProbedTree(nodes, (drafter.most_probes, *masks)))
+        masks = [drafter.max_probes if node.rank == 0 else 0 for node in nodes]
+        trees.append(ProbedTree(nodes, (drafter.max_probes, *masks)))
     return drafter.drafting(trees, widest)
 
 

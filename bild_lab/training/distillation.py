@@ -286,7 +286,7 @@ class Distillation:
         self.teacher.admit(method.draft_shape)
         together = Batch(auto_batch_size(method, models, requests, len(requests)))
         with torch.autocast(device.type, enabled=False):  # half precision casts a weight once
-            texts = decode_batch(method, requests, together, make=_Verified)
+            texts = decode_batch(method, requests, together, make_trace=_Verified)
         model.train()  # the engine has turned dropout off
         logits = torch.cat([rows[:, : self.pieces] for text in texts for rows in text.trace.logits])
         written = [

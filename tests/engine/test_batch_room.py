@@ -10,9 +10,9 @@ import torch
 
 from bild_lab.engine import batch_decoding as batch_room
 from bild_lab.engine.batch_decoding import (
-    QUIET_BATCH,
+    UNTIMED_BATCH,
     auto_batch_size,
-    bytes_of_text,
+    cache_bytes_per_text,
     require_batches,
     require_room,
 )
@@ -31,7 +31,7 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
     # keys and values of two models with 2 layers of 4 heads of width 8, for the longest prompt,
     # answer and source; and as much again for a text whose encoder ran ahead
     each = 2 * 2 * (2 * 2 * 32 * (1 + 20 + SPARE_ROWS + 5) * 4)
-    assert bytes_of_text(decoder.models, requests) == each
+    assert cache_bytes_per_text(decoder.models, requests) == each
     kernels = [
         SimpleNamespace(engine="kernels", checkpoint=one.checkpoint, dtype=one.dtype)
         for one in decoder.models
@@ -40,7 +40,10 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
         SimpleNamespace(engine="hf", checkpoint=one.checkpoint, dtype=one.dtype)
         for one in decoder.models
     ]
-    assert bytes_of_text(kernels, requests) == each and bytes_of_text(others, requests) == 0
+    assert (
+        cache_bytes_per_text(kernels, requests) == each
+        and cache_bytes_per_text(others, requests) == 0
+    )
     monkeypatch.setattr(batch_room, "free_bytes", lambda device: 10 * each)
     require_room(decoder.models, requests, 9)
     with pytest.raises(UserError, match=re.escape("at most 9 fit: set runtime.batch=9")):
@@ -50,15 +53,17 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_number_that_fits(
     with pytest.raises(UserError, match="are free; not even one text fits, or"):
         require_room(decoder.models, requests, 2)
     assert auto_batch_size(decoder.method, decoder.models, requests) == 1
-    together = SimpleNamespace(decode_together=list)
+    together = SimpleNamespace(decode_batch=list)
     # our own engines keep no caches for it
-    assert auto_batch_size(together, others, requests) == QUIET_BATCH
-    assert bytes_of_text(decoder.models, []) == 0
+    assert auto_batch_size(together, others, requests) == UNTIMED_BATCH
+    assert cache_bytes_per_text(decoder.models, []) == 0
 
 
 def test_a_batch_that_does_not_fit_is_told_in_gibibytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        batch_room, "bytes_of_text", lambda models, requests: 3 * len(requests) * batch_room.GIB
+        batch_room,
+        "cache_bytes_per_text",
+        lambda models, requests: 3 * len(requests) * batch_room.GIB,
     )
     monkeypatch.setattr(
         torch.cuda,
@@ -78,7 +83,7 @@ def test_the_bytes_of_a_text_are_those_of_a_decoder_only_cache() -> None:
     request = decoder.request("w5 w6", 20)
     layers = decoder.target.start(request.source, 20).layers
     own = layers.cache.keys.nbytes + layers.cache.values.nbytes
-    assert bytes_of_text(decoder.models, [request]) == 2 * own
+    assert cache_bytes_per_text(decoder.models, [request]) == 2 * own
 
 
 def test_what_decodes_no_batches_is_refused_and_decodes_one_text_where_no_clock_runs() -> None:
@@ -88,7 +93,7 @@ def test_what_decodes_no_batches_is_refused_and_decodes_one_text_where_no_clock_
     requests = [decoder.request("w5", 4)]
     assert auto_batch_size(decoder.method, decoder.models, requests) == 1
     native = load(tiny_checkpoints(), "llama", "vanilla", engine="native")
-    assert auto_batch_size(native.method, native.models, requests) == QUIET_BATCH
+    assert auto_batch_size(native.method, native.models, requests) == UNTIMED_BATCH
 
 
 def test_a_pool_grows_by_need_and_keeps_what_is_in_it() -> None:

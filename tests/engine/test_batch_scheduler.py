@@ -14,11 +14,15 @@ from bild_lab.errors import UserError
 TARGET, DRAFTER, ENCODER = 10, 1, 5
 
 
-def want(kind: object, work: object, size: int = TARGET, ahead: bool = False) -> object:
+def want(kind: object, work: object, size: int = TARGET, prefetchable: bool = False) -> object:
     """Waits for work that gives its own input back, beside how many ran with it."""
     return current_batch().wait(
         PendingOp(
-            (size, kind), size, lambda works: [(each, len(works)) for each in works], work, ahead
+            (size, kind),
+            size,
+            lambda works: [(each, len(works)) for each in works],
+            work,
+            prefetchable,
         )
     )
 
@@ -28,7 +32,7 @@ def steps(count: int) -> Callable[[int], list[tuple[int, int]]]:
 
 
 def kinds(batch: Batch) -> list[tuple[object, int]]:
-    return [(kind, count) for (_, kind), count in batch.sizes]
+    return [(kind, count) for (_, kind), count in batch.group_sizes]
 
 
 def test_a_text_joins_as_soon_as_another_has_ended() -> None:
@@ -36,7 +40,7 @@ def test_a_text_joins_as_soon_as_another_has_ended() -> None:
     texts = batch.run([steps(1), steps(4), steps(2), steps(1)])
     assert [len(one.result) for one in texts] == [1, 4, 2, 1]
     # eight steps, never fewer than two at once
-    assert [count for _, count in batch.sizes] == [2, 2, 2, 2]
+    assert [count for _, count in batch.group_sizes] == [2, 2, 2, 2]
 
 
 def test_the_target_waits_until_every_text_wants_it() -> None:
@@ -67,7 +71,7 @@ def test_of_one_model_the_largest_group_runs_first() -> None:
 
 def test_encoders_of_texts_to_come_run_with_those_of_texts_that_join() -> None:
     def loop() -> int:
-        _, together = want("encode", 0, ENCODER, ahead=True)
+        _, together = want("encode", 0, ENCODER, prefetchable=True)
         want("step", 0)
         return together
 
@@ -82,7 +86,7 @@ def test_a_text_that_wants_nothing_may_begin_early() -> None:
 
     def loop(count: int) -> Callable[[], int]:
         def run() -> int:
-            want("encode", 0, ENCODER, ahead=True)
+            want("encode", 0, ENCODER, prefetchable=True)
             for at in range(count):
                 want("step", at)
             return count
@@ -103,7 +107,7 @@ def test_a_text_that_wants_nothing_may_begin_early() -> None:
 def test_a_text_that_joins_is_encoded_at_once_however_many_others_wait() -> None:
     def loop(count: int) -> Callable[[], None]:
         def run() -> None:
-            want("encode", 0, ahead=True)
+            want("encode", 0, prefetchable=True)
             for at in range(count):
                 want("step", at)
 
@@ -194,7 +198,7 @@ def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> N
     def loop(count: int) -> Callable[[], None]:
         def run() -> None:
             for encoder in ("target's", "drafter's"):
-                current_batch().wait(PendingOp(encoder, ENCODER, slow, 0, ahead=True))
+                current_batch().wait(PendingOp(encoder, ENCODER, slow, 0, prefetchable=True))
             for at in range(count):
                 want("step", at)
 
@@ -203,7 +207,7 @@ def test_all_work_that_ran_before_a_text_got_its_place_counts_as_its_wait() -> N
     batch = Batch(2)
     texts = batch.run([loop(1), loop(9), loop(1), loop(1)])
     # the last text's ran early
-    assert [count for kind, count in batch.sizes if kind == "drafter's"] == [2, 2]
+    assert [count for kind, count in batch.group_sizes if kind == "drafter's"] == [2, 2]
     assert texts[3].latency_s >= 0.02
 
 

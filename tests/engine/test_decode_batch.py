@@ -42,11 +42,11 @@ def test_texts_of_a_batch_begin_as_others_end() -> None:
     assert ended == [1, 2, 0, 3]
     assert [one.trace.stats["text"] for one in texts] == method.texts == [3, 1, 1, 1]
     assert all(0 < one.share_s <= one.latency_s for one in texts)
-    assert max(count for _, count in batch.sizes) == 2
+    assert max(count for _, count in batch.group_sizes) == 2
 
 
 class Together(Counting):
-    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+    def decode_batch(self, requests: Sequence[Request]) -> list[list[int]]:
         self.texts.append([one.source.prompt[1] for one in requests])
         time.sleep(0.002)
         return [[*one.source.prompt, 10 * one.source.prompt[1]] for one in requests]
@@ -67,7 +67,7 @@ def test_a_method_with_batches_of_its_own_gets_the_next_texts_when_all_have_ende
 
 def test_a_method_that_loses_a_text_is_an_error() -> None:
     method = Together(None)
-    method.decode_together = lambda several: [[0, 1]]
+    method.decode_batch = lambda several: [[0, 1]]
     with pytest.raises(ValueError, match="shorter"):
         decode_batch(method, requests(1, 2), Batch(2))
 

@@ -23,14 +23,14 @@ def tree(**given: object) -> Draft:
 
 def test_the_rows_of_a_round_are_the_last_token_the_draft_and_its_probes() -> None:
     chain = Draft(TOKENS)
-    assert chain.under(9).tolist() == [9, 5, 6, 7, 8, 5] and chain.tree is None
-    assert tree().under(9).tolist() == [9, 5, 6, 7, 8, 5]
+    assert chain.row_tokens(9).tolist() == [9, 5, 6, 7, 8, 5] and chain.tree is None
+    assert tree().row_tokens(9).tolist() == [9, 5, 6, 7, 8, 5]
     assert tree().tree.parents.tolist() == [-1, 0, 0, 1, 1, 3]
     shape = Tree(torch.tensor([-1, 0, 0, 1, 1, 3, 3]))
     probing = tree(probes=torch.tensor([99]), shape=shape)
-    assert probing.under(9).tolist() == [9, 5, 6, 7, 8, 5, 99] and probing.tree is shape
+    assert probing.row_tokens(9).tolist() == [9, 5, 6, 7, 8, 5, 99] and probing.tree is shape
     nothing = empty_draft(torch.device("cpu"))
-    assert (len(nothing), nothing.under(9).tolist(), nothing.depth, nothing.token_list) == (
+    assert (len(nothing), nothing.row_tokens(9).tolist(), nothing.depth, nothing.token_list) == (
         0,
         [9],
         0,
@@ -64,7 +64,7 @@ def test_a_draft_is_cut_below_a_depth_with_all_that_belongs_to_its_nodes(depth: 
         calls=4,
         **given,
     )
-    cut = draft.within(depth)
+    cut = draft.up_to_depth(depth)
     kept = [0, 3] if depth == 1 else [0, 1, 3, 4]
     assert cut.token_list == TOKENS[kept].tolist() and cut.calls == 4
     assert cut.parents.tolist() == cut.parent_list == ([-1, -1] if depth == 1 else [-1, 0, -1, 2])
@@ -72,7 +72,7 @@ def test_a_draft_is_cut_below_a_depth_with_all_that_belongs_to_its_nodes(depth: 
     assert torch.equal(cut.uniforms, PROBS[kept, 0] / 10)
     assert cut.shape is None and cut.known_parents is None
     assert cut.tree.parents.tolist() == [-1, *(parent + 1 for parent in cut.parent_list)]
-    chain = Draft(TOKENS, probs=PROBS).within(depth)
+    chain = Draft(TOKENS, probs=PROBS).up_to_depth(depth)
     assert (chain.token_list, chain.parents, len(chain.probs)) == (
         TOKENS[:depth].tolist(),
         None,

@@ -13,9 +13,10 @@ import torch
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods.early_exit.views import EarlyExit, NarrowModel, NarrowSession
+from bild_lab.engine.methods.early_exit.views import EarlyExit
+from bild_lab.engine.methods.fr_spec import NarrowModel, NarrowSession
 from bild_lab.engine.methods.speculative.draft_model import ModelDrafter, draft_chain
-from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow
+from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow_tree
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.request import Limits, Request, Source
@@ -109,7 +110,7 @@ def test_the_kernels_draft_the_tokens_and_the_distributions_of_a_mask(
     tree_spec = TreeSpec(nodes=9, depth=4, width=3, children=2, end_tokens=ends)
     one, other = (
         begun(model, source).grow(feed, tree_spec),
-        grow(begun(model, source), feed, tree_spec, Sampling()),
+        grow_tree(begun(model, source), feed, tree_spec, Sampling()),
     )
     assert (one.tokens, one.parents, one.forwards[1:]) == (
         other.tokens,

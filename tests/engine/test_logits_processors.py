@@ -140,7 +140,7 @@ def texts_with_list(checkpoints: Path, family: str) -> list[list[int]]:
     vanilla = load_tiny(checkpoints, family, "vanilla", processors=LISTED)
     module, said = vanilla.target.transformers.module, vanilla.target.checkpoint.generation
     texts = texts_of_generate(
-        module, said, logits_processor=LogitsProcessorList(vanilla.processors.own)
+        module, said, logits_processor=LogitsProcessorList(vanilla.processors.added)
     )
     assert texts != texts_of_generate(module, said)
     return texts

@@ -314,7 +314,7 @@ def test_generate_of_transformers_ends_where_vanilla_ends(checkpoints: Path) -> 
     wanted = texts_of(method_of(folder, "vanilla"), requests)
     generating = HuggingFaceGenerate(models["target"])
     assert texts_of(generating, requests) == wanted
-    assert generating.decode_together(requests[:4]) == wanted[:4]
+    assert generating.decode_batch(requests[:4]) == wanted[:4]
     assert texts_of(HuggingFaceAssisted(models["target"], models["draft"]), requests) == wanted
     assert texts_of(HuggingFacePromptLookup(models["target"], 3, 2), requests) == wanted
 
@@ -326,7 +326,7 @@ def test_generate_runs_no_further_than_the_stop_string(checkpoints: Path) -> Non
     try:
         texts = texts_of(HuggingFaceGenerate(target), with_stops(folder))
         alone = len(ran)
-        HuggingFaceGenerate(target).decode_together(with_stops(folder))
+        HuggingFaceGenerate(target).decode_batch(with_stops(folder))
     finally:
         hook.remove()
     lengths = [

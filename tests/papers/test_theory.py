@@ -47,7 +47,7 @@ def test_the_figures_of_speculative_decoding_have_the_values_of_its_equations(
     for _, row in tables["spec_fig3"].iterrows():  # no curve is cut at the figure's height
         assert (
             row["optimal_window"]
-            == optimal_window(row["acceptance_rate"], row["cost_ratio"], most=1000)
+            == optimal_window(row["acceptance_rate"], row["cost_ratio"], max_window=1000)
             <= 42
         )
     for _, row in tables["spec_fig4"].iterrows():

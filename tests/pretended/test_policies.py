@@ -229,7 +229,7 @@ def test_texts_of_a_batch_wait_as_often_as_alone(
     with counting(machine) as waits:
         texts = decode_batch(method, asked, batch)
     assert [text.token_ids for text in texts] == wanted
-    assert max(together for _, together in batch.sizes) == size
+    assert max(together for _, together in batch.group_sizes) == size
     assert not [
         each for each in map(str, waits) if "native/layers.py" in each or "side_by_side.py" in each
     ]

@@ -147,7 +147,11 @@ class KnownDrafter(CandidateDrafter):
         config = SimpleNamespace(config=SimpleNamespace(vocab_size=50))
         target = SimpleNamespace(checkpoint=config, device=torch.device("cpu"))
         super().__init__(
-            target, SimpleNamespace(markov=None, part=None), "full_tree", 1, len(CHANCES)
+            target,
+            SimpleNamespace(markov=None, draft_vocabulary=None),
+            "full_tree",
+            1,
+            len(CHANCES),
         )
         self._chance = random.Random(0)
 

@@ -71,7 +71,7 @@ def test_fewer_answers_at_once_where_their_caches_would_not_fit(
 ) -> None:
     model = load_model(str(targets / "llama"), None, "cpu", torch.float32, "auto")
     sources, sizes = [model.checkpoint.source(prompt) for prompt in PROMPTS[:6]], []
-    monkeypatch.setattr(batched, "most_texts", lambda models, requests: 2)
+    monkeypatch.setattr(batched, "max_batch_size", lambda models, requests: 2)
     monkeypatch.setattr(answers, "Batch", lambda size: sizes.append(size) or Batch(size))
     assert greedy_answers(model, sources, LIMIT, batch_size=4) == one_by_one(
         targets / "llama", PROMPTS[:6]

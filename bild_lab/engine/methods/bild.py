@@ -10,9 +10,9 @@ from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
     accepted_path,
-    best_of,
+    best_sibling,
     judging_rows,
-    output_by_bar,
+    output_of_threshold,
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -51,17 +51,19 @@ class Rollback(Acceptance):
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         log_probs = precise(logits).log_softmax(-1)  # [n+1, vocab]
         distance = -log_probs[judging_rows(draft), draft.tokens]  # [n], nats
-        distances, chosen = draft.to_host(
+        distances, target_tokens = draft.to_host(
             distance, request.sampling.choose(logits, request.generator)
         )
-        path, row = accepted_path(draft, best_of([-nats for nats in distances], -self._threshold))
-        return Verdict(path, int(chosen[row]), stats={"distance": tuple(distances)})
+        path, row = accepted_path(
+            draft, best_sibling([-nats for nats in distances], -self._threshold)
+        )
+        return Verdict(path, int(target_tokens[row]), stats={"distance": tuple(distances)})
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow | None:
         passes = -precise(logits).log_softmax(-1) <= self._threshold
-        return output_by_bar(passes, draft, request.sampling.probs(logits), drawn)
+        return output_of_threshold(passes, draft, request.sampling.probs(logits), proposal_probs)
 
 
 class ReleasedRollback(Rollback):
@@ -93,10 +95,10 @@ class ReleasedRollback(Rollback):
         place = len(verdict.path)
         if place == len(draft) or verdict.next_token != draft.token_list[place]:
             return verdict
-        after = request.sampling.choose(logits[-1:], None)
-        return replace(verdict, path=tuple(range(len(draft))), next_token=int(after))
+        token_after_draft = request.sampling.choose(logits[-1:], None)
+        return replace(verdict, path=tuple(range(len(draft))), next_token=int(token_after_draft))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> None:
         """It samples nothing."""

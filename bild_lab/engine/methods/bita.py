@@ -1,8 +1,10 @@
-"""BiTA's trained part, prompt and mask tokens beside the text (BiTA §3.1), and a target with it."""
+"""BiTA: trained prompt and mask tokens beside the text (§3.1), a target with them, and the drafter
+that makes a tree of the masks' candidates (§3.2).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,18 +13,29 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.methods.candidate_trees import TreeFile
+from bild_lab.engine.methods.candidates import STRAIGHTFORWARD, CandidateDrafter
 from bild_lab.engine.methods.markov import MarkovHead
-from bild_lab.engine.methods.module_folder import Kind, SavedModule, base_of
+from bild_lab.engine.methods.module_folder import FolderKind, SavedModule, base_sizes
 from bild_lab.engine.request import Source
-from bild_lab.engine.session import DEFAULT_OPTIONS, LoadedModel, Prefix, Session, SessionOptions
+from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import (
+    DEFAULT_OPTIONS,
+    LoadedModel,
+    Prefix,
+    Scores,
+    Session,
+    SessionOptions,
+)
 from bild_lab.errors import UserError, require_choice, require_whole
 from bild_lab.files import FilePath
 
 PROMPTS = ("deep", "shallow", "none")
 INITIAL_STD = 0.02  # §4.1.2
 TRAIN = "python scripts/train_bita.py name=bita model.path=DIR dataset=NAME dataset.path=DIR"
-KIND = Kind(
+KIND = FolderKind(
     weights="adapter.safetensors",
     config="adapter_config.json",
     noun="BiTA adapter",
@@ -109,7 +122,7 @@ class BitaAdapter(SavedModule):
         Raises UserError for an encoder–decoder, an unknown prompt, and fewer than one mask or
         prompt token.
         """
-        shape = base_of(model_config, "a BiTA adapter")
+        shape = base_sizes(model_config, "a BiTA adapter")
         count = 0 if prompt == "none" else prompt_tokens
         sizes = (shape.layers, shape.kv_heads, shape.head_dim, shape.hidden_size)
         return cls(
@@ -127,7 +140,7 @@ def load_bita(
 
     Raises UserError as `SavedModule.load_for` does.
     """
-    base = base_of(target.checkpoint.config, KIND.noun)
+    base = base_sizes(target.checkpoint.config, KIND.noun)
     sizes = {
         name: getattr(base, name) for name in ("layers", "kv_heads", "head_dim", "hidden_size")
     }
@@ -149,9 +162,15 @@ class BitaTarget:
     def __init__(
         self, target: LoadedModel, adapter: BitaAdapter, prompt_tokens: int | None = None
     ) -> None:
-        most = adapter.config.prompt_tokens
-        count = most if prompt_tokens is None else prompt_tokens
-        require_whole("prompt_tokens", count, 0, most, f"null uses all {most} of the adapter")
+        trained_tokens = adapter.config.prompt_tokens
+        count = trained_tokens if prompt_tokens is None else prompt_tokens
+        require_whole(
+            "prompt_tokens",
+            count,
+            0,
+            trained_tokens,
+            f"null uses all {trained_tokens} of the adapter",
+        )
         self._target, self._adapter, self._prompt_tokens = target, adapter, count
 
     @property
@@ -178,5 +197,62 @@ class BitaTarget:
             keys, values = adapter.prompt_keys[:, :, :count], adapter.prompt_values[:, :, :count]
             return Prefix(keys, values, adapter.masks)
         shape = (adapter.config.layers, adapter.config.kv_heads, 0, adapter.config.head_dim)
-        nothing = adapter.masks.new_empty(shape)
-        return Prefix(nothing, nothing, adapter.masks)
+        empty = adapter.masks.new_empty(shape)
+        return Prefix(empty, empty, adapter.masks)
+
+
+class MaskTokenDrafter(CandidateDrafter):
+    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for a
+    `BitaTarget`.
+
+    Every forward runs the last committed token, the draft, and groups of masks. Take the group
+    after the last accepted token. Its mask j (from 0) predicts the token j + 2 positions ahead; the
+    target's own next token is 1 ahead. The most likely tokens of each mask are the candidates of
+    the next draft. The first forward has no draft, and one group after the prompt.
+
+    tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree
+    is the same with one candidate fewer at each depth; full_tree extends every candidate. All have
+    a group of masks after every token. straightforward (Figure 4) drafts a chain of each mask's
+    most likely token, with a single group after the last committed token. A file of
+    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens
+    masks run, and how many.
+    top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
+    adapter: of its weights the target runs all but those of a Markov head.
+    mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as
+    there are widths.
+    """
+
+    hybrid_places = ()
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        adapter: BitaAdapter,
+        tree: TreeFile,
+        top_k: int | Sequence[int],
+        mask_tokens: int | None = None,
+    ) -> None:
+        trained_masks = adapter.config.mask_tokens
+        masks = trained_masks if mask_tokens is None else mask_tokens
+        require_whole(
+            "mask_tokens", masks, 1, trained_masks, f"null uses all {trained_masks} of the adapter"
+        )
+        self._straightforward = tree == STRAIGHTFORWARD
+        super().__init__(target, adapter, tree, top_k, masks, masks)
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Take the next draft's candidates from the masks after the last accepted token."""
+        accepted = len(verdict.path)
+        row = 0 if self._straightforward or not accepted else verdict.path[-1] + 1
+        first_probe, count = self._layout.probe_groups[row]
+        skipped_masks = accepted if self._straightforward else 0
+        logits = scores.logits[first_probe + skipped_masks : first_probe + count]
+        if self._draft_vocabulary is not None:
+            logits = logits[:, self._draft_vocabulary.tokens]
+        width = self._trees.width
+        if not width:
+            self.candidates = None
+        elif self.markov is None:
+            self.candidates = self._tokens_at(precise(logits).topk(width).indices)
+        else:
+            self.candidates = logits

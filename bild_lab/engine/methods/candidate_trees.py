@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,12 +17,12 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import ROOT, Draft, Tree
+from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.session import on_device
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
 
-MOST_NODES = 1024  # a full tree grows exponentially with its depth
+MAX_NODES = 1024  # a full tree grows exponentially with its depth
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ def efficient_tree(widths: Sequence[int]) -> list[CandidateNode]:
     Figure 5).
     """
     nodes: list[CandidateNode] = []
-    above = ROOT
+    parent = ROOT
     for depth, width in enumerate(widths):
-        first = len(nodes)
-        nodes += [CandidateNode(depth, rank, above) for rank in range(width)]
-        above = first
+        first_child = len(nodes)
+        nodes += [CandidateNode(depth, rank, parent) for rank in range(width)]
+        parent = first_child
     return nodes
 
 
@@ -69,10 +69,10 @@ def full_tree(widths: Sequence[int]) -> list[CandidateNode]:
     §4.3.4).
     """
     nodes: list[CandidateNode] = []
-    above: Sequence[int] = [ROOT]
+    parents: Sequence[int] = [ROOT]
     for depth, width in enumerate(widths):
-        level = [CandidateNode(depth, rank, parent) for parent in above for rank in range(width)]
-        above = range(len(nodes), len(nodes) + len(level))
+        level = [CandidateNode(depth, rank, parent) for parent in parents for rank in range(width)]
+        parents = range(len(nodes), len(nodes) + len(level))
         nodes += level
     return nodes
 
@@ -88,7 +88,7 @@ TreeFile = Annotated[
 ]
 
 
-def widths_of(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[int, ...]:
+def candidate_widths(top_k: int | Sequence[int], depth: int, vocabulary: int) -> tuple[int, ...]:
     """The number of candidates at each depth. top_k: one number for all depths, or one for each of
     the first depths.
 
@@ -127,213 +127,158 @@ class ProbedTree:
         return 1 + len(self.nodes) + sum(self.probes)
 
 
-def grown(
-    grow: Growth, widths: Sequence[int], probes: int = 0, everywhere: bool = True
+def trees_by_depth(
+    grow: Growth, widths: Sequence[int], probes: int = 0, probe_nodes: bool = True
 ) -> tuple[ProbedTree, ...]:
     """The trees of one kind, by how many positions have candidates: from none to one for each
     width.
 
-    probes: below the last committed token and, if everywhere, below each node.
-    Raises UserError for a full tree of more than MOST_NODES nodes.
+    probes: how many follow the last committed token and, with probe_nodes, each node. Raises
+    UserError for a full tree of more than MAX_NODES nodes.
     """
-    count = sum(accumulate(widths, mul))
-    if grow is full_tree and count > MOST_NODES:
+    count = sum(accumulate(widths, mul))  # of a full tree's nodes
+    if grow is full_tree and count > MAX_NODES:
         raise UserError(
-            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MOST_NODES}; lower"
+            f"a full tree of top_k {list(widths)} has {count} nodes, more than {MAX_NODES}; lower"
             " top_k"
         )
     trees = []
     for depth in range(len(widths) + 1):
         nodes = tuple(grow(widths[:depth]))
-        trees.append(ProbedTree(nodes, (probes, *[probes if everywhere else 0] * len(nodes))))
+        probes_of_node = probes if probe_nodes else 0
+        trees.append(ProbedTree(nodes, (probes, *[probes_of_node] * len(nodes))))
     return tuple(trees)
 
 
 @dataclass(frozen=True)
-class Layout:
+class CandidateLevel:
+    """The nodes of one depth, for candidates that depend on their parent.
+
+    parent_rows: [p], the rows of the nodes' parents, each once. picks: [n], each node's index into
+    the flattened candidates of these parents. rows: [n], of the nodes. width: how many candidates a
+    parent has.
+    """
+
+    parent_rows: Int[Tensor, " p"]
+    picks: Int[Tensor, " n"]
+    rows: Int[Tensor, " n"]
+    width: int
+
+
+@dataclass(frozen=True)
+class TreeLayout:
     """A tree's nodes and the probes of its rows, on the device.
 
     picks: [n], each node's index into the flattened candidates. parents: [n]. probes: [p]. rows:
-    the tree of the last committed token, the nodes and the probes. groups: for each row its first
-    probe's row, and how many it has.
-    nodes, above: these and their parents on the host.
+    the tree of the last committed token, the nodes and the probes. probe_groups: for each row the
+    row of its first probe, and how many probes it has. nodes, parent_list: the nodes and their
+    parents on the host.
     """
 
     picks: Int[Tensor, " n"]
     parents: Int[Tensor, " n"] | None
     probes: Int[Tensor, " p"] | None
     rows: Tree
-    groups: tuple[tuple[int, int], ...]
-    above: tuple[int, ...]
+    probe_groups: tuple[tuple[int, int], ...]
+    parent_list: tuple[int, ...]
     nodes: tuple[CandidateNode, ...]
 
     @cached_property
-    def levels(self) -> list[tuple[Tensor, Tensor, Tensor, int]]:
-        """For candidates that depend on their parent, by depth: rows of the parents, each once, and
-        of the nodes.
+    def levels(self) -> list[CandidateLevel]:
+        """The nodes by depth."""
+        depth = 1 + max(node.depth for node in self.nodes)
+        return [self._level(level) for level in range(depth)]
 
-        Between them the nodes' indices into the parents' flattened candidates, and last how many
-        candidates each has.
-        """
-        found = []
-        for depth in range(max(node.depth for node in self.nodes) + 1):
-            own = [(at + 1, node) for at, node in enumerate(self.nodes) if node.depth == depth]
-            parents = sorted({node.parent for _, node in own})
-            widest = max(node.rank for _, node in own) + 1
-            picks = [parents.index(node.parent) * widest + node.rank for _, node in own]
-            lists = ([parent + 1 for parent in parents], picks, [row for row, _ in own])
-            found.append((*(on_device(each, self.picks.device) for each in lists), widest))
-        return found
+    def _level(self, depth: int) -> CandidateLevel:
+        device = self.picks.device
+        indices = [index for index, node in enumerate(self.nodes) if node.depth == depth]
+        nodes = [self.nodes[index] for index in indices]
+        parents = sorted({node.parent for node in nodes})
+        width = 1 + max(node.rank for node in nodes)
+        picks = [parents.index(node.parent) * width + node.rank for node in nodes]
+        return CandidateLevel(
+            parent_rows=on_device([parent + 1 for parent in parents], device),
+            picks=on_device(picks, device),
+            rows=on_device([index + 1 for index in indices], device),
+            width=width,
+        )
 
     @cached_property
-    def numbers(self) -> Int[Tensor, "3 n"]:
-        """Parents, depths and ranks for the kernels."""
-        each = [[node.parent, node.depth, node.rank] for node in self.nodes]
-        return torch.tensor(each, dtype=torch.int32).T.contiguous()
-
-
-class TokenTrees:
-    """Drafts trees from candidates. Each shape is built once and then reused.
-
-    trees: by how many positions have candidates. vocabulary: the id of the first probe. widest: how
-    many candidates there are at each depth; None: as many as the trees use.
-    """
-
-    def __init__(
-        self,
-        trees: Sequence[ProbedTree],
-        vocabulary: int,
-        device: torch.device,
-        widest: int | None = None,
-    ) -> None:
-        ranks = [node.rank for tree in trees for node in tree.nodes]
-        self.widest = max(ranks, default=-1) + 1 if widest is None else widest
-        self.depth = len(trees) - 1
-        self._trees, self._vocabulary, self._device = tuple(trees), vocabulary, device
-        self._layouts: dict[tuple[int, int], Layout] = {}
-
-    def layout(self, depth: int, most_probes: int = 0) -> Layout:
-        """The tree for candidates at `depth` positions, with at most so many probes below a row."""
-        key = (depth, most_probes)
-        if key not in self._layouts:
-            self._layouts[key] = self._lay_out(self._trees[depth], most_probes)
-        return self._layouts[key]
-
-    def draft(
-        self, candidates: Tensor | None, layout: Layout, markov: Any = None, last: int = 0
-    ) -> Draft:
-        """A draft tree of the candidates [depth, widest]; an empty draft without nodes.
-
-        markov: finds each node's token after its parent from scores in their place, [depth, vocab].
-        last: committed.
-        """
-        if layout.parents is None:
-            return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
-        if markov is None:
-            tokens = candidates.flatten().index_select(0, layout.picks)
-        else:
-            tokens = markov.draft(candidates, last, layout)
-        return Draft(
-            tokens,
-            layout.parents,
-            probes=layout.probes,
-            shape=layout.rows,
-            known_parents=layout.above,
-        )
-
-    def _lay_out(self, tree: ProbedTree, most_probes: int) -> Layout:
-        rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]
-        probes: list[int] = []
-        groups: list[tuple[int, int]] = []
-        for row, wanted in enumerate(tree.probes):
-            count = min(wanted, most_probes)
-            groups.append((len(rows), count))
-            above = row
-            for mask in range(count):
-                probes.append(self._vocabulary + mask)
-                rows.append(above)
-                above = len(rows) - 1
-
-        device, above = self._device, tuple(node.parent for node in tree.nodes)
-        return Layout(
-            picks=on_device([node.depth * self.widest + node.rank for node in tree.nodes], device),
-            parents=on_device(above, device) if above else None,
-            probes=on_device(probes, device) if probes else None,
-            rows=Tree(on_device(rows, device)),
-            groups=tuple(groups),
-            above=above,
-            nodes=tree.nodes,
-        )
+    def kernel_nodes(self) -> Int[Tensor, "3 n"]:
+        """The nodes' parents, depths and ranks, as the kernels read them."""
+        columns = [[node.parent, node.depth, node.rank] for node in self.nodes]
+        return torch.tensor(columns, dtype=torch.int32).T.contiguous()
 
 
 MAKE = "scripts/fit_tree.py makes one"
 
 
 def read_trees(
-    path: str, most_depth: int, most_probes: int, vocabulary: int
+    path: str, max_depth: int, max_probes: int, vocabulary: int
 ) -> tuple[ProbedTree, ...]:
     """The trees in a file of `scripts/fit_tree.py`, by how many positions have candidates.
 
-    most_depth, most_probes: what the adapter or the heads were trained for.
+    max_depth, max_probes: what the adapter or the heads were trained for.
     Raises UserError for another file, and for trees that the adapter or the heads cannot draft.
     """
     try:
-        trees = trees_in(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
+        trees = trees_from_content(json.loads(Path(path).expanduser().read_text(encoding="utf-8")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} must hold trees, got a file without ({error}); {MAKE}") from error
-    if not trees or len(trees) > most_depth + 1:
+    if not trees or len(trees) > max_depth + 1:
         raise UserError(
-            f"{path} must hold a tree for 0 to {most_depth} depths, got {len(trees)} trees; {MAKE}"
+            f"{path} must hold a tree for 0 to {max_depth} depths, got {len(trees)} trees; {MAKE}"
         )
     for depth, tree in enumerate(trees):
-        most = min(most_probes, len(trees) - 1)
-        require_possible(f"{path}, the tree for {depth} depths", tree, depth, most, vocabulary)
+        max_row_probes = min(max_probes, len(trees) - 1)
+        require_draftable(
+            f"{path}, the tree for {depth} depths", tree, depth, max_row_probes, vocabulary
+        )
     return trees
 
 
-def trees_in(content: dict[str, Any]) -> tuple[ProbedTree, ...]:
+def trees_from_content(content: dict[str, Any]) -> tuple[ProbedTree, ...]:
     """The trees of a file's content, which a result's facts hold too.
 
     Raises ValueError, KeyError or TypeError.
     """
-    return tuple(tree_of(one) for one in content["trees"])
+    return tuple(tree_from_content(tree) for tree in content["trees"])
 
 
-def require_possible(
-    noun: str, tree: ProbedTree, depth: int, most_probes: int, vocabulary: int
+def require_draftable(
+    noun: str, tree: ProbedTree, depth: int, max_probes: int, vocabulary: int
 ) -> None:
     """Raise UserError for a tree that is deeper, wider or more probed than its candidates are."""
     if any(node.depth >= depth or not 0 <= node.rank < vocabulary for node in tree.nodes):
         raise UserError(
             f"{noun}, must have nodes of depths below {depth} and ranks below {vocabulary}; {MAKE}"
         )
-    if any(not 0 <= count <= most_probes for count in tree.probes):
+    if any(not 0 <= count <= max_probes for count in tree.probes):
         raise UserError(
-            f"{noun}, must have 0 to {most_probes} probes below a row, got {max(tree.probes)};"
+            f"{noun}, must have 0 to {max_probes} probes below a row, got {max(tree.probes)};"
             f" {MAKE}"
         )
 
 
-def tree_of(content: dict[str, Any]) -> ProbedTree:
+def tree_from_content(content: dict[str, Any]) -> ProbedTree:
     """The tree of an entry of the file. Raises ValueError for one that is no tree."""
-    parents, ranks, probes = (
-        [*map(_whole, content[key])] for key in ("parents", "ranks", "probes")
-    )
-    if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MOST_NODES:
+    parents = [_integer(value) for value in content["parents"]]
+    ranks = [_integer(value) for value in content["ranks"]]
+    probes = [_integer(value) for value in content["probes"]]
+    if len(parents) != len(ranks) or len(probes) != len(ranks) + 1 or len(ranks) > MAX_NODES:
         raise ValueError("parents, ranks and probes have lengths that do not fit")
     nodes: list[CandidateNode] = []
     for parent, rank in zip(parents, ranks, strict=True):
         if not ROOT <= parent < len(nodes):
             raise ValueError(f"node {len(nodes)} comes before its parent {parent}")
         nodes.append(CandidateNode(0 if parent == ROOT else nodes[parent].depth + 1, rank, parent))
-    places = sorted((node.parent, node.rank) for node in nodes)
-    if any(one == other for one, other in pairwise(places)):
+    if len({(node.parent, node.rank) for node in nodes}) < len(nodes):
         raise ValueError("a candidate comes twice below one node")
     return ProbedTree(tuple(nodes), tuple(probes))
 
 
-def to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
-    """The inverse of `tree_of` for all trees."""
+def trees_to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
+    """The inverse of `trees_from_content`."""
     return [
         {
             "parents": [node.parent for node in tree.nodes],
@@ -344,7 +289,7 @@ def to_content(trees: Sequence[ProbedTree]) -> list[dict[str, list[int]]]:
     ]
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"{value!r} is not a whole number")
     return value

@@ -1,55 +1,132 @@
-"""Drafters that know candidates for several positions ahead, and draft a tree of them:
-
-Medusa's heads, BiTA's masks.
+"""The base of drafters that know candidates for several positions ahead, and draft a tree of them:
+Medusa's heads and BiTA's masks.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Self
 
+import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.methods.bita import BitaAdapter
+from bild_lab.engine.draft import ROOT, Draft, Tree
 from bild_lab.engine.methods.candidate_trees import (
     GROWTHS,
-    Layout,
     ProbedTree,
-    TokenTrees,
     TreeFile,
+    TreeLayout,
+    candidate_widths,
     efficient_tree,
-    grown,
     read_trees,
-    widths_of,
+    trees_by_depth,
 )
-from bild_lab.engine.methods.markov import on_engine
-from bild_lab.engine.methods.medusa import MedusaHeads
-from bild_lab.engine.models.checkpoint.vocabulary import head_bias
-from bild_lab.engine.models.native.cpu import PackedHeads
+from bild_lab.engine.methods.markov import AnyMarkov, markov_for_engine
+from bild_lab.engine.methods.module_folder import SavedModule
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
-from bild_lab.engine.sampling import precise
-from bild_lab.engine.session import LoadedModel, OutputSpec, Scores, Session
-from bild_lab.engine.trace import Forward
-from bild_lab.errors import UserError, require_whole
+from bild_lab.engine.session import LoadedModel, Session, on_device
+from bild_lab.errors import UserError
 
 STRAIGHTFORWARD = "straightforward"
 
 
+class TokenTrees:
+    """Drafts trees from candidates. Each shape is built once and then reused.
+
+    trees: by how many positions have candidates. vocabulary_size: the id of the first probe. width:
+    how many candidates there are at each depth; None: as many as the trees use.
+    """
+
+    def __init__(
+        self,
+        trees: Sequence[ProbedTree],
+        vocabulary_size: int,
+        device: torch.device,
+        width: int | None = None,
+    ) -> None:
+        if width is None:
+            ranks = [node.rank for tree in trees for node in tree.nodes]
+            width = 1 + max(ranks, default=-1)
+        self.width = width
+        self.depth = len(trees) - 1
+        self._trees = tuple(trees)
+        self._vocabulary_size = vocabulary_size
+        self._device = device
+        self._layouts: dict[tuple[int, int], TreeLayout] = {}
+
+    def layout(self, depth: int, max_probes: int = 0) -> TreeLayout:
+        """The tree for candidates at `depth` positions, with at most so many probes below a row."""
+        key = (depth, max_probes)
+        if key not in self._layouts:
+            self._layouts[key] = self._lay_out(self._trees[depth], max_probes)
+        return self._layouts[key]
+
+    def draft(
+        self,
+        candidates: Tensor | None,
+        layout: TreeLayout,
+        markov: AnyMarkov | None = None,
+        last_token: int = 0,
+    ) -> Draft:
+        """A draft tree of the candidates [depth, width]; an empty draft without nodes.
+
+        markov: finds each node's token after its parent, from scores [depth, vocab] in place of the
+        candidates. last_token: the last committed token.
+        """
+        if layout.parents is None:
+            return Draft(layout.picks, probes=layout.probes, shape=layout.rows)
+        if markov is None:
+            tokens = candidates.flatten().index_select(0, layout.picks)
+        else:
+            tokens = markov.draft(candidates, last_token, layout)
+        return Draft(
+            tokens,
+            layout.parents,
+            probes=layout.probes,
+            shape=layout.rows,
+            known_parents=layout.parent_list,
+        )
+
+    def _lay_out(self, tree: ProbedTree, max_probes: int) -> TreeLayout:
+        rows = [ROOT, *(node.parent + 1 for node in tree.nodes)]  # the parent row of each row
+        probes: list[int] = []
+        probe_groups: list[tuple[int, int]] = []
+        for row, row_probes in enumerate(tree.probes):
+            count = min(row_probes, max_probes)
+            probe_groups.append((len(rows), count))
+            parent_row = row
+            for mask in range(count):
+                probes.append(self._vocabulary_size + mask)
+                rows.append(parent_row)
+                parent_row = len(rows) - 1
+
+        device = self._device
+        picks = [node.depth * self.width + node.rank for node in tree.nodes]
+        parents = tuple(node.parent for node in tree.nodes)
+        return TreeLayout(
+            picks=on_device(picks, device),
+            parents=on_device(parents, device) if parents else None,
+            probes=on_device(probes, device) if probes else None,
+            rows=Tree(on_device(rows, device)),
+            probe_groups=tuple(probe_groups),
+            parent_list=parents,
+            nodes=tree.nodes,
+        )
+
+
 class CandidateDrafter(Drafter):
-    """Drafts a tree of candidates, which do not depend on the path that leads to them, or with a
+    """Drafts a tree of candidates. They do not depend on the path that leads to them, or with a
     Markov head on the token before them alone.
 
-    candidates: [depth, widest], the most likely tokens of the positions after the text so far; with
+    candidates: [depth, width], the most likely tokens of the positions after the text so far; with
     a Markov head their logits without its bias, [depth, vocab], of a draft vocabulary's tokens
     where there is one; None: not known yet.
-    most_depth: for how many positions there can be candidates. most_probes: how many probes can
-    follow a row, 0 for drafters without probes. choices: how many tokens can be candidates.
+    max_depth: for how many positions there can be candidates. max_probes: how many probes can
+    follow a row, 0 for drafters without probes. vocabulary_size: how many tokens can be candidates.
     """
 
     drafts_trees = True
@@ -57,25 +134,31 @@ class CandidateDrafter(Drafter):
     def __init__(
         self,
         target: LoadedModel,
-        heads: MedusaHeads | BitaAdapter,
+        heads: SavedModule,
         tree: TreeFile,
         top_k: int | Sequence[int],
-        most_depth: int,
-        most_probes: int = 0,
+        max_depth: int,
+        max_probes: int = 0,
     ) -> None:
-        self.most_depth, self.most_probes, self._part = most_depth, most_probes, heads.part
+        self.max_depth = max_depth
+        self.max_probes = max_probes
         self.candidates: Tensor | None = None
-        self.markov = on_engine(target, heads.markov, heads.part)
-        self._vocabulary, self._device = target.checkpoint.config.vocab_size, target.device
-        self.choices = self._vocabulary if heads.part is None else len(heads.part)
-        trees = named_trees(tree, top_k, most_depth, most_probes, self.choices)
-        self._trees = TokenTrees(trees, self._vocabulary, self._device)
+        self.markov = markov_for_engine(target, heads.markov, heads.draft_vocabulary)
+        self._draft_vocabulary = heads.draft_vocabulary
+        self._target_size = target.checkpoint.config.vocab_size
+        self._device = target.device
+        if self._draft_vocabulary is None:
+            self.vocabulary_size = self._target_size
+        else:
+            self.vocabulary_size = len(self._draft_vocabulary)
+        trees = named_trees(tree, top_k, max_depth, max_probes, self.vocabulary_size)
+        self._trees = TokenTrees(trees, self._target_size, self._device)
 
-    def drafting(self, trees: Sequence[ProbedTree], widest: int | None = None) -> Self:
-        """The same drafter with other trees. widest: how many candidates to find at each depth."""
-        other = copy.copy(self)
-        other._trees = TokenTrees(trees, self._vocabulary, self._device, widest)
-        return other
+    def drafting(self, trees: Sequence[ProbedTree], width: int | None = None) -> Self:
+        """The same drafter with other trees. width: how many candidates to find at each depth."""
+        drafter = copy.copy(self)
+        drafter._trees = TokenTrees(trees, self._target_size, self._device, width)
+        return drafter
 
     def begin(self, request: Request, target: Session) -> None:
         self._limits = request.limits
@@ -86,142 +169,29 @@ class CandidateDrafter(Drafter):
         depth = 0 if self.candidates is None else min(self.candidates.shape[0], room, reach)
         # a next draft cannot be deeper than the room after the next token, and probes follow the
         # deepest node
-        self._layout: Layout = self._trees.layout(
-            depth, min(self.most_probes, room - 1, reach - depth)
-        )
+        max_probes = min(self.max_probes, room - 1, reach - depth)
+        self._layout = self._trees.layout(depth, max_probes)
         return self._trees.draft(self.candidates, self._layout, self.markov, tokens[-1])
 
-    def _named(self, places: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-        """The tokens that have these places in the draft vocabulary."""
-        return places if self._part is None else self._part.tokens[places]
+    def _tokens_at(self, indices: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+        """The tokens that have these indices in the draft vocabulary."""
+        if self._draft_vocabulary is None:
+            return indices
+        return self._draft_vocabulary.tokens[indices]
 
 
 def named_trees(
-    tree: str, top_k: int | Sequence[int], most_depth: int, most_probes: int, vocabulary: int
+    tree: str, top_k: int | Sequence[int], max_depth: int, max_probes: int, vocabulary_size: int
 ) -> tuple[ProbedTree, ...]:
-    """The trees of a kind's name or of a file. Raises UserError for anything else."""
-    if tree == STRAIGHTFORWARD and most_probes:
-        return grown(efficient_tree, [1] * most_depth, most_depth, everywhere=False)
+    """The trees of this kind or file. Raises UserError for anything else."""
+    if tree == STRAIGHTFORWARD and max_probes:
+        return trees_by_depth(efficient_tree, [1] * max_depth, max_depth, probe_nodes=False)
     if not isinstance(tree, str) or not (tree in GROWTHS or Path(tree).expanduser().is_file()):
-        kinds = [*GROWTHS, *([STRAIGHTFORWARD] if most_probes else [])]
+        kinds = [*GROWTHS, *([STRAIGHTFORWARD] if max_probes else [])]
         raise UserError(
             f"tree must be one of {', '.join(kinds)} or the file of a fitted tree, got {tree!r}"
         )
     if tree in GROWTHS:
-        widths = widths_of(top_k, most_depth, vocabulary)
-        return grown(GROWTHS[tree], widths, min(most_probes, len(widths)))
-    return read_trees(tree, most_depth, most_probes, vocabulary)
-
-
-class MedusaDrafter(CandidateDrafter):
-    """A tree of the most likely tokens of each head.
-
-    The heads read the hidden state of the last accepted token, from which the target's own head
-    chose the next token. Head i (from 0) predicts the token i + 1 positions after that one. The
-    first round drafts nothing.
-
-    Each head's product with its vocabulary matrix is recorded as a forward without layers, that of
-    heads with a shared matrix as one; residual blocks and a Markov head are not. Heads beyond the
-    tree's depth do not run.
-
-    tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), or a
-    file of `scripts/fit_tree.py`. top_k: candidates of each head, one number or one for each of the
-    first heads; not for a file.
-    """
-
-    required_outputs = OutputSpec(head_input=True)
-
-    def __init__(
-        self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]
-    ) -> None:
-        super().__init__(target, heads, tree, top_k, heads.config.heads)
-        self._shared, self._config = heads.config.shared, target.checkpoint.config
-        # one for all copies of this drafter
-        self._heads = lru_cache(maxsize=1)(partial(finder, target, heads))
-        if not self._shared:  # a shared matrix needs the target's weights
-            self._heads()
-
-    def begin(self, request: Request, target: Session) -> None:
-        super().begin(request, target)
-        self._forwards = target.forwards
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Run the heads on the last accepted token for the next draft's candidates."""
-        if not self._trees.widest:
-            return
-        row = verdict.path[-1] + 1 if verdict.path else 0
-        depth, heads, state = self._trees.depth, self._heads(), scores.head_input[row]
-        if self.markov is None:
-            self.candidates = self._named(heads.most_likely(state, depth, self._trees.widest))
-        else:
-            self.candidates = heads.scores(state, depth)
-        together, size = depth if self._shared else 1, None if self._part is None else self.choices
-        one = Forward(self._config, rows=0, scored=together, layers=0, vocabulary=size)
-        self._forwards += [one] * (depth // together)
-
-
-def finder(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
-    """What finds the candidates on the target's engine, of a draft vocabulary by their places in
-    it.
-    """
-    shared, packed = heads.config.shared, target.engine == "kernels"
-    if packed and shared and heads.part is None:
-        return PackedHeads(heads.blocks, heads.biases, target.packed)
-    outputs = target.vocabulary_weights()[1][None] if shared else heads.outputs
-    bias = head_bias(target.checkpoint, heads.blocks.dtype, target.device)
-    if heads.part is not None:
-        outputs, bias = outputs[:, heads.part.tokens], None
-    if packed:
-        return PackedHeads(heads.blocks, heads.biases, outputs, bias)
-    attached = copy.copy(heads).attach(outputs)
-    attached.bias = bias
-    return attached
-
-
-class MaskTokenDrafter(CandidateDrafter):
-    """Streamlined generation and verification (BiTA §3.2, Appendix B, Algorithm 1), for a
-    `BitaTarget`.
-
-    Every forward runs the last committed token, the draft, and groups of masks. Take the group
-    after the last accepted token. Its mask j (from 0) predicts the token j + 2 positions ahead; the
-    target's own next token is 1 ahead. The most likely tokens of each mask are the candidates of
-    the next draft. The first forward has no draft, and one group after the prompt.
-
-    tree: efficient_tree (Figure 5) extends only each depth's most likely candidate; narrowing_tree
-    is the same with one candidate fewer at each depth; full_tree extends every candidate. All have
-    a group of masks after every token. straightforward (Figure 4) drafts a chain of each mask's
-    most likely token, with a single group after the last committed token. A file of
-    `scripts/fit_tree.py` has a tree for each number of candidates, and says after which tokens
-    masks run, and how many.
-    top_k: candidates of each mask, one number or one for each mask; straightforward always uses 1.
-    adapter: of its weights the target runs all but those of a Markov head.
-    mask_tokens: use only this many of the adapter's masks, from the first; None: all, or as many as
-    there are widths.
-    """
-
-    hybrid_places = ()
-
-    def __init__(
-        self,
-        target: LoadedModel,
-        adapter: BitaAdapter,
-        tree: TreeFile,
-        top_k: int | Sequence[int],
-        mask_tokens: int | None = None,
-    ) -> None:
-        most = adapter.config.mask_tokens
-        masks = most if mask_tokens is None else mask_tokens
-        require_whole("mask_tokens", masks, 1, most, f"null uses all {most} of the adapter")
-        self._straight = tree == STRAIGHTFORWARD
-        super().__init__(target, adapter, tree, top_k, masks, masks)
-
-    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
-        """Take the next draft's candidates from the masks after the last accepted token."""
-        accepted = len(verdict.path)
-        row = 0 if self._straight or not accepted else verdict.path[-1] + 1
-        first, count = self._layout.groups[row]
-        logits = scores.logits[first + (accepted if self._straight else 0) : first + count]
-        logits = logits if self._part is None else logits[:, self._part.tokens]
-        if self._trees.widest and self.markov is None:
-            logits = self._named(precise(logits).topk(self._trees.widest).indices)
-        self.candidates = logits if self._trees.widest else None
+        widths = candidate_widths(top_k, max_depth, vocabulary_size)
+        return trees_by_depth(GROWTHS[tree], widths, min(max_probes, len(widths)))
+    return read_trees(tree, max_depth, max_probes, vocabulary_size)

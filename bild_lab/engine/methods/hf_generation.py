@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from bild_lab.engine.logits_processors import STOP_STRINGS, asked_for, never_followed
+from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, search_settings
 from bild_lab.engine.models.checkpoint.checkpoint import decoder_depth
 from bild_lab.engine.models.checkpoint.vocabulary import shares_token_ids, tokens_without_embedding
 from bild_lab.engine.models.hf.model import HuggingFaceModel
@@ -62,8 +63,8 @@ class HuggingFaceGenerate(GenerateMethod):
         super().__init__(target)
 
     @torch.inference_mode()
-    def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
-        return generate_together(self._target, requests)
+    def decode_batch(self, requests: Sequence[Request]) -> list[list[int]]:
+        return generate_batch(self._target, requests)
 
 
 class HuggingFaceAssisted(GenerateMethod):
@@ -90,11 +91,13 @@ class HuggingFaceAssisted(GenerateMethod):
         for model in (target, draft):
             require_cache("assisted generation", model)
         self._draft = draft.transformers
-        ours, own = target.checkpoint, draft.checkpoint
-        if tokens_without_embedding(ours, own) or not shares_token_ids(ours, own):
+        target_checkpoint, draft_checkpoint = target.checkpoint, draft.checkpoint
+        if tokens_without_embedding(target_checkpoint, draft_checkpoint) or not shares_token_ids(
+            target_checkpoint, draft_checkpoint
+        ):
             raise UserError(
                 "assisted generation needs a draft model of the target's vocabulary, got"
-                f" {kind(draft)} for {kind(target)}, which has other tokens, or more than the draft"
+                f" {model_label(draft)} for {model_label(target)}, which has other tokens, or more than the draft"
                 " model has embeddings; use policy=speculative, which takes the tokens that both"
                 " have"
             )
@@ -103,7 +106,11 @@ class HuggingFaceAssisted(GenerateMethod):
         self._settings = copy.deepcopy(draft.checkpoint.generation)
         # the drafter passes through the target's processors, and its drafts end where the target's
         # text does
-        for name in (*asked_for(self._settings), *never_followed(self._settings), STOP_STRINGS):
+        for name in (
+            *score_settings(self._settings),
+            *search_settings(self._settings),
+            STOP_STRINGS,
+        ):
             setattr(self._settings, name, None)
         if window is not None:
             self._settings.num_assistant_tokens = window
@@ -120,8 +127,10 @@ class HuggingFaceAssisted(GenerateMethod):
             options["decoder_attention_mask"] = torch.ones(
                 1, 1, dtype=torch.long, device=self._target.device
             )
-        with taken_for_alike(self._target.module, draft):
-            return generate(self._target, request, only_known(self._target, self._draft), **options)
+        with with_target_sizes(self._target.module, draft):
+            return generate(
+                self._target, request, unknown_token_masks(self._target, self._draft), **options
+            )
 
 
 class HuggingFacePromptLookup(GenerateMethod):
@@ -147,27 +156,27 @@ class HuggingFacePromptLookup(GenerateMethod):
     @torch.inference_mode()
     def decode(self, request: Request, trace: Trace) -> list[int]:
         limits, window = request.limits, self._options["prompt_lookup_num_tokens"]
-        most = limits.prompt_length + limits.max_new_tokens + window - 2
-        if limits.positions is not None and most > limits.positions:
+        max_tokens = limits.prompt_length + limits.max_new_tokens + window - 2
+        if limits.positions is not None and max_tokens > limits.positions:
             raise UserError(
                 f"prompt lookup of transformers drafts {window} tokens however little room is left,"
-                f" so it may read {most} of the {limits.positions} that {kind(self._target)} reads;"
-                f" lower decoding.max_new_tokens by {most - limits.positions}, or use"
+                f" so it may read {max_tokens} of the {limits.positions} that {model_label(self._target)} reads;"
+                f" lower decoding.max_new_tokens by {max_tokens - limits.positions}, or use"
                 " policy=prompt_lookup"
             )
         return super().decode(request, trace)
 
 
-class AtStopStrings(StoppingCriteria):
+class StopStringCriteria(StoppingCriteria):
     """Ends each row of `generate` with the token that completes a stop string, found as by our own
     loops.
 
-    first: the place of the first new token in every row. Transformers' own `stop_strings` compares
+    prompt_width: the place of the first new token in every row. Transformers' own `stop_strings` compares
     pieces of the vocabulary, which miss characters of several tokens.
     """
 
-    def __init__(self, requests: Sequence[Request], first: int) -> None:
-        self._requests, self._first = requests, first
+    def __init__(self, requests: Sequence[Request], prompt_width: int) -> None:
+        self._requests, self._first = requests, prompt_width
         self._texts = [list(request.source.prompt) for request in requests]
 
     def __call__(
@@ -185,14 +194,14 @@ class AtStopStrings(StoppingCriteria):
         return torch.tensor(ended, device=input_ids.device)
 
 
-def stopping(requests: Sequence[Request], first: int) -> dict[str, Any]:
+def stopping_options(requests: Sequence[Request], prompt_width: int) -> dict[str, Any]:
     """The option of `generate` that ends texts at their stop strings; none without them."""
     if all(request.limits.stop is None for request in requests):
         return {}
-    return {"stopping_criteria": StoppingCriteriaList([AtStopStrings(requests, first)])}
+    return {"stopping_criteria": StoppingCriteriaList([StopStringCriteria(requests, prompt_width)])}
 
 
-class OnlyKnown(LogitsProcessor):
+class UnknownTokenMask(LogitsProcessor):
     """−inf for ids without a token.
 
     width: of the target's scores, which a drafter's become too: `generate` compares them. unknown:
@@ -210,7 +219,9 @@ class OnlyKnown(LogitsProcessor):
         return scores + self._bias
 
 
-def only_known(target: HuggingFaceModel, draft: LoadedModel | None = None) -> LogitsProcessorList:
+def unknown_token_masks(
+    target: HuggingFaceModel, draft: LoadedModel | None = None
+) -> LogitsProcessorList:
     """What keeps ids without a token from being chosen; nothing if all have one, and scores of a
     drafter one width.
     """
@@ -220,25 +231,25 @@ def only_known(target: HuggingFaceModel, draft: LoadedModel | None = None) -> Lo
     ):
         return LogitsProcessorList()
     return LogitsProcessorList(
-        [OnlyKnown(checkpoint.columns, checkpoint.ids_without_token, target.device)]
+        [UnknownTokenMask(checkpoint.columns, checkpoint.ids_without_token, target.device)]
     )
 
 
 @contextmanager
-def taken_for_alike(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[None]:
+def with_target_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> Iterator[None]:
     """While inside, the drafter's configuration names the target's vocabulary size, and its
     decoder's depth alone.
 
     transformers 5.23 takes models of two sizes for models of two tokenizers, and models padded to
     two sizes have one. And it sizes the drafter's cache by the depth of its encoder.
     """
-    config, wanted = draft.config.get_text_config(), target.config.get_text_config().vocab_size
-    before = config.vocab_size, config.num_hidden_layers
-    config.vocab_size, config.num_hidden_layers = wanted, decoder_depth(draft.config)
+    config, vocab_size = draft.config.get_text_config(), target.config.get_text_config().vocab_size
+    drafter_sizes = config.vocab_size, config.num_hidden_layers
+    config.vocab_size, config.num_hidden_layers = vocab_size, decoder_depth(draft.config)
     try:
         yield
     finally:
-        config.vocab_size, config.num_hidden_layers = before
+        config.vocab_size, config.num_hidden_layers = drafter_sizes
 
 
 def generate(
@@ -249,13 +260,13 @@ def generate(
 ) -> list[int]:
     """Call `generate` for one prompt. Returns prompt and continuation, cut by the request's limits.
 
-    processors: what scores pass before the request's own; None: those of `only_known`.
+    processors: what scores pass before the request's own; None: those of `unknown_token_masks`.
     """
     module, source, limits = target.module, request.source, request.limits
     # else the checkpoint's settings apply
     module.generation_config = plain_generation_config(target, request)
     ids = torch.tensor([source.prompt], device=target.device)
-    processors = only_known(target) if processors is None else processors
+    processors = unknown_token_masks(target) if processors is None else processors
     if processors := LogitsProcessorList([*processors, *(source.processors or ())]):
         options["logits_processor"] = processors
     if source.encoder_ids is None:
@@ -263,54 +274,49 @@ def generate(
     else:
         mask = torch.ones_like(source.encoder_ids)
         inputs = {"input_ids": source.encoder_ids, "attention_mask": mask, "decoder_input_ids": ids}
-        options |= own_cache(target)
+        options |= cache_option(target)
     devices = [target.device] if target.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices, enabled=request.generator is not None):
         if request.generator is not None:  # `generate` draws from the global generator
             torch.manual_seed(request.generator.initial_seed())
-        out = module.generate(**inputs, **options, **stopping([request], limits.prompt_length))[
-            0
-        ].tolist()
-    return limits.append(out[: limits.prompt_length], out[limits.prompt_length :])
+        options |= stopping_options([request], limits.prompt_length)
+        text = module.generate(**inputs, **options)[0].tolist()
+    return limits.append(text[: limits.prompt_length], text[limits.prompt_length :])
 
 
-def generate_together(target: HuggingFaceModel, requests: Sequence[Request]) -> list[list[int]]:
+def generate_batch(target: HuggingFaceModel, requests: Sequence[Request]) -> list[list[int]]:
     """Call `generate` for several prompts, padded to one length; it ends when the last text ends.
 
     Returns each prompt and its continuation, cut by its limits. Raises UserError for sampled texts,
     whose draws would depend on the batch, and for processors.
     """
-    for one in requests:
-        require_plain(one.sampling, one.source.processors is not None)
-    sources, module = [one.source for one in requests], target.module
-    longest = max(requests, key=lambda one: one.limits.max_new_tokens)
+    for request in requests:
+        require_plain(request.sampling, request.source.processors is not None)
+    sources, module = [request.source for request in requests], target.module
+    longest = max(requests, key=lambda request: request.limits.max_new_tokens)
     settings = module.generation_config = plain_generation_config(target, longest)
     options: dict[str, Any] = {}
     if target.checkpoint.encoder_decoder:
-        rows, first = [source.encoder_ids[0] for source in sources], 1
-        options |= own_cache(target)
+        rows, prompt_width = [source.encoder_ids[0] for source in sources], 1
+        options |= cache_option(target)
         options["decoder_input_ids"] = torch.tensor(
             [source.prompt for source in sources], device=target.device
         )
         side = "right"
     else:
         rows = [torch.tensor(source.prompt) for source in sources]
-        first, side = max(map(len, rows)), "left"
-    ids, seen = (
-        pad_sequence(each, batch_first=True, padding_value=value, padding_side=side).to(
-            target.device
-        )
-        for each, value in (
-            (rows, settings.pad_token_id),
-            ([torch.ones_like(row) for row in rows], 0),
-        )
-    )
-    options |= stopping(requests, first)
-    if processors := only_known(target):
+        prompt_width, side = max(map(len, rows)), "left"
+    pad_rows = partial(pad_sequence, batch_first=True, padding_side=side)
+    input_ids = pad_rows(rows, padding_value=settings.pad_token_id).to(target.device)
+    attention_mask = pad_rows([torch.ones_like(row) for row in rows]).to(target.device)
+    options |= stopping_options(requests, prompt_width)
+    if processors := unknown_token_masks(target):
         options["logits_processor"] = processors
-    out = module.generate(input_ids=ids, attention_mask=seen, **options).tolist()
-    pairs = zip(requests, out, strict=True)
-    return [one.limits.append(list(one.source.prompt), row[first:]) for one, row in pairs]
+    texts = module.generate(input_ids=input_ids, attention_mask=attention_mask, **options).tolist()
+    return [
+        request.limits.append(list(request.source.prompt), text[prompt_width:])
+        for request, text in zip(requests, texts, strict=True)
+    ]
 
 
 def require_plain(sampling: Sampling, processed: bool) -> None:
@@ -322,7 +328,7 @@ def require_plain(sampling: Sampling, processed: bool) -> None:
         )
 
 
-def own_cache(target: HuggingFaceModel) -> dict[str, EncoderDecoderCache]:
+def cache_option(target: HuggingFaceModel) -> dict[str, EncoderDecoderCache]:
     """A cache for an encoder–decoder of two depths: transformers 5.23 sizes its own by the depth of
     the encoder.
     """
@@ -337,9 +343,9 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
     What else the checkpoint says counts where the request has processors of it.
     """
     sampling, limits = request.sampling, request.limits
-    chosen: dict[str, Any] = {"do_sample": False}
+    sampling_options: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
-        chosen = {
+        sampling_options = {
             "do_sample": True,
             "temperature": sampling.temperature,
             "top_k": sampling.top_k or 0,
@@ -356,7 +362,7 @@ def plain_generation_config(target: HuggingFaceModel, request: Request) -> Gener
             request.source.prompt[0] if target.checkpoint.encoder_decoder else None
         ),
         use_cache=True,
-        **chosen,
+        **sampling_options,
     )
 
 
@@ -364,10 +370,10 @@ def require_cache(what: str, model: LoadedModel) -> None:
     """Raise UserError for a model whose state cannot go back to an earlier token."""
     if model.checkpoint.weightless()._is_stateful:
         raise UserError(
-            f"{what} of transformers needs a model with a key-value cache, got {kind(model)}; "
+            f"{what} of transformers needs a model with a key-value cache, got {model_label(model)}; "
             "use policy=hf_generate, or policy=speculative or prompt_lookup, which save states"
         )
 
 
-def kind(model: LoadedModel) -> str:
+def model_label(model: LoadedModel) -> str:
     return f"{model.checkpoint.path} ({model.checkpoint.config.model_type})"

@@ -23,7 +23,7 @@ from bild_lab.engine.sampling import precise
 
 if TYPE_CHECKING:
     from bild_lab.engine.draft_vocabulary import DraftVocabulary
-    from bild_lab.engine.methods.candidate_trees import Layout
+    from bild_lab.engine.methods.candidate_trees import TreeLayout
     from bild_lab.engine.session import LoadedModel
 
 
@@ -48,27 +48,27 @@ class MarkovHead(nn.Module):
     def along(
         self, input_ids: Int[Tensor, "batch n"], contexts: Int[Tensor, "batch contexts"], count: int
     ) -> Float[Tensor, "batch contexts count vocab"]:
-        """The biases of the tokens 1 to `count` places after the first beyond each context, by the
-        text's own.
+        """The biases of the tokens 1 to `count` positions after the first beyond each context, by
+        the text's own tokens.
         """
-        places = contexts[..., None] + torch.arange(count, device=contexts.device)
-        return self(
-            input_ids.gather(1, places.clamp(max=input_ids.shape[1] - 1).flatten(1)).view(
-                places.shape
-            )
-        )
+        positions = contexts[..., None] + torch.arange(count, device=contexts.device)
+        last_position = input_ids.shape[1] - 1
+        tokens = input_ids.gather(1, positions.clamp(max=last_position).flatten(1))
+        return self(tokens.view(positions.shape))
 
     def draft(
-        self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout
+        self, scores: Float[Tensor, "depth vocab"], last_token: int, layout: TreeLayout
     ) -> Int[Tensor, " n"]:
-        """The tree's tokens: below each the most likely by its depth's scores and its own bias.
-        last: committed.
+        """The tree's tokens: below each token the most likely ones by the depth's scores and the
+        token's bias. last_token: the last committed token.
         """
-        tokens = layout.picks.new_full((len(layout.above) + 1,), last)  # of every row
-        for own, (parents, picks, rows, widest) in zip(scores, layout.levels, strict=False):
-            # [parents, vocab]
-            biased = precise(own) + precise(self(tokens.index_select(0, parents)))
-            tokens[rows] = biased.topk(widest).indices.flatten().index_select(0, picks)
+        row_count = 1 + len(layout.nodes)
+        tokens = layout.picks.new_full((row_count,), last_token)
+        for level_scores, level in zip(scores, layout.levels, strict=False):
+            biases = self(tokens.index_select(0, level.parent_rows))  # [parents, vocab]
+            biased = precise(level_scores) + precise(biases)
+            candidates = biased.topk(level.width).indices
+            tokens[level.rows] = candidates.flatten().index_select(0, level.picks)
         return tokens[1:]
 
 
@@ -76,81 +76,82 @@ class PackedMarkov:
     """A Markov head by the kernels: a tree is one call."""
 
     def __init__(self, markov: MarkovHead) -> None:
-        (vocabulary, rank), self._library = markov.after.shape, library()
-        before, after = (
-            pad(each, (0, -rank % PANEL))
-            for each in (markov.before.float() * markov.scale, markov.after)
-        )
-        matrix, *held = packed_matrix(Weight(after))
-        self.before, self._held, half = (
-            before[:, :rank],
-            (before, matrix, held),
-            markov.after.dtype == torch.bfloat16,
-        )
-        places = {"before": before.data_ptr(), "after": addressof(matrix)}
+        vocabulary_size, rank = markov.after.shape
+        padding = (0, -rank % PANEL)
+        before = pad(markov.before.float() * markov.scale, padding)
+        after, *after_buffers = packed_matrix(Weight(pad(markov.after, padding)))
+        self.before = before[:, :rank]
+        self._library = library()
+        self._buffers = (before, after, after_buffers)  # the structure below points into them
         self._markov = c.Markov(
-            vocab=vocabulary, half=half, stride=before.shape[1], known=len(before), **places
+            vocab=vocabulary_size,
+            half=markov.after.dtype == torch.bfloat16,
+            stride=before.shape[1],
+            known=len(before),
+            before=before.data_ptr(),
+            after=addressof(after),
         )
 
     def draft(
-        self, scores: Float[Tensor, "depth vocab"], last: int, layout: Layout
+        self, scores: Float[Tensor, "depth vocab"], last_token: int, layout: TreeLayout
     ) -> Int[Tensor, " n"]:
-        """As `MarkovHead.draft`."""
-        tokens, given = (
-            torch.empty(len(layout.above), dtype=torch.long),
-            scores.float().contiguous(),
+        """As `MarkovHead.draft`. Raises IndexError for a token that the head does not know."""
+        scores = scores.float().contiguous()
+        tokens = torch.empty(len(layout.nodes), dtype=torch.long)
+        failed = self._library.draft_by_parents(
+            byref(self._markov),
+            scores.data_ptr(),
+            layout.kernel_nodes.data_ptr(),
+            len(tokens),
+            last_token,
+            torch.get_num_threads(),
+            tokens.data_ptr(),
         )
-        sizes, nodes = (
-            (len(tokens), last, torch.get_num_threads(), tokens.data_ptr()),
-            layout.numbers,
-        )
-        if self._library.draft_by_parents(
-            byref(self._markov), given.data_ptr(), nodes.data_ptr(), *sizes
-        ):
+        if failed:
             raise IndexError(
-                f"token {last} is none of the {len(self.before)} that a Markov head knows"
+                f"token {last_token} is none of the {len(self.before)} that a Markov head knows"
             )
         return tokens
 
 
 class NarrowMarkov:
-    """A Markov head over a part of the vocabulary: a small one, whose last row is that of the token
+    """A Markov head over a draft vocabulary: a small one, whose last row is that of the token
     committed last.
     """
 
     def __init__(
         self, target: LoadedModel, markov: MarkovHead, vocabulary: DraftVocabulary
     ) -> None:
-        self._whole, self._tokens, small = (
-            markov,
-            vocabulary.tokens,
-            MarkovHead(0, 0, scale=markov.scale),
-        )
-        small.before = nn.Parameter(
-            pad(markov.before[self._tokens], (0, 0, 0, 1)), requires_grad=False
-        )
+        self._full = markov
+        self._tokens = vocabulary.tokens
+        small = MarkovHead(0, 0, scale=markov.scale)
+        before = pad(markov.before[self._tokens], (0, 0, 0, 1))
+        small.before = nn.Parameter(before, requires_grad=False)
         small.after = nn.Parameter(markov.after[self._tokens], requires_grad=False)
-        self._small = on_engine(target, small)
-        # the kernels' rows have it
-        self._factor = 1.0 if isinstance(self._small, MarkovHead) else markov.scale
+        self._small = markov_for_engine(target, small)
+        # the rows of `PackedMarkov` are scaled already
+        self._row_scale = 1.0 if isinstance(self._small, MarkovHead) else markov.scale
 
     def draft(
-        self, scores: Float[Tensor, "depth part"], last: int, layout: Layout
+        self, scores: Float[Tensor, "depth tokens"], last_token: int, layout: TreeLayout
     ) -> Int[Tensor, " n"]:
-        """As `MarkovHead.draft`, of the part's scores."""
-        self._small.before[-1] = self._whole.before[last] * self._factor
-        return self._tokens[self._small.draft(scores, len(self._tokens), layout)]
+        """As `MarkovHead.draft`, by the scores of the draft vocabulary."""
+        self._small.before[-1] = self._full.before[last_token] * self._row_scale
+        last_row = len(self._tokens)
+        return self._tokens[self._small.draft(scores, last_row, layout)]
 
 
 AnyMarkov = MarkovHead | PackedMarkov | NarrowMarkov
 
 
-def on_engine(
+def markov_for_engine(
     target: LoadedModel, markov: MarkovHead | None, vocabulary: DraftVocabulary | None = None
 ) -> AnyMarkov | None:
-    """What drafts with it on the target's engine. vocabulary: the only tokens that it drafts; None:
-    all.
+    """The head as it drafts on the target's engine. vocabulary: the only tokens that it drafts;
+    None: all.
     """
-    if markov is not None and vocabulary is not None:
+    if markov is None:
+        return None
+    if vocabulary is not None:
         return NarrowMarkov(target, markov, vocabulary)
-    return PackedMarkov(markov) if markov is not None and target.engine == "kernels" else markov
+    return PackedMarkov(markov) if target.engine == "kernels" else markov

@@ -1,13 +1,15 @@
-"""Medusa's trained part: heads that predict further ahead than the target's own head (Cai et al.,
-2023, Medusa-1).
+"""Medusa-1 (Cai et al., 2023): heads that predict further ahead than the target's own head, and the
+drafter that makes a tree of their candidates.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,19 +19,26 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 from transformers import PreTrainedConfig
 
+from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
+from bild_lab.engine.methods.candidate_trees import TreeFile
+from bild_lab.engine.methods.candidates import CandidateDrafter
 from bild_lab.engine.methods.markov import MarkovHead
 from bild_lab.engine.methods.module_folder import (
-    Kind,
+    FolderKind,
     SavedModule,
-    base_of,
-    described,
+    base_sizes,
+    describe_shapes,
+    read_tensors,
     released_folder,
     shapes,
-    tensors_of,
 )
-from bild_lab.engine.models.checkpoint.vocabulary import biased
+from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
+from bild_lab.engine.models.native.cpu import PackedHeads
+from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
+from bild_lab.engine.session import OutputSpec, Scores, Session
+from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError, require_flag, require_whole
 from bild_lab.files import FilePath
 
@@ -40,13 +49,13 @@ TRAIN = (
     "python scripts/train_module.py module=medusa name=medusa model.path=DIR dataset=NAME"
     " dataset.path=DIR"
 )
-KIND = Kind(
+KIND = FolderKind(
     weights="heads.safetensors",
     config="heads_config.json",
     noun="folder of Medusa heads",
     remedy=f"make one with: {TRAIN} and give policy.heads=outputs/medusa/heads",
 )
-RELEASED = Kind(  # as FasterDecoding releases them
+RELEASED = FolderKind(  # as FasterDecoding releases them
     weights="medusa_lm_head.safetensors",
     config="config.json",
     noun="release of Medusa heads",
@@ -128,14 +137,14 @@ class MedusaHeads(SavedModule):
 
         Raises UserError for an encoder–decoder.
         """
-        shape = base_of(model_config, "Medusa")
+        shape = base_sizes(model_config, "Medusa")
         sizes = (heads, layers, shape.hidden_size, lm_head.shape[0])
-        made = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
+        heads_module = cls(MedusaConfig(*sizes, dict(base), shared, markov_rank), seed)
         if shared:
-            return made.attach(lm_head[None])
+            return heads_module.attach(lm_head[None])
         with torch.no_grad():
-            made.outputs.copy_(lm_head.detach())  # the same for every head
-        return made
+            heads_module.outputs.copy_(lm_head.detach())  # the same for every head
+        return heads_module
 
     @classmethod
     def load(cls, folder: Path | str) -> Self:
@@ -186,7 +195,7 @@ def read_released(folder: Path) -> MedusaHeads:
     names as many. Raises UserError for weights that are no such heads, and for fewer heads than
     config.json names.
     """
-    tensors = tensors_of(folder, RELEASED, RELEASED_WEIGHTS)
+    tensors = read_tensors(folder, RELEASED, RELEASED_WEIGHTS)
     try:
         config = json.loads((folder / RELEASED.config).read_text(encoding="utf-8"))
         named, base = config["medusa_num_heads"], {"path": config["base_model_name_or_path"]}
@@ -196,41 +205,43 @@ def read_released(folder: Path) -> MedusaHeads:
             f" got none ({error}); " + RELEASED.remedy
         ) from error
     ends = sorted(
-        int(found[1]) for name in tensors if (found := re.fullmatch(r"0\.(\d+)\.weight", name))
+        int(block_match[1])
+        for name in tensors
+        if (block_match := re.fullmatch(r"0\.(\d+)\.weight", name))
     )
-    heads, layers = (
-        sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors),
-        (ends or [0])[-1],
-    )
+    heads = sum(re.fullmatch(r"\d+\.\d+\.weight", name) is not None for name in tensors)
+    layers = ends[-1] if ends else 0
     vocabulary, dim = tensors[f"0.{layers}.weight"].shape if ends else (0, 0)
-    wanted: dict[str, tuple[int, ...]] = {}
+    expected_shapes: dict[str, tuple[int, ...]] = {}
     for head in range(heads):
         for layer in range(layers):
-            wanted |= {
+            expected_shapes |= {
                 f"{head}.{layer}.linear.weight": (dim, dim),
                 f"{head}.{layer}.linear.bias": (dim,),
             }
-        wanted[f"{head}.{layers}.weight"] = (vocabulary, dim)
-    if heads < max(1, named) or wanted != shapes(tensors):
+        expected_shapes[f"{head}.{layers}.weight"] = (vocabulary, dim)
+    if heads < max(1, named) or expected_shapes != shapes(tensors):
         raise UserError(
-            f"{folder} must hold {named} Medusa heads, got {described(shapes(tensors))};"
+            f"{folder} must hold {named} Medusa heads, got {describe_shapes(shapes(tensors))};"
             f" {RELEASED.remedy}"
         )
 
-    def stacked(part: str) -> Tensor:  # [heads, layers, …]
-        rows = [
-            [tensors[f"{head}.{at}.linear.{part}"] for at in range(layers)] for head in range(heads)
-        ]
-        return torch.stack([torch.stack(row) for row in rows])
+    def stacked(parameter: str) -> Tensor:
+        """[heads, layers, …], of all residual blocks."""
+        heads_stack = []
+        for head in range(heads):
+            names = [f"{head}.{layer}.linear.{parameter}" for layer in range(layers)]
+            heads_stack.append(torch.stack([tensors[name] for name in names]))
+        return torch.stack(heads_stack)
 
-    made = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base))
+    heads_module = MedusaHeads(MedusaConfig(heads, layers, dim, vocabulary, base))
     weights = {
         "outputs": torch.stack([tensors[f"{head}.{layers}.weight"] for head in range(heads)])
     }
     if layers:
         weights |= {"blocks": stacked("weight"), "biases": stacked("bias")}
-    made.load_state_dict(weights, strict=layers > 0)
-    return made
+    heads_module.load_state_dict(weights, strict=layers > 0)
+    return heads_module
 
 
 def load_medusa(
@@ -240,7 +251,81 @@ def load_medusa(
 
     Raises UserError as `SavedModule.load_for` does.
     """
-    base = base_of(target.checkpoint.config, "Medusa")
+    base = base_sizes(target.checkpoint.config, "Medusa")
     return MedusaHeads.load_for(
         target, path, vocabulary, hidden_size=base.hidden_size, vocabulary=base.vocabulary
     )
+
+
+class MedusaDrafter(CandidateDrafter):
+    """A tree of the most likely tokens of each head.
+
+    The heads read the hidden state of the last accepted token, from which the target's own head
+    chose the next token. Head i (from 0) predicts the token i + 1 positions after that one. The
+    first round drafts nothing.
+
+    Each head's product with its vocabulary matrix is recorded as a forward without layers, that of
+    heads with a shared matrix as one; residual blocks and a Markov head are not. Heads beyond the
+    tree's depth do not run.
+
+    tree: full_tree (the paper's Cartesian product), efficient_tree or narrowing_tree (BiTA's), or a
+    file of `scripts/fit_tree.py`. top_k: candidates of each head, one number or one for each of the
+    first heads; not for a file.
+    """
+
+    required_outputs = OutputSpec(head_input=True)
+
+    def __init__(
+        self, target: LoadedModel, heads: MedusaHeads, tree: TreeFile, top_k: int | Sequence[int]
+    ) -> None:
+        super().__init__(target, heads, tree, top_k, heads.config.heads)
+        self._shared = heads.config.shared
+        self._config = target.checkpoint.config
+        # made once for all copies of this drafter
+        self._heads = lru_cache(maxsize=1)(partial(heads_for_engine, target, heads))
+        if not self._shared:  # a shared matrix needs the target's weights
+            self._heads()
+
+    def begin(self, request: Request, target: Session) -> None:
+        super().begin(request, target)
+        self._forwards = target.forwards
+
+    def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
+        """Run the heads on the last accepted token for the next draft's candidates."""
+        depth, width = self._trees.depth, self._trees.width
+        if not width:
+            return
+        row = verdict.path[-1] + 1 if verdict.path else 0
+        heads = self._heads()
+        state = scores.head_input[row]
+        if self.markov is None:
+            self.candidates = self._tokens_at(heads.most_likely(state, depth, width))
+        else:
+            self.candidates = heads.scores(state, depth)
+        heads_per_forward = depth if self._shared else 1
+        forward = Forward(
+            self._config,
+            rows=0,
+            scored=heads_per_forward,
+            layers=0,
+            vocabulary=None if self._draft_vocabulary is None else self.vocabulary_size,
+        )
+        self._forwards += [forward] * (depth // heads_per_forward)
+
+
+def heads_for_engine(target: LoadedModel, heads: MedusaHeads) -> MedusaHeads | PackedHeads:
+    """The heads as they run on the target's engine. With a draft vocabulary their tokens are
+    indices into it.
+    """
+    shared, packed = heads.config.shared, target.engine == "kernels"
+    if packed and shared and heads.draft_vocabulary is None:
+        return PackedHeads(heads.blocks, heads.biases, target.packed)
+    outputs = target.vocabulary_weights()[1][None] if shared else heads.outputs
+    bias = head_bias(target.checkpoint, heads.blocks.dtype, target.device)
+    if heads.draft_vocabulary is not None:
+        outputs, bias = outputs[:, heads.draft_vocabulary.tokens], None
+    if packed:
+        return PackedHeads(heads.blocks, heads.biases, outputs, bias)
+    attached = copy.copy(heads).attach(outputs)
+    attached.bias = bias
+    return attached

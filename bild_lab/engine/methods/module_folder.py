@@ -34,7 +34,7 @@ Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
-class Kind:
+class FolderKind:
     """A kind of folder: its two files, its name in messages, and the command that makes one."""
 
     weights: str
@@ -44,7 +44,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseSizes:
     """The sizes of the base model that a small module depends on: layers, KV cache and
     vocabulary.
     """
@@ -56,14 +56,14 @@ class Base:
     vocabulary: int
 
 
-def base_of(config: PreTrainedConfig, noun: str) -> Base:
+def base_sizes(config: PreTrainedConfig, noun: str) -> BaseSizes:
     """The shapes of a decoder-only model. Raises UserError for an encoder–decoder."""
     if config.is_encoder_decoder:
         raise UserError(
             f"{noun} needs a decoder-only model, got the encoder–decoder {config.model_type}"
         )
     heads = config.num_attention_heads
-    return Base(
+    return BaseSizes(
         layers=config.num_hidden_layers,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -82,11 +82,11 @@ def require_made_for(
     """
     trained_for = config.base.get("path", "another model")
     remedy = "choose that model, or train anew for this target"
-    for name, own in sizes.items():
-        if (stored := getattr(config, name)) != own:
+    for name, target_size in sizes.items():
+        if (stored := getattr(config, name)) != target_size:
             raise UserError(
                 f"cannot use {noun}: trained for {trained_for}, whose {name} is {stored}, but the"
-                f" target's is {own}; {remedy}"
+                f" target's is {target_size}; {remedy}"
             )
     if "fingerprint" in config.base and config.base["fingerprint"] != checkpoint.fingerprint:
         raise UserError(
@@ -99,12 +99,12 @@ class SavedModule(nn.Module):
     """A small trained module that has a folder of its own. config: its shapes, and the model it was
     trained for.
 
-    part: the only tokens that it drafts; None: all.
+    draft_vocabulary: the only tokens that it drafts; None: all.
     """
 
-    kind: ClassVar[Kind]
+    kind: ClassVar[FolderKind]
     config_class: ClassVar[type]
-    part: DraftVocabulary | None = None
+    draft_vocabulary: DraftVocabulary | None = None
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -118,9 +118,9 @@ class SavedModule(nn.Module):
         """Read a module that `save` wrote, on the CPU. Raises UserError for any other folder."""
         folder = Path(folder).expanduser()
         module = cls(read_config(folder, cls.kind, cls.config_class))
-        fill(
+        fill_module(
             module,
-            tensors_of(folder, cls.kind, [cls.kind.weights]),
+            read_tensors(folder, cls.kind, [cls.kind.weights]),
             folder / cls.kind.weights,
             cls.kind,
         )
@@ -131,7 +131,7 @@ class SavedModule(nn.Module):
         cls,
         target: LoadedModel,
         path: str | None,
-        part: DraftVocabulary | None = None,
+        draft_vocabulary: DraftVocabulary | None = None,
         **sizes: int,
     ) -> Self:
         """Read a module that drafts for this target, on its device, in its precision. It is not
@@ -144,11 +144,11 @@ class SavedModule(nn.Module):
             raise UserError(f"this policy needs a {cls.kind.noun}; {cls.kind.remedy}")
         module = cls.load(path)
         require_made_for(target.checkpoint, module.config, sizes, f"the {cls.kind.noun} {path}")
-        module.part = part
+        module.draft_vocabulary = draft_vocabulary
         return module.to(target.device, target.dtype).requires_grad_(False)
 
 
-def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
+def read_config(folder: Path, kind: FolderKind, cls: type[Config]) -> Config:
     """Read the configuration. Raises UserError for a folder that holds something else."""
     path = folder / kind.config
     if not path.is_file() or not (folder / kind.weights).is_file():
@@ -161,32 +161,36 @@ def read_config(folder: Path, kind: Kind, cls: type[Config]) -> Config:
         raise UserError(f"{path} is not JSON; {kind.remedy}") from error
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
     names = {field.name for field in fields}
-    # than older folders
-    later = {field.name for field in fields if field.default is not dataclasses.MISSING}
-    if not isinstance(values, Mapping) or not names - later <= set(values) <= names:
+    # a field with a default may be missing: older folders do not have it
+    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    if not isinstance(values, Mapping) or not required <= set(values) <= names:
         raise UserError(
             f"{path} must hold {', '.join(sorted(names))} and nothing else; {kind.remedy}"
         )
     return cls(**values)
 
 
-def fill(module: nn.Module, tensors: Mapping[str, Tensor], place: Path, kind: Kind) -> None:
+def fill_module(
+    module: nn.Module, tensors: Mapping[str, Tensor], place: Path, kind: FolderKind
+) -> None:
     """Load these weights of a place into the module.
 
     Raises UserError, with those that differ, if they do not fit.
     """
-    wanted, came = shapes(module.state_dict()), shapes(tensors)
-    if wanted != came:
-        differing = {name for name in {*wanted, *came} if wanted.get(name) != came.get(name)}
-        held = [
-            described({name: one[name] for name in differing & set(one)}) for one in (wanted, came)
-        ]
-        raise UserError(f"{place} must hold {held[0]}, got {held[1]}; {kind.remedy}")
+    expected = shapes(module.state_dict())
+    actual = shapes(tensors)
+    if expected != actual:
+        missing = {name: shape for name, shape in expected.items() if actual.get(name) != shape}
+        surplus = {name: shape for name, shape in actual.items() if expected.get(name) != shape}
+        raise UserError(
+            f"{place} must hold {describe_shapes(missing)}, got {describe_shapes(surplus)};"
+            f" {kind.remedy}"
+        )
     module.load_state_dict(tensors)
 
 
 def write_module(
-    folder: Path, kind: Kind, weights: Mapping[str, Tensor], config: Mapping[str, Any]
+    folder: Path, kind: FolderKind, weights: Mapping[str, Tensor], config: Mapping[str, Any]
 ) -> None:
     """Write the weights, then the configuration, each file atomically."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
@@ -194,7 +198,7 @@ def write_module(
     write_atomically(folder / kind.config, (json.dumps(config, indent=2) + "\n").encode())
 
 
-def released_folder(path: str, kind: Kind, files: Sequence[str]) -> Path:
+def released_folder(path: str, kind: FolderKind, files: Sequence[str]) -> Path:
     """The folder itself, or where the hub's files are. files: patterns of what is fetched.
 
     Raises UserError if none.
@@ -221,7 +225,7 @@ def released_folder(path: str, kind: Kind, files: Sequence[str]) -> Path:
         ) from error
 
 
-def tensors_of(folder: Path, kind: Kind, names: Sequence[str]) -> dict[str, Tensor]:
+def read_tensors(folder: Path, kind: FolderKind, names: Sequence[str]) -> dict[str, Tensor]:
     """The weights in the first of these files that there is. Nothing but tensors is read from a
     pickle.
 
@@ -235,13 +239,15 @@ def tensors_of(folder: Path, kind: Kind, names: Sequence[str]) -> dict[str, Tens
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        found = torch.load(file, map_location="cpu", weights_only=True)
+        content = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise UserError(
             f"cannot read {file}: {str(error).splitlines()[0]}; {kind.remedy}"
         ) from error
-    if isinstance(found, Mapping) and all(isinstance(value, Tensor) for value in found.values()):
-        return dict(found)
+    if isinstance(content, Mapping) and all(
+        isinstance(value, Tensor) for value in content.values()
+    ):
+        return dict(content)
     raise UserError(f"{file} must hold tensors by name, got something else; {kind.remedy}")
 
 
@@ -249,7 +255,7 @@ def shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def described(shapes_by_name: Mapping[str, tuple[int, ...]]) -> str:
+def describe_shapes(shapes_by_name: Mapping[str, tuple[int, ...]]) -> str:
     return (
         ", ".join(f"{name} {list(shape)}" for name, shape in sorted(shapes_by_name.items()))
         or "nothing"

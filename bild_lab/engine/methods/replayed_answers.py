@@ -80,8 +80,10 @@ class Answers(TokenLoop):
         session = self.target.start(request.source, limits.max_new_tokens)
         tokens = prompt
         while not limits.reached(tokens):
-            own = int(most_likely(precise(session.extend([tokens[-1]], LAST_LOGITS).logits))[0])
-            token = wording.next(tokens[limits.prompt_length :], own)
+            target_token = int(
+                most_likely(precise(session.extend([tokens[-1]], LAST_LOGITS).logits))[0]
+            )
+            token = wording.next(tokens[limits.prompt_length :], target_token)
             if token is None:
                 return
             tokens = limits.append(tokens, [token])
@@ -90,20 +92,20 @@ class Answers(TokenLoop):
     @cached_property
     def _by_prompt(self) -> Mapping[tuple[int, ...], ReplayedAnswer]:
         """The answers by the token ids of their prompts."""
-        found: dict[tuple[int, ...], ReplayedAnswer] = {}
+        answers: dict[tuple[int, ...], ReplayedAnswer] = {}
         for answer in self._answers:
             try:
                 key = prompt_ids(self.target.checkpoint.source(answer.prompt))
                 require_tokens(self.target.checkpoint, answer)
             except UserError as error:
                 raise UserError(f"{self._file}, line {answer.line}: {error}") from error
-            earlier = found.setdefault(key, answer)
+            earlier = answers.setdefault(key, answer)
             if earlier.answer != answer.answer:
                 raise UserError(
                     f"{self._file}: lines {earlier.line} and {answer.line} answer the same prompt"
                     " differently; a prompt has one answer, so remove one of them"
                 )
-        return found
+        return answers
 
     def _answer(self, request: Request) -> ReplayedAnswer:
         """Raises UserError for a prompt without an answer, and for sampled texts."""
@@ -126,8 +128,8 @@ class Answers(TokenLoop):
 
 def prompt_ids(source: Source) -> tuple[int, ...]:
     """The token ids of a prompt: of an encoder–decoder those that its encoder reads."""
-    own, encoded = source.key
-    return encoded or own
+    decoder_ids, encoded = source.key
+    return encoded or decoder_ids
 
 
 def require_tokens(checkpoint: Checkpoint, answer: ReplayedAnswer) -> None:
@@ -199,45 +201,49 @@ class Wording:
                 self._written(self._tokens[:length]) for length in range(len(self._tokens))
             ]
 
-    def next(self, before: Sequence[int], own: int) -> int | None:
+    def next(self, tokens: Sequence[int], target_token: int) -> int | None:
         """The token after these: an end token where the answer has ended, None if the target has
         none.
 
-        before: the tokens so far. own: the target's own next token.
+        tokens: the tokens so far. own: the target's own next token.
         """
         ends = self._checkpoint.end_tokens
-        if self._text is not None and own not in ends and self._goes_on(before, own):
-            return own
-        token = self._of_tokenizer(before)
+        if (
+            self._text is not None
+            and target_token not in ends
+            and self._goes_on(tokens, target_token)
+        ):
+            return target_token
+        token = self._of_tokenizer(tokens)
         if token is not None:
             return token
-        return own if own in ends else min(ends, default=None)
+        return target_token if target_token in ends else min(ends, default=None)
 
-    def _goes_on(self, before: Sequence[int], own: int) -> bool:
+    def _goes_on(self, tokens: Sequence[int], target_token: int) -> bool:
         """Whether the target's own token writes on at the text, or writes nothing that a text would
         tell.
         """
-        written, longer = self._written(before), self._written([*before, own])
+        written, longer = self._written(tokens), self._written([*tokens, target_token])
         if written.rstrip() == self._text:
             further = longer.removeprefix(self._text).lstrip()
             return not further or any(stop.lstrip().startswith(further) for stop in self._stop)
-        if own in self._special:
+        if target_token in self._special:
             return True
-        if not written and self._checkpoint.continuation([*before, own]).isspace():
+        if not written and self._checkpoint.continuation([*tokens, target_token]).isspace():
             return True
         return longer != written and (
             self._text.startswith(longer) or longer.rstrip() == self._text
         )
 
-    def _of_tokenizer(self, before: Sequence[int]) -> int | None:
+    def _of_tokenizer(self, tokens: Sequence[int]) -> int | None:
         """The answer's next token as given, or as the tokenizer writes the rest of a text; None if
         there is no more.
         """
-        length = len(before)
-        written = "" if self._text is None else self._written(before)
+        length = len(tokens)
+        written = "" if self._text is None else self._written(tokens)
         if self._text is not None and written.rstrip() == self._text:
             return None
-        if list(before) == self._tokens[:length]:
+        if list(tokens) == self._tokens[:length]:
             return self._tokens[length] if length < len(self._tokens) else None
         if self._text is None or not self._text.startswith(written):
             return None

@@ -142,7 +142,7 @@ class SharedIdSession(SessionOver):
         self._model = model
 
     def _vocabulary(self, vocabulary: DraftVocabulary | None) -> DraftVocabulary:
-        return self._model.shared.among(vocabulary)
+        return self._model.shared.intersection(vocabulary)
 
     @torch.inference_mode()
     def extend(

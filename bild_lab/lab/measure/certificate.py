@@ -15,8 +15,8 @@ from torch import Tensor
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft
 from bild_lab.engine.methods.speculative.sampling import (
-    as_wide_as,
     drafter_probs,
+    padded_like,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import judged_nodes
 from bild_lab.engine.models.hf.admission import tolerance
@@ -204,7 +204,7 @@ def verification(
         return len(rows.tokens), alone, (model.together(cached_length, rows, LAST_LOGITS)[0],)
     draft = replace(recorded.draft, probes=None, shape=None)
     cached_length = len(recorded.text) - 1
-    rows = Rows(draft.under(recorded.text[-1]), draft.tree)
+    rows = Rows(draft.row_tokens(recorded.text[-1]), draft.tree)
     row = dict(recorded.contexts)[len(context)]
     together = model.together(cached_length, rows, ALL_LOGITS)[row]
     return len(rows.tokens), alone, (together, precise(recorded.logits[row]))
@@ -370,7 +370,7 @@ def output_of(
             if children[row]:
                 node = children[row][0]
                 model_probs = distribution(request.sampling, drafter.after(text))
-                model_probs = as_wide_as(drawn, model_probs[None])[0]
+                model_probs = padded_like(drawn, model_probs[None])[0]
                 if total_variation(model_probs, drawn[node]) > DRAFTER_ROUNDING:
                     drawn[node] = model_probs
     return recorded.rule.output_distribution(draft, logits, request, drawn)

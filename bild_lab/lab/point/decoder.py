@@ -24,7 +24,7 @@ from bild_lab.engine.models.checkpoint.checkpoint import Prompt
 from bild_lab.engine.models.checkpoint.weight_files import in_folder
 from bild_lab.engine.models.hf.admission import trained_positions
 from bild_lab.engine.protocols import (
-    DecodesTogether,
+    DecodesBatches,
     External,
     Method,
     Prepares,
@@ -205,7 +205,7 @@ class Decoder:
     def require_batches(self, sampling: Sampling) -> None:
         """Raise UserError for a method that decodes no batches, or none of such texts."""
         require_batches(self.policy or type(self.method).__name__, self.method, self.models)
-        if isinstance(self.method, DecodesTogether):
+        if isinstance(self.method, DecodesBatches):
             require_plain(sampling, bool(self.processors))
 
     def prompt_length(self, prompt: Prompt) -> int:

@@ -17,7 +17,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bild_lab.engine.logits_processors import STOP_STRINGS, asked_for, never_followed
+from bild_lab.engine.logits_processors import STOP_STRINGS, score_settings, search_settings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, Prompt
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import LoadedModel
@@ -92,8 +92,8 @@ def warn_of_what_is_left_out(processors: Any, languages: Languages, checkpoint: 
     """Log, once for each checkpoint, what it says about generation that will not be followed."""
     if languages.target is None and processors != CHECKPOINT and languages_of(checkpoint.tokenizer):
         warn(f"NO TARGET LANGUAGE: {checkpoint.path} may write any; set pair.target_language")
-    ignored = list(asked_for(checkpoint.generation)) if processors == NONE else []
-    unsupported = list(never_followed(checkpoint.generation))
+    ignored = list(score_settings(checkpoint.generation)) if processors == NONE else []
+    unsupported = list(search_settings(checkpoint.generation))
     if checkpoint.generation.stop_strings and processors != CHECKPOINT:
         (ignored if processors == NONE else unsupported).append(STOP_STRINGS)
     if ignored:

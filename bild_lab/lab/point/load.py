@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig
 from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase
 
-from bild_lab.engine.logits_processors import Processors, asked_for
+from bild_lab.engine.logits_processors import Processors, score_settings
 from bild_lab.engine.models.checkpoint.chat import ChatSettings
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.gguf_file import GgufCheckpoint, recognized
@@ -434,14 +434,14 @@ def processors_of(processors: Any, checkpoint: Checkpoint) -> Processors:
     if processors == NONE:
         return Processors()
     if processors == CHECKPOINT:
-        return Processors(asked_for(checkpoint.generation))
+        return Processors(score_settings(checkpoint.generation))
     if isinstance(processors, str) or not isinstance(processors, Sequence) or not processors:
         raise UserError(
             f"decoding.processors must be {CHECKPOINT}, {NONE}, or a list of Transformers' logits"
             " processors such as [{_target_: transformers.NoRepeatNGramLogitsProcessor,"
             f" ngram_size: 3}}], got {processors!r}"
         )
-    return Processors(own=tuple(_processor(node) for node in processors))
+    return Processors(added=tuple(_processor(node) for node in processors))
 
 
 def stop_of(decoding: DecodingSpec, checkpoint: Checkpoint) -> tuple[str, ...]:

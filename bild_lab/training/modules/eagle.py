@@ -41,7 +41,7 @@ from bild_lab.training.modules.states import (
     ModuleSpec,
     SmallModule,
     decoder_states,
-    own_logits,
+    head_logits,
     own_matrices,
     soft_loss,
 )
@@ -239,7 +239,7 @@ class EagleModule(SmallModule):
                     keeping(cache),
                     visible_pairs(pairs, count, step),
                 )
-            scores = eagle.own_logits(outputs)
+            scores = eagle.head_logits(outputs)
             target = final[batch_rows, (places + step).clamp(max=last_place)]
             losses.append(self._losses(outputs, scores, target))
             if eagle.tokens is None:
@@ -261,7 +261,7 @@ class EagleModule(SmallModule):
         """
         if self._part is None:
             tokens = soft_loss(
-                logits, own_logits(self.base, target, self.weights.config.vocabulary)
+                logits, head_logits(self.base, target, self.weights.config.vocabulary)
             )
         else:
             tokens = soft_loss(logits, linear(target, *self._part))

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from bild_lab.engine.methods.medusa import MedusaConfig, MedusaHeads
-from bild_lab.engine.methods.module_folder import base_of
+from bild_lab.engine.methods.module_folder import base_sizes
 from bild_lab.errors import require_whole
 from bild_lab.training.modules.predictors import Predictors
 from bild_lab.training.modules.states import ModuleSpec, SmallModule, own_matrices
@@ -60,7 +60,7 @@ class MedusaSpec(ModuleSpec):
 
     def check(self, config: PreTrainedConfig) -> None:
         """Raise UserError for an encoder–decoder."""
-        base_of(config, "Medusa")
+        base_sizes(config, "Medusa")
 
     def build(self, base: PreTrainedModel, origin: Mapping[str, Any], seed: int) -> MedusaModule:
         """Heads start as copies of the model's own head, so the seed is for a Markov head alone."""

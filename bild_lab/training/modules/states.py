@@ -249,7 +249,7 @@ def own_matrices(
 
 
 @torch.no_grad()
-def own_logits(
+def head_logits(
     base: PreTrainedModel, head_input: Float[Tensor, "*rows dim"], vocabulary: int
 ) -> Float[Tensor, "*rows vocab"]:
     """The model's own scores."""

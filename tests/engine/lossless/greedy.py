@@ -21,7 +21,7 @@ from tests.engine.methods.modules.tiny import files_of
 from tests.policies import EXTERNAL, is_lossless, is_peer, shipped
 
 WINDOWS = 10
-WINDOW_KNOBS = ("window", "inner_window", "largest")
+WINDOW_KNOBS = ("window", "inner_window", "max_window")
 LOSSLESS = [policy for policy in policy_names() if policy not in EXTERNAL and is_lossless(policy)]
 
 

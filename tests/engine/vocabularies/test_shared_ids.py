@@ -88,7 +88,7 @@ def test_a_draft_is_that_of_the_drafter_without_the_further_token(tmp_path: Path
             )
         assert rounds[0] == rounds[1]
     model = bild_lab.load(target, longer, "speculative", engine="kernels").models[1]
-    assert model.shared.is_most_of(41) and len(model.shared) == 40
+    assert model.shared.covers_most_of(41) and len(model.shared) == 40
 
 
 def test_a_drafter_of_the_same_tokenizer_with_too_few_rows_reads_another_token_instead(

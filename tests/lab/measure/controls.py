@@ -29,7 +29,7 @@ from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
     judged_nodes,
-    output_by,
+    output_of_trials,
 )
 from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.models.cached_session import CachedSession, ForwardPass, Layers
@@ -247,7 +247,9 @@ class FromTarget(SpeculativeSampling):
         self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
     ) -> PerRow:
         p, q = self.distributions(draft, logits, request)
-        return output_by(lambda left, node: (acceptance(left, q[node]), left), draft, p, drawn)
+        return output_of_trials(
+            lambda left, node: (acceptance(left, q[node]), left), draft, p, drawn
+        )
 
 
 TARGET_FAULTS = ("no causal mask", "stale cache", "shifted positions", "shifted targets")

@@ -364,7 +364,7 @@ def test_in_batches_methods_take_turns_with_blocks_and_each_text_has_its_own_see
 def test_a_method_with_batches_of_its_own_gets_so_many_texts_at_a_time() -> None:
     @dataclass
     class Together(Noted):
-        def decode_together(self, requests: Sequence[Request]) -> list[list[int]]:
+        def decode_batch(self, requests: Sequence[Request]) -> list[list[int]]:
             self.notes.append((self.name, len(requests), None))
             time.sleep(0.004)
             return [[*one.source.prompt, 7] for one in requests]

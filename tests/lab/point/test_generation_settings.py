@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig, MBart50Tokenizer, NoRepeatNGramLogitsProcessor
 
-from bild_lab.engine.logits_processors import asked_for
+from bild_lab.engine.logits_processors import score_settings
 from bild_lab.engine.models.checkpoint.loaded_checkpoint import LoadedCheckpoint
 from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import DecodingSpec
@@ -48,7 +48,7 @@ def test_none_and_a_silent_checkpoint_change_nothing() -> None:
 
 
 def test_a_checkpoint_asks_for_what_generate_would_follow() -> None:
-    assert asked_for(checkpoint(**FORCED).generation) == {
+    assert score_settings(checkpoint(**FORCED).generation) == {
         "forced_bos_token_id": 0,
         "no_repeat_ngram_size": 3,
         "min_length": 56,
@@ -57,8 +57,8 @@ def test_a_checkpoint_asks_for_what_generate_would_follow() -> None:
 
 def test_a_list_holds_objects_or_their_configurations() -> None:
     own = NoRepeatNGramLogitsProcessor(3)
-    assert processors_of([own], checkpoint()).own == (own,)
-    (built,) = processors_of([NGRAM], checkpoint()).own
+    assert processors_of([own], checkpoint()).added == (own,)
+    (built,) = processors_of([NGRAM], checkpoint()).added
     assert isinstance(built, NoRepeatNGramLogitsProcessor) and built.ngram_size == 3
 
 

@@ -26,11 +26,11 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import LlamaConfig
 
 from bild_lab.engine.methods.module_folder import (
-    Kind,
-    fill,
+    FolderKind,
+    fill_module,
+    read_tensors,
     released_folder,
     require_made_for,
-    tensors_of,
     write_module,
 )
 from bild_lab.engine.models.checkpoint.vocabulary import biased
@@ -47,7 +47,7 @@ TRAIN = (
     "python scripts/train_module.py module=eagle name=eagle model.path=DIR dataset=NAME"
     " dataset.path=DIR"
 )
-KIND = Kind(
+KIND = FolderKind(
     weights="model.safetensors",
     config="config.json",
     noun="EAGLE",
@@ -132,14 +132,14 @@ class Eagle(nn.Module):
         fusion, attention = config.bias
         states = config.target_size * (len(config.target_layers) if third else 1)
         read = 2 * dim if third else dim  # what the attention reads
-        width, kept = (
+        width, kv_width = (
             layer.num_attention_heads * layer.head_dim,
             layer.num_key_value_heads * layer.head_dim,
         )
         self.fc = nn.Linear(states if third else states + dim, dim, bias=fusion)
         self.q_proj = nn.Linear(read, width, bias=attention)
-        self.k_proj = nn.Linear(read, kept, bias=attention)
-        self.v_proj = nn.Linear(read, kept, bias=attention)
+        self.k_proj = nn.Linear(read, kv_width, bias=attention)
+        self.v_proj = nn.Linear(read, kv_width, bias=attention)
         self.o_proj = nn.Linear(width, dim, bias=False)
         self.gate_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
         self.up_proj = nn.Linear(dim, layer.intermediate_size, bias=False)
@@ -220,7 +220,7 @@ class Eagle(nn.Module):
         x, residual = self._joined(embedded, states)
         rotation = self._rotation(x, positions)
         new = rotate(self._heads(self.k_proj(x)), *rotation), self._heads(self.v_proj(x))
-        keys, values = store(*(each.transpose(1, 2) for each in new))
+        keys, values = store(*(projected.transpose(1, 2) for projected in new))
         queries = rotate(self._heads(self.q_proj(x)), *rotation).transpose(1, 2)
         mixed = scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, enable_gqa=keys.shape[1] != queries.shape[1]
@@ -229,7 +229,7 @@ class Eagle(nn.Module):
         normed = self._normed(x, self.post_attention_layernorm)
         return x + self.down_proj(silu(self.gate_proj(normed)) * self.up_proj(normed))
 
-    def own_logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows own"]:
+    def head_logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows own"]:
         """Scores of the tokens that the head knows."""
         if self.config.variant == EAGLE:
             return states @ self._target[1][: self.config.vocabulary].to(states.dtype).mT
@@ -237,12 +237,14 @@ class Eagle(nn.Module):
 
     def logits(self, states: Float[Tensor, "*rows dim"]) -> Float[Tensor, "*rows vocab"]:
         """Scores of the target's tokens; those that the head does not know have −inf."""
-        own = self.own_logits(states)
+        head_logits = self.head_logits(states)
         if self.tokens is None:
-            return biased(own, self.bias)
-        every = own.new_full((*own.shape[:-1], self.config.vocabulary), float("-inf"))
-        every[..., self.tokens] = own
-        return biased(every, self.bias)
+            return biased(head_logits, self.bias)
+        logits = head_logits.new_full(
+            (*head_logits.shape[:-1], self.config.vocabulary), float("-inf")
+        )
+        logits[..., self.tokens] = head_logits
+        return biased(logits, self.bias)
 
     @cached_property
     def tokens(self) -> Int[Tensor, " own"] | None:
@@ -290,7 +292,7 @@ def spread_layers(depth: int) -> tuple[int, int, int]:
     released = (2, depth // 2, depth - 3)
     if released[0] < released[1] < released[2]:
         return released
-    low, middle, high = (round(part * (depth - 1) / 3) for part in (1, 2, 3))
+    low, middle, high = (round(third * (depth - 1) / 3) for third in (1, 2, 3))
     return low, middle, high
 
 
@@ -340,20 +342,20 @@ def read_eagle(folder: Path, depth: int) -> Eagle:
 
     Raises UserError for any other folder.
     """
-    weights = _named(tensors_of(folder, KIND, WEIGHTS))
+    weights = _own_names(read_tensors(folder, KIND, WEIGHTS))
     config = _config(folder, weights, depth)
     eagle = Eagle(config)
-    fill(eagle, weights, folder, KIND)
+    fill_module(eagle, weights, folder, KIND)
     return eagle
 
 
-def _named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _own_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights under our names."""
     named = {}
     for name, value in tensors.items():
         for old, new in RENAMED.items():
             name = name.replace(old, new)
-        if any(part in name for part in IGNORED) or name.startswith("verifier_"):
+        if any(ignored_name in name for ignored_name in IGNORED) or name.startswith("verifier_"):
             continue
         if name.startswith(EXTRA_NORMS):
             raise UserError(f"an EAGLE with a {name.partition('.')[0]} is not known; {KIND.remedy}")

@@ -20,15 +20,15 @@ from bild_lab.engine.methods.candidate_trees import (
     GROWTHS,
     CandidateNode,
     TreeFile,
+    candidate_widths,
     efficient_tree,
     read_trees,
-    widths_of,
 )
 from bild_lab.engine.methods.speculative.draft_tree import (
-    draft_of,
-    grow,
-    growth_by,
-    growth_of_round,
+    draft_of_tree,
+    grow_tree,
+    tree_spec_of_policy,
+    tree_spec_of_round,
 )
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -110,11 +110,13 @@ class StateTreeDrafter(Drafter):
         min_prob: float = 0.0,
     ) -> None:
         self._target, self._heads = target, heads
-        tree_spec = growth_by(nodes, window, width, children, min_prob)
+        tree_spec = tree_spec_of_policy(nodes, window, width, children, min_prob)
         self._growth = replace(tree_spec, depth=min(window, self.longest))
         self.required_outputs = self.reads()
         choices = (
-            heads.config.vocabulary if (part := getattr(heads, "part", None)) is None else len(part)
+            heads.config.vocabulary
+            if (draft_vocabulary := getattr(heads, "draft_vocabulary", None)) is None
+            else len(draft_vocabulary)
         )
         shape = named_nodes(tree, top_k, self._growth.depth, choices)
         self._static = None if shape is None else StaticTree(shape, target.device)
@@ -142,13 +144,13 @@ class StateTreeDrafter(Drafter):
 
     def propose(self, tokens: list[int]) -> Draft:
         session, device = self._session, self._target.device
-        tree_spec = growth_of_round(self._growth, self._request, tokens)
+        tree_spec = tree_spec_of_round(self._growth, self._request, tokens)
         if not session.ready or tree_spec.depth < 1:
             return empty_draft(device)
         feed = tokens[session.length :]
         if self._static is not None:
             return self._static.draft(session, feed, tree_spec.depth, self._chain)
-        return draft_of(grow(session, feed, tree_spec, self._request.sampling), device)
+        return draft_of_tree(grow_tree(session, feed, tree_spec, self._request.sampling), device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Pass on the states of the prompt, of the last committed token and of the accepted
@@ -158,10 +160,10 @@ class StateTreeDrafter(Drafter):
         # another drafter's, after its draft
         probes = 0 if draft.probes is None else len(draft.probes)
         # rows of the prompt, which another drafter may want alone
-        before = states.shape[0] - probes - len(draft) - 1
+        prompt_rows = states.shape[0] - probes - len(draft) - 1
         rows = [
-            *range(before if self.required_outputs.prompt else 0),
-            *(before + row for row in (0, *(node + 1 for node in verdict.path))),
+            *range(prompt_rows if self.required_outputs.prompt else 0),
+            *(prompt_rows + row for row in (0, *(node + 1 for node in verdict.path))),
         ]
         self._session.receive(
             states if len(rows) == states.shape[0] else states[on_device(rows, states.device)]
@@ -209,12 +211,14 @@ class StaticTree:
 
     def cut(self, depth: int) -> list[CandidateNode]:
         """The nodes above this depth, level by level."""
-        kept = sorted(
+        node_indices = sorted(
             (at for at, node in enumerate(self._nodes) if node.depth < depth),
             key=lambda at: self._nodes[at].depth,
         )
-        place = {ROOT: ROOT, **{old: new for new, old in enumerate(kept)}}
-        return [replace(self._nodes[at], parent=place[self._nodes[at].parent]) for at in kept]
+        place = {ROOT: ROOT, **{old: new for new, old in enumerate(node_indices)}}
+        return [
+            replace(self._nodes[at], parent=place[self._nodes[at].parent]) for at in node_indices
+        ]
 
     def _lay_out(self, depth: int) -> tuple[list[Level], list[int], Int[Tensor, " n"], Tree]:
         """The levels, the parents on the host and on the device, and the shape of the draft."""
@@ -222,23 +226,25 @@ class StaticTree:
         parents = [node.parent for node in nodes]
         inner = sorted({parent for parent in parents if parent != ROOT})  # these run
         row = {ROOT: ROOT, **{node: at for at, node in enumerate(inner)}}
-        levels, first = [], 0
-        before = [ROOT]
+        levels, rows_run = [], 0
+        previous_running = [ROOT]
         for level in range(nodes[-1].depth + 1):
-            own = [at for at, node in enumerate(nodes) if node.depth == level]
-            running = [at for at in own if at in row]
-            ran = inner[: first + len(running)]
+            level_nodes = [at for at, node in enumerate(nodes) if node.depth == level]
+            running = [at for at in level_nodes if at in row]
+            ran = inner[: rows_run + len(running)]
             levels.append(
                 Level(
-                    above=self._on_device([before.index(parents[at]) for at in own]),
-                    ranks=self._on_device([nodes[at].rank for at in own]),
-                    runs=self._on_device([own.index(at) for at in running]),
+                    above=self._on_device(
+                        [previous_running.index(parents[at]) for at in level_nodes]
+                    ),
+                    ranks=self._on_device([nodes[at].rank for at in level_nodes]),
+                    runs=self._on_device([level_nodes.index(at) for at in running]),
                     rows=(
                         Tree(self._on_device([row[parents[at]] for at in ran])) if running else None
                     ),
                 )
             )
-            first, before = first + len(running), running
+            rows_run, previous_running = rows_run + len(running), running
         below = self._on_device(parents)
         return levels, parents, below, Tree(torch.cat([below.new_full((1,), ROOT), below + 1]))
 
@@ -260,7 +266,7 @@ def named_nodes(
     if tree == PUBLISHED:
         return published_tree()
     if isinstance(tree, str) and tree in GROWTHS:
-        return GROWTHS[tree](widths_of(top_k, window, vocabulary))
+        return GROWTHS[tree](candidate_widths(top_k, window, vocabulary))
     if isinstance(tree, str) and Path(tree).expanduser().is_file():
         if not (nodes := read_trees(tree, window, 0, vocabulary)[-1].nodes):
             raise UserError(

@@ -31,12 +31,16 @@ State = Float[Tensor, "1 dim"]
 Logits = Float[Tensor, "1 vocab"]
 
 
-def saturation(before: State, after: State, logits: Logits | None) -> Float[Tensor, " 1"]:
+def saturation(
+    layer_input: State, layer_output: State, logits: Logits | None
+) -> Float[Tensor, " 1"]:
     """Cosine similarity of a layer's input and output, clamped to at most 1."""
-    return cosine_similarity(precise(before), precise(after)).clamp(max=1.0)
+    return cosine_similarity(precise(layer_input), precise(layer_output)).clamp(max=1.0)
 
 
-def softmax_response(before: State, after: State, logits: Logits | None) -> Float[Tensor, " 1"]:
+def softmax_response(
+    layer_input: State, layer_output: State, logits: Logits | None
+) -> Float[Tensor, " 1"]:
     """The largest minus the second-largest probability of the shared head after this layer."""
     most_likely = precise(logits).softmax(-1).topk(2).values  # [1, 2]
     return most_likely[:, 0] - most_likely[:, 1]
@@ -97,17 +101,17 @@ class Calm(TokenLoop):
             session.prefill()
         while not limits.reached(tokens):
             position = len(tokens) - limits.prompt_length
-            bar = decaying_threshold(
+            threshold = decaying_threshold(
                 self.threshold, self.temperature, position, limits.max_new_tokens
             )
             with trace.span("verify"):
-                logits, exit_layer = self._step(session, tokens[-1], bar)
+                logits, exit_layer = self._step(session, tokens[-1], threshold)
                 token = int(request.sampling.choose(logits, request.generator))
             tokens = limits.append(tokens, [token])
             trace.rounds.append(Round(next_token=token, stats={"exit_layer": exit_layer}))
             yield [token]
 
-    def _step(self, session: StagedSession, token: int, bar: float) -> tuple[Logits, int]:
+    def _step(self, session: StagedSession, token: int, threshold: float) -> tuple[Logits, int]:
         """Run one token until its confidence exceeds the bar.
 
         Returns its logits and how many layers ran.
@@ -116,29 +120,29 @@ class Calm(TokenLoop):
         reads_logits = confidence is softmax_response
         if (
             confidence is saturation
-            and (found := session.forward_until_confident(token, bar)) is not None
+            and (exit_result := session.forward_until_confident(token, threshold)) is not None
         ):
-            return found
-        x: State | None = None
+            return exit_result
+        states: State | None = None
         for layer in range(depth):
-            last = layer + 1 == depth
+            is_last = layer + 1 == depth
             output_spec = OutputSpec(
-                logits=int(last or reads_logits),
+                logits=int(is_last or reads_logits),
                 layers=(layer,),
                 hidden=(layer, layer + 1)[int(layer > 0) :],
             )
-            scores = session.extend(Rows([token], states=x), output_spec)
-            before, x = (x, *scores.hidden)[-2:]
-            if last:
+            scores = session.extend(Rows([token], states=states), output_spec)
+            layer_input, states = (states, *scores.hidden)[-2:]
+            if is_last:
                 break
-            if float(confidence(before, x, scores.logits)) > bar:
+            if float(confidence(layer_input, states, scores.logits)) > threshold:
                 logits = scores.logits
                 if logits is None:
                     logits = session.extend(
-                        Rows([token], states=x), OutputSpec(logits=1, layers=())
+                        Rows([token], states=states), OutputSpec(logits=1, layers=())
                     ).logits
                 skipped = OutputSpec(logits=0, layers=range(layer + 1, depth), fill=True)
-                session.extend(Rows([token], states=x), skipped)
+                session.extend(Rows([token], states=states), skipped)
                 return logits, layer + 1
         return scores.logits, depth
 

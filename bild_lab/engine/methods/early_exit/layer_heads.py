@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
 from bild_lab.engine.methods.module_folder import (
-    Kind,
+    FolderKind,
     SavedModule,
     read_config,
     require_made_for,
@@ -31,7 +31,7 @@ TRAIN = (
     "python scripts/train_lm_heads.py name=heads model.path=DIR layers=[4,6,8] dataset=NAME"
     " dataset.path=DIR"
 )
-KIND = Kind(
+KIND = FolderKind(
     weights="heads.safetensors",
     config="heads_config.json",
     noun="folder of per-layer heads",
@@ -86,12 +86,8 @@ class LayerHeads(SavedModule):
 
     def __init__(self, config: LayerHeadsConfig) -> None:
         super().__init__(config)
-        count, dim, vocabulary, rank = (
-            len(config.layers),
-            config.hidden_size,
-            config.vocabulary,
-            config.rank,
-        )
+        count, dim = len(config.layers), config.hidden_size
+        vocabulary, rank = config.vocabulary, config.rank
         self.norms = nn.Parameter(torch.ones(count, dim))
         if rank is None:
             self.matrices = nn.Parameter(torch.zeros(count, vocabulary, dim))

@@ -6,14 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.models.processed_session import SessionOver, processed
+from bild_lab.engine.models.processed_session import SessionOver
 from bild_lab.engine.request import Source
 from bild_lab.engine.session import (
     ALL_LOGITS,
@@ -21,9 +18,7 @@ from bild_lab.engine.session import (
     NOTHING,
     ChainResult,
     ChainSpec,
-    GrownTree,
     LoadedModel,
-    Model,
     OutputSpec,
     Rows,
     Scores,
@@ -33,7 +28,6 @@ from bild_lab.engine.session import (
     TreeSpec,
     as_rows,
 )
-from bild_lab.engine.vocabularies import TranslatedModel
 from bild_lab.errors import UserError, require_whole
 
 
@@ -94,9 +88,11 @@ class LayerSkip(TargetLayers):
     ) -> None:
         target.require_layers("skipping layers")
         depth = target.depth
-        whole = named_layers("skipped_layers", skipped_layers, depth)
-        attention = whole | named_layers("skipped_attention", skipped_attention, depth)
-        feed_forward = whole | named_layers("skipped_feed_forward", skipped_feed_forward, depth)
+        full_layers = named_layers("skipped_layers", skipped_layers, depth)
+        attention = full_layers | named_layers("skipped_attention", skipped_attention, depth)
+        feed_forward = full_layers | named_layers(
+            "skipped_feed_forward", skipped_feed_forward, depth
+        )
         if not 0 < len(attention) + len(feed_forward) < 2 * depth:
             raise UserError(
                 f"skipped_layers must name some, not all, of the layers 0 to {depth - 1}, got"
@@ -156,8 +152,8 @@ class LayerView(SessionOver):
         self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
     ) -> Scores:
         rows = as_rows(rows)
-        part = replace(output_spec, layers=self._layers, skipped=self._skipped)
-        scores = self._session.extend(replace(rows, position=self.length), part)
+        layer_spec = replace(output_spec, layers=self._layers, skipped=self._skipped)
+        scores = self._session.extend(replace(rows, position=self.length), layer_spec)
         self._ahead += len(rows.tokens)
         return scores
 
@@ -180,56 +176,3 @@ class LayerView(SessionOver):
 
     def rollback(self, length: int) -> None:
         self._ahead = min(self._ahead, max(0, length - self._session.length))
-
-
-class NarrowModel:
-    """A draft model, or layers of the target, whose head has these tokens only. All else is the
-    model's own.
-
-    Our decoders compute no other scores; elsewhere, and in compiled steps, the whole head runs and
-    is masked. Raises UserError for a draft model of another vocabulary.
-    """
-
-    def __init__(self, model: Model, vocabulary: DraftVocabulary) -> None:
-        if isinstance(model, TranslatedModel):
-            raise UserError(
-                "a draft vocabulary needs a draft model with the target's tokenizer; set"
-                " policy.draft_vocabulary=null"
-            )
-        self.model, self.vocabulary = model, vocabulary
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def start(
-        self, source: Source, room: int, session_options: SessionOptions = DEFAULT_OPTIONS
-    ) -> Session:
-        if isinstance(self.model, TargetLayers):  # whose scores have been processed
-            return NarrowSession(self.model.start(source, room, session_options), self.vocabulary)
-        session = self.model.start(replace(source, processors=None), room, session_options)
-        return processed(NarrowSession(session, self.vocabulary), source)
-
-
-class NarrowSession(SessionOver):
-    """A session that asks for the scores of these tokens alone, and masks all others."""
-
-    def __init__(self, session: Session, vocabulary: DraftVocabulary) -> None:
-        super().__init__(session)
-        self._vocabulary = vocabulary
-
-    @torch.inference_mode()
-    def extend(
-        self, rows: Rows | Sequence[int] | Int[Tensor, " m"], output_spec: OutputSpec = ALL_LOGITS
-    ) -> Scores:
-        scores = self._session.extend(rows, replace(output_spec, vocabulary=self._vocabulary))
-        return (
-            scores
-            if scores.logits is None
-            else replace(scores, logits=self._vocabulary.masked(scores.logits))
-        )
-
-    def draft(self, rows: Sequence[int], chain: ChainSpec) -> ChainResult | None:
-        return self._session.draft(rows, replace(chain, vocabulary=self._vocabulary))
-
-    def grow(self, rows: Sequence[int], tree_spec: TreeSpec) -> GrownTree | None:
-        return self._session.grow(rows, replace(tree_spec, vocabulary=self._vocabulary))

@@ -48,23 +48,23 @@ class LookaheadDrafter(Drafter):
         self._window, self._ngram, self._guesses = window, ngram, guesses
 
     def begin(self, request: Request, target: Session) -> None:
-        self._limits, source = request.limits, request.source
-        known = [
-            *source.prompt,
-            *([] if source.encoder_ids is None else source.encoder_ids[0].tolist()),
-        ]
-        self._levels = [random.Random(0).choices(known, k=self._window + self._ngram - 2)]
+        self._limits = request.limits
+        prompt = list(request.source.prompt)
+        if request.source.encoder_ids is not None:
+            prompt += request.source.encoder_ids[0].tolist()
+        width = self._window + self._ngram - 2
+        self._levels = [random.Random(0).choices(prompt, k=width)]
         self._pool: dict[int, dict[NGram, None]] = {}  # what may follow a token, the newest last
 
     def propose(self, tokens: list[int]) -> Draft:
-        limits, last = self._limits, tokens[-1]
-        room, reach = limits.room(tokens), limits.reach(tokens)
-        drafted, parents = self._branches(last, min(room, reach))
-        self._levels[0][0] = last
-        self._rows: list[int] = []  # of the newest level, in the forward
-        above = [ROOT, *(parent + 1 for parent in parents)]
-        probes = self._window_rows(above) if self._fits(room, reach) else []
-        rows = on_device(above, self._device)
+        room, reach = self._limits.room(tokens), self._limits.reach(tokens)
+        last_token = tokens[-1]
+        drafted, parents = self._branches(last_token, min(room, reach))
+        self._levels[0][0] = last_token
+        self._newest_rows: list[int] = []  # the newest level's rows in the forward
+        parent_rows = [ROOT, *(parent + 1 for parent in parents)]
+        probes = self._window_rows(parent_rows) if self._fits(room, reach) else []
+        rows = on_device(parent_rows, self._device)
         return Draft(
             on_device(drafted, self._device),
             rows[1 : len(drafted) + 1] - 1 if drafted else None,
@@ -75,19 +75,22 @@ class LookaheadDrafter(Drafter):
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Take the newest guesses, and the n-grams that they complete."""
-        if not self._rows:
+        if not self._newest_rows:
             return
-        rows = on_device(self._rows, scores.logits.device)
-        guessed = most_likely(precise(scores.logits.index_select(0, rows))).tolist()
+        rows = on_device(self._newest_rows, scores.logits.device)
+        logits = scores.logits.index_select(0, rows)
+        guessed = most_likely(precise(logits)).tolist()
         if len(self._levels) < self._ngram - 1:
             self._levels = [level[1:] for level in [*self._levels, guessed]]
             return
-        for first, *rest in zip(*self._levels, guessed, strict=True):
-            found = self._pool.setdefault(first, {})
-            found.pop(ngram := tuple(rest), None)
-            found[ngram] = None
-            if len(found) > self._guesses:
-                del found[next(iter(found))]
+        for first_token, *followers in zip(*self._levels, guessed, strict=True):
+            ngrams = self._pool.setdefault(first_token, {})
+            ngram = tuple(followers)
+            ngrams.pop(ngram, None)
+            ngrams[ngram] = None
+            if len(ngrams) > self._guesses:
+                oldest = next(iter(ngrams))
+                del ngrams[oldest]
         self._levels = [*self._levels[1:], guessed]
 
     def observe_other(
@@ -95,19 +98,19 @@ class LookaheadDrafter(Drafter):
     ) -> None:
         """Nothing to learn: another drafter's forward has no rows of the window."""
 
-    def _branches(self, last: int, depth: int) -> tuple[list[int], list[int]]:
+    def _branches(self, last_token: int, depth: int) -> tuple[list[int], list[int]]:
         """The pool's n-grams after this token as a tree: tokens and parents."""
         drafted: list[int] = []
         parents: list[int] = []
-        places: dict[tuple[int, int], int] = {}  # a node by its parent and token
-        for ngram in reversed(self._pool.get(last, {})):
-            above = ROOT
+        nodes: dict[tuple[int, int], int] = {}  # by parent and token
+        for ngram in reversed(self._pool.get(last_token, {})):
+            parent = ROOT
             for token in ngram[:depth]:
-                if (above, token) not in places:
-                    places[above, token] = len(drafted)
+                if (parent, token) not in nodes:
+                    nodes[parent, token] = len(drafted)
                     drafted.append(token)
-                    parents.append(above)
-                above = places[above, token]
+                    parents.append(parent)
+                parent = nodes[parent, token]
                 if token in self._limits.end_tokens:
                     break
         return drafted, parents
@@ -120,19 +123,22 @@ class LookaheadDrafter(Drafter):
         self._levels = [level[:columns] for level in self._levels]
         return True
 
-    def _window_rows(self, above: list[int]) -> list[int]:
+    def _window_rows(self, parent_rows: list[int]) -> list[int]:
         """The window's tokens.
 
-        Appends the row above each to `above`, and finds the rows of the newest level.
+        Appends the parent row of each token to `parent_rows`, and finds the rows of the newest
+        level.
         """
         tokens: list[int] = []
-        self._rows = [0]
-        for column, token in enumerate(self._levels[0][1:], 1):
+        level_rows = [0]
+        for token in self._levels[0][1:]:
             tokens.append(token)
-            above.append(self._rows[column - 1])
-            self._rows.append(len(above) - 1)
+            parent_rows.append(level_rows[-1])
+            level_rows.append(len(parent_rows) - 1)
         for level in self._levels[1:]:
             tokens += level
-            above += self._rows
-            self._rows = list(range(len(above) - len(level), len(above)))
+            first_row = len(parent_rows)
+            parent_rows += level_rows
+            level_rows = list(range(first_row, first_row + len(level)))
+        self._newest_rows = level_rows
         return tokens

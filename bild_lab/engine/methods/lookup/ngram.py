@@ -151,12 +151,12 @@ class NGramTable:
 
     def after(self, token: int) -> TokenCounts:
         """Counts of the tokens after this one; unigram counts if it was never seen."""
-        begin, end = (
-            self.starts[token : token + 2].tolist() if token + 1 < len(self.starts) else (0, 0)
-        )
-        if begin == end:
+        if token + 1 >= len(self.starts):
             return self.unigrams
-        return TokenCounts(self.followers.tokens[begin:end], self.followers.times[begin:end])
+        start, stop = self.starts[token : token + 2].tolist()
+        if start == stop:
+            return self.unigrams
+        return TokenCounts(self.followers.tokens[start:stop], self.followers.times[start:stop])
 
     def most_likely_after(self, token: int) -> int:
         return self._most_likely.get(token, self._most_likely_of_all)

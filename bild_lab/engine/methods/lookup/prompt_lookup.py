@@ -79,17 +79,24 @@ class PromptLookup(Drafter):
         """The tokens after the latest match of the longest suffix, up to an end token or the
         encoder input's end.
         """
-        text, drafted = self._text, []
-        place = next(
-            (places[-1] for suffix in self._suffixes() if (places := self._places.get(suffix))),
-            None,
-        )
-        while place is not None and len(drafted) < count:
-            beyond = place + len(drafted) - len(text)
-            token = drafted[beyond] if beyond >= 0 else text[place + len(drafted)]
+        start = self._latest_match()
+        if start is None:
+            return []
+        drafted: list[int] = []
+        while len(drafted) < count:
+            index = start + len(drafted)
+            beyond_text = index - len(self._text)
+            token = self._text[index] if beyond_text < 0 else drafted[beyond_text]
             if token == BOUNDARY:
                 break
             drafted.append(token)
             if token in self._limits.end_tokens:
                 break
         return drafted
+
+    def _latest_match(self) -> int | None:
+        """Where the latest match of the longest suffix ends in the text; None without a match."""
+        for suffix in self._suffixes():
+            if places := self._places.get(suffix):
+                return places[-1]
+        return None

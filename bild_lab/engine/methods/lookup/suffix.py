@@ -5,7 +5,7 @@ SAM decoding).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,7 @@ class SuffixDrafter(Drafter):
         require_finite(
             "factor", factor, 0, above=True, remedy="1 drafts as many tokens as were matched"
         )
-        require_number("least", min_prob, 0, 1, remedy="0 follows any match")
+        require_number("min_prob", min_prob, 0, 1, remedy="0 follows any match")
         require_flag("keep", keep)
         self._target, self._device = target, target.device
         self._nothing = empty_draft(target.device)
@@ -95,11 +95,11 @@ class SuffixDrafter(Drafter):
                 )["input_ids"]
                 checkpoint.require_row(max(tokens, default=0), f"the tokens of {file}")
                 automaton.learn(tokens)
-        key, before = request.source.key, list(self._answers.values())
+        key, earlier_answers = request.source.key, list(self._answers.values())
         if key in self._answers:
-            before = before[: list(self._answers).index(key)]
-        automaton.unlearn(len(self._files) + len(before))
-        for answer in before[len(automaton.texts) - len(self._files) :]:
+            earlier_answers = earlier_answers[: list(self._answers).index(key)]
+        automaton.unlearn(len(self._files) + len(earlier_answers))
+        for answer in earlier_answers[len(automaton.texts) - len(self._files) :]:
             automaton.learn(answer)
         return automaton
 
@@ -129,31 +129,47 @@ class SuffixDrafter(Drafter):
 
     def _followed(self, room: int) -> list[int]:
         """The most likely way on from the longest match, up to an end token."""
-        automaton, drafted, chance = self._automaton, [], 1.0
+        automaton = self._automaton
+        drafted: list[int] = []
+        chance = 1.0
         # the text's longest suffix that occurs elsewhere too
         state = automaton.links[automaton.whole]
-        most = min(room, int(self._factor * automaton.lengths[state])) if state > ROOT else 0
-        while len(drafted) < most:
-            ways = {token: way for token, way in automaton.follow[state].items() if token >= 0}
-            if not ways:
+        if state <= ROOT:
+            return drafted
+        max_tokens = min(room, int(self._factor * automaton.lengths[state]))
+        while len(drafted) < max_tokens:
+            followers = automaton.followers(state)
+            if not followers:  # the match ends with the text
                 state = automaton.links[state]
                 if state <= ROOT:
                     break
                 continue
-            token = max(
-                ways,
-                key=lambda token: (automaton.counts[ways[token]], automaton.latest[ways[token]]),
-            )
-            chance *= automaton.counts[ways[token]] / sum(
-                automaton.counts[way] for way in ways.values()
-            )
+            token, state, frequency = most_frequent(automaton, followers)
+            chance *= frequency
             if chance < self._min_prob:
                 break
             drafted.append(token)
             if token in self._limits.end_tokens:
                 break
-            state = ways[token]
         return drafted
+
+
+def most_frequent(
+    automaton: SuffixAutomaton, followers: Mapping[int, int]
+) -> tuple[int, int, float]:
+    """The follower that occurs most often, of equally frequent ones the latest: its token, its
+    state, and its share of all occurrences.
+    """
+    token = max(
+        followers,
+        key=lambda token: (
+            automaton.counts[followers[token]],
+            automaton.latest[followers[token]],
+        ),
+    )
+    state = followers[token]
+    total = sum(automaton.counts[follower] for follower in followers.values())
+    return token, state, automaton.counts[state] / total
 
 
 def corpus_files(corpus: str | None) -> list[Path]:
@@ -184,13 +200,13 @@ NOWHERE = -1
 class _Step:
     """What appending a token changed, so that it can be taken back.
 
-    before: the state of the whole sequence until then. split: the state that was split in two, or
+    previous_whole: the state of the whole sequence until then. split: the state that was split in two, or
     NOWHERE. moved: the states whose transition went to the new half. latest: of each state that
     ends here, where it had ended before.
     """
 
     token: int
-    before: int
+    previous_whole: int
     split: int
     moved: tuple[int, ...]
     latest: tuple[int, ...]
@@ -241,6 +257,10 @@ class SuffixAutomaton:
         self._boundaries += 1
         self._append(-self._boundaries)
 
+    def followers(self, state: int) -> dict[int, int]:
+        """The state after each token that followed, without boundaries."""
+        return {token: follower for token, follower in self.follow[state].items() if token >= 0}
+
     def cut(self, length: int) -> None:
         """Take back every token from this place on."""
         while len(self._steps) > length:
@@ -248,21 +268,25 @@ class SuffixAutomaton:
 
     def _append(self, token: int) -> None:
         follow, links, lengths = self.follow, self.links, self.lengths
-        before, split, moved = self.whole, NOWHERE, []
-        new = self.whole = self._state({}, lengths[before] + 1, ROOT)
-        state = before
+        previous_whole = self.whole
+        split = NOWHERE
+        moved: list[int] = []
+        new = self.whole = self._state({}, lengths[previous_whole] + 1, ROOT)
+        state = previous_whole
         while state != NOWHERE and token not in follow[state]:
             follow[state][token] = new
             state = links[state]
         if state != NOWHERE:
-            links[new] = found = follow[state][token]
-            if lengths[found] != lengths[state] + 1:  # only its shorter substrings end here too
-                split = found
-                links[new] = half = self._state(
-                    dict(follow[split]), lengths[state] + 1, links[split]
-                )
-                self.counts[half], self.latest[half] = self.counts[split], self.latest[split]
-                links[split] = half
+            next_state = follow[state][token]
+            links[new] = next_state
+            if (
+                lengths[next_state] != lengths[state] + 1
+            ):  # only its shorter substrings end here too
+                split = next_state
+                half = self._state(dict(follow[split]), lengths[state] + 1, links[split])
+                self.counts[half] = self.counts[split]
+                self.latest[half] = self.latest[split]
+                links[new] = links[split] = half
                 while state != NOWHERE and follow[state].get(token) == split:
                     follow[state][token] = half
                     moved.append(state)
@@ -274,7 +298,7 @@ class SuffixAutomaton:
             self.latest[state] = len(self._steps) + 1
             self.counts[state] += 1
             state = links[state]
-        self._steps.append(_Step(token, before, split, tuple(moved), tuple(latest)))
+        self._steps.append(_Step(token, previous_whole, split, tuple(moved), tuple(latest)))
 
     def _take_back(self) -> None:
         step, new, state = self._steps.pop(), self.whole, self.whole
@@ -287,12 +311,12 @@ class SuffixAutomaton:
                 self.follow[above][step.token] = step.split
             self.links[step.split] = self.links[self.links[new]]
             self._forget()
-        state = step.before
+        state = step.previous_whole
         while state != NOWHERE and self.follow[state].get(step.token) == new:
             del self.follow[state][step.token]
             state = self.links[state]
         self._forget()
-        self.whole = step.before
+        self.whole = step.previous_whole
         self._boundaries -= step.token < 0
 
     def _state(self, follow: dict[int, int], length: int, link: int) -> int:
@@ -306,5 +330,5 @@ class SuffixAutomaton:
 
     def _forget(self) -> None:
         """Drop the newest state."""
-        for each in (self.follow, self.links, self.lengths, self.counts, self.latest):
-            each.pop()
+        for states in (self.follow, self.links, self.lengths, self.counts, self.latest):
+            states.pop()

@@ -8,13 +8,13 @@ import heapq
 from collections.abc import Hashable, Sequence
 
 from bild_lab.engine.draft import ROOT, Draft, Verdict, empty_draft
-from bild_lab.engine.methods.candidate_trees import MOST_NODES, CandidateNode
+from bild_lab.engine.methods.candidate_trees import MAX_NODES, CandidateNode
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
 from bild_lab.engine.session import Model, Scores, Session, on_device
 from bild_lab.errors import require_flag, require_whole
 
-MOST_CANDIDATES = 64
+MAX_CANDIDATES = 64
 # the most likely next tokens after a token, the most likely first
 Candidates = dict[int, Sequence[int]]
 
@@ -37,8 +37,8 @@ class TokenRecycling(Drafter):
     drafts_trees = True
 
     def __init__(self, target: Model, nodes: int, top_k: int, keep: bool = False) -> None:
-        require_whole("nodes", nodes, 1, MOST_NODES)
-        require_whole("top_k", top_k, 1, MOST_CANDIDATES)
+        require_whole("nodes", nodes, 1, MAX_NODES)
+        require_whole("top_k", top_k, 1, MAX_CANDIDATES)
         require_flag("keep", keep)
         self._device, self._nothing = target.device, empty_draft(target.device)
         self._top_k, self._keep = top_k, keep
@@ -54,20 +54,21 @@ class TokenRecycling(Drafter):
             self._latest[0] = self._candidates = dict(begun)
 
     def propose(self, tokens: list[int]) -> Draft:
-        self._last = tokens[-1]
-        depth = self._limits.room(tokens)
+        self._last_token = tokens[-1]
+        max_depth = self._limits.room(tokens)
         drafted: list[int] = []
         parents: list[int] = []
-        places: list[int | None] = []  # of each node of the static tree in the draft
-        for node in self._tree:
-            above = ROOT if node.parent == ROOT else places[node.parent]
-            token = None
-            if above is not None and node.depth < depth:
-                token = self._candidate(tokens[-1] if above == ROOT else drafted[above], node)
-            places.append(None if token is None else len(drafted))
+        draft_index: dict[int, int] = {ROOT: ROOT}  # by the node's index in the static tree
+        for index, node in enumerate(self._tree):
+            if node.depth >= max_depth or node.parent not in draft_index:
+                continue
+            parent = draft_index[node.parent]
+            parent_token = self._last_token if parent == ROOT else drafted[parent]
+            token = self._candidate(parent_token, node)
             if token is not None:
+                draft_index[index] = len(drafted)
                 drafted.append(token)
-                parents.append(above)
+                parents.append(parent)
         if not drafted:
             return self._nothing
         return Draft(
@@ -81,23 +82,25 @@ class TokenRecycling(Drafter):
         rows last.
         """
         logits = scores.logits[: len(draft) + 1]
-        found = logits.topk(min(self._top_k, logits.shape[-1])).indices.tolist()
-        read = [self._last, *draft.token_list]
-        for row in (*range(len(read)), 0, *(node + 1 for node in verdict.path)):
-            self._candidates[read[row]] = found[row]
+        count = min(self._top_k, logits.shape[-1])
+        candidates = logits.topk(count).indices.tolist()
+        row_tokens = [self._last_token, *draft.token_list]
+        accepted_rows = [0, *(node + 1 for node in verdict.path)]
+        for row in [*range(len(row_tokens)), *accepted_rows]:
+            self._candidates[row_tokens[row]] = candidates[row]
 
     def observe_other(
         self, tokens: list[int], draft: Draft, scores: Scores, verdict: Verdict
     ) -> None:
-        self._last = tokens[-1]
+        self._last_token = tokens[-1]
         self.observe(draft, scores, verdict)
 
     def _candidate(self, token: int, node: CandidateNode) -> int | None:
         """What this node of the static tree drafts below this token."""
         if token in self._limits.end_tokens and node.parent != ROOT:
             return None
-        known = self._candidates.get(token, ())
-        return known[node.rank] if node.rank < len(known) else None
+        candidates = self._candidates.get(token, ())
+        return candidates[node.rank] if node.rank < len(candidates) else None
 
 
 def static_tree(nodes: int, top_k: int) -> list[CandidateNode]:
@@ -109,15 +112,17 @@ def static_tree(nodes: int, top_k: int) -> list[CandidateNode]:
     """
     chances = [chance_of(rank) for rank in range(top_k)]
     tree: list[CandidateNode] = []
-    open_places = [(-chances[0], 0, 0, ROOT)]  # the negated chance, depth, rank, parent
+    # nodes that may come next: the negated chance, depth, rank, parent
+    frontier = [(-chances[0], 0, 0, ROOT)]
     while len(tree) < nodes:
-        chance, depth, rank, parent = heapq.heappop(open_places)
+        chance, depth, rank, parent = heapq.heappop(frontier)
+        index = len(tree)
         tree.append(CandidateNode(depth, rank, parent))
-        heapq.heappush(open_places, (chance * chances[0], depth + 1, 0, len(tree) - 1))
+        child_chance = chance * chances[0]
+        heapq.heappush(frontier, (child_chance, depth + 1, 0, index))
         if rank + 1 < top_k:
-            heapq.heappush(
-                open_places, (chance / chances[rank] * chances[rank + 1], depth, rank + 1, parent)
-            )
+            sibling_chance = chance / chances[rank] * chances[rank + 1]
+            heapq.heappush(frontier, (sibling_chance, depth, rank + 1, parent))
     return tree
 
 

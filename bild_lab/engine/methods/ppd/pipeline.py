@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, ClassVar
+from functools import cached_property, partial
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from bild_lab.engine.batch_scheduler import current_batch
 from bild_lab.engine.decode import TokenLoop
 from bild_lab.engine.draft import ROOT, Tree
 from bild_lab.engine.methods.early_exit.layer_heads import (
@@ -21,7 +24,6 @@ from bild_lab.engine.methods.early_exit.layer_heads import (
     LayerHeadsConfig,
     require_heads_of,
 )
-from bild_lab.engine.methods.ppd.lanes import Together, two_lanes
 from bild_lab.engine.methods.ppd.theory import require_exit
 from bild_lab.engine.models.checkpoint.vocabulary import biased, head_bias
 from bild_lab.engine.request import Request
@@ -39,6 +41,11 @@ from bild_lab.errors import UserError, require_whole
 from bild_lab.files import NamesFile
 
 SHARED = "shared"
+
+First = TypeVar("First")
+Second = TypeVar("Second")
+# runs two functions at once and returns both results
+RunBoth = Callable[[Callable[[], First], Callable[[], Second]], tuple[First, Second]]
 
 # from a layer, counted from 1, and its output
 Head = Callable[[int, Float[Tensor, "n dim"]], Float[Tensor, "n vocab"]]
@@ -107,28 +114,24 @@ class PredictivePipeline(TokenLoop):
 
     def rounds(self, request: Request, trace: Trace) -> Iterator[list[int]]:
         trace.stats |= {"layers": self.target.depth, "exit_layer": self._exit, "top_k": self.top_k}
-        limits, tokens, ahead = (
-            request.limits,
-            list(request.source.prompt),
-            self.target.depth - self._exit,
-        )
+        limits = request.limits
+        tokens = list(request.source.prompt)
+        candidate_layers = self.target.depth - self._exit
         with trace.span("prefill"):
             session = self.target.start(
                 request.source, limits.max_new_tokens + self.top_k, SessionOptions(trace.forwards)
             )
         # the current token after d − d̄ layers, if it was a candidate
-        begun: Float[Tensor, "1 dim"] | None = None
-        with two_lanes(self.target.device) as together:
+        states: Float[Tensor, "1 dim"] | None = None
+        with two_lanes(self.target.device) as run_both:
             while not limits.reached(tokens):
-                step = PipelineStep(
-                    self, session, request, trace, together, first=0 if begun is None else ahead
-                )
-                token, begun = step.next(tokens, begun)
+                layers_done = 0 if states is None else candidate_layers
+                step = PipelineStep(self, session, request, trace, run_both, layers_done)
+                token, states = step.next(tokens, states)
                 tokens = limits.append(tokens, [token])
-                matched = None if limits.reached(tokens) else begun is not None
-                trace.rounds.append(
-                    Round(next_token=token, stats={**step.units, "matched": matched})
-                )
+                matched = None if limits.reached(tokens) else states is not None
+                stats = {**step.units, "matched": matched}
+                trace.rounds.append(Round(next_token=token, stats=stats))
                 yield [token]
 
     @cached_property
@@ -162,75 +165,81 @@ class PipelineStep:
     """One token: it runs to the exit layer, then to the last layer in parallel with the next
     token's candidates.
 
-    first: how many layers it ran as a candidate.
+    layers_done: how many layers it ran as a candidate.
     """
 
     pipeline: PredictivePipeline
     session: StagedSession
     request: Request
     trace: Trace
-    together: Together
-    first: int
+    run_both: RunBoth
+    layers_done: int
 
     def __post_init__(self) -> None:
-        self.exit, self.depth = self.pipeline._exit, self.pipeline.target.depth
-        self.ahead = self.depth - self.exit  # layers that candidates run
-        self.candidates = 0
+        self.exit = self.pipeline._exit
+        self.depth = self.pipeline.target.depth
+        self.candidate_layers = self.depth - self.exit
+        self.candidate_count = 0
 
     @property
     def units(self) -> dict[str, int]:
         """Layer-time units of the token, after it was chosen."""
-        latency = self.depth - self.first
-        compute = latency + self.ahead * self.candidates
-        return {"latency_units": latency, "compute_units": compute, "concurrent_units": self.ahead}
+        latency = self.depth - self.layers_done
+        return {
+            "latency_units": latency,
+            "compute_units": latency + self.candidate_layers * self.candidate_count,
+            "concurrent_units": self.candidate_layers,
+        }
 
     def next(
-        self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None
+        self, tokens: list[int], states: Float[Tensor, "1 dim"] | None
     ) -> tuple[int, Tensor | None]:
-        """The next token, and its hidden state after d − d̄ layers if it was a candidate."""
-        last = self.request.limits.room(tokens) == 1  # no token comes after the next one
+        """The next token, and its hidden state after d − d̄ layers if it was a candidate.
+
+        states: the current token's, if it was a candidate.
+        """
+        is_last = self.request.limits.room(tokens) == 1  # no token comes after the next one
         with self.trace.span("draft"):
-            rows, candidates = self._to_exit(tokens, begun, last)
+            rows, candidates = self._run_to_exit(tokens, states, is_last)
         with self.trace.span("verify"):
             if candidates is None:
                 return int(self._choose(self._finish(rows))), None
-            self.candidates = candidates.shape[0]
-            at = self.session.length + len(rows.states)
-            logits, states = self.together(
-                lambda: self._finish(rows), lambda: self._begin(candidates, at)
+            self.candidate_count = candidates.shape[0]
+            position = self.session.length + len(rows.states)
+            logits, candidate_states = self.run_both(
+                lambda: self._finish(rows), lambda: self._start(candidates, position)
             )
-            token, *predicted = torch.cat([self._choose(logits), candidates]).tolist()
-        if token not in predicted:
+            token, *candidate_tokens = torch.cat([self._choose(logits), candidates]).tolist()
+        if token not in candidate_tokens:
             return token, None
-        row = predicted.index(token)
-        self.session.commit_row(row, range(self.ahead))
-        return token, states[row : row + 1]
+        row = candidate_tokens.index(token)
+        self.session.commit_row(row, range(self.candidate_layers))
+        return token, candidate_states[row : row + 1]
 
-    def _to_exit(
-        self, tokens: list[int], begun: Float[Tensor, "1 dim"] | None, last: bool
+    def _run_to_exit(
+        self, tokens: list[int], states: Float[Tensor, "1 dim"] | None, is_last: bool
     ) -> tuple[Rows, Int[Tensor, " k"] | None]:
         """Run the new rows to the exit layer.
 
         Returns them and the candidates for the next token.
         """
-        trained, shared = (
-            self.pipeline._trained_head,
-            not last and self.pipeline._trained_head is None,
-        )
+        trained_head = self.pipeline._trained_head
+        reads_target_head = not is_last and trained_head is None
         output_spec = OutputSpec(
-            logits=int(shared),
-            layers=range(self.first, self.exit),
+            logits=int(reads_target_head),
+            layers=range(self.layers_done, self.exit),
             hidden=(self.exit,),
             prompt=True,
         )
-        fed = tokens[self.session.length :]
-        scores = self.session.extend(Rows(fed, states=begun), output_spec)
-        (x,) = scores.hidden
-        rows = Rows(tokens[-len(x) :], states=x)
-        if last:
+        new_tokens = tokens[self.session.length :]
+        scores = self.session.extend(Rows(new_tokens, states=states), output_spec)
+        (exit_states,) = scores.hidden
+        rows = Rows(tokens[-len(exit_states) :], states=exit_states)
+        if is_last:
             return rows, None
-        logits = scores.logits[-1] if trained is None else trained(self.exit, x[-1:])[0]
-        return rows, logits.topk(self.pipeline.top_k).indices
+        last_state = exit_states[-1:]
+        logits = scores.logits if trained_head is None else trained_head(self.exit, last_state)
+        return rows, logits[-1].topk(self.pipeline.top_k).indices
 
     def _finish(self, rows: Rows) -> Float[Tensor, "1 vocab"]:
         """Run the current token through the layers after the exit."""
@@ -238,14 +247,72 @@ class PipelineStep:
             rows, OutputSpec(logits=1, layers=range(self.exit, self.depth))
         ).logits
 
-    def _begin(self, candidates: Int[Tensor, " k"], at: int) -> Float[Tensor, "k dim"]:
-        """Run the candidates for position `at` through their first layers.
+    def _start(self, candidates: Int[Tensor, " k"], position: int) -> Float[Tensor, "k dim"]:
+        """Run the candidates for this position through their first layers.
 
         They do not attend to each other.
         """
         siblings = Tree(torch.full_like(candidates, ROOT))
-        output_spec = OutputSpec(logits=0, layers=range(self.ahead), hidden=(self.ahead,))
-        return self.session.extend(Rows(candidates, siblings, position=at), output_spec).hidden[0]
+        output_spec = OutputSpec(
+            logits=0, layers=range(self.candidate_layers), hidden=(self.candidate_layers,)
+        )
+        rows = Rows(candidates, siblings, position=position)
+        return self.session.extend(rows, output_spec).hidden[0]
 
     def _choose(self, logits: Float[Tensor, "1 vocab"]) -> Int[Tensor, " 1"]:
         return self.request.sampling.choose(logits, self.request.generator)
+
+
+@contextmanager
+def two_lanes(device: torch.device) -> Iterator[RunBoth]:
+    """A function that runs two functions at once and returns both results when both are done.
+
+    In a batch they run one after the other, each together with the rows of other texts.
+    """
+    if current_batch() is not None:
+        yield lambda here, beside: (here(), beside())
+        return
+    if device.type == "cuda":
+        yield partial(in_two_streams, torch.cuda.Stream(device))
+        return
+    threads = torch.get_num_threads()
+    # The number is per thread; a new thread starts with the last one set. More than one thread per
+    # lane would not help: idle PyTorch threads of one lane spin on the core that the other lane
+    # needs.
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(1) as worker:
+            yield partial(in_two_threads, worker)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_two_threads(
+    worker: ThreadPoolExecutor, here: Callable[[], First], beside: Callable[[], Second]
+) -> tuple[First, Second]:
+    """Run `beside` in the worker thread. Kernels release Python's GIL, so both run in parallel."""
+    second_future = worker.submit(torch.inference_mode()(beside))  # inference mode is per thread
+    try:
+        first_result = here()
+    finally:
+        second_result = (
+            second_future.result()
+        )  # wait for it even after an error: it uses the same cache
+    return first_result, second_result
+
+
+def in_two_streams(
+    aside: torch.cuda.Stream, here: Callable[[], First], beside: Callable[[], Second]
+) -> tuple[First, Second]:
+    """Run `beside` in its own stream.
+
+    Both start after the current stream's queued work, which then waits for both.
+    """
+    current = torch.cuda.current_stream(aside.device)
+    begun = current.record_event()
+    first_result = here()  # launched first, as the text waits for it
+    aside.wait_event(begun)
+    with torch.cuda.stream(aside):
+        second_result = beside()
+    current.wait_stream(aside)
+    return first_result, second_result

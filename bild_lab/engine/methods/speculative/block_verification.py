@@ -12,8 +12,10 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import (
     acceptance,
+    drafted_probs,
     drafter_probs,
     residual,
+    uniform_numbers,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow
 from bild_lab.engine.protocols import Acceptance
@@ -52,19 +54,20 @@ class BlockVerification(Acceptance):
         q = drafter_probs(draft, p)  # [n, vocab]
         weights = prefix_weights(p, q, draft)  # [n+1]
         scaled = weights[:-1, None] * p[:-1]
-        # h_1 … h_n
-        chances = torch.cat([chances_to_end(scaled, q, weights[:-1])[1:], weights[-1:]])
-        uniform = torch.rand(
-            len(draft), generator=request.generator, device=p.device, dtype=p.dtype
-        )
+        chances = chances_to_end(scaled, q, weights[:-1])  # h_0 … h_{n−1}
+        chances = torch.cat([chances[1:], weights[-1:]])  # h_1 … h_n
+        uniforms = uniform_numbers(draft, p, request.generator)
         lengths = torch.arange(1, len(draft) + 1, device=p.device)
-        kept = ((uniform < chances) * lengths).amax(0, keepdim=True)
-        rest = torch.cat([residual(scaled, q), p[-1:]]).index_select(0, kept)
-        counted, chosen = draft.to_host(kept, draw(rest, request.generator))
-        return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
+        accept_length = ((uniforms < chances) * lengths).amax(0, keepdim=True)
+        next_token_probs = torch.cat([residual(scaled, q), p[-1:]])
+        next_token_probs = next_token_probs.index_select(0, accept_length)
+        accepted_count, next_token = draft.to_host(
+            accept_length, draw(next_token_probs, request.generator)
+        )
+        return Verdict(path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         """Given that the prefix x_1 … x_i is kept.
 
@@ -76,33 +79,37 @@ class BlockVerification(Acceptance):
         q = drafter_probs(draft, p)
         weights = prefix_weights(p, q, draft)[:-1]  # [n]
         scaled = weights[:, None] * p[:-1]
-        follows = drawn * acceptance(scaled, q)
-        ends = (1 - follows.sum(-1, keepdim=True)) * chances_to_end(scaled, q, weights)[:, None]
-        kept = follows.sum(-1, keepdim=True) + ends  # P_i if `drawn` is q
-        after = torch.where(kept == 0, p[:-1], (follows + ends * residual(scaled, q)) / kept)
-        return torch.cat([after, p[-1:]])
+        follows = proposal_probs * acceptance(scaled, q)
+        followed = follows.sum(-1, keepdim=True)
+        ends = (1 - followed) * chances_to_end(scaled, q, weights)[:, None]
+        prefix_probs = followed + ends  # P_i if `proposal_probs` is q
+        output = torch.where(
+            prefix_probs == 0, p[:-1], (follows + ends * residual(scaled, q)) / prefix_probs
+        )
+        return torch.cat([output, p[-1:]])
 
 
 def chances_to_end(
     scaled: PerNode, q: PerNode, weights: Float[Tensor, " n"]
 ) -> Float[Tensor, " n"]:
-    """h_0 … h_{n−1}: how likely the draft ends after each prefix if it does not go on. scaled:
+    """h_0 … h_{n−1}: how likely the draft ends after each prefix if it does not go on.
 
-    P_i p after it.
+    scaled: P_i p after each prefix. weights: P_0 … P_{n−1}.
     """
-    left = (scaled - q).clamp(min=0).sum(-1)  # R_0 … R_{n−1}
-    room = left + 1 - weights
+    residual_mass = (scaled - q).clamp(min=0).sum(-1)  # R_0 … R_{n−1}
+    total = residual_mass + 1 - weights
     # where both are 0 the drafter is as good as the target, and the longer prefix is kept anyway
-    return torch.where(room > 0, left / room, 1.0)
+    return torch.where(total > 0, residual_mass / total, 1.0)
 
 
 def prefix_weights(p: PerRow, q: PerNode, draft: Draft) -> Float[Tensor, " n+1"]:
     """P_0 … P_n: how much of its target probability each prefix still has, after what was capped
     before.
     """
-    drafted = draft.tokens[:, None]
-    ratios = p[:-1].gather(-1, drafted)[:, 0] / q.gather(-1, drafted)[:, 0]
-    weights = [torch.ones_like(ratios[:1])]
-    for place in range(len(draft)):
-        weights.append((weights[-1] * ratios[place : place + 1]).clamp(max=1))
+    ratios = drafted_probs(p[:-1], draft) / drafted_probs(q, draft)
+    weight = torch.ones_like(ratios[:1])
+    weights = [weight]
+    for ratio in ratios.split(1):
+        weight = (weight * ratio).clamp(max=1)
+        weights.append(weight)
     return torch.cat(weights)

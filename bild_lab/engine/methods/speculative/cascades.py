@@ -14,26 +14,26 @@ from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import (
     SpeculativeRule,
-    as_wide_as,
     drafter_probs,
+    padded_like,
     verify_chain,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
     accepted_path,
-    first_of,
+    first_accepted,
 )
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, most_likely, precise
 from bild_lab.errors import require_choice, require_finite, require_number
 
 
-def greatest(probs: PerNode) -> Float[Tensor, "n 1"]:
+def max_prob(probs: PerNode) -> Float[Tensor, "n 1"]:
     return probs.amax(-1, keepdim=True)
 
 
-def distance(p: PerNode, q: PerNode) -> Float[Tensor, "n 1"]:
+def total_variation(p: PerNode, q: PerNode) -> Float[Tensor, "n 1"]:
     """The total variation of each row."""
     return (p - q).abs().sum(-1, keepdim=True) / 2
 
@@ -42,13 +42,13 @@ def distance(p: PerNode, q: PerNode) -> Float[Tensor, "n 1"]:
 # distributions at temperature 1, and α: how much more confident the target must be. The first three
 # defer whole positions, which have one column.
 DEFERRALS: dict[str, Callable[[PerNode, PerNode, float], Bool[Tensor, " n #vocab"]]] = {
-    "chow": lambda p, q, alpha: greatest(q) < 1 - alpha,  # the drafter is unsure
-    "diff": lambda p, q, alpha: greatest(q) < greatest(p) - alpha,  # the target is more confident
+    "chow": lambda p, q, alpha: max_prob(q) < 1 - alpha,  # the drafter is unsure
+    "diff": lambda p, q, alpha: max_prob(q) < max_prob(p) - alpha,  # the target is more confident
     # accounts for rejections
-    "opt": lambda p, q, alpha: greatest(q) < greatest(p) - alpha * distance(p, q),
-    "token_v1": lambda p, q, alpha: q < greatest(p) - alpha,
-    "token_v2": lambda p, q, alpha: p < greatest(p) - alpha,
-    "token_v3": lambda p, q, alpha: p < (1 - alpha) * greatest(p),
+    "opt": lambda p, q, alpha: max_prob(q) < max_prob(p) - alpha * total_variation(p, q),
+    "token_v1": lambda p, q, alpha: q < max_prob(p) - alpha,
+    "token_v2": lambda p, q, alpha: p < max_prob(p) - alpha,
+    "token_v3": lambda p, q, alpha: p < (1 - alpha) * max_prob(p),
 }
 
 
@@ -80,12 +80,15 @@ class SpeculativeCascade(SpeculativeRule):
     def distributions(
         self, draft: Draft, logits: PerRow, request: Request
     ) -> tuple[PerRow, PerNode]:
-        n, p = len(draft), request.sampling.probs(logits)
+        n = len(draft)
+        p = request.sampling.probs(logits)
         q = drafter_probs(draft, p)
         if n == 0:
             return p, q
-        own = precise(logits[:n]).softmax(-1)
-        deferred = self._defers(own, as_wide_as(own, draft.unscaled_probs), self._alpha)
+        target_probs = precise(logits[:n]).softmax(-1)
+        deferred = self._defers(
+            target_probs, padded_like(target_probs, draft.unscaled_probs), self._alpha
+        )
         return torch.cat([cascaded(p[:n], q, deferred), p[n:]]), q
 
 
@@ -133,7 +136,7 @@ class StaticEnsemble(SpeculativeRule):
         if request.sampling.greedy:
             return self._greedy(draft, logits)
         mixed, q = self.distributions(draft, logits, request)
-        expected = 1 - distance(mixed[:-1], q)[:, 0]
+        expected = 1 - total_variation(mixed[:-1], q)[:, 0]
         return verify_chain(mixed, q, draft, request.generator, expected_acceptance=expected)
 
     def distributions(
@@ -144,16 +147,20 @@ class StaticEnsemble(SpeculativeRule):
         return torch.cat([self._mixed(p[:-1], q), p[-1:]]), q
 
     def _greedy(self, draft: Draft, logits: PerRow) -> Verdict:
-        scores, n = precise(logits), len(draft)
-        chosen = most_likely(scores)
+        scores = precise(logits)
+        n = len(draft)
+        ensemble_tokens = most_likely(scores)
         if n and self._weight < 1:
             p = scores[:n].softmax(-1)
-            chosen[:n] = most_likely(self._mixed(p, as_wide_as(p, draft.unscaled_probs)))
-        (chosen,) = draft.to_host(chosen)
+            ensemble_tokens[:n] = most_likely(self._mixed(p, padded_like(p, draft.unscaled_probs)))
+        (ensemble_tokens,) = draft.to_host(ensemble_tokens)
         path, row = accepted_path(
-            draft, first_of([draft.token_list[place] == chosen[place] for place in range(n)])
+            draft,
+            first_accepted(
+                [draft.token_list[place] == ensemble_tokens[place] for place in range(n)]
+            ),
         )
-        return Verdict(path, int(chosen[row]))
+        return Verdict(path, int(ensemble_tokens[row]))
 
     def _mixed(self, p: PerNode, q: PerNode) -> PerNode:
         return self._weight * p + (1 - self._weight) * q
@@ -190,10 +197,12 @@ class Cactus(SpeculativeRule):
         if self._delta == 0 or not len(draft):
             return ExactMatch()(draft, logits, request)
         raised = self._raised(precise(logits).softmax(-1), draft)
-        own = most_likely(raised) == draft.tokens
-        kept, chosen = draft.to_host(own.to(raised), most_likely(precise(logits)))
-        path, row = accepted_path(draft, first_of(kept))
-        return Verdict(path, int(chosen[row]))
+        accepted = most_likely(raised) == draft.tokens
+        accepted_flags, target_tokens = draft.to_host(
+            accepted.to(raised), most_likely(precise(logits))
+        )
+        path, row = accepted_path(draft, first_accepted(accepted_flags))
+        return Verdict(path, int(target_tokens[row]))
 
     def distributions(
         self, draft: Draft, logits: PerRow, request: Request
@@ -202,14 +211,16 @@ class Cactus(SpeculativeRule):
         return torch.cat([self._raised(p, draft), p[-1:]]), drafter_probs(draft, p)
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> None:
         """It differs from token to token of the draft."""
 
     def _raised(self, p: PerRow, draft: Draft) -> PerNode:
-        """h of each drafted token."""
-        p, drafted = p[:-1], draft.tokens[:, None]
-        own = p.gather(-1, drafted)  # [n, 1]
-        raised = (own + (2 * self._delta * own * (1 - own)).sqrt()).clamp(max=1.0)
-        others = torch.where(own < 1, (1 - raised) / (1 - own), 0.0)
-        return (others * p).scatter(-1, drafted, raised)
+        """h for each drafted token."""
+        p = p[:-1]
+        drafted = draft.tokens[:, None]
+        probs = p.gather(-1, drafted)  # [n, 1], p(x)
+        increase = (2 * self._delta * probs * (1 - probs)).sqrt()
+        raised = (probs + increase).clamp(max=1.0)  # h(x)
+        scale = torch.where(probs < 1, (1 - raised) / (1 - probs), 0.0)  # of the other tokens
+        return (scale * p).scatter(-1, drafted, raised)

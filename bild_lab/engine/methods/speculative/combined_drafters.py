@@ -103,17 +103,17 @@ class SpeculativeDrafter(Drafter):
         inner = self._request.limits.fitting(self._drafter.propose(text), text)
         # not cached yet: the target's token after a fully accepted draft
         behind = text[self._session.length : -1]
-        rows = inner.under(text[-1])
+        rows = inner.row_tokens(text[-1])
         if behind:
             rows = torch.cat([on_device(behind, rows.device), rows])
         scores = self._session.extend(rows, OutputSpec(logits=len(inner) + 1))
         verdict = self._accept(inner, scores.logits, self._request)
-        kept = len(verdict.path)
-        self._session.rollback(len(text) + kept)
+        accepted_count = len(verdict.path)
+        self._session.rollback(len(text) + accepted_count)
         self._drafter.observe(inner, scores, verdict)
         return (
-            [*inner.token_list[:kept], verdict.next_token],
-            scores.logits[: kept + 1],
+            [*inner.token_list[:accepted_count], verdict.next_token],
+            scores.logits[: accepted_count + 1],
             inner.calls,
         )
 
@@ -127,7 +127,7 @@ class HybridDrafter(Drafter):
     """Drafts with the first drafter where it is confident, else with the second (SAM decoding, Hu
     et al., 2024, §3.3).
 
-    The first is confident if its draft is at least `shortest` tokens deep. A drafter that copies
+    The first is confident if its draft is at least `min_depth` tokens deep. A drafter that copies
     drafts further after longer matches, and a model with a stop rule as far as it is sure, so this
     holds for both. With 1 the second is asked where the first drafts nothing. Both learn from every
     verification what they can. Each round's statistics hold `second`, whether the second drafted.
@@ -137,8 +137,8 @@ class HybridDrafter(Drafter):
     where the second drafts.
     """
 
-    def __init__(self, first: Drafter, second: Drafter, shortest: int) -> None:
-        require_whole("shortest", shortest, 1)
+    def __init__(self, first: Drafter, second: Drafter, min_depth: int) -> None:
+        require_whole("min_depth", min_depth, 1)
         for place, drafter in (("first", first), ("second", second)):
             if place not in drafter.hybrid_places:
                 raise UserError(
@@ -146,10 +146,10 @@ class HybridDrafter(Drafter):
                     " drafts from rows of its own that run in every forward of the target; choose"
                     " another"
                 )
-        self._first, self._second, self._shortest = first, second, shortest
+        self._first, self._second, self._min_depth = first, second, min_depth
         self.drafts_trees = first.drafts_trees or second.drafts_trees
         self.gives = first.gives & second.gives
-        self.required_outputs = both_wants(first.required_outputs, second.required_outputs)
+        self.required_outputs = merged_outputs(first.required_outputs, second.required_outputs)
 
     @property
     def _both(self) -> tuple[Drafter, Drafter]:
@@ -165,7 +165,7 @@ class HybridDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         self._tokens = tokens
         draft, self._asked, calls = self._first.propose(tokens), self._first, 0
-        if draft.depth < self._shortest:
+        if draft.depth < self._min_depth:
             calls = draft.calls
             self._first.rollback(len(tokens))
             draft, self._asked = self._second.propose(tokens), self._second
@@ -193,14 +193,15 @@ class HybridDrafter(Drafter):
             drafter.rollback(length)
 
 
-def both_wants(first: OutputSpec, second: OutputSpec) -> OutputSpec:
+def merged_outputs(first_outputs: OutputSpec, second_outputs: OutputSpec) -> OutputSpec:
     """What serves both. Raises UserError if they want different hidden states."""
-    one, other = (replace(each, head_input=False) for each in (first, second))
+    one, other = (replace(each, head_input=False) for each in (first_outputs, second_outputs))
     if ALL_LOGITS not in (one, other) and one != other:
         raise UserError(
             "the drafters of a hybrid must read the same hidden states of the target, got two that"
             " differ; choose one that reads logits alone"
         )
     return replace(
-        other if one == ALL_LOGITS else one, head_input=first.head_input or second.head_input
+        other if one == ALL_LOGITS else one,
+        head_input=first_outputs.head_input or second_outputs.head_input,
     )

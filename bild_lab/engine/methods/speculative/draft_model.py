@@ -14,7 +14,8 @@ from torch import Tensor
 
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods.early_exit.views import NarrowModel, TargetLayers
+from bild_lab.engine.methods.early_exit.views import TargetLayers
+from bild_lab.engine.methods.fr_spec import NarrowModel
 from bild_lab.engine.methods.speculative.theory import optimal_window
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -259,7 +260,7 @@ class AdaptiveWindow:
     """The best window by Theorem 3.8 at the recent acceptance rate (speculative decoding §3.5).
 
     cost_ratio: the time of a drafter step over that of a target step, c in the theorem; a run of
-    policy=speculative measures it (prediction.cost_ratio in result.json). largest: drafts no more.
+    policy=speculative measures it (prediction.cost_ratio in result.json). max_window: the most tokens drafted.
     prior: the acceptance rate assumed at the start of a text, with the weight of four judged
     tokens. memory: in (0, 1], the weight that past counts keep from one round to the next; 1 never
     forgets, 0.9 looks back over about ten rounds.
@@ -269,12 +270,12 @@ class AdaptiveWindow:
     out of range.
     """
 
-    def __init__(self, cost_ratio: float, largest: int, prior: float, memory: float) -> None:
-        require_whole("the largest draft window", largest, 1)
+    def __init__(self, cost_ratio: float, max_window: int, prior: float, memory: float) -> None:
+        require_whole("max_window", max_window, 1)
         require_number("the window's memory", memory, 0, 1, above=True, remedy="1 never forgets")
-        optimal_window(prior, cost_ratio, largest)  # raises for rates and ratios out of range
+        optimal_window(prior, cost_ratio, max_window)  # raises for rates and ratios out of range
         self._cost_ratio = cost_ratio
-        self._largest = largest
+        self._max_window = max_window
         self._prior = prior
         self._memory = memory
         self._accepted = self._prior * PRIOR_TOKENS
@@ -282,7 +283,7 @@ class AdaptiveWindow:
         self._idle_rounds = 0
 
     def start(self) -> AdaptiveWindow:
-        return AdaptiveWindow(self._cost_ratio, self._largest, self._prior, self._memory)
+        return AdaptiveWindow(self._cost_ratio, self._max_window, self._prior, self._memory)
 
     @property
     def acceptance_rate(self) -> float:
@@ -292,7 +293,7 @@ class AdaptiveWindow:
         return self._accepted / self._judged
 
     def size(self) -> int:
-        best = optimal_window(self.acceptance_rate, self._cost_ratio, self._largest)
+        best = optimal_window(self.acceptance_rate, self._cost_ratio, self._max_window)
         return 1 if best == 0 and self._idle_rounds + 1 >= PROBE_ROUNDS else best
 
     def observe(self, drafted: int, accepted: int) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from bild_lab.engine.draft import ROOT, Draft, Tree, Verdict
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods.early_exit.views import NarrowModel
+from bild_lab.engine.methods.fr_spec import NarrowModel
 from bild_lab.engine.methods.speculative.draft_model import require_confidence
 from bild_lab.engine.protocols import Drafter
 from bild_lab.engine.request import Request
@@ -60,7 +60,9 @@ class ModelTreeDrafter(Drafter):
         vocabulary: DraftVocabulary | None = None,
     ) -> None:
         self._model = draft if vocabulary is None else NarrowModel(draft, vocabulary)
-        self._growth = growth_by(nodes, window, width, children, min_prob, require_confidence(stop))
+        self._growth = tree_spec_of_policy(
+            nodes, window, width, children, min_prob, require_confidence(stop)
+        )
 
     def begin(self, request: Request, target: Session) -> None:
         self._request = request
@@ -71,13 +73,15 @@ class ModelTreeDrafter(Drafter):
 
     def propose(self, tokens: list[int]) -> Draft:
         self._session.rollback(len(tokens) - 1)
-        tree_spec = growth_of_round(self._growth, self._request, tokens)
+        tree_spec = tree_spec_of_round(self._growth, self._request, tokens)
         feed = tokens[self._session.length :]
         grown = self._session.grow(feed, tree_spec)
         self._grown = (
-            grow(self._session, feed, tree_spec, self._request.sampling) if grown is None else grown
+            grow_tree(self._session, feed, tree_spec, self._request.sampling)
+            if grown is None
+            else grown
         )
-        return draft_of(self._grown, self._model.device)
+        return draft_of_tree(self._grown, self._model.device)
 
     def observe(self, draft: Draft, scores: Scores, verdict: Verdict) -> None:
         """Keep the accepted tokens that have run."""
@@ -94,12 +98,12 @@ class ModelTreeDrafter(Drafter):
         self._session.rollback(length)
 
 
-def growth_by(
+def tree_spec_of_policy(
     nodes: int,
     window: int,
     width: int,
     children: int,
-    least: float,
+    min_prob: float,
     prune_confidence: float | None = None,
 ) -> TreeSpec:
     """How a policy's trees grow. Raises UserError for values out of range."""
@@ -110,11 +114,11 @@ def growth_by(
         ("children", children),
     ):
         require_whole(name, value, 1)
-    require_number("least", least, 0, 1, remedy="0 always grows on")
-    return TreeSpec(nodes, window, width, children, frozenset(), prune_confidence, least)
+    require_number("min_prob", min_prob, 0, 1, remedy="0 always grows on")
+    return TreeSpec(nodes, window, width, children, frozenset(), prune_confidence, min_prob)
 
 
-def growth_of_round(tree_spec: TreeSpec, request: Request, tokens: list[int]) -> TreeSpec:
+def tree_spec_of_round(tree_spec: TreeSpec, request: Request, tokens: list[int]) -> TreeSpec:
     """The same within the room after these tokens, by the probabilities that they are sampled
     from.
     """
@@ -128,7 +132,7 @@ def growth_of_round(tree_spec: TreeSpec, request: Request, tokens: list[int]) ->
     )
 
 
-def draft_of(grown: GrownTree, device: torch.device) -> Draft:
+def draft_of_tree(grown: GrownTree, device: torch.device) -> Draft:
     return Draft(
         on_device(grown.tokens, device),
         on_device(grown.parents, device),
@@ -147,7 +151,9 @@ class DraftNode:
     row: int | None = None
 
 
-def grow(session: Session, feed: list[int], tree_spec: TreeSpec, sampling: Sampling) -> GrownTree:
+def grow_tree(
+    session: Session, feed: list[int], tree_spec: TreeSpec, sampling: Sampling
+) -> GrownTree:
     """Run these tokens of the text, then grow a tree after them, one forward for each level."""
     nodes: list[DraftNode] = []
     parents: list[int] = []  # of the rows that have run after the text
@@ -171,7 +177,7 @@ def grow(session: Session, feed: list[int], tree_spec: TreeSpec, sampling: Sampl
         rows = Rows([nodes[leaf].token for leaf in leaves], Tree(on_device(parents, logits.device)))
         logits = session.extend(rows, OutputSpec()).logits
         forwards.append(len(leaves))
-    return most_likely(nodes, tree_spec.nodes, forwards)
+    return prune_tree(nodes, tree_spec.nodes, forwards)
 
 
 def most_likely_children(
@@ -193,28 +199,28 @@ def most_likely_children(
     ).tolist()
     children: list[DraftNode] = []
     for leaf, (confidence, *values) in zip(leaves, read, strict=True):
-        most = (
+        child_count = (
             1
             if tree_spec.prune_confidence is not None and confidence >= tree_spec.prune_confidence
             else chances.shape[-1]
         )
-        before = 1.0 if leaf == ROOT else nodes[leaf].chance
-        for chance, token in zip(values[:most], values[chances.shape[-1] :], strict=False):
+        leaf_chance = 1.0 if leaf == ROOT else nodes[leaf].chance
+        for chance, token in zip(values[:child_count], values[chances.shape[-1] :], strict=False):
             if chance > 0.0:
-                children.append(DraftNode(int(token), leaf, before * chance))
+                children.append(DraftNode(int(token), leaf, leaf_chance * chance))
     return children
 
 
-def most_likely(nodes: list[DraftNode], most: int, forwards: list[int]) -> GrownTree:
+def prune_tree(nodes: list[DraftNode], max_nodes: int, forwards: list[int]) -> GrownTree:
     """The most likely nodes, in the order grown.
 
     A parent is never less likely than its children, and comes first.
     """
-    kept = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:most])
-    place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+    node_indices = sorted(sorted(range(len(nodes)), key=lambda n: -nodes[n].chance)[:max_nodes])
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(node_indices)}
     return GrownTree(
-        tokens=[nodes[n].token for n in kept],
-        parents=[place[nodes[n].parent] for n in kept],
-        rows=[nodes[n].row for n in kept],
+        tokens=[nodes[n].token for n in node_indices],
+        parents=[place[nodes[n].parent] for n in node_indices],
+        rows=[nodes[n].row for n in node_indices],
         forwards=forwards,
     )

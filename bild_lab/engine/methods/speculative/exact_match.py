@@ -9,7 +9,7 @@ from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
     accepted_path,
-    first_of,
+    first_accepted,
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -29,14 +29,16 @@ class ExactMatch(Acceptance):
         return True
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        (chosen,) = draft.to_host(request.sampling.choose(logits, request.generator))  # [n+1]
+        (target_tokens,) = draft.to_host(
+            request.sampling.choose(logits, request.generator)
+        )  # [n+1]
         drafted = zip(draft.token_list, draft.parent_list, strict=True)
         path, row = accepted_path(
-            draft, first_of([token == chosen[parent + 1] for token, parent in drafted])
+            draft, first_accepted([token == target_tokens[parent + 1] for token, parent in drafted])
         )
-        return Verdict(path, int(chosen[row]))
+        return Verdict(path, int(target_tokens[row]))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         return request.sampling.probs(logits)  # whatever was drafted

@@ -9,9 +9,11 @@ from torch import Tensor
 from bild_lab.engine.draft import Draft, Verdict
 from bild_lab.engine.methods.speculative.sampling import (
     before_rejection,
+    drafted_probs,
     drafter_probs,
+    uniform_numbers,
 )
-from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow, output_by
+from bild_lab.engine.methods.speculative.tree_acceptance import PerNode, PerRow, output_of_trials
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import Sampling, draw
@@ -36,26 +38,26 @@ class RejectionSampling(Acceptance):
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p = request.sampling.probs(logits)  # [n+1, vocab]
         q = drafter_probs(draft, p)  # [n, vocab]
-        drafted = draft.tokens[:, None]
-        bound = greatest_ratio(p[:-1], q)  # M, [n]
-        uniform = torch.rand(
-            len(draft), generator=request.generator, device=p.device, dtype=p.dtype
+        bound = max_ratio(p[:-1], q)  # M, [n]
+        uniforms = uniform_numbers(draft, p, request.generator)
+        accepted = uniforms * bound * drafted_probs(q, draft) < drafted_probs(p[:-1], draft)
+        accept_length = before_rejection(accepted)
+        (accepted_count, next_token) = draft.to_host(
+            accept_length, draw(p.index_select(0, accept_length), request.generator)
         )
-        kept = before_rejection(
-            uniform * bound * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
-        )
-        (counted, chosen) = draft.to_host(kept, draw(p.index_select(0, kept), request.generator))
-        return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]))
+        return Verdict(path=tuple(range(int(accepted_count[0]))), next_token=int(next_token[0]))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         p = request.sampling.probs(logits)
         q = drafter_probs(draft, p)
-        scaled = torch.where(q > 0, greatest_ratio(p[:-1], q)[:, None] * q, torch.inf)  # M·q
-        return output_by(lambda left, node: (left / scaled[node], left), draft, p, drawn)
+        scaled = torch.where(q > 0, max_ratio(p[:-1], q)[:, None] * q, torch.inf)  # M·q
+        return output_of_trials(
+            lambda left, node: (left / scaled[node], left), draft, p, proposal_probs
+        )
 
 
-def greatest_ratio(p: PerNode, q: PerNode) -> Float[Tensor, " n"]:
+def max_ratio(p: PerNode, q: PerNode) -> Float[Tensor, " n"]:
     """M = max p / q of each row, over the tokens that the target may emit."""
     return torch.where(p > 0, p / q, 0.0).amax(-1)

@@ -19,11 +19,11 @@ from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
     accepted_path,
-    best_of,
-    first_of,
+    best_sibling,
+    first_accepted,
     judged_nodes,
     judging_rows,
-    output_by,
+    output_of_trials,
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -52,12 +52,14 @@ class SpeculativeRule(Acceptance):
         return verify(*self.distributions(draft, logits, request), draft, request.generator)
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         p, q = self.distributions(draft, logits, request)
-        return output_by(
-            lambda left, node: (acceptance(left, q[node]), residual(left, q[node])), draft, p, drawn
-        )
+
+        def judge(remaining: Tensor, node: int) -> tuple[Tensor, Tensor]:
+            return acceptance(remaining, q[node]), residual(remaining, q[node])
+
+        return output_of_trials(judge, draft, p, proposal_probs)
 
 
 class SpeculativeSampling(SpeculativeRule):
@@ -92,9 +94,11 @@ class SpeculativeSampling(SpeculativeRule):
         logits, rows = precise(logits), judging_rows(draft)
         # log(p(token) / max p): the normalizer of p cancels
         below = logits[rows, draft.tokens] - logits.amax(-1)[rows]  # [n]
-        gaps, chosen = draft.to_host(below, request.sampling.choose(logits, request.generator))
-        path, row = accepted_path(draft, best_of(gaps, math.log(self._lenience)))
-        return Verdict(path, int(chosen[row]))
+        gaps, target_tokens = draft.to_host(
+            below, request.sampling.choose(logits, request.generator)
+        )
+        path, row = accepted_path(draft, best_sibling(gaps, math.log(self._lenience)))
+        return Verdict(path, int(target_tokens[row]))
 
     def distributions(
         self, draft: Draft, logits: PerRow, request: Request
@@ -119,14 +123,13 @@ class OverlapMeasurement(Acceptance):
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
         p = request.sampling.probs(logits)
-        chance = torch.minimum(p[:-1], drafter_probs(draft, p)).sum(-1)
-        chosen, chances = draft.to_host(
-            request.sampling.choose(logits[:1], request.generator), chance
-        )
-        return Verdict((), int(chosen[0]), stats={"expected_acceptance": tuple(chances)})
+        overlap = torch.minimum(p[:-1], drafter_probs(draft, p)).sum(-1)
+        choice = request.sampling.choose(logits[:1], request.generator)
+        next_token, overlaps = draft.to_host(choice, overlap)
+        return Verdict((), int(next_token[0]), stats={"expected_acceptance": tuple(overlaps)})
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow:
         return request.sampling.probs(logits)  # whatever was drafted
 
@@ -136,24 +139,31 @@ def verify_chain(
     q: PerNode,
     draft: Draft,
     generator: torch.Generator | None,
-    **noted: Float[Tensor, " n"],
+    **statistics: Float[Tensor, " n"],
 ) -> Verdict:
     """Accept each token with min(1, p / q) up to the first rejection, then draw from norm(max(0, p
     − q)).
 
-    q is the drafter's distribution times the lenience. noted: statistics of each drafted token, by
-    name.
+    q is the drafter's distribution times the lenience. statistics: of each drafted token, by name.
     """
-    drafted = draft.tokens[:, None]
-    uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
-    kept = before_rejection(
-        uniform * q.gather(-1, drafted)[:, 0] < p[:-1].gather(-1, drafted)[:, 0]
-    )
+    uniforms = uniform_numbers(draft, p, generator)
+    accepted = uniforms * drafted_probs(q, draft) < drafted_probs(p[:-1], draft)
+    accept_length = before_rejection(accepted)
     # after a fully accepted draft there is no q: it is padded with 0, so p − q is p
-    after = residual(p.index_select(0, kept), pad(q, (0, 0, 0, 1)).index_select(0, kept))
-    counted, chosen, *values = draft.to_host(kept, draw(after, generator), *noted.values())
-    stats = {name: tuple(each) for name, each in zip(noted, values, strict=True)}
-    return Verdict(path=tuple(range(int(counted[0]))), next_token=int(chosen[0]), stats=stats)
+    padded_q = pad(q, (0, 0, 0, 1))
+    next_token_probs = residual(
+        p.index_select(0, accept_length), padded_q.index_select(0, accept_length)
+    )
+    accepted_count, next_token, *statistic_values = draft.to_host(
+        accept_length, draw(next_token_probs, generator), *statistics.values()
+    )
+    return Verdict(
+        path=tuple(range(int(accepted_count[0]))),
+        next_token=int(next_token[0]),
+        stats={
+            name: tuple(values) for name, values in zip(statistics, statistic_values, strict=True)
+        },
+    )
 
 
 def verify_tree(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None) -> Verdict:
@@ -163,13 +173,13 @@ def verify_tree(p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator 
     The residuals do not depend on the random draws. So all rows are computed at once on the device,
     and the accepted path is found on the host.
     """
-    accepted, rest = tried(p, q, draft, generator)
-    flags, chosen = draft.to_host(accepted, draw(rest, generator))
-    path, row = accepted_path(draft, first_of(flags))
-    return Verdict(path, int(chosen[row]))
+    accepted, next_token_probs = try_siblings(p, q, draft, generator)
+    flags, target_tokens = draft.to_host(accepted, draw(next_token_probs, generator))
+    path, row = accepted_path(draft, first_accepted(flags))
+    return Verdict(path, int(target_tokens[row]))
 
 
-def tried(
+def try_siblings(
     p: PerRow, q: PerNode, draft: Draft, generator: torch.Generator | None
 ) -> tuple[Bool[Tensor, " n"], PerRow]:
     """Which nodes are accepted if the siblings before them are not, and what is drawn from after
@@ -177,27 +187,31 @@ def tried(
 
     A chain is a tree without siblings.
     """
-    nodes, rows = judged_nodes(draft), judging_rows(draft)  # the host needs the number of siblings
-    table = sibling_table(rows, max(map(len, nodes)))
-    uniform = torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
-    bar = uniform * q.gather(-1, draft.tokens[:, None])[:, 0]  # [n]
-    q = pad(q, (0, 0, 0, 1))  # index n, which means no further child, has q = 0
-    accepted = torch.zeros_like(bar, dtype=torch.bool)
-    every = torch.arange(len(draft), device=p.device)
-    for children in table:  # [n+1], the first child of every row, then the second, …
-        accepted |= (children[rows] == every) & (bar < p[rows, draft.tokens])
-        p = residual(p, q[children])
-    return accepted, p
+    rows = judging_rows(draft)
+    max_siblings = max(map(len, judged_nodes(draft)))  # the host needs this number
+    uniforms = uniform_numbers(draft, p, generator)
+    thresholds = uniforms * drafted_probs(q, draft)  # [n]
+    padded_q = pad(q, (0, 0, 0, 1))  # index n, which means no further child, has q = 0
+    accepted = torch.zeros_like(thresholds, dtype=torch.bool)
+    node_indices = torch.arange(len(draft), device=p.device)
+    remaining = p
+    # children: [n+1], the first child of every row, then the second, …
+    for children in sibling_table(rows, max_siblings):
+        is_tried = children[rows] == node_indices
+        accepted |= is_tried & (thresholds < remaining[rows, draft.tokens])
+        remaining = residual(remaining, padded_q[children])
+    return accepted, remaining
 
 
-def sibling_table(rows: Int[Tensor, " n"], most: int) -> Int[Tensor, "most n+1"]:
-    """Entry [i, row] is the (i + 1)-th child of this row, or n if it has none. most: the most
+def sibling_table(rows: Int[Tensor, " n"], max_siblings: int) -> Int[Tensor, "siblings n+1"]:
+    """Entry [i, row] is the (i + 1)-th child of this row, or n if it has none. max_siblings: the most
     children of any row.
     """
     n = rows.shape[0]
-    rank = (rows == rows[:, None]).tril(-1).sum(-1)  # [n], how many siblings come before each node
-    table = rows.new_full((most, n + 1), n)
-    table[rank, rows] = torch.arange(n, device=rows.device)
+    is_sibling = rows == rows[:, None]
+    earlier_siblings = is_sibling.tril(-1).sum(-1)  # [n]
+    table = rows.new_full((max_siblings, n + 1), n)
+    table[earlier_siblings, rows] = torch.arange(n, device=rows.device)
     return table
 
 
@@ -209,16 +223,28 @@ def before_rejection(accepted: Bool[Tensor, " n"]) -> Int[Tensor, " 1"]:
     return accepted.long().cumprod(0).sum(0, keepdim=True)
 
 
+def uniform_numbers(
+    draft: Draft, p: PerRow, generator: torch.Generator | None
+) -> Float[Tensor, " n"]:
+    """A random number in [0, 1) for each node, in the precision and on the device of p."""
+    return torch.rand(len(draft), generator=generator, device=p.device, dtype=p.dtype)
+
+
+def drafted_probs(probs: PerNode, draft: Draft) -> Float[Tensor, " n"]:
+    """The probability of each drafted token in its row."""
+    return probs.gather(-1, draft.tokens[:, None])[:, 0]
+
+
 def drafter_probs(draft: Draft, p: PerRow) -> PerNode:
     """q as wide as p: one-hot if the draft has no probs, zero-padded if the models' padded
     vocabularies differ.
     """
     if draft.probs is not None:
-        return as_wide_as(p, draft.probs)
+        return padded_like(p, draft.probs)
     return torch.zeros_like(p[:-1]).scatter_(-1, draft.tokens[:, None], 1.0)
 
 
-def as_wide_as(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> PerNode:
+def padded_like(p: Float[Tensor, "m vocab"], q: Float[Tensor, "n other"]) -> PerNode:
     """q with p's vocabulary, device and precision."""
     return pad(q.to(p), (0, p.shape[-1] - q.shape[-1]))
 
@@ -246,7 +272,7 @@ def judged_probs(logits: Float[Tensor, "n vocab"], sampling: Sampling) -> PerNod
     return precise(logits).softmax(-1) if sampling.greedy else sampling.probs(logits)
 
 
-def own_decisions(
+def lossless_decisions(
     draft: Draft, logits: PerRow, request: Request
 ) -> tuple[Bool[Tensor, " n"], Int[Tensor, " n+1"]]:
     """Which drafted tokens lossless speculative sampling keeps, and what it emits after each row if
@@ -256,11 +282,11 @@ def own_decisions(
     """
     sampling = request.sampling
     if sampling.greedy:
-        chosen = sampling.choose(logits, None)
-        return draft.tokens == chosen[judging_rows(draft)], chosen
+        target_tokens = sampling.choose(logits, None)
+        return draft.tokens == target_tokens[judging_rows(draft)], target_tokens
     p = sampling.probs(logits)
-    accepted, rest = tried(p, drafter_probs(draft, p), draft, request.generator)
-    return accepted, draw(rest, request.generator)
+    accepted, next_token_probs = try_siblings(p, drafter_probs(draft, p), draft, request.generator)
+    return accepted, draw(next_token_probs, request.generator)
 
 
 def forgiving_verdict(
@@ -279,15 +305,11 @@ def forgiving_verdict(
     """
 
     def choose(siblings: list[int]) -> int | None:
-        own = (node for node in siblings if accepted[node])
-        return next(
-            own,
-            max(
-                (node for node in siblings if forgiven[node]),
-                key=likelihood.__getitem__,
-                default=None,
-            ),
-        )
+        for node in siblings:
+            if accepted[node]:
+                return node
+        forgiven_siblings = [node for node in siblings if forgiven[node]]
+        return max(forgiven_siblings, key=likelihood.__getitem__, default=None)
 
     path, row = accepted_path(draft, choose)
     flags = tuple(int(node in path and not accepted[node]) for node in range(len(draft)))

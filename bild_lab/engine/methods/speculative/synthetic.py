@@ -45,9 +45,9 @@ class SyntheticDrafter(Drafter):
         self._acceptance_rate = acceptance_rate
         require_whole("the draft window", window, 1)
         self._window = window
-        self._known: dict[tuple[object, ...], Recital] = {}
+        self._known: dict[tuple[object, ...], FixedTextDrafter] = {}
         # by the request itself, whose tokens may be on a GPU
-        self._prepared: dict[int, tuple[Request, Recital]] = {}
+        self._prepared: dict[int, tuple[Request, FixedTextDrafter]] = {}
 
     def prepare(self, request: Request) -> None:
         """Find the text to draft for this request, unless it is known."""
@@ -60,7 +60,7 @@ class SyntheticDrafter(Drafter):
             )
         key = (request.source.key, request.limits)
         if key not in self._known:
-            self._known[key] = self._recital(request)
+            self._known[key] = self._drafts_for(request)
         self._prepared[id(request)] = request, self._known[key]
 
     def begin(self, request: Request, target: Session) -> None:
@@ -70,33 +70,30 @@ class SyntheticDrafter(Drafter):
     def propose(self, tokens: list[int]) -> Draft:
         return self._proposals.propose(tokens)
 
-    def _recital(self, request: Request) -> Recital:
+    def _drafts_for(self, request: Request) -> FixedTextDrafter:
         """Drafts whose unspoiled tokens the target accepts when it verifies exactly these drafts.
 
         In half precision a forward of several rows may break a near tie otherwise than a forward of
         one row. So the text is decoded again with the drafts made from it, until it no longer
         changes.
         """
-        start, chance = (
-            len(request.source.prompt),
-            np.random.default_rng(sum(request.source.key, ())),
-        )
+        prompt_length = len(request.source.prompt)
+        chance = np.random.default_rng(sum(request.source.key, ()))
         accepted = chance.random(request.limits.max_new_tokens) < self._acceptance_rate
-        drafter: NoDraft | Recital = NoDraft(self._target)
+        drafter: NoDraft | FixedTextDrafter = NoDraft(self._target)
         text: list[int] | None = None
         for _ in range(request.limits.max_new_tokens + 1):
-            found = DraftThenVerify(self._target, drafter, ExactMatch()).decode(request, Trace())[
-                start:
-            ]
-            if found == text:
+            loop = DraftThenVerify(self._target, drafter, ExactMatch())
+            decoded = loop.decode(request, Trace())[prompt_length:]
+            if decoded == text:
                 break
-            text = found
-            proposals = spoiled(text, accepted.tolist(), request.limits)
-            drafter = Recital(on_device(proposals, self._target.device), self._window)
+            text = decoded
+            proposals = with_errors(text, accepted.tolist(), request.limits)
+            drafter = FixedTextDrafter(on_device(proposals, self._target.device), self._window)
         return drafter
 
 
-class Recital(Drafter):
+class FixedTextDrafter(Drafter):
     """Drafts a fixed text, `window` tokens at a time, whatever the target accepts."""
 
     drafts_trees = False
@@ -113,12 +110,12 @@ class Recital(Drafter):
         return Draft(self._text[position : position + min(self._window, self._limits.room(tokens))])
 
 
-def spoiled(text: list[int], accepted: list[bool], limits: Limits) -> list[int]:
+def with_errors(text: list[int], accepted: list[bool], limits: Limits) -> list[int]:
     """The text with a wrong token, never an end token, at each position that is to be rejected."""
-    others = [
+    wrong_tokens = [
         token for token in range(len(limits.end_tokens) + 2) if token not in limits.end_tokens
     ]
     return [
-        token if kept else next(o for o in others if o != token)
-        for token, kept in zip(text, accepted, strict=False)
+        token if is_accepted else next(o for o in wrong_tokens if o != token)
+        for token, is_accepted in zip(text, accepted, strict=False)
     ]

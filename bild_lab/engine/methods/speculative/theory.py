@@ -48,20 +48,20 @@ def operations_increase(acceptance_rate: float, window: float, cost_ratio: float
     return (window * cost_ratio + window + 1) / expected_tokens(acceptance_rate, window)
 
 
-def optimal_window(acceptance_rate: float, cost_ratio: float, most: int = 100) -> int:
-    """The integer window of at most `most` tokens with the largest walltime improvement (§3.5).
+def optimal_window(acceptance_rate: float, cost_ratio: float, max_window: int = 100) -> int:
+    """The integer window of at most `max_window` tokens with the largest walltime improvement (§3.5).
 
     0 if drafting does not pay, that is, if α <= c (Corollary 3.9).
     """
     _require_rate(acceptance_rate)
     _require_ratio(cost_ratio)
-    require_whole("the largest window", most, 0)
+    require_whole("the largest window", max_window, 0)
     if acceptance_rate <= cost_ratio:
         return 0
     window, best = 0, 1.0
     # a concave numerator over a linear denominator: once the gain falls, it never rises again
     while (
-        window < most
+        window < max_window
         and (gain := walltime_improvement(acceptance_rate, window + 1, cost_ratio)) > best
     ):
         window, best = window + 1, gain

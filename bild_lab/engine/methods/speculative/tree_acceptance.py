@@ -14,18 +14,18 @@ from bild_lab.engine.draft import Draft
 
 PerRow = Float[Tensor, "n+1 vocab"]  # logits or distributions after the text, and after each node
 PerNode = Float[Tensor, "n vocab"]
-# Of the distribution that is left for a node, and the node: the probability that each token is
-# accepted if it is the one drafted there, and what is left for the next sibling, or to draw the
-# token from.
-Trial = Callable[
-    [Float[Tensor, " vocab"], int], tuple[Float[Tensor, " vocab"], Float[Tensor, " vocab"]]
-]
+Distribution = Float[Tensor, " vocab"]
+# A trial gets the distribution that is left for a node, and the node. It gives the probability that
+# each token is accepted if it is the one drafted there, and what is left for the next sibling, or
+# to draw the token from.
+Trial = Callable[[Distribution, int], tuple[Distribution, Distribution]]
+# chooses which of these siblings is accepted; None if none is
+Choice = Callable[[list[int]], int | None]
 
 
 def judging_rows(draft: Draft) -> Int[Tensor, " n"]:
-    """The row of logits that judges each node:
-
-    0 for the root's children, i + 1 for the children of node i.
+    """The row of logits that judges each node: 0 for the root's children, i + 1 for the children of
+    node i.
     """
     if draft.parents is None:
         return torch.arange(len(draft), device=draft.tokens.device)
@@ -42,61 +42,66 @@ def judged_nodes(draft: Draft) -> list[list[int]]:
     return nodes
 
 
-def accepted_path(
-    draft: Draft, choose: Callable[[list[int]], int | None]
-) -> tuple[tuple[int, ...], int]:
-    """The accepted nodes from the root down, and the row of logits after them.
-
-    choose: which of these siblings is accepted, None if none is.
-    """
-    nodes, path, row = judged_nodes(draft), [], 0
-    while nodes[row] and (node := choose(nodes[row])) is not None:
+def accepted_path(draft: Draft, choose: Choice) -> tuple[tuple[int, ...], int]:
+    """The accepted nodes from the root down, and the row of logits after them."""
+    siblings_of_row = judged_nodes(draft)
+    path: list[int] = []
+    row = 0
+    while siblings_of_row[row]:
+        node = choose(siblings_of_row[row])
+        if node is None:
+            break
         path.append(node)
         row = node + 1
     return tuple(path), row
 
 
-def first_of(accepted: Sequence[float]) -> Callable[[list[int]], int | None]:
+def first_accepted(accepted: Sequence[float]) -> Choice:
     """Choose the sibling drafted first among those accepted."""
     return lambda siblings: next((node for node in siblings if accepted[node]), None)
 
 
-def best_of(scores: Sequence[float], bar: float) -> Callable[[list[int]], int | None]:
-    """Choose the sibling of the highest score, if that is the bar or more."""
-    return lambda siblings: max(
-        (one for one in siblings if scores[one] >= bar), key=scores.__getitem__, default=None
-    )
+def best_sibling(scores: Sequence[float], threshold: float) -> Choice:
+    """Choose the sibling of the highest score, if that reaches the threshold."""
+
+    def choose(siblings: list[int]) -> int | None:
+        passing = [node for node in siblings if scores[node] >= threshold]
+        return max(passing, key=scores.__getitem__, default=None)
+
+    return choose
 
 
-def output_by(judge: Trial, draft: Draft, p: PerRow, drawn: PerNode) -> PerRow:
+def output_of_trials(judge: Trial, draft: Draft, p: PerRow, proposal_probs: PerNode) -> PerRow:
     """The distribution of the token emitted after each row, by a rule that tries the children of a
     row in order.
 
     If a child drawn from d is accepted with probability a, and r is left after it, then what is
     emitted from this child on is d·a + (1 − Σ d·a)·r, where r is what is emitted from the next
-    child on. p: left for the first child of each row. drawn: d of each node, given the siblings
+    child on. p: left for the first child of each row. proposal_probs: d of each node, given the siblings
     before it.
     """
     output = p.clone()
     for row, children in enumerate(judged_nodes(draft)):
-        left, kept = p[row], []
+        remaining = p[row]
+        accepted_terms: list[Distribution] = []
         for node in children:
-            accepted, left = judge(left, node)
-            kept.append(drawn[node] * accepted)
-        for part in reversed(kept):
-            left = part + (1 - part.sum()) * left
-        output[row] = left
+            acceptance_probs, remaining = judge(remaining, node)
+            accepted_terms.append(proposal_probs[node] * acceptance_probs)
+        emitted = remaining
+        for accepted in reversed(accepted_terms):
+            emitted = accepted + (1 - accepted.sum()) * emitted
+        output[row] = emitted
     return output
 
 
-def output_by_bar(
-    passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, drawn: PerNode
+def output_of_threshold(
+    passes: Bool[Tensor, "n+1 vocab"], draft: Draft, p: PerRow, proposal_probs: PerNode
 ) -> PerRow | None:
-    """The same for a rule that accepts tokens that pass a bar, and else draws from p. In a tree
-    siblings compete: None.
+    """`output_of_trials` for a rule that accepts the tokens that pass a threshold, and else draws
+    from p. In a tree siblings compete: None.
 
     passes: whether each token after each row passes.
     """
     if draft.parents is not None:
         return None
-    return output_by(lambda left, node: (passes[node].to(p), left), draft, p, drawn)
+    return output_of_trials(lambda left, node: (passes[node].to(p), left), draft, p, proposal_probs)

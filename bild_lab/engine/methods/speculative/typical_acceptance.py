@@ -16,15 +16,15 @@ from bild_lab.engine.methods.speculative.sampling import (
     drafter_probs,
     forgiving_verdict,
     judged_probs,
-    own_decisions,
+    lossless_decisions,
     residual,
 )
 from bild_lab.engine.methods.speculative.tree_acceptance import (
     PerNode,
     PerRow,
     judging_rows,
-    output_by,
-    output_by_bar,
+    output_of_threshold,
+    output_of_trials,
 )
 from bild_lab.engine.protocols import Acceptance
 from bild_lab.engine.request import Request
@@ -66,23 +66,23 @@ class TypicalAcceptance(Acceptance):
         return False
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        p, rows = judged_probs(logits, request.sampling), judging_rows(draft)  # [n+1, vocab], [n]
-        choice = (
-            request.sampling.choose(logits, None)
-            if request.sampling.greedy
-            else draw(p, request.generator)
-        )
-        likelihood, bar = p[rows, draft.tokens], typical_bar(p, self._epsilon, self._delta)[rows]
-        probs, passes, chosen = draft.to_host(likelihood, likelihood > bar, choice)
-        path = longest_path(draft.parent_list, probs, passes)
-        return Verdict(path=path, next_token=int(chosen[path[-1] + 1 if path else 0]))
+        sampling = request.sampling
+        p = judged_probs(logits, sampling)  # [n+1, vocab]
+        rows = judging_rows(draft)  # [n]
+        choice = sampling.choose(logits, None) if sampling.greedy else draw(p, request.generator)
+        likelihood = p[rows, draft.tokens]
+        threshold = typical_threshold(p, self._epsilon, self._delta)[rows]
+        probs, passing, target_tokens = draft.to_host(likelihood, likelihood > threshold, choice)
+        path = longest_path(draft.parent_list, probs, passing)
+        last_row = path[-1] + 1 if path else 0
+        return Verdict(path=path, next_token=int(target_tokens[last_row]))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow | None:
         p = request.sampling.probs(logits)
-        return output_by_bar(
-            p > typical_bar(p, self._epsilon, self._delta)[:, None], draft, p, drawn
+        return output_of_threshold(
+            p > typical_threshold(p, self._epsilon, self._delta)[:, None], draft, p, proposal_probs
         )
 
 
@@ -156,21 +156,19 @@ class TruncationSampling(SpeculativeRule):
                 above=True,
                 remedy="larger keeps more",
             )
-        self._epsilon, self._delta, self._ratio, self._top_k, self._rollback = (
-            epsilon,
-            delta,
-            ratio,
-            top_k,
-            rollback,
-        )
+        self._epsilon = epsilon
+        self._delta = delta
+        self._ratio = ratio
+        self._top_k = top_k
+        self._rollback = rollback
 
     def lossless(self, sampling: Sampling) -> bool:
         return sampling.greedy
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        return (ExactMatch() if request.sampling.greedy else super()).__call__(
-            draft, logits, request
-        )
+        if request.sampling.greedy:
+            return ExactMatch()(draft, logits, request)
+        return super().__call__(draft, logits, request)
 
     def distributions(
         self, draft: Draft, logits: PerRow, request: Request
@@ -190,7 +188,7 @@ class TruncationSampling(SpeculativeRule):
         best = p.amax(-1, keepdim=True)
         allowed = torch.ones_like(p, dtype=torch.bool)
         if self._epsilon is not None:
-            allowed &= p > typical_bar(p, self._epsilon, self._delta)[:, None]
+            allowed &= p > typical_threshold(p, self._epsilon, self._delta)[:, None]
         if self._ratio is not None:
             allowed &= p >= self._ratio * best
         if self._top_k is not None:
@@ -223,13 +221,14 @@ class MarginAcceptance(Acceptance):
         return self._ratio == 1
 
     def __call__(self, draft: Draft, logits: PerRow, request: Request) -> Verdict:
-        p, rows = judged_probs(logits, request.sampling), judging_rows(draft)
-        own, emitted = own_decisions(draft, logits, request)
+        p = judged_probs(logits, request.sampling)
+        rows = judging_rows(draft)
+        accepted, emitted = lossless_decisions(draft, logits, request)
         near, likelihood = self._near(p, logits)[rows, draft.tokens], p[rows, draft.tokens]
-        return forgiving_verdict(draft, *draft.to_host(own, near, likelihood, emitted))
+        return forgiving_verdict(draft, *draft.to_host(accepted, near, likelihood, emitted))
 
     def output_distribution(
-        self, draft: Draft, logits: PerRow, request: Request, drawn: PerNode
+        self, draft: Draft, logits: PerRow, request: Request, proposal_probs: PerNode
     ) -> PerRow | None:
         if draft.parents is not None:  # forgiven siblings compete
             return None
@@ -239,14 +238,16 @@ class MarginAcceptance(Acceptance):
         def judge(left: Tensor, node: int) -> tuple[Tensor, Tensor]:
             return torch.where(near[node], 1.0, acceptance(left, q[node])), residual(left, q[node])
 
-        return output_by(judge, draft, p, drawn)
+        return output_of_trials(judge, draft, p, proposal_probs)
 
     def _near(self, p: PerNode, logits: PerNode) -> Bool[Tensor, "n vocab"]:
-        first, second = precise(logits).topk(2, dim=-1).values.split(1, dim=-1)
-        return among_most_likely(p, 2) & (first > 0) & (second > self._ratio * first)
+        first_logit, second_logit = precise(logits).topk(2, dim=-1).values.split(1, dim=-1)
+        return (
+            among_most_likely(p, 2) & (first_logit > 0) & (second_logit > self._ratio * first_logit)
+        )
 
 
-def typical_bar(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]:
+def typical_threshold(p: PerNode, epsilon: float, delta: float) -> Float[Tensor, " n"]:
     """min(ε, δ · exp(−H(p))) of each row."""
     entropy = torch.special.entr(p).sum(-1)  # nats; a token with probability 0 adds nothing
     return (delta * (-entropy).exp()).clamp(max=epsilon)

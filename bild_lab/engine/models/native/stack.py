@@ -122,11 +122,11 @@ class Stack:
         """The head's scores of its input. vocabulary: the other tokens get −inf; None: of all."""
         if vocabulary is None:
             return product(states, self.head, self.head_bias)
-        if vocabulary.is_most_of(self.embedding.shape[0]):
+        if vocabulary.covers_most_of(self.embedding.shape[0]):
             return vocabulary.masked(product(states, self.head))
         draft_scores = linear(
             states,
-            vocabulary.made_for(
+            vocabulary.cached_for(
                 self, lambda: numbers_of(self.head, states.dtype)[vocabulary.tokens]
             ),
         )

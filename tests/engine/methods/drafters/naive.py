@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.methods.eagle.module import EAGLE, Eagle
 from bild_lab.engine.methods.eagle.state_trees import named_nodes
-from bild_lab.engine.methods.speculative.draft_tree import grow
+from bild_lab.engine.methods.speculative.draft_tree import grow_tree
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Rows, Scores, TreeSpec, as_rows
 from bild_lab.engine.trace import Round
@@ -102,7 +102,7 @@ def eagle_behind(eagle: Eagle, module: PreTrainedModel, text: list[int]) -> Behi
 
 @dataclass
 class NaiveSession:
-    """Scores behind one text, without a cache, for `grow`."""
+    """Scores behind one text, without a cache, for `grow_tree`."""
 
     behind: Behind
     drafted: list[int] = field(default_factory=list)
@@ -123,7 +123,7 @@ class NaiveSession:
 
 def grown(behind: Behind, tree_spec: TreeSpec) -> list[int]:
     """The tokens of the tree that grows."""
-    return grow(NaiveSession(behind), [0], tree_spec, Sampling()).tokens
+    return grow_tree(NaiveSession(behind), [0], tree_spec, Sampling()).tokens
 
 
 def drafted(

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import Draft, Verdict
-from bild_lab.engine.methods.bita import PROMPTS, BitaTarget
-from bild_lab.engine.methods.candidates import MaskTokenDrafter
+from bild_lab.engine.methods.bita import PROMPTS, BitaTarget, MaskTokenDrafter
 from bild_lab.engine.methods.markov import MarkovHead
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import SpeculativeSampling
@@ -104,7 +103,9 @@ def test_no_probe_is_run_for_tokens_behind_the_length_limit() -> None:
     model = copying()
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=10))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"))
-    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=3), markov=None, part=None)
+    adapter = SimpleNamespace(
+        config=SimpleNamespace(mask_tokens=3), markov=None, draft_vocabulary=None
+    )
     drafter = MaskTokenDrafter(target, adapter, "efficient_tree", 2)
     request = Request(Source((0,)), Limits(1, 4, NEVER))
     DraftThenVerify(model, drafter, SpeculativeSampling()).decode(request, Trace())
@@ -174,7 +175,9 @@ def test_sampled_texts_have_exactly_the_targets_law(
         head.after.normal_(generator=torch.Generator().manual_seed(1))
     checkpoint = SimpleNamespace(config=SimpleNamespace(vocab_size=3))
     target = SimpleNamespace(checkpoint=checkpoint, device=torch.device("cpu"), engine="native")
-    adapter = SimpleNamespace(config=SimpleNamespace(mask_tokens=2), markov=head, part=None)
+    adapter = SimpleNamespace(
+        config=SimpleNamespace(mask_tokens=2), markov=head, draft_vocabulary=None
+    )
     length, depths = 3, set()
     law: dict[tuple[int, ...], float] = defaultdict(float)
 

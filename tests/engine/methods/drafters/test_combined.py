@@ -17,7 +17,7 @@ from bild_lab.engine.methods.lookup.prompt_lookup import PromptLookup
 from bild_lab.engine.methods.speculative.combined_drafters import (
     HybridDrafter,
     SpeculativeDrafter,
-    both_wants,
+    merged_outputs,
 )
 from bild_lab.engine.methods.speculative.draft_model import AdaptiveWindow, ModelDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
@@ -175,7 +175,7 @@ class Fixed(Drafter):
 
 def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
     first, second = Fixed(3, 1, 2), Fixed(7)
-    hybrid = HybridDrafter(first, second, shortest=2)
+    hybrid = HybridDrafter(first, second, min_depth=2)
     hybrid.start(REQUEST, SESSION)
     found = []
     for length, accepted in ((1, 2), (4, 0), (5, 1)):
@@ -191,15 +191,15 @@ def test_the_second_is_asked_where_the_first_drafts_too_little() -> None:
 
 def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
     head, states = OutputSpec(head_input=True), OutputSpec(hidden=(1, 2))
-    assert both_wants(ALL_LOGITS, ALL_LOGITS) == ALL_LOGITS
-    assert both_wants(ALL_LOGITS, head) == both_wants(head, ALL_LOGITS) == head
+    assert merged_outputs(ALL_LOGITS, ALL_LOGITS) == ALL_LOGITS
+    assert merged_outputs(ALL_LOGITS, head) == merged_outputs(head, ALL_LOGITS) == head
     assert (
-        both_wants(head, states)
-        == both_wants(states, head)
+        merged_outputs(head, states)
+        == merged_outputs(states, head)
         == OutputSpec(head_input=True, hidden=(1, 2))
     )
     with pytest.raises(UserError, match="must read the same hidden states of the target"):
-        both_wants(OutputSpec(hidden=(1,)), states)
+        merged_outputs(OutputSpec(hidden=(1,)), states)
     both = Fixed(gives=frozenset({"unscaled_probs"}))
     assert HybridDrafter(both, both, 1).gives == {"unscaled_probs"}
     assert HybridDrafter(both, Fixed(), 1).gives == frozenset()
@@ -208,7 +208,7 @@ def test_it_needs_what_either_needs_and_gives_what_both_give() -> None:
 
 
 def test_a_window_that_adapts_learns_from_its_own_drafts_alone() -> None:
-    window = AdaptiveWindow(cost_ratio=0.1, largest=4, prior=0.5, memory=1.0)
+    window = AdaptiveWindow(cost_ratio=0.1, max_window=4, prior=0.5, memory=1.0)
     hybrid = HybridDrafter(Fixed(3), ModelDrafter(TARGET, window), 1)
     hybrid = hybrid.start(REQUEST, SESSION)
     hybrid.observe(hybrid.propose([0]), Scores(None), Verdict((0, 1, 2), 1))
@@ -234,7 +234,7 @@ def test_texts_of_any_two_are_the_targets_own(
         "hybrid",
         first=first,
         second=second,
-        shortest=4,
+        min_depth=4,
         second_knobs={**(knobs or {}), **files} or None,
     )
     vanilla, asked = load(checkpoints, "llama", "vanilla"), set()

@@ -11,8 +11,8 @@ from bild_lab.engine.batch_decoding import decode_batch
 from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods import candidates
-from bild_lab.engine.methods.candidates import MedusaDrafter
+from bild_lab.engine.methods import medusa
+from bild_lab.engine.methods.medusa import MedusaDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
@@ -44,7 +44,7 @@ def test_proposals_are_those_of_the_heads_without_a_cache(
     )
     source, target = Source((START, 5, 9, 12)), in_memory(module, engine)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), 22, NEVER))
-    heads.part = part
+    heads.draft_vocabulary = part
     drafter = MedusaDrafter(target, heads, tree, WIDTHS)
     actual = DraftThenVerify(target, drafter, ExactMatch()).decode(request, trace)
     assert actual == autoregressive(
@@ -88,8 +88,8 @@ def test_fewer_heads_than_were_trained_may_draft() -> None:
 def test_a_draft_vocabulary_bounds_the_candidates_of_every_tree() -> None:
     """Fault: ten candidates are asked of a head of two tokens, as a tree that is fitted would."""
     heads = random_heads(tiny_llama(4).config, tiny_llama(4).lm_head.weight)
-    heads.part, target = DraftVocabulary([3, 4]), in_memory(tiny_llama(4), "native")
-    assert MedusaDrafter(target, heads, "full_tree", 2).choices == 2
+    heads.draft_vocabulary, target = DraftVocabulary([3, 4]), in_memory(tiny_llama(4), "native")
+    assert MedusaDrafter(target, heads, "full_tree", 2).vocabulary_size == 2
     with pytest.raises(UserError, match=r"top_k.* 2"):
         MedusaDrafter(target, heads, "full_tree", 3)
 
@@ -115,15 +115,15 @@ def test_the_kernels_draft_what_pytorch_drafts_and_pack_heads_once_for_all_texts
     shared: bool, part: DraftVocabulary | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, packed = tiny_llama(4), []
-    made = candidates.PackedHeads
-    monkeypatch.setattr(candidates, "PackedHeads", lambda *each: packed.append(each) or made(*each))
+    made = medusa.PackedHeads
+    monkeypatch.setattr(medusa, "PackedHeads", lambda *each: packed.append(each) or made(*each))
     drafted = {}
     for engine in ("native", "kernels"):
         heads = random_heads(module.config, module.lm_head.weight, shared=shared).requires_grad_(
             False
         )
         target = in_memory(module, engine)
-        heads.part = part
+        heads.draft_vocabulary = part
         method = DraftThenVerify(
             target, MedusaDrafter(target, heads, "full_tree", WIDTHS), ExactMatch()
         )

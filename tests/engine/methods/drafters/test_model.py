@@ -203,7 +203,7 @@ def test_a_program_is_given_all_of_it_and_its_chain_is_the_draft() -> None:
 
 def test_a_window_of_nothing_asks_for_no_program() -> None:
     model = Programmed(DRAFTED)
-    window = AdaptiveWindow(cost_ratio=0.9, largest=4, prior=0.5, memory=1.0)
+    window = AdaptiveWindow(cost_ratio=0.9, max_window=4, prior=0.5, memory=1.0)
     idle = begun(request_of(), window, model=model).propose([0])
     assert (idle.token_list, idle.calls, idle.probs) == ([], 0, None) and model.given == []
     unasked = begun(request_of(), window, 0.5, model=model).propose([0])
@@ -211,7 +211,7 @@ def test_a_window_of_nothing_asks_for_no_program() -> None:
 
 
 def test_a_window_learns_from_its_own_rounds_and_begins_each_text_anew() -> None:
-    window = AdaptiveWindow(cost_ratio=0.1, largest=4, prior=0.5, memory=1.0)
+    window = AdaptiveWindow(cost_ratio=0.1, max_window=4, prior=0.5, memory=1.0)
     drafter = begun(request_of(), window)
     draft, verdict = Draft(torch.tensor([1, 2])), Verdict((0,), 3)
     drafter.observe_other([0], draft, Scores(None), verdict)
@@ -271,7 +271,7 @@ def drafted(
 
 
 def test_the_window_is_the_one_that_pays_most_at_the_rate_seen_of_late() -> None:
-    window = AdaptiveWindow(cost_ratio=0.1, largest=12, prior=0.7, memory=0.8)
+    window = AdaptiveWindow(cost_ratio=0.1, max_window=12, prior=0.7, memory=0.8)
     accepted, judged = 0.7 * PRIOR_TOKENS, PRIOR_TOKENS
     sizes = []
     for drafts, stood in [(5, 5), (7, 7), (9, 9), (9, 2), (6, 0), (3, 0), (2, 1), (2, 2), (3, 3)]:
@@ -285,21 +285,21 @@ def test_the_window_is_the_one_that_pays_most_at_the_rate_seen_of_late() -> None
 
 
 def test_the_window_grows_to_its_limit_while_everything_stands() -> None:
-    window = AdaptiveWindow(cost_ratio=0.1, largest=6, prior=0.4, memory=0.5)
+    window = AdaptiveWindow(cost_ratio=0.1, max_window=6, prior=0.4, memory=0.5)
     agreeing = saying((0, 1))
     # the last, as much as there is room
     assert drafted(agreeing, agreeing, window, 40) == [2, 4, 6, 6, 6, 6, 4]
 
 
 def test_where_nothing_stands_one_token_is_drafted_in_every_eighth_round() -> None:
-    window = AdaptiveWindow(cost_ratio=0.3, largest=6, prior=0.7, memory=0.5)
+    window = AdaptiveWindow(cost_ratio=0.3, max_window=6, prior=0.7, memory=0.5)
     rounds = drafted(saying((0, 1)), saying((0, 2)), window, 2 + 2 * PROBE_ROUNDS)
     assert PROBE_ROUNDS == 8
     assert rounds == [2, 1, *[0] * 7, 1, *[0] * 7, 1]
 
 
 def test_drafting_resumes_after_a_probe_that_stood() -> None:
-    window = AdaptiveWindow(cost_ratio=0.3, largest=6, prior=0.7, memory=0.5)
+    window = AdaptiveWindow(cost_ratio=0.3, max_window=6, prior=0.7, memory=0.5)
     rounds = drafted(saying((0, 1)), saying((0, 2), (9, 1)), window, 30)
     assert rounds[:11] == [2, 1, *[0] * 7, 1, 1]
     assert max(rounds[11:]) == 6
@@ -307,7 +307,9 @@ def test_drafting_resumes_after_a_probe_that_stood() -> None:
 
 def test_a_round_without_a_draft_costs_no_forward_of_the_drafter() -> None:
     draft = StubModel(saying((0, 1)))
-    drafter = ModelDrafter(draft, AdaptiveWindow(cost_ratio=0.3, largest=6, prior=0.7, memory=0.5))
+    drafter = ModelDrafter(
+        draft, AdaptiveWindow(cost_ratio=0.3, max_window=6, prior=0.7, memory=0.5)
+    )
     _, trace = decode(StubModel(saying((0, 2))), drafter, ExactMatch(), Source((0,)), 9)
     assert trace.draft_calls == trace.drafted == 3
     assert trace.target_calls == 9

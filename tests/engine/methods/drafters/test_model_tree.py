@@ -11,7 +11,7 @@ import torch
 
 from bild_lab.engine.draft import ROOT, Verdict, empty_draft
 from bild_lab.engine.methods.early_exit.views import EarlyExit
-from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow
+from bild_lab.engine.methods.speculative.draft_tree import ModelTreeDrafter, grow_tree
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import GrownTree, Scores, Session, TreeSpec
@@ -89,7 +89,7 @@ def test_the_tree_holds_the_most_likely_branches(name: str, sampling: Sampling) 
     tree_spec = replace(GROWTHS[name], temperature=sampling.temperature or 1.0)
     for seed in range(8):
         model = StubModel(table(seed))
-        tree = grow(model.start(Source((0, 1)), 40), [1, 3], tree_spec, sampling)
+        tree = grow_tree(model.start(Source((0, 1)), 40), [1, 3], tree_spec, sampling)
         expected = by_definition(table(seed), [0, 1, 3], tree_spec, sampling)
         assert set(branches(tree.tokens, tree.parents)) == set(expected)
         assert len(tree.forwards) <= tree_spec.depth and sum(tree.forwards) == len(model.fed)
@@ -209,10 +209,10 @@ def test_a_program_is_given_the_requests_limits_and_how_it_chooses_tokens() -> N
 def test_tokens_without_a_chance_are_not_drafted_and_a_leaf_at_the_threshold_is_sure() -> None:
     even = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64).log()
     tree_spec = TreeSpec(nodes=20, depth=1, width=9, children=3, end_tokens=frozenset())
-    tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], tree_spec, WARM)
+    tree = grow_tree(StubModel(lambda _: even).start(Source((0,)), 20), [0], tree_spec, WARM)
     assert sorted(tree.tokens) == [0, 1]
     for sure, count in ((0.5, 1), (0.5000001, 2)):
-        tree = grow(
+        tree = grow_tree(
             StubModel(lambda _: even).start(Source((0,)), 20),
             [0],
             replace(tree_spec, prune_confidence=sure),
@@ -227,7 +227,7 @@ def test_a_leaf_with_just_the_least_chance_grows_on() -> None:
         tree_spec = TreeSpec(
             nodes=20, depth=9, width=9, children=2, end_tokens=frozenset(), min_prob=least
         )
-        tree = grow(StubModel(lambda _: even).start(Source((0,)), 20), [0], tree_spec, WARM)
+        tree = grow_tree(StubModel(lambda _: even).start(Source((0,)), 20), [0], tree_spec, WARM)
         assert len(tree.forwards) == levels
 
 

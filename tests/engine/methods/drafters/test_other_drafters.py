@@ -169,7 +169,9 @@ class Known(CandidateDrafter):
             checkpoint=SimpleNamespace(config=SimpleNamespace(vocab_size=50)),
             device=torch.device("cpu"),
         )
-        super().__init__(target, SimpleNamespace(markov=None, part=None), "full_tree", 1, 2, 1)
+        super().__init__(
+            target, SimpleNamespace(markov=None, draft_vocabulary=None), "full_tree", 1, 2, 1
+        )
 
     def begun(self, request: Request) -> Known:
         text = self.start(request, SESSION)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bild_lab.engine.draft import ROOT
-from bild_lab.engine.methods.candidate_trees import CandidateNode, ProbedTree, to_content
+from bild_lab.engine.methods.candidate_trees import CandidateNode, ProbedTree, trees_to_content
 from bild_lab.engine.methods.eagle.state_trees import (
     StateTreeDrafter,
     StaticTree,
@@ -135,8 +135,8 @@ def test_a_fitted_file_is_a_static_tree(tmp_path: Path) -> None:
         ProbedTree((CandidateNode(0, 0, ROOT), CandidateNode(0, 2, ROOT)), (0, 0, 0)),
     ]
     file = tmp_path / "tree.json"
-    write_atomically(file, json.dumps({"trees": to_content(trees)}).encode())
+    write_atomically(file, json.dumps({"trees": trees_to_content(trees)}).encode())
     assert list(named_nodes(str(file), 3, 4, 40)) == list(trees[1].nodes)
-    write_atomically(file, json.dumps({"trees": to_content(trees[:1])}).encode())
+    write_atomically(file, json.dumps({"trees": trees_to_content(trees[:1])}).encode())
     with pytest.raises(UserError, match="has no tree with nodes"):
         named_nodes(str(file), 3, 4, 40)

@@ -10,20 +10,20 @@ import torch
 
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT, Draft
-from bild_lab.engine.methods.bita import BitaTarget
+from bild_lab.engine.methods.bita import BitaTarget, MaskTokenDrafter
 from bild_lab.engine.methods.candidate_trees import (
     CandidateNode,
     Growth,
     ProbedTree,
-    TokenTrees,
     efficient_tree,
     full_tree,
-    grown,
     narrowing_tree,
     read_trees,
-    to_content,
+    trees_by_depth,
+    trees_to_content,
 )
-from bild_lab.engine.methods.candidates import MaskTokenDrafter, MedusaDrafter
+from bild_lab.engine.methods.candidates import TokenTrees
+from bild_lab.engine.methods.medusa import MedusaDrafter
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
@@ -46,7 +46,7 @@ def draft(
     *probes: int,
     **more: bool,
 ) -> Draft:
-    trees = TokenTrees(grown(grow, widths, *probes, **more), 40, CPU)
+    trees = TokenTrees(trees_by_depth(grow, widths, *probes, **more), 40, CPU)
     return trees.draft(candidates, trees.layout(depth, 9))
 
 
@@ -69,7 +69,10 @@ def test_a_narrowing_tree_is_that_of_bitas_released_evaluation() -> None:
     """Its attention mask: row m·k… of each depth sees the first candidate of every depth above, and
     itself.
     """
-    assert [grown(narrowing_tree, [5] * masks, masks)[-1].rows for masks in (3, 4)] == [52, 75]
+    assert [trees_by_depth(narrowing_tree, [5] * masks, masks)[-1].rows for masks in (3, 4)] == [
+        52,
+        75,
+    ]
     nodes = narrowing_tree([5, 5, 5])
     assert [[node.depth for node in nodes].count(depth) for depth in range(3)] == [5, 4, 3]
     assert [node.parent for node in nodes] == [ROOT] * 5 + [0] * 4 + [5] * 3
@@ -95,48 +98,48 @@ def test_a_tree_is_cut_where_fewer_tokens_may_come() -> None:
 def test_without_candidates_the_last_token_still_has_its_probes() -> None:
     drafted = draft(efficient_tree, (2, 1), 0, None, 2)
     assert len(drafted) == 0 and drafted.probes.tolist() == [40, 41]
-    assert drafted.under(7).tolist() == [7, 40, 41]
+    assert drafted.row_tokens(7).tolist() == [7, 40, 41]
     assert drafted.tree.parents.tolist() == [ROOT, 0, 1]
 
 
 def test_every_row_has_a_chain_of_probes_below_it() -> None:
     drafted = draft(efficient_tree, (2, 1), 2, CANDIDATES[:, :2], 2)
-    rows, tree = drafted.under(7), drafted.tree
+    rows, tree = drafted.row_tokens(7), drafted.tree
     assert rows.tolist() == [7, 10, 11, 20, *[40, 41] * 4]
     assert tree.parents.tolist() == [ROOT, 0, 0, 1, 0, 4, 1, 6, 2, 8, 3, 10]
     assert tree.depths.tolist() == [0, 1, 1, 2, 1, 2, 2, 3, 2, 3, 3, 4]
 
 
 def test_a_straightforward_chain_has_probes_below_its_root_alone() -> None:
-    drafted = draft(efficient_tree, (1, 1), 2, CANDIDATES[:, :1], 2, everywhere=False)
-    rows, tree = drafted.under(7), drafted.tree
+    drafted = draft(efficient_tree, (1, 1), 2, CANDIDATES[:, :1], 2, probe_nodes=False)
+    rows, tree = drafted.row_tokens(7), drafted.tree
     assert rows.tolist() == [7, 10, 20, 40, 41]
     assert tree.parents.tolist() == [ROOT, 0, 1, 0, 3]
 
 
 def test_a_layout_tells_where_the_probes_of_each_row_are_and_how_many() -> None:
-    trees = TokenTrees(grown(efficient_tree, (2, 1), 3), 40, CPU)
-    assert trees.depth == 2 and trees.layout(2, 2).groups == ((4, 2), (6, 2), (8, 2), (10, 2))
+    trees = TokenTrees(trees_by_depth(efficient_tree, (2, 1), 3), 40, CPU)
+    assert trees.depth == 2 and trees.layout(2, 2).probe_groups == ((4, 2), (6, 2), (8, 2), (10, 2))
     assert trees.draft(CANDIDATES[:2, :2], trees.layout(2)).known_parents == (ROOT, ROOT, 0)
 
 
 def test_there_may_be_more_candidates_than_a_tree_uses() -> None:
-    trees = TokenTrees(grown(efficient_tree, (2, 1)), 40, CPU, widest=3)
+    trees = TokenTrees(trees_by_depth(efficient_tree, (2, 1)), 40, CPU, width=3)
     assert trees.draft(CANDIDATES, trees.layout(2)).token_list == [10, 11, 20]
 
 
 def test_the_target_runs_a_row_for_the_last_token_every_node_and_every_probe() -> None:
-    assert [tree.rows for tree in grown(efficient_tree, (2, 1), 2)] == [
+    assert [tree.rows for tree in trees_by_depth(efficient_tree, (2, 1), 2)] == [
         1 + 2,
         1 + 2 + 3 * 2,
         1 + 3 + 4 * 2,
     ]
-    assert [tree.rows for tree in grown(efficient_tree, (2, 1))] == [1, 3, 4]
+    assert [tree.rows for tree in trees_by_depth(efficient_tree, (2, 1))] == [1, 3, 4]
 
 
 def test_trees_without_nodes_use_no_candidates_and_ask_for_no_probes_unless_told() -> None:
-    assert TokenTrees(grown(full_tree, ()), 40, CPU).widest == 0
-    trees = TokenTrees(grown(efficient_tree, (1,), 2), 40, CPU)
+    assert TokenTrees(trees_by_depth(full_tree, ()), 40, CPU).width == 0
+    trees = TokenTrees(trees_by_depth(efficient_tree, (1,), 2), 40, CPU)
     assert (trees.layout(1).probes, trees.layout(1, 1).probes.tolist()) == (None, [40, 40])
 
 
@@ -157,7 +160,7 @@ FOURTH = ProbedTree(
 
 
 def written(path: Path, *trees: ProbedTree) -> str:
-    path.write_text(json.dumps({"trees": to_content(trees)}))
+    path.write_text(json.dumps({"trees": trees_to_content(trees)}))
     return str(path)
 
 

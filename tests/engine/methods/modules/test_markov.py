@@ -14,11 +14,10 @@ from torch import Tensor
 from bild_lab.engine.decode import DraftThenVerify
 from bild_lab.engine.draft import ROOT
 from bild_lab.engine.draft_vocabulary import DraftVocabulary
-from bild_lab.engine.methods.bita import BitaAdapter, BitaTarget, load_bita
+from bild_lab.engine.methods.bita import BitaAdapter, BitaTarget, MaskTokenDrafter, load_bita
 from bild_lab.engine.methods.candidate_trees import GROWTHS, CandidateNode
-from bild_lab.engine.methods.candidates import MaskTokenDrafter, MedusaDrafter
 from bild_lab.engine.methods.markov import MarkovHead
-from bild_lab.engine.methods.medusa import MedusaHeads
+from bild_lab.engine.methods.medusa import MedusaDrafter, MedusaHeads
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.trace import Trace
@@ -61,7 +60,7 @@ def agreement(
         heads = random_heads(module.config, module.lm_head.weight, markov_rank=RANK).to(
             module.dtype
         )
-        heads.part = part
+        heads.draft_vocabulary = part
         drafter, markov = (
             MedusaDrafter(target, heads.requires_grad_(False), tree, WIDTHS),
             heads.markov,
@@ -71,7 +70,7 @@ def agreement(
             random_adapter(module.config, markov_rank=RANK).to(module.dtype).requires_grad_(False)
         )
         masks, markov = uncached_masks(module, adapter), adapter.markov
-        adapter.part = part
+        adapter.draft_vocabulary = part
         drafter = MaskTokenDrafter(target, adapter, tree, WIDTHS)
     model = target if policy == "medusa" else BitaTarget(target, adapter)
     trace, request = Trace(), Request(source, Limits(len(source.prompt), LENGTH, NEVER))

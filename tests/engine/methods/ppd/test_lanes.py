@@ -7,7 +7,7 @@ from threading import Barrier, Event
 import pytest
 import torch
 
-from bild_lab.engine.methods.ppd.lanes import two_lanes
+from bild_lab.engine.methods.ppd.pipeline import two_lanes
 
 CPU = torch.device("cpu")
 

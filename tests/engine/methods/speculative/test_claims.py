@@ -24,7 +24,7 @@ from bild_lab.engine.methods.speculative.sampling import (
     OverlapMeasurement,
     SpeculativeSampling,
 )
-from bild_lab.engine.methods.speculative.tree_acceptance import accepted_path, best_of
+from bild_lab.engine.methods.speculative.tree_acceptance import accepted_path, best_sibling
 from bild_lab.engine.methods.speculative.typical_acceptance import (
     MarginAcceptance,
     TruncationSampling,
@@ -126,5 +126,5 @@ def test_settings_out_of_range_are_refused(
 
 def test_of_several_passing_siblings_the_best_is_accepted() -> None:
     draft = Draft(torch.tensor([3, 4, 5]), parents=torch.tensor([-1, -1, -1]))
-    assert accepted_path(draft, best_of([0.5, 0.9, 0.7], 0.4)) == ((1,), 2)
-    assert accepted_path(draft, best_of([0.5, 0.9, 0.7], 0.95)) == ((), 0)
+    assert accepted_path(draft, best_sibling([0.5, 0.9, 0.7], 0.4)) == ((1,), 2)
+    assert accepted_path(draft, best_sibling([0.5, 0.9, 0.7], 0.95)) == ((), 0)

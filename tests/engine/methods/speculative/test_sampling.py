@@ -15,7 +15,7 @@ from bild_lab.engine.draft import ROOT, Draft, Verdict
 from bild_lab.engine.methods.speculative.exact_match import ExactMatch
 from bild_lab.engine.methods.speculative.sampling import (
     SpeculativeSampling,
-    as_wide_as,
+    padded_like,
     verify_chain,
 )
 from bild_lab.engine.request import Limits, Request, Source
@@ -181,7 +181,7 @@ def test_statistics_of_the_drafted_tokens_are_kept_with_the_verdict() -> None:
 
 
 def test_a_narrower_drafter_is_padded_and_takes_the_targets_precision() -> None:
-    wide = as_wide_as(P[None], torch.tensor([[0.25, 0.75]]))
+    wide = padded_like(P[None], torch.tensor([[0.25, 0.75]]))
     assert wide.dtype == P.dtype and wide.tolist() == [[0.25, 0.75, 0.0, 0.0]]
 
 

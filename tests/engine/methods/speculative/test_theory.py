@@ -133,7 +133,7 @@ def test_an_oracle_is_up_to_60_percent_faster_than_a_fixed_window() -> None:
 def test_no_window_is_faster_than_the_optimal_one(cost_ratio: float) -> None:
     for acceptance_rate in np.linspace(0, 1, 41).tolist():
         speeds = [walltime_improvement(acceptance_rate, window, cost_ratio) for window in range(13)]
-        found = optimal_window(acceptance_rate, cost_ratio, most=12)
+        found = optimal_window(acceptance_rate, cost_ratio, max_window=12)
         assert speeds[found] == pytest.approx(max(speeds), rel=1e-12)
         assert max(speeds[:found], default=0.0) < speeds[found]  # the smallest of equally good ones
 
@@ -144,7 +144,9 @@ def test_drafting_pays_only_above_the_cost_ratio() -> None:
     assert {optimal_window(rate, rate) for rate in np.linspace(0, 1, 201).tolist()} == {0}
     assert optimal_window(0.31, 0.3) == 1
     assert optimal_window(0.8, 0.05) == 8
-    assert optimal_window(1.0, 0.3, most=7) == 7 and optimal_window(1.0, 0.3, most=0) == 0
+    assert (
+        optimal_window(1.0, 0.3, max_window=7) == 7 and optimal_window(1.0, 0.3, max_window=0) == 0
+    )
 
 
 def test_a_window_between_whole_ones_follows_the_closed_form() -> None:
@@ -165,4 +167,4 @@ def test_an_acceptance_rate_next_to_one_loses_no_digits() -> None:
 
 
 def test_a_window_is_at_most_100_unless_asked_for_another() -> None:
-    assert (optimal_window(1, 0.001), optimal_window(1, 0.001, most=7)) == (100, 7)
+    assert (optimal_window(1, 0.001), optimal_window(1, 0.001, max_window=7)) == (100, 7)

@@ -433,7 +433,7 @@ class PackedDecoder:
         """
         if vocabulary is None:
             return self._model
-        return vocabulary.made_for(self, lambda: self._narrow_model(vocabulary))
+        return vocabulary.cached_for(self, lambda: self._narrow_model(vocabulary))
 
     def _narrow_model(self, vocabulary: DraftVocabulary) -> c.Model:
         """The model with a head of these tokens. Its attribute `memory` is what the head points
@@ -444,7 +444,9 @@ class PackedDecoder:
             raise IndexError(f"a draft vocabulary names token {last_token} of {self.known}")
         model = c.Model.from_buffer_copy(self._model)
         model.memory = PointedMemory()
-        if vocabulary.is_most_of(self.vocab):  # the whole head, without the other tokens' scores
+        if vocabulary.covers_most_of(
+            self.vocab
+        ):  # the whole head, without the other tokens' scores
             zeros = torch.zeros(1, len(vocabulary))
             bias = vocabulary.widened(zeros, self.vocab, float("-inf"))[0]
             model.head.bias = model.memory.address(bias_in_panel_order(bias))

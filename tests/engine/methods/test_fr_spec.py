@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.engine.methods.early_exit.views import NarrowModel
+from bild_lab.engine.methods.fr_spec import NarrowModel
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
@@ -102,7 +102,11 @@ def test_every_policy_whose_draft_model_drafts_has_the_knobs_and_their_files_cou
     None
 ):
     texts = {file.stem: file.read_text() for file in (config_dir() / "policy").glob("*.yaml")}
-    drafting = {name for name, text in texts.items() if re.search(r"\.Model(Tree)?Drafter\n", text)}
+    drafting = {
+        name
+        for name, text in texts.items()
+        if re.search(r"draft_(model|tree)\.Model(Tree)?Drafter\n", text)
+    }
     counts = [texts[name].count("draft_vocabulary") for name in drafting]
     assert counts.count(5) > 15 and {*counts} <= {0, 5}
     for knobs in ({"draft_vocabulary_from": "some/folder"}, {"draft_vocabulary": "some/file"}):
