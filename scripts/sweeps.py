@@ -271,7 +271,7 @@ def log_sweep(sweep: Sweep, logger: Any) -> None:
         console.print(
             f"[dim]{escape(f'{sweep.folder}: logging point {number} of {len(results)}, {result.policy}')}[/dim]"
         )
-        logger.log_point(result, stored_config(result), again=True)
+        logger.log_point(result, stored_config(result), force=True)
     logger.log_sweep(sweep)
     for line in logger.closing():
         console.print(escape(line))

@@ -83,34 +83,38 @@ def faults(folder: Path) -> Iterator[str]:
             yield f"{name} is missing or was changed"
     results = Sweep(folder).results()
     for result in results:
-        for name, stored, found in _recomputed(result):
-            if not np.isclose(stored, found, rtol=1e-9):
+        for name, stored, recomputed in _recomputed(result):
+            if not np.isclose(stored, recomputed, rtol=1e-9):
                 yield (
-                    f"{result.policy} {result.point}: {name} is {stored}, its examples give {found}"
+                    f"{result.policy} {result.point}: {name} is {stored}, its examples give {recomputed}"
                 )
-    again = folder.parent / f".{TABLE}"
-    write_table(results, again)
-    if again.read_bytes() != (folder / TABLE).read_bytes():
+    rewritten_table = folder.parent / f".{TABLE}"
+    write_table(results, rewritten_table)
+    if rewritten_table.read_bytes() != (folder / TABLE).read_bytes():
         yield f"{TABLE} does not hold the numbers of the points"
-    again.unlink()
+    rewritten_table.unlink()
 
 
 def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
     """Numbers of a point as stored, and as its examples give them."""
     examples, speedup = read_examples(result.folder), result.speedup
     yield "examples", result.setting.n_examples, len(examples)
-    yield "tokens", result.tokens, sum(len(one.token_ids) for one in examples)
+    yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
     if speedup.value is not None:
         timed = [
-            [getattr(one, side) for one in examples] for side in ("baseline_latency_s", "latency_s")
+            [getattr(example, side) for example in examples]
+            for side in ("baseline_latency_s", "latency_s")
         ]
-        again = paired_speedup(*map(np.array, timed), result.setting.seed)
+        recomputed = paired_speedup(*map(np.array, timed), result.setting.seed)
         yield from (
-            (f"speedup {end}", getattr(speedup, end), getattr(again, end))
+            (f"speedup {end}", getattr(speedup, end), getattr(recomputed, end))
             for end in ("value", "low", "high")
         )
     if result.agreement_with_target is not None:
-        same = [list(one.token_ids) == list(one.baseline_token_ids or ()) for one in examples]
+        same = [
+            list(example.token_ids) == list(example.baseline_token_ids or ())
+            for example in examples
+        ]
         yield "agreement_with_target", result.agreement_with_target, sum(same) / len(same)
 
 
@@ -122,12 +126,12 @@ def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
         headline=headline(results),
         notes=notes(results),
         results=results,
-        policies={one.policy: _described(one.policy) for one in results},
+        policies={result.policy: _described(result.policy) for result in results},
         sources=_sources(results),
         environment=environments(results),
         commands=read_commands(folder),
         megabytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6,
-        total=duration(sum(one.total_s for one in results)),
+        total=duration(sum(result.total_s for result in results)),
         settings=[
             (
                 setting_title(group.setting),
@@ -152,18 +156,18 @@ def _described(policy: str) -> str:
 
 def _sources(results: Sequence[Result]) -> dict[str, tuple[str, str, str]]:
     """Each model and data set once: its hash or commit of the hub, its licence and its citation."""
-    found: dict[str, tuple[str, str, str]] = {}
+    source_facts: dict[str, tuple[str, str, str]] = {}
     for result in results:
         setting, config = result.setting, stored_config(result)
         for role in ("target", "draft", "second_draft"):
-            if (path := setting.get(role)) and path not in found:
-                found[path] = (
+            if (path := setting.get(role)) and path not in source_facts:
+                source_facts[path] = (
                     setting.weights if role == "target" else _fingerprint(path),
                     *_card(path),
                 )
         place = config["dataset"].get("path") or config["dataset"].get("hub_id") or setting.dataset
-        found.setdefault(data_title(setting), (setting.data, *_card(str(place))))
-    return found
+        source_facts.setdefault(data_title(setting), (setting.data, *_card(str(place))))
+    return source_facts
 
 
 def _fingerprint(path: str) -> str:

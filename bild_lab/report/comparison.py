@@ -56,8 +56,8 @@ _BASE = (
 
 def summary(compared: Sequence[Compared]) -> str:
     """Count the verdicts, and say how many would come by chance."""
-    speed = _counted([one.speed_verdict for one in compared])
-    quality = _counted([one.quality.verdict for one in compared])
+    speed = _counted([comparison.speed_verdict for comparison in compared])
+    quality = _counted([comparison.quality.verdict for comparison in compared])
     count = len(compared)
     said = (
         f"{counted(count, 'point')} compared. B against A: {speed} in speed; {quality} in quality."
@@ -83,28 +83,30 @@ def notes(
     compared, else empty.
     """
     remarks = [f"{key}: A {a}, B {b}" for key, (a, b) in differing.items()]
-    for unfit in dict.fromkeys(one.unfit for one in compared if one.unfit):
+    for unfit in dict.fromkeys(comparison.unfit for comparison in compared if comparison.unfit):
         remarks.append(f"Latencies are not compared: {unfit}.")
     if why:
         remarks.append(f"Qualities are not compared, as the references cannot be read: {why}")
     drifted = [
-        one
-        for one in compared
-        if one.baseline_latency and abs(one.baseline_latency.value - 1) > DRIFT
+        comparison
+        for comparison in compared
+        if comparison.baseline_latency and abs(comparison.baseline_latency.value - 1) > DRIFT
     ]
     if drifted:
-        factors = [one.baseline_latency.value for one in drifted]
+        factors = [comparison.baseline_latency.value for comparison in drifted]
         remarks.append(
             f"The baseline itself took {number(min(factors))} to {number(max(factors))} times as"
             f" long in B at {len(drifted)} of {len(compared)} points. A latency that is not"
             " relative to it says little there, unless the baseline's code is what changed."
         )
     for name, results in (
-        ("A", [one.pair.a for one in compared]),
-        ("B", [one.pair.b for one in compared]),
+        ("A", [comparison.pair.a for comparison in compared]),
+        ("B", [comparison.pair.b for comparison in compared]),
     ):
         remarks += [f"{name}: {remark}" for remark in unreliable(results)]
-    for decoded in dict.fromkeys((one.n_examples, *one.decoded) for one in compared):
+    for decoded in dict.fromkeys(
+        (comparison.n_examples, *comparison.decoded) for comparison in compared
+    ):
         if set(decoded) != {decoded[0]}:
             remarks.append(
                 f"Compared over the {decoded[0]} examples that both have: A decoded {decoded[1]}, B"
@@ -125,13 +127,22 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
         table.add_column(
             title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True
         )
-    for one in compared:
-        both = TableCell(", ".join(number(speedup.value) for speedup in one.speedups))
-        speed = [_point(one, compared), both, _ratio(one.latency), _verdict(one.speed_verdict)]
-        for place, each in enumerate(one.judged):
-            a, _, difference, verdict = _quality(each)
-            first = speed if place == 0 else [TableCell(f"  {each.metric}"), *[TableCell("")] * 3]
-            table.add_row(*(_text(cell) for cell in (*first, a, difference, verdict)))
+    for comparison in compared:
+        both = TableCell(", ".join(number(speedup.value) for speedup in comparison.speedups))
+        speed = [
+            _point(comparison, compared),
+            both,
+            _ratio(comparison.latency),
+            _verdict(comparison.speed_verdict),
+        ]
+        for place, metric_comparison in enumerate(comparison.judged):
+            a, _, difference, verdict = _quality(metric_comparison)
+            leading_cells = (
+                speed
+                if place == 0
+                else [TableCell(f"  {metric_comparison.metric}"), *[TableCell("")] * 3]
+            )
+            table.add_row(*(_text(cell) for cell in (*leading_cells, a, difference, verdict)))
     table.caption = Text(_LEGEND, style="dim", justify="left")
     return table
 
@@ -142,45 +153,47 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
     """
     rows = [
         {
-            "policy": one.pair.a.policy,
-            **one.pair.a.knobs,
-            **one.pair.distinct,
-            "point_a": one.pair.a.point,
-            "point_b": one.pair.b.point,
-            "compared_examples": one.n_examples,
-            "examples_a": one.decoded[0],
-            "examples_b": one.decoded[1],
-            "speedup_a": one.speedups[0].value,
-            "speedup_b": one.speedups[1].value,
-            **_estimate("latency_ratio", one.latency),
-            **_estimate("baseline_latency_ratio", one.baseline_latency),
-            "speed": one.speed_verdict,
-            "why_not_compared": one.unfit,
-            "quality_metric": one.pair.a.quality.metric,
-            **_columns("quality", one.quality, "p_value", "quality"),
+            "policy": comparison.pair.a.policy,
+            **comparison.pair.a.knobs,
+            **comparison.pair.distinct,
+            "point_a": comparison.pair.a.point,
+            "point_b": comparison.pair.b.point,
+            "compared_examples": comparison.n_examples,
+            "examples_a": comparison.decoded[0],
+            "examples_b": comparison.decoded[1],
+            "speedup_a": comparison.speedups[0].value,
+            "speedup_b": comparison.speedups[1].value,
+            **_estimate("latency_ratio", comparison.latency),
+            **_estimate("baseline_latency_ratio", comparison.baseline_latency),
+            "speed": comparison.speed_verdict,
+            "why_not_compared": comparison.unfit,
+            "quality_metric": comparison.pair.a.quality.metric,
+            **_columns("quality", comparison.quality, "p_value", "quality"),
             **{
                 name: value
-                for each in one.judged[1:]
-                for name, value in _columns(each.metric, each).items()
+                for further in comparison.judged[1:]
+                for name, value in _columns(further.metric, further).items()
             },
         }
-        for one in compared
+        for comparison in compared
     ]
     return pd.DataFrame(rows)
 
 
 def _columns(
-    name: str, one: ComparedQuality, p_value: str = "", verdict: str = ""
+    name: str, quality: ComparedQuality, p_value: str = "", verdict: str = ""
 ) -> dict[str, Any]:
     """The columns of a metric. p_value, verdict: names of two of them, if they do not begin with
     the metric's.
     """
     return {
-        f"{name}_a": one.values[0],
-        f"{name}_b": one.values[1],
-        **_estimate(f"{name}_difference", one.difference),
-        p_value or f"{name}_p_value": None if one.difference is None else one.difference.p_value,
-        verdict or f"{name}_verdict": one.verdict,
+        f"{name}_a": quality.values[0],
+        f"{name}_b": quality.values[1],
+        **_estimate(f"{name}_difference", quality.difference),
+        p_value or f"{name}_p_value": None
+        if quality.difference is None
+        else quality.difference.p_value,
+        verdict or f"{name}_verdict": quality.verdict,
     }
 
 
@@ -194,7 +207,7 @@ def write_comparison(
     write_atomically(
         folder / "compare.csv", comparison_frame(compared).to_csv(index=False).encode()
     )
-    points = [_point(one, compared) for one in compared]
+    points = [_point(comparison, compared) for comparison in compared]
     page = page_environment().get_template("compare.html.j2")
     text = page.render(
         names=names,
@@ -224,19 +237,29 @@ def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
     """The cells of each point by their titles: its name, its speed, and its quality by every
     metric.
     """
-    lead = {one.pair.a.quality.metric for one in compared}
+    lead = {comparison.pair.a.quality.metric for comparison in compared}
     metrics = ["quality" if len(lead) > 1 else lead.pop()]
-    metrics += dict.fromkeys(each.metric for one in compared for each in one.judged[1:])
+    metrics += dict.fromkeys(
+        further.metric for comparison in compared for further in comparison.judged[1:]
+    )
     rows = []
-    for one in compared:
+    for comparison in compared:
         a, b = (
-            TableCell(times(each.value), interval(each.low, each.high)) for each in one.speedups
+            TableCell(times(speedup.value), interval(speedup.low, speedup.high))
+            for speedup in comparison.speedups
         )
-        row = {"point": _point(one, compared), "speedup A": a, "speedup B": b}
-        row |= {"latency B/A": _ratio(one.latency), "baseline B/A": _ratio(one.baseline_latency)}
-        row |= {"speed": _verdict(one.speed_verdict)}
+        row = {"point": _point(comparison, compared), "speedup A": a, "speedup B": b}
+        row |= {
+            "latency B/A": _ratio(comparison.latency),
+            "baseline B/A": _ratio(comparison.baseline_latency),
+        }
+        row |= {"speed": _verdict(comparison.speed_verdict)}
         judged = dict(
-            zip((metrics[0], *(each.metric for each in one.judged[1:])), one.judged, strict=True)
+            zip(
+                (metrics[0], *(further.metric for further in comparison.judged[1:])),
+                comparison.judged,
+                strict=True,
+            )
         )
         for metric in metrics:
             titles = (f"{metric} A", f"{metric} B", f"{metric}, B minus A", f"{metric}, verdict")
@@ -245,12 +268,14 @@ def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
     return rows
 
 
-def _point(one: Compared, compared: Sequence[Compared]) -> TableCell:
+def _point(comparison: Compared, compared: Sequence[Compared]) -> TableCell:
     """A point's name, with the knobs that tell it from others."""
-    own = one.pair.a
-    knobs = telling_knobs(own, [other.pair.a for other in compared])
-    setting = ", ".join(f"{key} {short_name(value)}" for key, value in one.pair.distinct.items())
-    return TableCell(own.policy, ", ".join(filter(None, (knob_label(own, knobs), setting))))
+    result = comparison.pair.a
+    knobs = telling_knobs(result, [comparison_of_sweep.pair.a for comparison_of_sweep in compared])
+    setting = ", ".join(
+        f"{key} {short_name(value)}" for key, value in comparison.pair.distinct.items()
+    )
+    return TableCell(result.policy, ", ".join(filter(None, (knob_label(result, knobs), setting))))
 
 
 def _ratio(ratio: Speedup | None) -> TableCell:
@@ -263,20 +288,22 @@ def _verdict(verdict: str, detail: str = "") -> TableCell:
     return TableCell(verdict, detail, tone=_TONES.get(verdict, ""))
 
 
-def _quality(one: ComparedQuality | None) -> list[TableCell]:
+def _quality(quality: ComparedQuality | None) -> list[TableCell]:
     """A metric of A and of B, the difference, and the verdict with its p-value."""
-    if one is None:
+    if quality is None:
         return [TableCell(MISSING)] * 4
-    found, change = one.difference, TableCell(MISSING)
-    if found is not None:
+    difference, change = quality.difference, TableCell(MISSING)
+    if difference is not None:
         change = TableCell(
-            signed(found.value), interval(found.low, found.high, write=signed), found.value
+            signed(difference.value),
+            interval(difference.low, difference.high, write=signed),
+            difference.value,
         )
-    p_value = "" if found is None else f"p {number(found.p_value, 3)}"
+    p_value = "" if difference is None else f"p {number(difference.p_value, 3)}"
     return [
-        *(TableCell(number(value)) for value in one.values),
+        *(TableCell(number(value)) for value in quality.values),
         change,
-        _verdict(one.verdict, p_value),
+        _verdict(quality.verdict, p_value),
     ]
 
 
@@ -286,10 +313,11 @@ def _text(cell: TableCell) -> Text:
     return Text("\n".join(filter(None, (text, cell.detail))), style=_STYLES.get(cell.tone, ""))
 
 
-def _estimate(name: str, found: Any) -> dict[str, float | None]:
+def _estimate(name: str, estimate: Any) -> dict[str, float | None]:
     parts = {name: "value", f"{name}_low": "low", f"{name}_high": "high"}
     return {
-        column: None if found is None else getattr(found, part) for column, part in parts.items()
+        column: None if estimate is None else getattr(estimate, attribute)
+        for column, attribute in parts.items()
     }
 
 

@@ -73,15 +73,15 @@ def sentences(results: Sequence[Result]) -> list[str]:
     ]
     which = "Best of" if leader.enough and REGIME not in keys else "One of"
     words = ", ".join(named) or f"which differ in {', '.join(keys)}"
-    first, *others = _verdict(leader)
+    first_claim, *further_claims = _verdict(leader)
     regimes = [APART] if REGIME in keys else []
-    found = [
+    findings = [
         *_over_seeds(results),
-        f"{which} {len(groups)} settings ({words}): {first}",
-        *others,
+        f"{which} {len(groups)} settings ({words}): {first_claim}",
+        *further_claims,
         *regimes,
     ]
-    return [*_counts_first(leader), *found]
+    return [*_counts_first(leader), *findings]
 
 
 def _over_seeds(results: Sequence[Result]) -> list[str]:
@@ -89,20 +89,29 @@ def _over_seeds(results: Sequence[Result]) -> list[str]:
     over the seeds.
     """
     lines = []
-    pooled = [list(one.values()) for one in differing_in("seed", results) if len(one) > 1]
-    for several in pooled:
-        first, speeds = several[0], [one.speedup.value for one in several if not one.impossible]
-        losses = [one.quality.difference for one in several]
+    pooled = [
+        list(results_by_seed.values())
+        for results_by_seed in differing_in("seed", results)
+        if len(results_by_seed) > 1
+    ]
+    for seed_results in pooled:
+        first_result, speeds = (
+            seed_results[0],
+            [result.speedup.value for result in seed_results if not result.impossible],
+        )
+        losses = [result.quality.difference for result in seed_results]
         if (
-            not first.setting.temperature
+            not first_result.setting.temperature
             or None in [*speeds, *losses]
-            or len(speeds) < len(several)
+            or len(speeds) < len(seed_results)
         ):
             continue
         (speed, *ends), (loss, *around) = mean_of_few(speeds), mean_of_few(losses)
-        label = point_label(first, telling_knobs(first, [each[0] for each in pooled]))
-        seeds = ", ".join(str(one.setting.seed) for one in several)
-        change = f"{first.quality.metric} {signed(loss)} {interval(*around, write=signed)}"
+        label = point_label(
+            first_result, telling_knobs(first_result, [seed_group[0] for seed_group in pooled])
+        )
+        seeds = ", ".join(str(result.setting.seed) for result in seed_results)
+        change = f"{first_result.quality.metric} {signed(loss)} {interval(*around, write=signed)}"
         lines.append((speed, f"{label} {times(speed)} {interval(*ends)}, {change} (seeds {seeds})"))
     fastest = [line for _, line in sorted(lines, reverse=True)[:3]]
     return [f"Mean and 95 % interval over sampling seeds: {'; '.join(fastest)}."] if fastest else []
@@ -153,10 +162,10 @@ def _speed_verdict(group: Group) -> list[str]:
         return [_without_comparison(group)]
     possible = [result for result in candidates if not result.impossible]
     if not possible:
-        first = candidates[0]
+        fastest = candidates[0]
         return [
-            f"{group.label(first)} emits {number(first.counts.tokens_per_target_call)} tokens per"
-            f" call of the target. Its measured speedup of {_speedup(first)} is more than that"
+            f"{group.label(fastest)} emits {number(fastest.counts.tokens_per_target_call)} tokens per"
+            f" call of the target. Its measured speedup of {_speedup(fastest)} is more than that"
             " allows, so there is no speedup to report: time it again with resume=false on an idle"
             " machine, or with runtime.threads=1."
         ]
@@ -173,18 +182,24 @@ def _counts_first(group: Group) -> list[str]:
     nothing.
     """
     candidates = _candidates(group)
-    loaded = [one for one in candidates if one.environment.busy or one.environment.shared_device]
+    loaded = [
+        result
+        for result in candidates
+        if result.environment.busy or result.environment.shared_device
+    ]
     if not candidates or len(loaded) < len(candidates):
         return []
     fewest = [_fewest_calls(candidates, loss) for loss in (0.0, 1.0)]
-    counted = list(dict.fromkeys(_counted(group, one) for one in fewest if one is not None))
+    counted = list(
+        dict.fromkeys(_counted(group, result) for result in fewest if result is not None)
+    )
     why = _load(candidates)
     if not counted:
         return [f"{why}: do not rely on the speedups, time them again on an idle machine."]
-    first, *others = counted
+    first_sentence, *further_sentences = counted
     return [
-        f"{why}, so counts come first, which no load changes: {first}",
-        *others,
+        f"{why}, so counts come first, which no load changes: {first_sentence}",
+        *further_sentences,
         "Do not rely on these speedups:",
     ]
 
@@ -205,13 +220,13 @@ def _fewest_calls(results: Sequence[Result], loss: float) -> Result | None:
     """The point with the most tokens per call of the target, of those that lose at most so much
     quality.
     """
-    kept = [
-        one
-        for one in results
-        if one.counts.tokens_per_target_call is not None
-        and (one.quality.difference or 0.0) >= -loss - TOLERANCE
+    allowed = [
+        result
+        for result in results
+        if result.counts.tokens_per_target_call is not None
+        and (result.quality.difference or 0.0) >= -loss - TOLERANCE
     ]
-    return max(kept, key=lambda one: one.counts.tokens_per_target_call, default=None)
+    return max(allowed, key=lambda result: result.counts.tokens_per_target_call, default=None)
 
 
 def _counted(group: Group, result: Result) -> str:
@@ -351,7 +366,7 @@ def _selection(group: Group, count: int) -> str:
     for that choice.
     """
     split, best = group.setting.split, group.best(1.0)
-    chosen = f"Best of {count} points on these examples ({split})"
+    choice = f"Best of {count} points on these examples ({split})"
     speed, quality, changed = best.speedup, best.quality, ""
     if quality.difference_low is not None:
         ends = for_choice(
@@ -366,36 +381,34 @@ def _selection(group: Group, count: int) -> str:
         f"Corrected for that choice (Bonferroni), {label} has {interval(*map(exp, ends))}{changed}"
     )
     if split.startswith(("valid", "dev")):
-        return f"{chosen}: measure the choice on test data. {corrected}."
+        return f"{choice}: measure the choice on test data. {corrected}."
     return (
-        f"{chosen}, which flatters them: choose on validation data, as scripts/screen.py does."
+        f"{choice}, which flatters them: choose on validation data, as scripts/screen.py does."
         f" {corrected}."
     )
 
 
 def _too_few(group: Group, candidates: list[Result]) -> str:
     """The fastest point's numbers, without a verdict."""
-    count, first = group.setting.n_examples, candidates[0]
+    count, fastest = group.setting.n_examples, candidates[0]
     examples = "1 example is" if count == 1 else f"{count} examples are"
     more = f", and {len(candidates) - 1} more in the table" if len(candidates) > 1 else ""
     return (
         f"{examples} too few to say which point is faster or better, as intervals are too narrow"
-        f" below {ENOUGH_EXAMPLES}. Measured: {group.label(first)} {_speedup(first)},"
-        f" {_change(group, first)}{_caution(first)}{more}."
+        f" below {ENOUGH_EXAMPLES}. Measured: {group.label(fastest)} {_speedup(fastest)},"
+        f" {_change(group, fastest)}{_caution(fastest)}{more}."
     )
 
 
 def _without_comparison(group: Group) -> str:
     timed = [result for result in group.results if result.timed]
-    few = not group.enough or len(timed) == 1
+    without_ranking = not group.enough or len(timed) == 1
     fastest = min(timed, key=lambda result: result.latency_s.median)
     label = group.label(fastest)
     quality = f"{group.metric} {number(fastest.quality.value)}"
     reason = "Only the baseline was measured" if group.relative else "No baseline was measured"
     fact = f"{label}, {duration(fastest.latency_s.median)} an example (median), {quality}"
-    return (
-        f"{reason}, so there is no speedup to report. {'Measured' if few else 'Fastest'}: {fact}."
-    )
+    return f"{reason}, so there is no speedup to report. {'Measured' if without_ranking else 'Fastest'}: {fact}."
 
 
 def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str, str]]:
@@ -429,11 +442,11 @@ def reason_lines(group: Group) -> list[tuple[str, str]]:
     lines = []
     for policy in group.policies:
         results = group.of_policy(policy)
-        chosen = best_at_loss(results, 0.0) or results[0]
-        if (why := reasons(chosen)) is not None:
-            speed = ", ".join(filter(None, [times(chosen.speedup.value), disturbance(chosen)]))
-            label = f"{group.label(chosen)}, {speed}"
-            lines.append((label, explanation(chosen, why)))
+        best = best_at_loss(results, 0.0) or results[0]
+        if (why := reasons(best)) is not None:
+            speed = ", ".join(filter(None, [times(best.speedup.value), disturbance(best)]))
+            label = f"{group.label(best)}, {speed}"
+            lines.append((label, explanation(best, why)))
     return lines
 
 
@@ -475,9 +488,9 @@ def answers(group: Group, screened: Sequence[ScreenedPoint]) -> list[tuple[str, 
     """Questions, each with its answer. screened: all points that were screened in the sweep's
     folder.
     """
-    setting, first = group.setting, group.results[0]
+    setting, first_result = group.setting, group.results[0]
     cores = (
-        f", {setting.threads} threads of {first.environment.cores} cores"
+        f", {setting.threads} threads of {first_result.environment.cores} cores"
         if setting.device == "cpu"
         else ""
     )
@@ -490,8 +503,10 @@ def answers(group: Group, screened: Sequence[ScreenedPoint]) -> list[tuple[str, 
     )
     if any(not result.timed for result in group.results):
         runs += " (replayed texts are not timed)"
-    baselines = [one for one in group.results if one.is_baseline or one.policy.startswith(_PEERS)]
-    found = {
+    baselines = [
+        result for result in group.results if result.is_baseline or result.policy.startswith(_PEERS)
+    ]
+    answer_by_question = {
         "On which hardware?": (
             f"{setting.hardware or setting.device}{cores}; {setting.dtype}, batch {setting.batch}"
         ),
@@ -503,7 +518,7 @@ def answers(group: Group, screened: Sequence[ScreenedPoint]) -> list[tuple[str, 
         "Is a lossy rule ahead, and is that the drafter’s merit?": _controlled(group),
         "What is not to be relied on?": " ".join(unreliable(group.results)),
     }
-    return [(question, answer) for question, answer in found.items() if answer]
+    return [(question, answer) for question, answer in answer_by_question.items() if answer]
 
 
 def sizes(results: Sequence[Result]) -> str:
@@ -511,7 +526,7 @@ def sizes(results: Sequence[Result]) -> str:
 
     `target 737 M, draft 1.5 M`; empty for results that did not record them.
     """
-    counts = next(filter(None, ((one.facts or {}).get("parameters") for one in results)), {})
+    counts = next(filter(None, ((result.facts or {}).get("parameters") for result in results)), {})
     return ", ".join(
         f"{role} {number(count / 1e6, int(count < 1e8))} M" for role, count in counts.items()
     )
@@ -533,17 +548,21 @@ def _chosen(group: Group, screened: Sequence[ScreenedPoint]) -> str:
     sight.
     """
     split, candidates = group.setting.split, _candidates(group)
-    live = [one for one in screened if one.live is not None and one.live.setting == group.setting]
+    live = [
+        point
+        for point in screened
+        if point.live is not None and point.live.setting == group.setting
+    ]
     if live:
         where = ", ".join(
-            sorted({f"{one.row['split']} ({one.row['n_examples']} texts)" for one in live})
+            sorted({f"{point.row['split']} ({point.row['n_examples']} texts)" for point in live})
         )
-        chosen = (
+        confirmed = (
             f"{len(live)} of {len(screened)} points that were screened on {where}, measured once on"
             f" {split}"
         )
-        others = len(candidates) - len({one.live.point for one in live})
-        return chosen + (f"; {others} more chosen without it" if others else "")
+        unscreened = len(candidates) - len({point.live.point for point in live})
+        return confirmed + (f"; {unscreened} more chosen without it" if unscreened else "")
     if not group.varying_knobs():
         return "no knob has several values here, so none was chosen on these texts"
     flattered = (
@@ -558,19 +577,19 @@ def _controlled(group: Group) -> str:
     scores beside it.
     """
     ahead = [
-        one
-        for one in _candidates(group)
-        if one.policy != CONTROL and (one.quality.difference_low or 0) > 0
+        result
+        for result in _candidates(group)
+        if result.policy != CONTROL and (result.quality.difference_low or 0) > 0
     ]
     if not ahead:
         return f"no point has more {group.metric} than {group.setting.baseline} beyond chance"
-    best = max(ahead, key=lambda one: one.quality.difference)
+    best = max(ahead, key=lambda result: result.quality.difference)
     said = f"{_scored(group, best)} and {times(best.speedup.value)}; its control"
     if not group.setting.temperature:
         return f"{said}, {CONTROL}, writes the target’s own text under greedy decoding"
-    beside = [_scored(group, one) for one in group.results if one.policy == CONTROL]
-    found = ", ".join(beside) or f"not measured, add policy={CONTROL} with its bar"
-    return f"{said}, the target alone over the tokens that such a rule accepts: {found}"
+    beside = [_scored(group, result) for result in group.results if result.policy == CONTROL]
+    control_scores = ", ".join(beside) or f"not measured, add policy={CONTROL} with its bar"
+    return f"{said}, the target alone over the tokens that such a rule accepts: {control_scores}"
 
 
 def _scored(group: Group, result: Result) -> str:

@@ -83,9 +83,9 @@ def write_index(outputs: Path) -> list[Run]:
 def read_runs(outputs: Path) -> list[Run]:
     """Every folder of outputs that has points or a report, the newest first."""
     folders = [
-        one
-        for one in outputs.iterdir()
-        if (one / "points").is_dir() or (one / "report.html").is_file()
+        folder
+        for folder in outputs.iterdir()
+        if (folder / "points").is_dir() or (folder / "report.html").is_file()
     ]
     runs = []
     for folder in folders:
@@ -115,8 +115,8 @@ def _run(folder: Path) -> Run:
         date=commands[-1].started
         if commands
         else datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
-        pair=_several([pair_title(one) for one in settings]),
-        data=_several([data_title(one) for one in settings]),
+        pair=_several([pair_title(setting) for setting in settings]),
+        data=_several([data_title(setting) for setting in settings]),
         points=len(points - {""}),  # a folder that begins with a dot is unfinished
         free=_best(rows, 0.0),
         cheap=_best(rows, 1.0),
@@ -132,10 +132,10 @@ def _best(rows: pd.DataFrame, loss: float) -> str:
         return MISSING
     drafted = rows.dropna(subset=["speedup", "quality_difference"])
     enough = drafted[drafted["n_examples"] >= ENOUGH_EXAMPLES]
-    kept = enough[enough["quality_difference"] >= -loss - 1e-9]
-    if kept.empty:
+    allowed = enough[enough["quality_difference"] >= -loss - 1e-9]
+    if allowed.empty:
         return _TOO_FEW if enough.empty and not drafted.empty else MISSING
-    best = kept.loc[kept["speedup"].idxmax()]
+    best = allowed.loc[allowed["speedup"].idxmax()]
     bounds = interval(
         *(None if pd.isna(best[end]) else best[end] for end in ("speedup_low", "speedup_high"))
     )

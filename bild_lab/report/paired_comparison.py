@@ -112,11 +112,11 @@ class Compared:
         """
         if self.latency is None:
             return NOT_COMPARED
-        found = [
-            "faster" if one.high < 1 else "slower" if one.low > 1 else SAME
-            for one in (self.latency, self.relative or self.latency)
+        verdicts = [
+            "faster" if ratio.high < 1 else "slower" if ratio.low > 1 else SAME
+            for ratio in (self.latency, self.relative or self.latency)
         ]
-        return UNCLEAR if SAME not in found and found[0] != found[1] else found[0]
+        return UNCLEAR if SAME not in verdicts and verdicts[0] != verdicts[1] else verdicts[0]
 
     @property
     def quality(self) -> ComparedQuality:
@@ -145,23 +145,26 @@ def match(a: Sequence[Result], b: Sequence[Result]) -> Matching:
         setting = flat_setting(result)
         return _text([result.policy, matched, {key: setting.get(key) for key in varying}])
 
-    first, second = ({key_of(result): result for result in results} for results in (a, b))
-    shared = [key for key in first if key in second]
+    results_a, results_b = ({key_of(result): result for result in results} for results in (a, b))
+    shared = [key for key in results_a if key in results_b]
     if not shared:
         raise UserError(
-            f"A and B have no point in common: A has {_listed(first.values())}; B has"
-            f" {_listed(second.values())}; points match by policy and knobs"
+            f"A and B have no point in common: A has {_listed(results_a.values())}; B has"
+            f" {_listed(results_b.values())}; points match by policy and knobs"
         )
     pairs = [
         Pair(
-            first[key], second[key], {name: flat_setting(first[key]).get(name) for name in varying}
+            results_a[key],
+            results_b[key],
+            {name: flat_setting(results_a[key]).get(name) for name in varying},
         )
         for key in shared
     ]
     for pair in pairs:
         _require_same_task(pair)
     alone = (
-        [result for key, result in own.items() if key not in shared] for own in (first, second)
+        [result for key, result in side_results.items() if key not in shared]
+        for side_results in (results_a, results_b)
     )
     return Matching(pairs, *alone)
 
@@ -172,17 +175,20 @@ def differences(pairs: Iterable[Pair]) -> dict[str, tuple[str, str]]:
 
     Which examples they have is left out: `Compared` counts them.
     """
-    found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+    values_by_key: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for pair in pairs:
         settings = [
-            {**flat_setting(one), "commit": one.environment.git} for one in (pair.a, pair.b)
+            {**flat_setting(result), "commit": result.environment.git}
+            for result in (pair.a, pair.b)
         ]
         for key in dict.fromkeys([*settings[0], *settings[1]]):
             values = [plain_numbers(setting.get(key)) for setting in settings]
             if key not in (*pair.distinct, "data", "n_examples") and values[0] != values[1]:
-                for several, value in zip(found.setdefault(key, ({}, {})), values, strict=True):
-                    several[str(value)] = None
-    return {key: (", ".join(a), ", ".join(b)) for key, (a, b) in found.items()}
+                for side_values, value in zip(
+                    values_by_key.setdefault(key, ({}, {})), values, strict=True
+                ):
+                    side_values[str(value)] = None
+    return {key: (", ".join(a), ", ".join(b)) for key, (a, b) in values_by_key.items()}
 
 
 def compare_pair(
@@ -198,17 +204,19 @@ def compare_pair(
     baseline's outputs needs none. same: the keys that mean the same text in both; None if all do.
     Raises UserError without a shared example.
     """
-    first, second = ({one.key: one for one in examples} for examples in (examples_a, examples_b))
-    keys = [key for key in first if key in second and (same is None or key in same)]
+    by_key_a, by_key_b = (
+        {example.key: example for example in examples} for examples in (examples_a, examples_b)
+    )
+    keys = [key for key in by_key_a if key in by_key_b and (same is None or key in same)]
     if not keys:
         raise UserError(
-            f"{_name(pair.a)}: A and B have no example in common, of {len(first)} and"
-            f" {len(second)}; measure one of them again with the dataset keys of the other"
+            f"{_name(pair.a)}: A and B have no example in common, of {len(by_key_a)} and"
+            f" {len(by_key_b)}; measure one of them again with the dataset keys of the other"
         )
     known = None if references is None else [references[key] for key in keys]
     a, b = (
         _Side(result, [examples[key] for key in keys], len(keys) == len(examples), known)
-        for result, examples in ((pair.a, first), (pair.b, second))
+        for result, examples in ((pair.a, by_key_a), (pair.b, by_key_b))
     )
     further = [name for name in pair.a.further_qualities if name in pair.b.further_qualities]
     judged = tuple(_compared(metric, a, b) for metric in (pair.a.setting.metric, *further))
@@ -220,7 +228,7 @@ def compare_pair(
         alike = relative is not None and set(differences([pair])) <= OF_THE_METHOD
         latency = relative if alike else _ratio([b.latency_s], [a.latency_s])
     speedups = (a.speedup, b.speedup)
-    decoded = (len(first), len(second))
+    decoded = (len(by_key_a), len(by_key_b))
     return Compared(pair, len(keys), decoded, speedups, latency, baseline, unfit, judged, relative)
 
 
@@ -237,11 +245,11 @@ class _Side:
 
     @property
     def latency_s(self) -> list[Sequence[float]]:
-        return [one.latency_s for one in self.examples]
+        return [example.latency_s for example in self.examples]
 
     @property
     def baseline_s(self) -> list[Sequence[float] | None]:
-        return [one.baseline_latency_s for one in self.examples]
+        return [example.baseline_latency_s for example in self.examples]
 
     @property
     def speedup(self) -> Speedup:
@@ -270,34 +278,43 @@ class _Side:
         shown = self.quality(metric).metric
         # of older results, whose texts went on behind stop strings
         cut = self.result.setting.get("cut") or ()
-        sides = [one.examples for one in (self, baseline) if one is not None]
-        if all(metric in (one.scores or {}) for side in sides for one in side):
+        sides = [side.examples for side in (self, baseline) if side is not None]
+        if all(metric in (example.scores or {}) for side in sides for example in side):
             return judge_values(
                 shown,
-                *([one.scores[metric] for one in side] for side in sides),
+                *([example.scores[metric] for example in side] for side in sides),
                 seed=SACREBLEU_SEED,
             )
         if metric == AGREEMENT:  # each example equals its own baseline's output or not
             equal = (
-                [100.0 * (one.prediction == one.baseline_prediction) for one in side]
+                [100.0 * (example.prediction == example.baseline_prediction) for example in side]
                 for side in sides
             )
             return judge_values(shown, *equal, seed=SACREBLEU_SEED)
         if (counted := metric_named(metric).of_tokens) is not None:
             sums = [
-                [counted(len(one.token_ids), one.log_probability) for one in side] for side in sides
+                [counted(len(example.token_ids), example.log_probability) for example in side]
+                for side in sides
             ]
-            theirs = sums[1] if baseline else None
+            baseline_scores = sums[1] if baseline else None
             return judge(
-                metric, sums[0], theirs, [NO_REFERENCE] * len(sums[0]), seed=SACREBLEU_SEED
+                metric, sums[0], baseline_scores, [NO_REFERENCE] * len(sums[0]), seed=SACREBLEU_SEED
             )
         if self.references is None:
             return None
-        texts, theirs = [[before_stop(one.prediction, cut) for one in side] for side in sides], None
+        texts, baseline_scores = (
+            [[before_stop(example.prediction, cut) for example in side] for side in sides],
+            None,
+        )
         if baseline is not None:
-            theirs = texts[1]
+            baseline_scores = texts[1]
         return judge(
-            metric, texts[0], theirs, self.references, seed=SACREBLEU_SEED, writing=self.writing
+            metric,
+            texts[0],
+            baseline_scores,
+            self.references,
+            seed=SACREBLEU_SEED,
+            writing=self.writing,
         )
 
 
@@ -324,8 +341,8 @@ def _ratio(above: Sequence[Seconds], below: Sequence[Seconds]) -> Speedup | None
     if not all(repeats for seconds in (*above, *below) for repeats in seconds):
         return None
     medians = [
-        [np.array([[float(np.median(repeats))] for repeats in seconds]) for seconds in several]
-        for several in (above, below)
+        [np.array([[float(np.median(repeats))] for repeats in seconds]) for seconds in factors]
+        for factors in (above, below)
     ]
     return paired_ratio(*medians)
 
@@ -335,7 +352,8 @@ def _why_not_comparable(pair: Pair) -> str | None:
     if not (pair.a.timed and pair.b.timed):
         return "replayed texts were not timed"
     a, b = (
-        f"{one.setting.device.partition(':')[0]} {one.setting.hardware}" for one in (pair.a, pair.b)
+        f"{result.setting.device.partition(':')[0]} {result.setting.hardware}"
+        for result in (pair.a, pair.b)
     )
     if a != b:
         return f"different hardware: {a}, {b}"
@@ -358,7 +376,7 @@ def _require_same_task(pair: Pair) -> None:
     alike = pair.a.setting.data is not None and pair.a.setting.data == pair.b.setting.data
     scored = ("metric", "tokenize", "language")
     for key in scored if alike else ("dataset", "split", *scored):
-        a, b = (one.setting.get(key) for one in (pair.a, pair.b))
+        a, b = (result.setting.get(key) for result in (pair.a, pair.b))
         if a != b:
             raise UserError(
                 f"A and B must have the same {key} to be compared, got {a} and {b} at"
@@ -369,15 +387,15 @@ def _require_same_task(pair: Pair) -> None:
 def _matched_knobs(policy: str, a: Sequence[Result], b: Sequence[Result]) -> set[str]:
     """The knobs of a policy that both A and B have or that vary within one."""
     both = [[result.knobs for result in results if result.policy == policy] for results in (a, b)]
-    names = [{name for knobs in several for name in knobs} for several in both]
+    names = [{name for knobs in side_knobs for name in knobs} for side_knobs in both]
     if not all(both):
         return names[0] | names[1]
     unshared = names[0] ^ names[1]
     varying = {
         name
-        for several in both
+        for side_knobs in both
         for name in unshared
-        if len({_text(k.get(name)) for k in several}) > 1
+        if len({_text(k.get(name)) for k in side_knobs}) > 1
     }
     return (names[0] & names[1]) | varying
 
@@ -386,7 +404,7 @@ def _varying(results: Sequence[Result]) -> dict[str, None]:
     """The keys of the setting that vary among these results, but for those that the user does not
     choose.
     """
-    settings = [flat_setting(one) for one in results]
+    settings = [flat_setting(result) for result in results]
     keys = dict.fromkeys(key for setting in settings for key in setting if key not in DERIVED_KEYS)
     return {key: None for key in keys if len({_text(setting.get(key)) for setting in settings}) > 1}
 
@@ -399,6 +417,8 @@ def _name(result: Result) -> str:
     return " ".join([result.policy, *(f"{knob}={value}" for knob, value in result.knobs.items())])
 
 
-def _listed(results: Iterable[Result], most: int = 4) -> str:
+def _listed(results: Iterable[Result], limit: int = 4) -> str:
     names = [_name(result) for result in results]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return ", ".join(names[:limit]) + (
+        f" and {len(names) - limit} more" if len(names) > limit else ""
+    )

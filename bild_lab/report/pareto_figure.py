@@ -110,21 +110,21 @@ def draw_pareto(
         )
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
     for look in (_SCREEN, _COLUMN):
-        if not (chosen := [kind for kind in kinds if (kind in VECTOR) is not look.titled]):
+        if not (look_kinds := [kind for kind in kinds if (kind in VECTOR) is not look.titled]):
             continue
         across, up = look.inches
         below = [_below(group, look) for group in groups]
-        heights = [up + each for each in below]
-        with written_figure(path, (across, sum(heights)), chosen) as figure:
+        heights = [up + inches_below for inches_below in below]
+        with written_figure(path, (across, sum(heights)), look_kinds) as figure:
             parts = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)[
                 :, 0
             ]
-            for part, group, height, room in zip(parts, groups, heights, below, strict=True):
+            for subfigure, group, height, room in zip(parts, groups, heights, below, strict=True):
                 left, bottom, width, tall = look.area
                 more = look.line * len(_beyond(group, look))
                 bottom, tall = bottom + room + more, tall - more
                 area = (left / across, bottom / height, width / across, tall / height)
-                _draw_panel(_Panel(part, part.add_axes(area), group, colours, look))
+                _draw_panel(_Panel(subfigure, subfigure.add_axes(area), group, colours, look))
 
 
 def _below(group: Group, look: _Look) -> float:
@@ -232,7 +232,7 @@ def _draw_points(panel: _Panel) -> None:
         if result.is_baseline:  # it has its own mark
             continue
         mark = panel.colours[result.policy]
-        chosen = id(result) in front
+        on_front = id(result) in front
         if id(result) in barred:
             panel.axes.errorbar(
                 position.x,
@@ -253,8 +253,8 @@ def _draw_points(panel: _Panel) -> None:
                 alpha=0.8,
                 zorder=2,
             )
-        fill = mark.colour if chosen else "white"
-        order = 5 if chosen else 4
+        fill = mark.colour if on_front else "white"
+        order = 5 if on_front else 4
         edge = {"mfc": fill, "mec": mark.colour, "mew": 0.2 * look.mark}
         panel.axes.plot(position.x, position.y, mark.marker, ms=look.mark, zorder=order, **edge)
 
@@ -309,7 +309,7 @@ def _draw_speedup_axis(panel: _Panel) -> None:
 
 
 def _draw_texts(panel: _Panel) -> None:
-    group, setting, part = panel.group, panel.group.setting, panel.figure
+    group, setting, subfigure = panel.group, panel.group.setting, panel.figure
     unit = f"relative to {setting.baseline}" if group.relative else "in seconds"
     words = (
         f"Latency per example, {unit} (further left is faster)"
@@ -335,27 +335,29 @@ def _draw_texts(panel: _Panel) -> None:
         (0.64, caption(group.results), {"color": INK}),  # left of the upper axis' title
     ):
         if text:
-            part.text(0.09, 1 - inches / _height(part), text, va="center", **font)
+            subfigure.text(0.09, 1 - inches / _height(subfigure), text, va="center", **font)
 
 
 def _draw_lines_below(panel: _Panel) -> None:
     """The list of the front, and below it what a caption must say."""
-    part, look, group = panel.figure, panel.look, panel.group
+    subfigure, look, group = panel.figure, panel.look, panel.group
     foot, listed = _foot(group, look), _listed(group, look)
     left = 0.09 if look.titled else 0.02
     style = {"va": "bottom", "linespacing": 1.15, "size": "small" if look.titled else "medium"}
     if foot:
-        part.text(left, look.line / 4 / _height(part), "\n".join(foot), color=MUTED, **style)
+        subfigure.text(
+            left, look.line / 4 / _height(subfigure), "\n".join(foot), color=MUTED, **style
+        )
     for number, line in enumerate(reversed(listed)):
-        bottom = look.line * (number + len(foot) + 0.35) / _height(part)
-        part.text(left, bottom, line, color=INK, **style)
+        bottom = look.line * (number + len(foot) + 0.35) / _height(subfigure)
+        subfigure.text(left, bottom, line, color=INK, **style)
 
 
 def _draw_legend(panel: _Panel) -> None:
     front = f"Pareto front{' (filled marks)' if panel.look.titled else ''}"
     size, drawn = (
         panel.look.mark,
-        {one.policy for one, _ in panel.group.placed if not one.is_baseline},
+        {result.policy for result, _ in panel.group.placed if not result.is_baseline},
     )
     handles = [
         Line2D(
@@ -438,9 +440,9 @@ def _pixels(panel: _Panel, points: float) -> float:
     return points * panel.figure.dpi / 72
 
 
-def _height(part: SubFigure) -> float:
+def _height(subfigure: SubFigure) -> float:
     """Inches of a panel with what is below it."""
-    return part.bbox.height / part.dpi
+    return subfigure.bbox.height / subfigure.dpi
 
 
 def free_place(
@@ -492,12 +494,14 @@ def _faults(
     then on a line.
     """
     leader = MatplotlibPath([anchor, middle])
-    others = [one for one in taken if not one.contains(*anchor)]
+    other_boxes = [box_of_mark for box_of_mark in taken if not box_of_mark.contains(*anchor)]
     reach = math.dist(anchor, middle)
     beside = any(
-        math.dist(((one.x0 + one.x1) / 2, (one.y0 + one.y1) / 2), middle) < reach for one in others
+        math.dist(((other_box.x0 + other_box.x1) / 2, (other_box.y0 + other_box.y1) / 2), middle)
+        < reach
+        for other_box in other_boxes
     )
-    across = any(leader.intersects_bbox(one, filled=False) for one in others)
+    across = any(leader.intersects_bbox(other_box, filled=False) for other_box in other_boxes)
     return 4 * beside + 2 * across + any(line.intersects_bbox(box, filled=False) for line in lines)
 
 

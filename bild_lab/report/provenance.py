@@ -30,14 +30,16 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
     remarks = unreliable(results)
     if older:
-        kept = (
+        measurements = (
             f"{counted(older, 'older measurement')} of these points {'is' if older == 1 else 'are'}"
             " kept"
         )
-        remarks.append(f"{kept} in the folder, not shown.")
-    if len(found := sources(results)) > 1:
-        differing = ", ".join(key for key in found[0] if key != "points")
-        remarks.append(f"The points come from {len(found)} sources, which differ in {differing}.")
+        remarks.append(f"{measurements} in the folder, not shown.")
+    if len(differing_sources := sources(results)) > 1:
+        differing = ", ".join(key for key in differing_sources[0] if key != "points")
+        remarks.append(
+            f"The points come from {len(differing_sources)} sources, which differ in {differing}."
+        )
     return remarks
 
 
@@ -101,12 +103,15 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     """Return a row per source: what differs between the sources, and its count of points; no rows
     for one source.
     """
-    found = [_source(result) for result in results]
-    keys = [key for key in _SOURCE if len({source[key] for source in found}) > 1]
-    codes = {(result.policy, source["code"]) for result, source in zip(results, found, strict=True)}
+    source_of_results = [_source(result) for result in results]
+    keys = [key for key in _SOURCE if len({source[key] for source in source_of_results}) > 1]
+    codes = {
+        (result.policy, source["code"])
+        for result, source in zip(results, source_of_results, strict=True)
+    }
     if "code" in keys and len(codes) == len({policy for policy, _ in codes}):
         keys.remove("code")  # it is a hash of what a policy reaches, and no policy has two
-    counts = Counter(tuple(source[key] for key in keys) for source in found)
+    counts = Counter(tuple(source[key] for key in keys) for source in source_of_results)
     if len(counts) < 2:
         return []
     return [

@@ -34,7 +34,9 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
         results, failures, older, lost = sweep.results(), sweep.failures(), sweep.older(), []
         if results:
             write_table(results, sweep.folder / "sweep.csv")
-            if any(group.position(one) for group in by_setting(results) for one in group.results):
+            if any(
+                group.position(result) for group in by_setting(results) for result in group.results
+            ):
                 draw_pareto(results, sweep.folder / "pareto", figures)
         if results or failures or (sweep.folder / SCREENED).is_file():
             lost = write_html(sweep.name, results, failures, sweep.folder / "report.html", older)

@@ -98,7 +98,9 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
 
 def _precisions(results: Sequence[Result]) -> str:
     """In which precisions, and where, the models ran; empty without results."""
-    words = dict.fromkeys(f"{one.setting.dtype} on {one.setting.device}" for one in results)
+    words = dict.fromkeys(
+        f"{result.setting.dtype} on {result.setting.device}" for result in results
+    )
     return f"Decoded in {', '.join(words)}." if words else ""
 
 
@@ -116,16 +118,21 @@ def category_table(results: Sequence[Result]) -> Table | None:
             continue
         why = disturbance(best)
         table.add_row(Text(group.label(best) + (f", {why}" if why else ""), style="bold"))
-        for name, one in categories_of(best).items():
+        for name, category in categories_of(best).items():
             cells = [
                 name,
-                number(one.n_examples, 0),
-                _faster(one.speedup),
-                number(one.tokens_per_s, 1),
+                number(category.n_examples, 0),
+                _faster(category.speedup),
+                number(category.tokens_per_s, 1),
             ]
             table.add_row(
                 *map(
-                    Text, [*cells, number(one.tokens_per_target_call), _share(one.acceptance_rate)]
+                    Text,
+                    [
+                        *cells,
+                        number(category.tokens_per_target_call),
+                        _share(category.acceptance_rate),
+                    ],
                 )
             )
         table.add_section()
@@ -144,7 +151,7 @@ def _difference(group: Group, groups: list[Group]) -> str:
 def _cells(group: Group, result: Result) -> list[Text]:
     quality, mark = result.quality, _DISTURBED if disturbance(result) else ""
     texts = [
-        _ON_FRONT if any(result is other for other in group.front()) else "",
+        _ON_FRONT if any(result is front_result for front_result in group.front()) else "",
         f"{result.policy} {knob_label(result, group.knobs(result), ' ')}".strip(),
         number(quality.value),
         signed(quality.difference),
@@ -176,13 +183,14 @@ def points_text(group: Group, latex: bool) -> str:
 
     if latex:
         return latex_table(table, titles(_FOR_PAPERS), unreliable(group.results))
-    chosen = titles(("policy", *_COLUMNS))
+    column_titles = titles(("policy", *_COLUMNS))
     rows = [
-        [_in_markdown(f"{one.text} {one.detail}".strip()) for one in cells]
-        for cells in _chosen(table, chosen)
+        [_in_markdown(f"{cell.text} {cell.detail}".strip()) for cell in cells]
+        for cells in _chosen(table, column_titles)
     ]
     return "\n".join(
-        "| " + " | ".join(cells) + " |" for cells in (chosen, ["---"] * len(chosen), *rows)
+        "| " + " | ".join(cells) + " |"
+        for cells in (column_titles, ["---"] * len(column_titles), *rows)
     )
 
 
@@ -201,8 +209,8 @@ def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] 
     small = r" {\scriptsize %s}"
     rows = [
         " & ".join(
-            _escaped(one.text) + (small % _escaped(one.detail) if one.detail else "")
-            for one in cells
+            _escaped(cell.text) + (small % _escaped(cell.detail) if cell.detail else "")
+            for cell in cells
         )
         + r" \\"
         for cells in _chosen(table, titles)
@@ -218,9 +226,9 @@ def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] 
 
 def _chosen(table: PageTable, titles: Sequence[str]) -> Iterator[list[TableCell]]:
     """The cells of each row below these titles; of two columns with one title, the first."""
-    own = [column.title for column in table.columns]
+    table_titles = [column.title for column in table.columns]
     for row in table.rows:
-        yield [row.cells[own.index(title)] for title in titles]
+        yield [row.cells[table_titles.index(title)] for title in titles]
 
 
 def _escaped(text: str) -> str:

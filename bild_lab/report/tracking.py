@@ -39,10 +39,12 @@ class TensorBoardRun:
     def finish(self) -> None:
         """Write configuration and summary, a row of the tab HPARAMS, and close the files."""
         known = {
-            key: one if isinstance(one, int | float | str) else str(one)
-            for key, one in self._config.items()
+            key: setting if isinstance(setting, int | float | str) else str(setting)
+            for key, setting in self._config.items()
         }
-        numbers = {name: one for name, one in self.summary.items() if isinstance(one, int | float)}
+        numbers = {
+            name: number for name, number in self.summary.items() if isinstance(number, int | float)
+        }
         self.writer.add_hparams(known, numbers, run_name=".")
         self.writer.close()
 
@@ -70,7 +72,7 @@ class TensorBoardLogger:
             shutil.rmtree(self._folder / identity, ignore_errors=True)
         return TensorBoardRun(self._folder / identity, {"name": name, **config})
 
-    def log_point(self, result: Result, config: dict, again: bool = False) -> None:
+    def log_point(self, result: Result, config: dict, force: bool = False) -> None:
         """Write a point's knobs, its setting and its numbers."""
         about = {
             key: result.setting.get(key)
@@ -115,15 +117,15 @@ class BothLoggers:
         self._each = (tensorboard, wandb)
 
     def log_point(self, *point: Any, **options: Any) -> None:
-        for one in self._each:
-            one.log_point(*point, **options)
+        for logger in self._each:
+            logger.log_point(*point, **options)
 
     def log_sweep(self, sweep: Sweep) -> None:
-        for one in self._each:
-            one.log_sweep(sweep)
+        for logger in self._each:
+            logger.log_sweep(sweep)
 
     def closing(self) -> list[str]:
-        return [line for one in self._each for line in one.closing()]
+        return [line for logger in self._each for line in logger.closing()]
 
     def begin(self, *about: Any) -> list[Any]:
-        return [one.begin(*about) for one in self._each]
+        return [logger.begin(*about) for logger in self._each]

@@ -84,10 +84,10 @@ def test_both_trackers_get_everything_and_keep_their_own_keys(
             return lambda *given, **more: calls.append((name, *given, *more.items())) or [name]
 
     both = tracking.BothLoggers(Given(), Given())
-    both.log_point(1, {}, again=True)
+    both.log_point(1, {}, force=True)
     both.log_sweep(2)
     assert both.closing() == ["closing", "closing"] and both.begin("a") == [["begin"], ["begin"]]
-    assert calls[:4] == [("log_point", 1, {}, ("again", True))] * 2 + [("log_sweep", 2)] * 2
+    assert calls[:4] == [("log_point", 1, {}, ("force", True))] * 2 + [("log_sweep", 2)] * 2
 
 
 def test_without_its_package_the_message_says_what_to_install(

@@ -33,19 +33,25 @@ def text_browser(group: Group, stored: Stored) -> dict[str, Any] | None:
     was stored beside a baseline's.
     """
     measured = {
-        name_of(result): {one.key: one for one in examples}
+        name_of(result): {example.key: example for example in examples}
         for result in group.selected()
         if not result.is_baseline
         if (
             examples := [
-                one for one in stored[name_of(result)] if one.baseline_prediction is not None
+                example
+                for example in stored[name_of(result)]
+                if example.baseline_prediction is not None
             ]
         )
     }
     if not measured:
         return None
-    labels = {name_of(one): group.label(one) for one in group.results if name_of(one) in measured}
-    known, missing = examples_of([one for one in group.results if one.folder is not None])
+    labels = {
+        name_of(result): group.label(result)
+        for result in group.results
+        if name_of(result) in measured
+    }
+    known, missing = examples_of([result for result in group.results if result.folder is not None])
     keys = list(dict.fromkeys(key for examples in measured.values() for key in examples))
     rows = [_row(place, key, measured, (known or {}).get(key)) for place, key in enumerate(keys)]
     return {
@@ -65,62 +71,69 @@ def _row(
     known: Example | None,
 ) -> dict:
     """One example. of: for each point, the place of its text, or None if it has none."""
-    own = [examples.get(key) for examples in measured.values()]
-    first = next(one for one in own if one is not None)
-    target = first.baseline_prediction or ""
-    texts = list(dict.fromkeys(one.prediction for one in own if one is not None))
+    decodings = [examples.get(key) for examples in measured.values()]
+    first_decoding = next(decoding for decoding in decodings if decoding is not None)
+    target = first_decoding.baseline_prediction or ""
+    texts = list(
+        dict.fromkeys(decoding.prediction for decoding in decodings if decoding is not None)
+    )
     return {
         "id": f"{key[0]}" if key[1] == 1 else f"{key[0]}, turn {key[1]}",
         "place": place,
-        "source": known.source if known is not None else first.prompt,
+        "source": known.source if known is not None else first_decoding.prompt,
         "references": list(known.references) if known is not None else [],
         "texts": [words_of(target, text) for text in texts],
         "changes": [change(target, text) for text in texts],
-        "of": [None if one is None else texts.index(one.prediction) for one in own],
-        "speedups": [None if one is None else _speedup(one) for one in own],
+        "of": [
+            None if decoding is None else texts.index(decoding.prediction) for decoding in decodings
+        ],
+        "speedups": [None if decoding is None else _speedup(decoding) for decoding in decodings],
     }
 
 
-def change(before: str, after: str) -> float:
+def change(baseline_text: str, text: str) -> float:
     """The share of words that differ, from 0 for equal texts to 1 for texts with no common word."""
-    words = before.split(), after.split()
+    words = baseline_text.split(), text.split()
     if words[0] == words[1]:
         return 0.0
     return round(1 - SequenceMatcher(None, *words, autojunk=False).ratio(), 4)
 
 
-def words_of(before: str, after: str) -> list[tuple[int, str]]:
+def words_of(baseline_text: str, text: str) -> list[tuple[int, str]]:
     """Both texts as one: runs of words, each with whose they are."""
-    mine, theirs = before.split(), after.split()
+    baseline_words, words = baseline_text.split(), text.split()
     runs = []
     for _, start, end, begin, stop in SequenceMatcher(
-        None, mine, theirs, autojunk=False
+        None, baseline_words, words, autojunk=False
     ).get_opcodes():
-        if mine[start:end] == theirs[begin:stop]:
-            runs.append((SAME, " ".join(mine[start:end])))
+        if baseline_words[start:end] == words[begin:stop]:
+            runs.append((SAME, " ".join(baseline_words[start:end])))
         else:
-            runs += [(BEFORE, " ".join(mine[start:end])), (AFTER, " ".join(theirs[begin:stop]))]
+            runs += [
+                (BEFORE, " ".join(baseline_words[start:end])),
+                (AFTER, " ".join(words[begin:stop])),
+            ]
     return [(whose, words) for whose, words in runs if words]
 
 
-def _speedup(one: MeasuredExample) -> float | None:
-    if not one.baseline_latency_s or not (own := median(one.latency_s)):
+def _speedup(example: MeasuredExample) -> float | None:
+    if not example.baseline_latency_s or not (latency_s := median(example.latency_s)):
         return None
-    return round(median(one.baseline_latency_s) / own, 3)
+    return round(median(example.baseline_latency_s) / latency_s, 3)
 
 
 def _within(rows: Sequence[dict]) -> list[dict]:
     """The first rows, as long as their texts are not longer than `MOST_CHARACTERS`; at least
     one.
     """
-    kept, left = [], MOST_CHARACTERS
+    shown_rows, characters_left = [], MOST_CHARACTERS
     for row in rows:
         texts = [words for text in row["texts"] for _, words in text]
-        left -= sum(map(len, [row["source"] or "", *row["references"], *texts]))
-        if kept and left < 0:
+        characters_left -= sum(map(len, [row["source"] or "", *row["references"], *texts]))
+        if shown_rows and characters_left < 0:
             break
-        kept.append(row)
-    return kept
+        shown_rows.append(row)
+    return shown_rows
 
 
 def traced_points(group: Group, stored: Stored) -> list[dict[str, Any]]:
@@ -129,9 +142,11 @@ def traced_points(group: Group, stored: Stored) -> list[dict[str, Any]]:
     """
     shown = []
     for result in group.selected():
-        traced = [one for one in stored[name_of(result)] if one.pieces and one.rounds]
+        traced = [
+            example for example in stored[name_of(result)] if example.pieces and example.rounds
+        ]
         if traced:
-            texts = [_traced(one, result.knobs) for one in traced[:MOST_TRACED]]
+            texts = [_traced(example, result.knobs) for example in traced[:MOST_TRACED]]
             label = group.label(result)
             shown.append({"point": name_of(result), "label": label, "examples": texts})
     return shown
@@ -141,11 +156,11 @@ def _traced(example: MeasuredExample, knobs: Mapping[str, Any]) -> dict[str, Any
     """One text: its rounds, and its spans in milliseconds."""
     pieces, tokens = example.pieces, iter(example.token_ids)
     rounds = []
-    for one in example.rounds:
-        kept = list(islice(tokens, one.accepted))
+    for measured_round in example.rounds:
+        accepted_tokens = list(islice(tokens, measured_round.accepted))
         # None also if the text was cut before it
-        own = next(tokens, None) if one.next_token is not None else None
-        rounds.append(_round(one, kept, own, pieces, knobs))
+        target_token = next(tokens, None) if measured_round.next_token is not None else None
+        rounds.append(_round(measured_round, accepted_tokens, target_token, pieces, knobs))
     spans = [
         (stage, round(1000 * start, 3), round(1000 * end, 3)) for stage, start, end in example.spans
     ]
@@ -153,42 +168,57 @@ def _traced(example: MeasuredExample, knobs: Mapping[str, Any]) -> dict[str, Any
 
 
 def _round(
-    one: MeasuredRound,
-    kept: Sequence[int],
-    own: int | None,
+    measured_round: MeasuredRound,
+    accepted_tokens: Sequence[int],
+    target_token: int | None,
     pieces: Mapping[str, str],
     knobs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """One round. tokens: each with its class in `report.css`; rows: what was drafted, with the
     drafter's numbers.
     """
-    chain = one.drafted[: len(kept)] == list(kept)  # else a tree
-    dropped = one.drafted[one.accepted :]
-    tokens = [(token, "accepted") for token in kept]
+    chain = measured_round.drafted[: len(accepted_tokens)] == list(accepted_tokens)  # else a tree
+    dropped = measured_round.drafted[measured_round.accepted :]
+    tokens = [(token, "accepted") for token in accepted_tokens]
     tokens += [(token, "dropped") for token in dropped if chain]
-    if own is not None:
-        tokens.append((own, "replacement" if dropped else "fallback" if one.fallback else "own"))
+    if target_token is not None:
+        tokens.append(
+            (
+                target_token,
+                "replacement" if dropped else "fallback" if measured_round.fallback else "own",
+            )
+        )
     rows = []
-    if one.drafted:
-        words = [pieces[str(token)].strip() or "␣" for token in one.drafted]
+    if measured_round.drafted:
+        words = [pieces[str(token)].strip() or "␣" for token in measured_round.drafted]
         rows.append(("drafted" if chain else "tree of drafts", words))
     for name, knob, side in (
         ("confidence", "fallback", "below"),
         ("distance", "rollback", "above"),
     ):
-        if values := one.statistics.get(name):
+        if values := measured_round.statistics.get(name):
             limit = f" ({knob} {side} {knobs[knob]})" if knob in knobs else ""
             rows.append(
                 (f"{name}{limit}", ["–" if value is None else f"{value:.3g}" for value in values])
             )
     shown = [(pieces[str(token)].replace("\n", "↵\n"), kind) for token, kind in tokens]
-    return {"tokens": shown, "said": _said(one, kept, own), "rows": rows}
+    return {
+        "tokens": shown,
+        "said": _said(measured_round, accepted_tokens, target_token),
+        "rows": rows,
+    }
 
 
-def _said(one: MeasuredRound, kept: Sequence[int], own: int | None) -> str:
-    if not one.drafted:
+def _said(
+    measured_round: MeasuredRound, accepted_tokens: Sequence[int], target_token: int | None
+) -> str:
+    if not measured_round.drafted:
         return "Nothing was drafted; the target wrote the token."
-    if own is None and len(kept) == len(one.drafted):
+    if target_token is None and len(accepted_tokens) == len(measured_round.drafted):
         return "The text ends there."
-    asked = " The drafter handed over, as it was not confident enough." if one.fallback else ""
-    return f"{len(kept)} of {len(one.drafted)} drafted tokens were accepted.{asked}"
+    handover = (
+        " The drafter handed over, as it was not confident enough."
+        if measured_round.fallback
+        else ""
+    )
+    return f"{len(accepted_tokens)} of {len(measured_round.drafted)} drafted tokens were accepted.{handover}"

@@ -88,7 +88,7 @@ def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | Non
         return None
     traces = []
     for place, result in enumerate(results):
-        earlier = sum(one.policy == result.policy for one in results[:place])
+        earlier = sum(earlier_result.policy == result.policy for earlier_result in results[:place])
         mark = colours.get(result.policy, Mark(MUTED, "x", "x"))
         rates = [
             None if rate is None else 100 * rate for rate in result.counts.acceptance_by_position
@@ -120,14 +120,16 @@ def divergence_figure(
     Only where the target scored both tokens; None if there is no such text. stored: the examples of
     each point, by its name.
     """
-    examples = [one for result in group.results for one in stored.get(name_of(result), ())]
-    found = [
-        one.certificate for one in examples if (one.certificate or {}).get("margin") is not None
+    examples = [example for result in group.results for example in stored.get(name_of(result), ())]
+    certificates = [
+        example.certificate
+        for example in examples
+        if (example.certificate or {}).get("margin") is not None
     ]
-    differing = [(_kind(one), one["margin"]) for one in found]
+    differing = [(_kind(certificate), certificate["margin"]) for certificate in certificates]
     if not differing:
         return None
-    between = [f"{one:g} to {other:g}" for one, other in pairwise(GAPS[1:-1])]
+    between = [f"{low:g} to {high:g}" for low, high in pairwise(GAPS[1:-1])]
     labels, traces = [f"below {GAPS[1]:g}", *between, f"{GAPS[-2]:g} and more"], []
     for kind, colour in KINDS.items():
         counts, _ = np.histogram([gap for name, gap in differing if name == kind], GAPS)
@@ -162,22 +164,26 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
     traces = []
     for curve in curves:
         mark, name = colours[curve.policy], escape(curve.label)
-        points = [one for one in curve.points if one.speedup.value is not None]
-        speedups = [one.speedup for one in points]
+        points = [result for result in curve.points if result.speedup.value is not None]
+        speedups = [result.speedup for result in points]
         traces.append(
             _line(
-                [one.setting.batch for one in points], [one.value for one in speedups], name, mark
+                [result.setting.batch for result in points],
+                [result.value for result in speedups],
+                name,
+                mark,
             )
             | {
                 "error_y": error_bars(
-                    [(one.low, one.value, one.high) for one in speedups], mark.colour
+                    [(speedup.low, speedup.value, speedup.high) for speedup in speedups],
+                    mark.colour,
                 )
             }
-            | {"customdata": [f"{one.tokens_per_s:.0f} tokens/s" for one in points]}
+            | {"customdata": [f"{result.tokens_per_s:.0f} tokens/s" for result in points]}
             | {"hovertemplate": "batch %{x}: %{y:.2f}×, %{customdata}<extra></extra>"}
         )
-    batches = sorted({one.setting.batch for curve in curves for one in curve.points})
-    ticks = {"tickvals": batches, "ticktext": [str(one) for one in batches]}
+    batches = sorted({result.setting.batch for curve in curves for result in curve.points})
+    ticks = {"tickvals": batches, "ticktext": [str(batch) for batch in batches]}
     layout = {
         "xaxis": {"title": "Texts at once", "type": "log", **ticks},
         "yaxis": {"title": "Speedup at the same batch", "rangemode": "tozero"},
@@ -188,11 +194,11 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
 
 def fitted_trees(group: Group) -> list[tuple[Result, Mapping[str, Any]]]:
     """The points that drafted with a tree of `scripts/fit_tree.py`, and the content of its file."""
-    found = (
+    trees = (
         (result, ((result.facts or {}).get("trained") or {}).get("tree"))
         for result in group.results
     )
-    return [(result, tree) for result, tree in found if tree and "acceptance" in tree]
+    return [(result, tree) for result, tree in trees if tree and "acceptance" in tree]
 
 
 def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
@@ -250,38 +256,42 @@ def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> l
     What was not compared of any point has no figure. labels: of the points.
     """
     metric = escape(compared[0].pair.a.quality.metric) if compared else ""
-    speeds = [(one.latency, one.speed_verdict) for one in compared]
-    qualities = [(one.quality.difference, one.quality.verdict) for one in compared]
+    speeds = [(comparison.latency, comparison.speed_verdict) for comparison in compared]
+    qualities = [
+        (comparison.quality.difference, comparison.quality.verdict) for comparison in compared
+    ]
     figures = [
         _intervals("Latency B/A<br>(left of the line B is faster)", 1.0, speeds, labels),
         _intervals(
             f"{metric}, B minus A<br>(right of the line B is better)", 0.0, qualities, labels
         ),
     ]
-    return [one for one in figures if one["data"]]
+    return [figure for figure in figures if figure["data"]]
 
 
 def _intervals(
     title: str,
     middle: float,
-    found: Sequence[tuple[Speedup | Difference | None, str]],
+    estimates: Sequence[tuple[Speedup | Difference | None, str]],
     labels: Sequence[str],
 ) -> Figure:
     """The estimates: filled marks are verdicts, rings may be chance. middle: where A equals B."""
     traces = []
-    for row, (one, verdict) in enumerate(found):
-        if one is None:
+    for row, (estimate, verdict) in enumerate(estimates):
+        if estimate is None:
             continue
         chance = verdict in (SAME, NOT_COMPARED, UNCLEAR)
         colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
-        words = f"{number(one.value, 3)} {interval(one.low, one.high, 3)}"
+        words = f"{number(estimate.value, 3)} {interval(estimate.low, estimate.high, 3)}"
         if not middle:
-            words = f"{signed(one.value)} {interval(one.low, one.high, write=signed)}"
+            words = (
+                f"{signed(estimate.value)} {interval(estimate.low, estimate.high, write=signed)}"
+            )
         traces.append(
             scatter(
-                [(one.value, row)],
+                [(estimate.value, row)],
                 "markers",
-                error_x=error_bars([(one.low, one.value, one.high)], colour),
+                error_x=error_bars([(estimate.low, estimate.value, estimate.high)], colour),
                 marker={
                     "size": 9,
                     "symbol": "circle-open" if chance else "circle",

@@ -86,7 +86,7 @@ def knob_maps(group: Group) -> list[Figure]:
     titles = ("Latency, ms", group.metric)
     if group.relative:
         titles = ("Speedup", f"{group.metric}, difference from {group.setting.baseline}")
-    found = []
+    maps = []
     for policy in group.policies:
         results = [
             result for result in group.of_policy(policy) if group.position(result) is not None
@@ -97,13 +97,15 @@ def knob_maps(group: Group) -> list[Figure]:
             if all(knob in result.knobs for result in results)
         ]
         cells = []
-        for one in results:
-            numbers = (1000 * one.latency_s.mean, one.quality.value)
+        for result in results:
+            numbers = (1000 * result.latency_s.mean, result.quality.value)
             if group.relative:
-                numbers = (one.speedup.value, one.quality.difference)
-            cells.append(MapPoint({knob: one.knobs[knob] for knob in knobs}, numbers, name_of(one)))
-        found += _maps(policy, cells, titles, group.relative)
-    return found
+                numbers = (result.speedup.value, result.quality.difference)
+            cells.append(
+                MapPoint({knob: result.knobs[knob] for knob in knobs}, numbers, name_of(result))
+            )
+        maps += _maps(policy, cells, titles, group.relative)
+    return maps
 
 
 def _maps(
@@ -115,23 +117,23 @@ def _maps(
     knobs = list(cells[0].knobs) if cells else []
     if len(knobs) < 2:
         return []
-    axes = {knob: _in_order([one.knobs[knob] for one in cells]) for knob in knobs[:2]}
+    axes = {knob: _in_order([cell.knobs[knob] for cell in cells]) for knob in knobs[:2]}
     choices: dict[str, list[MapPoint]] = {}  # by the values of the other knobs
-    for one in cells:
-        words = ", ".join(f"{knob} {knob_value(one.knobs[knob])}" for knob in knobs[2:])
-        choices.setdefault(escape(words), []).append(one)
+    for cell in cells:
+        words = ", ".join(f"{knob} {knob_value(cell.knobs[knob])}" for knob in knobs[2:])
+        choices.setdefault(escape(words), []).append(cell)
     figures = []
     for place, title in enumerate(titles):
-        values = [abs(one.numbers[place]) for one in cells if one.numbers[place] is not None]
+        values = [abs(cell.numbers[place]) for cell in cells if cell.numbers[place] is not None]
         ends = (0.0 if relative and place else min(values), max(values)) if values else (0.0, 1.0)
-        traces = [_squares(several, place, axes, ends) for several in choices.values()]
+        traces = [_squares(choice_cells, place, axes, ends) for choice_cells in choices.values()]
         for hidden in traces[1:]:
             hidden["visible"] = False
         buttons = [
             {
                 "label": words,
                 "method": "restyle",
-                "args": ["visible", [words == other for other in choices]],
+                "args": ["visible", [words == choice for choice in choices]],
             }
             for words in choices
         ]
@@ -146,12 +148,12 @@ def _maps(
             "showlegend": False,
             "updatemenus": [menu] if len(choices) > 1 else [],
         }
-        for axis, (knob, several) in zip("xy", axes.items(), strict=True):
+        for axis, (knob, knob_values) in zip("xy", axes.items(), strict=True):
             ticks = {
-                "tickvals": list(range(len(several))),
-                "ticktext": [escape(one) for one in several],
+                "tickvals": list(range(len(knob_values))),
+                "ticktext": [escape(knob_text) for knob_text in knob_values],
             }
-            place = {"range": [-0.6, len(several) - 0.4], "showgrid": False}
+            place = {"range": [-0.6, len(knob_values) - 0.4], "showgrid": False}
             layout[f"{axis}axis"] = {"title": escape(knob), **place, **ticks}
         figures.append(figure_of(traces, layout, height=150 + 44 * len(axes[knobs[1]])))
     return figures
@@ -163,21 +165,22 @@ def _squares(
     """The cells as squares, in stronger colour the larger their number; ends: its least and
     most.
     """
-    known = [(one, one.numbers[place]) for one in cells if one.numbers[place] is not None]
+    known = [(cell, cell.numbers[place]) for cell in cells if cell.numbers[place] is not None]
     places = [
-        [several.index(knob_value(one.knobs[knob])) for knob, several in axes.items()]
-        for one, _ in known
+        [knob_values.index(knob_value(cell.knobs[knob])) for knob, knob_values in axes.items()]
+        for cell, _ in known
     ]
-    (least, most), written = ends, signed if ends[0] == 0 else number
+    (smallest, largest), written = ends, signed if ends[0] == 0 else number
     strength = [
-        round(0.08 + 0.6 * (abs(value) - least) / ((most - least) or 1.0), 3) for _, value in known
+        round(0.08 + 0.6 * (abs(value) - smallest) / ((largest - smallest) or 1.0), 3)
+        for _, value in known
     ]
     colours = [COLOURS[1] if value < 0 else COLOURS[0] for _, value in known]
     return scatter(
         places,
         "markers+text",
-        text=[written(value) + "<br>✓" * one.certified for one, value in known],
-        customdata=[one.name for one, _ in known],
+        text=[written(value) + "<br>✓" * cell.certified for cell, value in known],
+        customdata=[cell.name for cell, _ in known],
         hoverinfo="text",
         marker={"symbol": "square", "size": 40, "color": colours, "opacity": strength},
     )
@@ -217,29 +220,36 @@ def screened_points(folder: Path, results: Sequence[Result]) -> list[ScreenedPoi
 def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[ScreenedGrid]:
     """What the page shows of screened points."""
     sets: dict[tuple[str, int], list[ScreenedPoint]] = {}
-    for one in points:
-        sets.setdefault((one.row["split"], one.row["n_examples"]), []).append(one)
-    found = []
-    for (split, examples), own in sets.items():
-        titles = ("predicted speedup", f"{own[0].row['quality_metric']}, difference")
+    for point in points:
+        sets.setdefault((point.row["split"], point.row["n_examples"]), []).append(point)
+    screened_grids = []
+    for (split, examples), grid_points in sets.items():
+        titles = ("predicted speedup", f"{grid_points[0].row['quality_metric']}, difference")
         maps = []
-        for policy in dict.fromkeys(one.policy for one in own):
-            several = [one for one in own if one.policy == policy]
-            knobs = varying_knobs(several)
+        for policy in dict.fromkeys(point.policy for point in grid_points):
+            policy_points = [point for point in grid_points if point.policy == policy]
+            knobs = varying_knobs(policy_points)
             cells = [
                 MapPoint(
-                    {knob: one.knobs.get(knob) for knob in knobs},
-                    (one.speedup, one.difference),
-                    one.live and name_of(one.live),
-                    bool(one.certified),
+                    {knob: point.knobs.get(knob) for knob in knobs},
+                    (point.speedup, point.difference),
+                    point.live and name_of(point.live),
+                    bool(point.certified),
                 )
-                for one in several
+                for point in policy_points
             ]
             maps += _maps(policy, cells, titles, relative=True)
-        found.append(
-            ScreenedGrid(split, examples, len(own), _cloud(own, colours), _fastest(own), maps)
+        screened_grids.append(
+            ScreenedGrid(
+                split,
+                examples,
+                len(grid_points),
+                _cloud(grid_points, colours),
+                _fastest(grid_points),
+                maps,
+            )
         )
-    return found
+    return screened_grids
 
 
 def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figure:
@@ -248,26 +258,32 @@ def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figu
     """
     metric = escape(points[0].row["quality_metric"])
     traces = []
-    for policy in dict.fromkeys(one.policy for one in points):
-        own = [one for one in points if one.policy == policy]
+    for policy in dict.fromkeys(point.policy for point in points):
+        policy_points = [point for point in points if point.policy == policy]
         mark = colours[policy]
         look = {"color": mark.colour, "size": 6, "symbol": mark.plotly_symbol}
-        text = {"text": [_hover(one) for one in own], "hovertemplate": HOVER}
-        places = [(1 / one.speedup, one.difference) for one in own]
+        text = {"text": [_hover(point) for point in policy_points], "hovertemplate": HOVER}
+        places = [(1 / point.speedup, point.difference) for point in policy_points]
         traces.append(scatter(places, "markers", name=escape(policy), marker=look, **text))
         if live := [
-            one.live for one in own if one.live is not None and one.live.speedup.low is not None
+            point.live
+            for point in policy_points
+            if point.live is not None and point.live.speedup.low is not None
         ]:
             traces.append(_confirmed(policy, live, mark.colour))
-    front = sorted((1 / one.speedup, one.difference) for one in points if one.row["on_front"])
+    front = sorted(
+        (1 / point.speedup, point.difference) for point in points if point.row["on_front"]
+    )
     traces.append(
         scatter(
             front, "lines", name="front", hoverinfo="skip", line={"shape": "hv", "color": MUTED}
         )
     )
-    for words in dict.fromkeys(one.certified for one in points if one.certified):
+    for words in dict.fromkeys(point.certified for point in points if point.certified):
         ring = {"symbol": "circle-open", "size": 14, "color": COLOURS[5], "line": {"width": 2}}
-        places = [(1 / one.speedup, one.difference) for one in points if one.certified == words]
+        places = [
+            (1 / point.speedup, point.difference) for point in points if point.certified == words
+        ]
         traces.append(
             scatter(
                 places, "markers", name=f"certified: {escape(words)}", marker=ring, hoverinfo="skip"
@@ -282,14 +298,14 @@ def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figu
     return figure_of(traces, layout, height=480)
 
 
-def _hover(one: ScreenedPoint) -> str:
-    row = one.row
+def _hover(point: ScreenedPoint) -> str:
+    row = point.row
     bounds = interval(row["quality_difference_low"], row["quality_difference_high"], write=signed)
     lines = [
-        f"<b>{escape(point_label(one, list(one.knobs)))}</b>",
-        f"predicted {times(one.speedup)}",
+        f"<b>{escape(point_label(point, list(point.knobs)))}</b>",
+        f"predicted {times(point.speedup)}",
         (
-            f"{escape(row['quality_metric'])} {number(row['quality'])}, {signed(one.difference)}"
+            f"{escape(row['quality_metric'])} {number(row['quality'])}, {signed(point.difference)}"
             f" {bounds}"
         ),
         (
@@ -304,7 +320,9 @@ def _hover(one: ScreenedPoint) -> str:
 def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
     """What was measured live, with its intervals; a click opens the point."""
     known = [
-        (one, one.speedup, one.quality) for one in results if one.quality.difference_low is not None
+        (result, result.speedup, result.quality)
+        for result in results
+        if result.quality.difference_low is not None
     ]
     places = [(1 / speedup.value, quality.difference) for _, speedup, quality in known]
     across = [(1 / speedup.high, 1 / speedup.value, 1 / speedup.low) for _, speedup, _ in known]
@@ -313,8 +331,8 @@ def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
         for _, _, quality in known
     ]
     words = [
-        f"{escape(point_label(one, list(one.knobs)))}<br>measured {times(each.value)}"
-        for one, each, _ in known
+        f"{escape(point_label(result, list(result.knobs)))}<br>measured {times(speedup.value)}"
+        for result, speedup, _ in known
     ]
     return scatter(
         places,
@@ -325,17 +343,17 @@ def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
         error_y=error_bars(along, colour),
         text=words,
         hovertemplate=HOVER,
-        customdata=[name_of(one) for one, _, _ in known],
+        customdata=[name_of(result) for result, _, _ in known],
     )
 
 
 def _fastest(points: Sequence[ScreenedPoint]) -> Table:
     """The fastest screened point within each allowed loss."""
-    found = []
+    rows = []
     for loss in LOSSES:
-        kept = [one for one in points if one.difference >= -loss - 1e-9]
-        if best := max(kept, key=lambda one: one.speedup, default=None):
-            found.append(
+        allowed = [point for point in points if point.difference >= -loss - 1e-9]
+        if best := max(allowed, key=lambda point: point.speedup, default=None):
+            rows.append(
                 {
                     "allowed loss": TableCell(number(loss, 1), "", loss),
                     "predicted": times(best.speedup),
@@ -346,4 +364,4 @@ def _fastest(points: Sequence[ScreenedPoint]) -> Table:
                     "policy, knobs": point_label(best, telling_knobs(best, points)),
                 }
             )
-    return plain_table(found)
+    return plain_table(rows)

@@ -60,7 +60,7 @@ def write_html(
     groups, folder = by_setting(results), path.parent
     screened, curves = screened_points(folder, results), batch_curves(results)
     policies = {policy for group in groups for policy in group.policies} | {
-        one.policy for one in screened
+        point.policy for point in screened
     }
     colours = marks(sorted(policies))
     sections, texts, traces, lost = [], [], [], []
@@ -70,7 +70,10 @@ def write_html(
         if (browser := text_browser(group, stored)) is not None:
             texts.append(browser)
         prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""
-        traces += [{**one, "label": prefix + one["label"]} for one in traced_points(group, stored)]
+        traces += [
+            {**traced_point, "label": prefix + traced_point["label"]}
+            for traced_point in traced_points(group, stored)
+        ]
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
@@ -82,7 +85,7 @@ def write_html(
         batches=batch_table(curves),
         batch_figure=figures.batch_figure(curves, colours),
         differing=_differing(groups),
-        pictures=[(one, overlay_figure(one)) for one in overlays(groups)],
+        pictures=[(overlay, overlay_figure(overlay)) for overlay in overlays(groups)],
         sections=sections,
         count=len(results),
         failures=[
@@ -111,13 +114,13 @@ def _stored(group: Group, lost: list[str]) -> Stored:
     lost: gets a sentence for each point whose examples cannot be read.
     """
     certified = [
-        one
-        for one in group.results
-        if one.certificate and one.certificate.ties + one.certificate.defects
+        result
+        for result in group.results
+        if result.certificate and result.certificate.ties + result.certificate.defects
     ]
-    chosen = {name_of(result): result for result in (*group.selected(), *certified)}
+    shown_results = {name_of(result): result for result in (*group.selected(), *certified)}
     stored: dict[str, list[MeasuredExample]] = {}
-    for name, result in chosen.items():
+    for name, result in shown_results.items():
         try:
             stored[name] = read_examples(result.folder)
         except UserError as error:
@@ -140,23 +143,24 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
         "differing": [figures.divergence_figure(group, stored)],
-        "trees": [figures.tree_figure(group.label(one), content) for one, content in trees],
+        "trees": [figures.tree_figure(group.label(result), content) for result, content in trees],
     }
-    first = group.results[0]
+    first_result = group.results[0]
     signatures = [
-        (f"{one.metric} signature", one.signature)
-        for one in (first.quality, *first.further_qualities.values())
+        (f"{quality.metric} signature", quality.signature)
+        for quality in (first_result.quality, *first_result.further_qualities.values())
     ]
     details = [(key, _plain(value)) for key, value in group.setting.items()]
     return {
         "group": group,
         "title": setting_title(group.setting),
-        "details": [*details, *(each for each in signatures if each[1])],
+        "details": [*details, *(signature for signature in signatures if signature[1])],
         "reasons": reason_lines(group),
         "points": points_table(group),
         "tables": tables(group),
         "figures": {
-            part: [one for one in several if one is not None] for part, several in drawn.items()
+            name: [figure for figure in part_figures if figure is not None]
+            for name, part_figures in drawn.items()
         },
         "front": [
             (name_of(result), label, numbers) for result, label, numbers in front_in_words(group)
@@ -173,8 +177,8 @@ def fixed_knobs(group: Group) -> list[str]:
     """
     varying = set(group.varying_knobs())
     lines = {
-        one.policy: knob_label(one, [knob for knob in one.knobs if knob not in varying])
-        for one in group.results
+        result.policy: knob_label(result, [knob for knob in result.knobs if knob not in varying])
+        for result in group.results
     }
     return [f"{policy}: {knobs}" for policy, knobs in lines.items() if knobs]
 
@@ -186,7 +190,7 @@ def time_shares(results: Sequence[Result]) -> list[tuple[str, float, str]]:
     total = sum(result.total_s for result in results)
     names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
     parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    ordered = sorted(parts.items(), key=lambda name_and_seconds: -name_and_seconds[1])
     return (
         [(name, seconds, percent(seconds / total, 1)) for name, seconds in ordered]
         if total > 0
@@ -215,14 +219,17 @@ def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
 
 def _differing(groups: Sequence[Group]) -> Table:
     """A row for each key in which the settings differ."""
-    named = [(f"Setting {place}", one.setting) for place, one in enumerate(groups, start=1)]
+    named = [(f"Setting {place}", group.setting) for place, group in enumerate(groups, start=1)]
     keys = [(key, TableCell(key, tone="title")) for key in differing_keys(groups)]
     return plain_table(
-        [{"": title, **{name: _plain(one.get(key)) for name, one in named}} for key, title in keys]
+        [
+            {"": title, **{name: _plain(setting.get(key)) for name, setting in named}}
+            for key, title in keys
+        ]
     )
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {knob_value(part)}" for key, part in value.items())
+        return ", ".join(f"{key} {knob_value(member)}" for key, member in value.items())
     return knob_value(value)

@@ -106,8 +106,10 @@ def overlays(groups: Sequence[Group]) -> list[Overlay]:
 
 def _overlay(members: Sequence[tuple[int, Group]]) -> Overlay:
     flat = {place: plain_numbers(flat_setting(group.results[0])) for place, group in members}
-    keys = dict.fromkeys(key for one in flat.values() for key in one)
-    differing = [key for key in keys if len({str(one.get(key)) for one in flat.values()}) > 1]
+    keys = dict.fromkeys(key for setting in flat.values() for key in setting)
+    differing = [
+        key for key in keys if len({str(setting.get(key)) for setting in flat.values()}) > 1
+    ]
     relative = set(differing) <= set(_BESIDE_THE_BASELINE) and all(
         group.relative for _, group in members
     )
@@ -126,8 +128,8 @@ def _overlay(members: Sequence[tuple[int, Group]]) -> Overlay:
         )
         for place, group in members
     ]
-    timed = [one for part in parts for one in part.group.results if one.timed]
-    everything = sorted(timed, key=lambda one: one.latency_s.mean)
+    timed = [result for panel in parts for result in panel.group.results if result.timed]
+    everything = sorted(timed, key=lambda result: result.latency_s.mean)
     return Overlay(
         parts, Group(members[0][1].setting, everything, in_seconds=not relative), differing
     )
@@ -142,7 +144,9 @@ def _value(key: str, value: Any) -> str:
 def _baseline_s(group: Group) -> float | None:
     """The median over the points of the baseline's mean latency, timed beside each."""
     beside = [
-        one.baseline_latency_s.mean for one in group.results if one.baseline_latency_s is not None
+        result.baseline_latency_s.mean
+        for result in group.results
+        if result.baseline_latency_s is not None
     ]
     return median(beside) if beside else None
 
@@ -159,9 +163,9 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> Figure:
     )
     for policy in group.policies:
         look, results = colours[policy], group.of_policy(policy)
-        others = [one for one in results if id(one) not in barred]
+        unbarred = [result for result in results if id(result) not in barred]
         traces += _points(group, results, barred, escape(policy), (look.colour, look.plotly_symbol))
-        later.append(_bars(group, others, look.colour, **_LATER))
+        later.append(_bars(group, unbarred, look.colour, **_LATER))
     # one entry of the legend shows all of them
     if shown := next((trace for trace in later if trace["x"]), None):
         shown["showlegend"] = True
@@ -170,15 +174,16 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> Figure:
 
 def overlay_figure(overlay: Overlay) -> Figure:
     """Draw several settings in one picture: a colour for each setting, a symbol for each policy."""
-    whole = overlay.whole
-    policies = sorted({policy for part in overlay.parts for policy in part.group.policies})
+    all_points = overlay.whole
+    policies = sorted({policy for overlaid in overlay.parts for policy in overlaid.group.policies})
     symbols = {policy: look.plotly_symbol for policy, look in marks(policies).items()}
     colours = {
-        label: look.colour for label, look in marks([part.label for part in overlay.parts]).items()
+        label: look.colour
+        for label, look in marks([overlaid.label for overlaid in overlay.parts]).items()
     }
     traces = []
-    for part in overlay.parts:
-        label, group, colour = escape(part.label), part.group, colours[part.label]
+    for overlaid in overlay.parts:
+        label, group, colour = escape(overlaid.label), overlaid.group, colours[overlaid.label]
         front = set(map(id, group.front()))
         names = {
             policy: f"{escape(policy)}, {label}" if len(policies) > 1 else label
@@ -189,14 +194,18 @@ def overlay_figure(overlay: Overlay) -> Figure:
             traces += _points(
                 group, group.of_policy(policy), front, name, (colour, symbols[policy])
             )
-        if part.baseline_s is not None and group.baseline_quality is not None:
-            name = f"{group.setting.baseline}, {part.label}"
+        if overlaid.baseline_s is not None and group.baseline_quality is not None:
+            name = f"{group.setting.baseline}, {overlaid.label}"
             traces.append(
                 _baseline(
-                    part.baseline_s, group.baseline_quality, colour, name, f"<b>{escape(name)}</b>"
+                    overlaid.baseline_s,
+                    group.baseline_quality,
+                    colour,
+                    name,
+                    f"<b>{escape(name)}</b>",
                 )
             )
-    return _figure(whole, traces)
+    return _figure(all_points, traces)
 
 
 def hover_text(result: Result) -> str:
@@ -210,7 +219,9 @@ def hover_text(result: Result) -> str:
                 f"{cell.text} {cell.detail}".strip(),
             )
         )
-    lines += [(one.metric, number(one.value)) for one in result.further_qualities.values()]
+    lines += [
+        (quality.metric, number(quality.value)) for quality in result.further_qualities.values()
+    ]
     shown = [
         f"{escape(name)}: {escape(text)}" for name, text in lines if not text.startswith(MISSING)
     ]
@@ -233,14 +244,14 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
         ends = [math.log10(end) for end in horizontal]
         layout["xaxis"] |= {"tickvals": log_ticks(*horizontal), "type": "log", "range": ends}
     if group.relative and (quality := group.baseline_quality) is not None:
-        own = next((result for result in group.results if result.is_baseline), None)
+        baseline_result = next((result for result in group.results if result.is_baseline), None)
         name = escape(group.setting.baseline)
         text = (
             f"<b>{name}</b><br>{escape(group.metric)}: {number(quality)}"
-            if own is None
-            else hover_text(own)
+            if baseline_result is None
+            else hover_text(baseline_result)
         )
-        traces.append(_baseline(1.0, quality, MUTED, group.setting.baseline, text, own))
+        traces.append(_baseline(1.0, quality, MUTED, group.setting.baseline, text, baseline_result))
         traces.append(scatter([(None, None)], "markers", xaxis="x2", showlegend=False))
         layout |= {"xaxis2": _speedup_axis(group), **_baseline_lines(name, quality)}
     return figure_of([trace for trace in traces if trace["x"]], layout, height=520)
@@ -253,29 +264,32 @@ def _points(
     bars are drawn.
     """
     colour, symbol = look
-    placed = [(one, at) for one in results if (at := group.position(one)) is not None]
+    placed = [(result, at) for result in results if (at := group.position(result)) is not None]
     front = set(map(id, group.front()))
     named = {"name": name, "legendgroup": name}
     marks = scatter(
         [(at.x, at.y) for _, at in placed],
         "markers",
         **named,
-        text=[hover_text(one) for one, _ in placed],
+        text=[hover_text(result) for result, _ in placed],
         hovertemplate=HOVER,
-        customdata=[name_of(one) for one, _ in placed],
+        customdata=[name_of(result) for result, _ in placed],
         marker={
             "symbol": symbol,
             "size": 10,
-            "color": [colour if id(one) in front else _NONE for one, _ in placed],
+            "color": [colour if id(result) in front else _NONE for result, _ in placed],
             "line": {"color": colour, "width": 2},
         },
     )
-    return [_bars(group, [one for one in results if id(one) in barred], colour, **named), marks]
+    return [
+        _bars(group, [result for result in results if id(result) in barred], colour, **named),
+        marks,
+    ]
 
 
 def _bars(group: Group, results: Sequence[Result], colour: str, **look: Any) -> Trace:
     """The intervals of these results."""
-    placed = [at for one in results if (at := group.position(one)) is not None]
+    placed = [at for result in results if (at := group.position(result)) is not None]
     return scatter(
         [(at.x, at.y) for at in placed],
         "markers",
@@ -312,7 +326,7 @@ def _front_numbers(group: Group) -> Trace:
 
 
 def _baseline(
-    x: float, y: float, colour: str, name: str, text: str, own: Result | None = None
+    x: float, y: float, colour: str, name: str, text: str, baseline_result: Result | None = None
 ) -> Trace:
     return scatter(
         [(x, y)],
@@ -321,7 +335,7 @@ def _baseline(
         marker={"symbol": "x-thin", "size": 13, "line": {"width": 3.5, "color": colour}},
         text=[text],
         hovertemplate=HOVER,
-        customdata=[None if own is None else name_of(own)],
+        customdata=[None if baseline_result is None else name_of(baseline_result)],
     )
 
 

@@ -88,7 +88,7 @@ class TableColumn:
 
     title: str
     hint: str = ""
-    cell: Callable[[Any], TableCell] = lambda one: one
+    cell: Callable[[Any], TableCell] = lambda cell: cell
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Table:
 def plain_table(rows: Sequence[Mapping[str, str | TableCell]]) -> Table:
     """A table whose rows name their columns."""
     cells = [
-        [one if isinstance(one, TableCell) else TableCell(one) for one in row.values()]
+        [cell if isinstance(cell, TableCell) else TableCell(cell) for cell in row.values()]
         for row in rows
     ]
     return Table(
@@ -157,9 +157,9 @@ def tables(group: Group) -> dict[str, Table]:
     shown = group.selected()
     policy = policy_column(group)
     change = [policy, *quality_columns(group)[1:], *map(column_of, _CHANGE)]
-    changed = [one for one in shown if one.change is not None and not one.is_baseline]
-    predicted = [one for one in shown if one.prediction is not None]
-    counted = [one for one in shown if one.cost is not None]
+    changed = [result for result in shown if result.change is not None and not result.is_baseline]
+    predicted = [result for result in shown if result.prediction is not None]
+    counted = [result for result in shown if result.cost is not None]
     return {
         "best": best_table(group),
         "change": table_of(group, change, changed),
@@ -239,9 +239,9 @@ def policy_column(group: Group) -> TableColumn:
 def quality_columns(group: Group) -> list[TableColumn]:
     """The leading metric, its difference from the baseline's, and both of each further metric."""
     further = {
-        name: one.metric
+        name: quality.metric
         for result in group.results
-        for name, one in result.further_qualities.items()
+        for name, quality in result.further_qualities.items()
     }
     hint = (
         "The metric of the point’s outputs; below it the difference from the baseline with its"
@@ -268,12 +268,14 @@ def best_table(group: Group) -> Table:
         best = group.best(loss)
         if best is None:
             cells = [TableCell(MISSING)] * len(columns)
-            last = TableCell(f"no point kept the quality of {group.setting.baseline} to {title}")
+            policy_cell = TableCell(
+                f"no point kept the quality of {group.setting.baseline} to {title}"
+            )
         else:
             cells = [column.cell(best) for column in columns]
             cells[0] = replace(cells[0], tone="" if disturbance(best) else "big")
-            last = TableCell(best.policy, knob_label(best, group.knobs(best)))
-        rows.append(TableRow([TableCell(title, tone="title"), *cells, last]))
+            policy_cell = TableCell(best.policy, knob_label(best, group.knobs(best)))
+        rows.append(TableRow([TableCell(title, tone="title"), *cells, policy_cell]))
     known = group.relative and group.enough
     return Table(
         [TableColumn("allowed"), *columns, TableColumn("policy, knobs")], rows if known else []
@@ -299,28 +301,34 @@ def categories_of(result: Result) -> dict[str, Category]:
 
 def category_table(group: Group) -> Table:
     """A row for every category of the selected points, each category's fastest point first."""
-    measured = {id(one): categories_of(one) for one in group.selected() if not one.is_baseline}
+    measured = {
+        id(result): categories_of(result) for result in group.selected() if not result.is_baseline
+    }
     names = list(
-        dict.fromkeys(name for each in measured.values() for name in each if name != OVERALL)
+        dict.fromkeys(
+            name for categories in measured.values() for name in categories if name != OVERALL
+        )
     )
     policy = policy_column(group)
     rows = []
     for name in [*names, OVERALL]:
         for result in group.selected():
-            if (one := measured.get(id(result), {}).get(name)) is not None:
+            if (category := measured.get(id(result), {}).get(name)) is not None:
                 base = (
                     ""
-                    if one.baseline_tokens_per_s is None
-                    else number(one.baseline_tokens_per_s, 1)
+                    if category.baseline_tokens_per_s is None
+                    else number(category.baseline_tokens_per_s, 1)
                 )
                 cells = [
                     TableCell(name, "", name),
                     policy.cell(result),
-                    TableCell(number(one.n_examples, 0), "", one.n_examples),
-                    speedup_cell(one.speedup, result),
-                    TableCell(number(one.tokens_per_s, 1), base, one.tokens_per_s),
-                    TableCell(number(one.tokens_per_target_call), "", one.tokens_per_target_call),
-                    TableCell(percent(one.acceptance_rate, 1), "", one.acceptance_rate),
+                    TableCell(number(category.n_examples, 0), "", category.n_examples),
+                    speedup_cell(category.speedup, result),
+                    TableCell(number(category.tokens_per_s, 1), base, category.tokens_per_s),
+                    TableCell(
+                        number(category.tokens_per_target_call), "", category.tokens_per_target_call
+                    ),
+                    TableCell(percent(category.acceptance_rate, 1), "", category.acceptance_rate),
                 ]
                 rows.append(TableRow(cells))
     columns = [
@@ -336,9 +344,11 @@ def rounding_table(group: Group) -> Table:
     number of rows.
     """
     certified = [
-        one for one in group.results if one.certificate is not None and one.certificate.rounding
+        result
+        for result in group.results
+        if result.certificate is not None and result.certificate.rounding
     ]
-    counts = sorted({int(count) for one in certified for count in one.certificate.rounding})
+    counts = sorted({int(count) for result in certified for count in result.certificate.rounding})
 
     def rows_column(count: int) -> TableColumn:
         hint = (
@@ -347,11 +357,11 @@ def rounding_table(group: Group) -> Table:
         )
         title = counted(count, "row")
         return TableColumn(
-            title, hint, lambda one: _variation(one.certificate.rounding.get(str(count)))
+            title, hint, lambda result: _variation(result.certificate.rounding.get(str(count)))
         )
 
     change = COLUMNS["certificate_output"]
-    rule = TableColumn("rule", change.explanation, lambda one: _variation(change.of(one)))
+    rule = TableColumn("rule", change.explanation, lambda result: _variation(change.of(result)))
     return table_of(group, [policy_column(group), rule, *map(rows_column, counts)], certified)
 
 
@@ -359,7 +369,7 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
     """What each policy did at every number of texts at once."""
     rows = []
     for curve in curves:
-        even, most = curve.break_even, curve.points[-1].setting.batch
+        even, largest_batch = curve.break_even, curve.points[-1].setting.batch
         for result in curve.points:
             rows.append(
                 {
@@ -370,7 +380,9 @@ def batch_table(curves: Sequence[BatchCurve]) -> Table:
                     "baseline, tokens/s": number(result.baseline_tokens_per_s, 0),
                     "median latency, ms": number(1000 * result.latency_s.median, 0),
                     "p95, ms": number(1000 * result.latency_s.p95, 0),
-                    "break-even batch": f"none up to {most}" if even is None else number(even, 1),
+                    "break-even batch": f"none up to {largest_batch}"
+                    if even is None
+                    else number(even, 1),
                 }
             )
     return plain_table(rows)
@@ -381,17 +393,18 @@ def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | No
     points; else None.
     """
     beside = [
-        one
-        for one in group.results
-        if one.baseline_latency_s is not None and one.baseline_tokens_per_s
+        result
+        for result in group.results
+        if result.baseline_latency_s is not None and result.baseline_tokens_per_s
     ]
-    if not beside or any(one.is_baseline for one in group.results):
+    if not beside or any(result.is_baseline for result in group.results):
         return None
     points = f"timed beside {counted(len(beside), 'point')}"
     middle, late = (
-        median(getattr(one.baseline_latency_s, end) for one in beside) for end in ("median", "p95")
+        median(getattr(result.baseline_latency_s, end) for result in beside)
+        for end in ("median", "p95")
     )
-    rate = median(one.baseline_tokens_per_s for one in beside)
+    rate = median(result.baseline_tokens_per_s for result in beside)
     further = beside[0].further_qualities.values()
     known = {
         **dict.fromkeys(group.varying_knobs(), TableCell("")),
@@ -402,7 +415,10 @@ def _baseline_row(group: Group, columns: Sequence[TableColumn]) -> TableRow | No
         ),
         COLUMNS["tokens_per_s"].title: TableCell(number(rate, 1), "", rate),
         group.metric: TableCell(number(group.baseline_quality), "", group.baseline_quality),
-        **{one.metric: TableCell(number(one.baseline), "", one.baseline) for one in further},
+        **{
+            quality.metric: TableCell(number(quality.baseline), "", quality.baseline)
+            for quality in further
+        },
     }
     return TableRow(
         [known.get(column.title, TableCell(MISSING)) for column in columns], is_baseline=True
@@ -429,15 +445,21 @@ def _further_cell(name: str, result: Result) -> TableCell:
 
 def _certificate_column() -> TableColumn:
     def cell(result: Result) -> TableCell:
-        found = result.certificate
-        if found is None:
+        certificate = result.certificate
+        if certificate is None:
             return TableCell(MISSING)
-        if found.unjudged:
-            return TableCell("no closed form", f"{found.defects} defects", found.defects)
+        if certificate.unjudged:
+            return TableCell(
+                "no closed form", f"{certificate.defects} defects", certificate.defects
+            )
         # greedy; sampled
-        same, other = ("equal", "ties") if found.rounding is None else ("exact", "rounding")
+        same, difference = (
+            ("equal", "ties") if certificate.rounding is None else ("exact", "rounding")
+        )
         return TableCell(
-            f"{found.equal} {same}", f"{found.ties} {other}, {found.defects} defects", found.defects
+            f"{certificate.equal} {same}",
+            f"{certificate.ties} {difference}, {certificate.defects} defects",
+            certificate.defects,
         )
 
     names = ("certificate_equal", "certificate_ties", "certificate_defects")

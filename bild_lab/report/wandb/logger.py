@@ -162,23 +162,37 @@ class WandbLogger:
                 " logger.group"
             ) from error
 
-    def log_point(self, result: Result, config: dict, again: bool = False) -> None:
+    def log_point(self, result: Result, config: dict, force: bool = False) -> None:
         """Write one result as a finished run: `config` as its configuration, the numbers as its
         summary.
 
         Its row, its curves and its examples become tables and charts, its files an artifact. A
-        measurement that is in the project already is left out unless `again` is set, or it joined
+        measurement that is in the project already is left out unless `force` is set, or it joined
         or left its sweep's front since.
         """
         if self._mode == DISABLED:
             return
-        others = Sweep(result.folder.parents[1]).results() if result.folder else []
-        groups = by_setting([*(other for other in others if other.point != result.point), result])
+        sweep_results = Sweep(result.folder.parents[1]).results() if result.folder else []
+        groups = by_setting(
+            [
+                *(
+                    sweep_result
+                    for sweep_result in sweep_results
+                    if sweep_result.point != result.point
+                ),
+                result,
+            ]
+        )
         place = standing(
-            result, next(group for group in groups if any(one is result for one in group.results))
+            result,
+            next(
+                group
+                for group in groups
+                if any(group_result is result for group_result in group.results)
+            ),
         )
         logged = self._logged(result.point, result.environment.started, place["on_front"])
-        if again or logged not in noted(self._directory):
+        if force or logged not in noted(self._directory):
             self._write_point(result, config, place)
 
     def _write_point(self, result: Result, config: dict, place: Mapping[str, Any]) -> None:
@@ -219,30 +233,32 @@ class WandbLogger:
         if not results or self._mode == DISABLED:
             return
         groups = by_setting(results)
-        last = {one.run: one for one in noted(self._directory)}
+        latest_run = {logged.run: logged for logged in noted(self._directory)}
         for result, place in (
             (result, standing(result, group)) for group in groups for result in group.results
         ):
-            before = last.get(self._id(result.point))
-            if before is not None and before.on_front != place["on_front"]:
+            logged = latest_run.get(self._id(result.point))
+            if logged is not None and logged.on_front != place["on_front"]:
                 self._write_point(result, stored_config(result), place)
-        found = headline(results)
-        first, *others = (dict(result.setting) for result in results)
+        findings = headline(results)
+        first_setting, *further_settings = (dict(result.setting) for result in results)
         shared = {
             key: value
-            for key, value in first.items()
-            if all(one.get(key) == value for one in others)
+            for key, value in first_setting.items()
+            if all(setting.get(key) == value for setting in further_settings)
         }
         about = {
             "sweep": sweep.name,
-            "policies": sorted({one.policy for one in results}),
+            "policies": sorted({result.policy for result in results}),
             "setting": shared,
         }
-        run = self.begin(SWEEP, self._group, about, SWEEP, found)
+        run = self.begin(SWEEP, self._group, about, SWEEP, findings)
         run.log(sweep_panels(results, sweep.folder / "pareto.png", self._group))
         shown = {"panels": list(front_lines(results, self._group)), "points": len(results)}
-        run.summary.update({"headline": found, "failed": len(sweep.failures()), **shown})
-        artifact = wandb.Artifact(f"sweep-{_plain(self._group, 100)}", "sweep", description=found)
+        run.summary.update({"headline": findings, "failed": len(sweep.failures()), **shown})
+        artifact = wandb.Artifact(
+            f"sweep-{_plain(self._group, 100)}", "sweep", description=findings
+        )
         for name in _REPORT_FILES:
             if (sweep.folder / name).is_file():
                 artifact.add_file(str(sweep.folder / name))
@@ -357,13 +373,13 @@ def private_mode(mode: str, environment: str | None) -> str:
 
     Raises UserError for another.
     """
-    asked = _MODES.get(environment or mode, environment or mode)
-    if asked not in _PRIVATE:
+    requested_mode = _MODES.get(environment or mode, environment or mode)
+    if requested_mode not in _PRIVATE:
         raise UserError(
             f"WANDB_MODE must be one of {', '.join(_PRIVATE)}, got {environment}; correct or"
             " unset it"
         )
-    return max(mode, asked, key=_PRIVATE.index)
+    return max(mode, requested_mode, key=_PRIVATE.index)
 
 
 def note(folder: Path, logged: Logged) -> None:
@@ -376,11 +392,11 @@ def note(folder: Path, logged: Logged) -> None:
 
 def noted(folder: Path) -> list[Logged]:
     """The record of a sweep's folder, oldest first; empty if nothing was logged."""
-    file, found = folder / _RECORD, []
+    file, logged_runs = folder / _RECORD, []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
         with suppress(ValueError, TypeError):  # a line that a killed process left half written
-            found.append(Logged(**json.loads(line)))
-    return found
+            logged_runs.append(Logged(**json.loads(line)))
+    return logged_runs
 
 
 def sync_command(folder: Path) -> str:
@@ -392,12 +408,12 @@ def sync_command(folder: Path) -> str:
 
 def described(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
     """What a point's run has as its configuration: the point's own and how it was measured."""
-    own = {key: value for key, value in config.items() if key != "logger"}
+    point_config = {key: value for key, value in config.items() if key != "logger"}
     # its name in conf/pair says nothing of models that were given by pair.target=PATH
-    if pair := own.get("pair"):
-        own["pair"] = {**pair, "name": pair_title(result.setting)}
+    if pair := point_config.get("pair"):
+        point_config["pair"] = {**pair, "name": pair_title(result.setting)}
     measured = {"composition": result.composition, "environment": dict(result.environment)}
-    return {**own, "sweep": result.name, "point": result.point, **measured}
+    return {**point_config, "sweep": result.name, "point": result.point, **measured}
 
 
 def _plain(name: str, longest: int) -> str:
@@ -426,11 +442,13 @@ def flat_metrics(result: Result) -> dict[str, float | str | list]:
     counts, further = content.pop("counts"), content.pop("further_qualities")
     for key, value in {**content, **counts, **further}.items():
         parts = (
-            {f"{key}/{name}": part for name, part in value.items()}
+            {f"{key}/{name}": number for name, number in value.items()}
             if isinstance(value, dict)
             else {key: value}
         )
-        metrics |= {name: part for name, part in parts.items() if part is not None and part != {}}
+        metrics |= {
+            name: number for name, number in parts.items() if number is not None and number != {}
+        }
     return metrics
 
 

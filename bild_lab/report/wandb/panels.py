@@ -43,9 +43,10 @@ def title(result: Result) -> str:
 
     Of a path the `path_name`.
     """
-    told = {knob: result.knobs[knob] for knob in changed_knobs(result.policy, result.knobs)}
+    changed = {knob: result.knobs[knob] for knob in changed_knobs(result.policy, result.knobs)}
     knobs = {
-        knob: path_name(value) if isinstance(value, str) else value for knob, value in told.items()
+        knob: path_name(value) if isinstance(value, str) else value
+        for knob, value in changed.items()
     }
     label = point_label(replace(result, knobs=knobs), list(knobs))
     return label if len(label) <= LONGEST_TITLE else f"{label[: LONGEST_TITLE - 1]}…"
@@ -55,8 +56,8 @@ def path_name(path: str) -> str:
     """The last part of a path; of a training's result the training's name, as in
     outputs/NAME/checkpoint.
     """
-    *folders, last = path.rstrip("/").split("/")
-    return short_name(folders[-1] if folders and last in _RESULTS else last)
+    *folders, leaf = path.rstrip("/").split("/")
+    return short_name(folders[-1] if folders and leaf in _RESULTS else leaf)
 
 
 def panels(
@@ -71,7 +72,7 @@ def panels(
 
     logged: dict[str, Any] = {POINTS: points_table([result])}
     if examples:
-        rows = [_example(one, dataset.get(one.key)) for one in examples]
+        rows = [_example(example, dataset.get(example.key)) for example in examples]
         logged[EXAMPLES] = wandb.Table(list(_EXAMPLE_COLUMNS), rows)
     if rates := result.counts.acceptance_by_position:
         curve = wandb.Table(
@@ -115,16 +116,16 @@ def front_lines(
     for group in by_setting(results):
         if any(group.position(result) for result in group.results):
             by_panel.setdefault(panel_of(group), []).append(group)
-    found: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for panel, groups in by_panel.items():
-        found[panel] = {}
+        panels[panel] = {}
         for group, label in zip(groups, _labels(groups), strict=True):
             end = group.limits()[0][1]
             for policy, corners in _fronts(group).items():
                 steps = pairwise([*corners, (end, 0.0)])
                 line = [place for (x, y), (right, _) in steps for place in ((x, y), (right, y))]
-                found[panel][", ".join(filter(None, [policy, sweep, label]))] = line
-    return found
+                panels[panel][", ".join(filter(None, [policy, sweep, label]))] = line
+    return panels
 
 
 def panel_of(group: Group) -> str:
@@ -154,7 +155,7 @@ def on_front(result: Result, group: Group) -> bool:
 
     if result.is_baseline:
         return (1.0, group.baseline_quality) in front_corners(group)
-    return any(one is result for one in group.front())
+    return any(front_result is result for front_result in group.front())
 
 
 def _fronts(group: Group) -> dict[str, list[tuple[float, float]]]:
@@ -189,7 +190,7 @@ def _labels(groups: Sequence[Group]) -> list[str]:
     )
 
 
-def points_table(results: Sequence[Result], **first: Sequence[Any]) -> wandb.Table:
+def points_table(results: Sequence[Result], **first_columns: Sequence[Any]) -> wandb.Table:
     """The points' rows of `sweep.csv`, with all knobs in one column: the tables of a group need the
     same columns.
 
@@ -201,26 +202,30 @@ def points_table(results: Sequence[Result], **first: Sequence[Any]) -> wandb.Tab
     columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "policy"]
     data = [
         [
-            *own,
+            *first_values,
             row["policy"],
             knob_label(result, list(result.knobs)),
             *(row.get(key) for key in columns),
         ]
-        for result, row, *own in zip(results, rows, *first.values(), strict=True)
+        for result, row, *first_values in zip(results, rows, *first_columns.values(), strict=True)
     ]
-    return wandb.Table([*first, "policy", "knobs", *columns], data)
+    return wandb.Table([*first_columns, "policy", "knobs", *columns], data)
 
 
-def _example(one: MeasuredExample, known: Example | None) -> list[Any]:
+def _example(example: MeasuredExample, known: Example | None) -> list[Any]:
     """The values of `_EXAMPLE_COLUMNS`; several references on a line each."""
-    prompt, reference = one.prompt, None
+    prompt, reference = example.prompt, None
     if known is not None:
         prompt = prompt or known.prompt
         reference = "\n".join(known.references) or None
-    same = None if one.baseline_token_ids is None else one.token_ids == one.baseline_token_ids
-    latencies = (_median(one.latency_s), _median(one.baseline_latency_s))
-    texts = (prompt, reference, one.prediction, one.baseline_prediction)
-    return [one.id, *texts, same, len(one.token_ids), *latencies]
+    same = (
+        None
+        if example.baseline_token_ids is None
+        else example.token_ids == example.baseline_token_ids
+    )
+    latencies = (_median(example.latency_s), _median(example.baseline_latency_s))
+    texts = (prompt, reference, example.prediction, example.baseline_prediction)
+    return [example.id, *texts, same, len(example.token_ids), *latencies]
 
 
 def _median(repeats: Sequence[float] | None) -> float | None:

@@ -149,7 +149,7 @@ def logged_panels(
 
     api: is asked for the sweeps' runs. With None the records and results under `outputs` decide.
     """
-    found: dict[str, None] = {}
+    panels: dict[str, None] = {}
     for group in groups:
         folder = outputs / group
         if api is None:
@@ -162,8 +162,8 @@ def logged_panels(
                 f" scripts/sweeps.py log {shlex.quote(str(folder))}, or if it was logged offline,"
                 f" send it: {sync_command(folder)}"
             )
-        found |= dict.fromkeys(shown)
-    return list(found)
+        panels |= dict.fromkeys(shown)
+    return list(panels)
 
 
 def _sent_panels(api: wandb.Api, group: str, project: str, entity: str | None) -> list[str] | None:
