@@ -27,11 +27,12 @@ from bild_lab.lab.store.groups import by_setting, data_title, setting_title
 from bild_lab.lab.store.inputs import stored_config
 from bild_lab.lab.store.progress import COMMANDS, read_commands
 from bild_lab.lab.store.records import RESULT, Sweep, write_table
-from bild_lab.report.headline import answers, headline
+from bild_lab.report.headline import headline
 from bild_lab.report.page.base import page_environment
-from bild_lab.report.page.grid import screened_points
 from bild_lab.report.page.html import environments, write_html
 from bild_lab.report.provenance import notes
+from bild_lab.report.review import review_answers
+from bild_lab.report.screened_points import screened_points
 from bild_lab.report.terminal import points_text
 
 APPENDIX, TABLE, HASHES = "README.md", "sweep.csv", "SHA256SUMS"
@@ -135,7 +136,7 @@ def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
         settings=[
             (
                 setting_title(group.setting),
-                answers(group, screened),
+                review_answers(group, screened),
                 points_text(group, latex=False),
             )
             for group in by_setting(results)

@@ -28,7 +28,6 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
-from bild_lab.report.page.tables import TableCell, plain_table
 from bild_lab.report.paired_comparison import (
     NOT_COMPARED,
     SAME,
@@ -37,6 +36,7 @@ from bild_lab.report.paired_comparison import (
     ComparedQuality,
 )
 from bild_lab.report.provenance import unreliable
+from bild_lab.report.tables import TableCell, plain_table
 from bild_lab.report.terminal import WIDTH, latex_table
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed

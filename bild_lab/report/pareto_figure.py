@@ -27,7 +27,7 @@ from bild_lab.lab.config.groups import PICTURE_KINDS
 from bild_lab.lab.schema.formatting import MINUS, TIMES, short_name
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import FEW, Group, by_setting, setting_title
-from bild_lab.report.headline import front_in_words, sizes
+from bild_lab.report.phrases import front_in_words, model_sizes
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import (
     COLUMN,
@@ -195,7 +195,7 @@ def _foot(group: Group, look: _Look) -> list[str]:
     setting = group.setting
     said = [
         f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}",
-        sizes(group.results),
+        model_sizes(group.results),
     ]
     said += [f"bars: 95 % intervals{' of some points' if len(group.results) > look.bars else ''}"]
     return textwrap.wrap(

@@ -49,12 +49,8 @@ def unreliable(results: Sequence[Result]) -> list[str]:
     """
     shared = [result for result in results if result.environment.shared_device]
     impossible = sum(result.impossible for result in results)
-    busy = [
-        result.environment.busy_elsewhere_percent for result in results if result.environment.busy
-    ]
-    used = (
-        " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy)))) if busy else ""
-    )
+    busy = [result for result in results if result.environment.busy]
+    used = load_elsewhere(busy) if busy else ""
     idle = "On an idle machine (or a free core, runtime.threads=1)"
     reasons = (
         (len(shared), "beside other jobs on the same device", "Alone"),
@@ -77,6 +73,14 @@ def unreliable(results: Sequence[Result]) -> list[str]:
             if count
         ),
     ]
+
+
+def load_elsewhere(results: Sequence[Result]) -> str:
+    """Return how much of the machine other programs used while these points were timed, in percent:
+    `12 to 74`.
+    """
+    loads = [result.environment.busy_elsewhere_percent for result in results]
+    return " to ".join(dict.fromkeys(number(load, 0) for load in (min(loads), max(loads))))
 
 
 def disturbance(result: Result) -> str:

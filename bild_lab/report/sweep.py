@@ -22,12 +22,13 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.store.groups import by_setting
     from bild_lab.lab.store.records import write_table
-    from bild_lab.report.headline import headline, leading, reason_lines
+    from bild_lab.report.headline import best_group, headline
     from bild_lab.report.index import update_index
-    from bild_lab.report.page.grid import SCREENED
     from bild_lab.report.page.html import write_html
     from bild_lab.report.pareto_figure import draw_pareto
     from bild_lab.report.provenance import notes
+    from bild_lab.report.reasons import reason_lines
+    from bild_lab.report.screened_points import was_screened
     from bild_lab.report.terminal import category_table, sweep_table
 
     with sweep.report_lock():
@@ -38,14 +39,14 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
                 group.position(result) for group in by_setting(results) for result in group.results
             ):
                 draw_pareto(results, sweep.folder / "pareto", figures)
-        if results or failures or (sweep.folder / SCREENED).is_file():
+        if results or failures or was_screened(sweep.folder):
             lost = write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
         if results or failures:
             output.print(sweep_table(results, failures))
         if (categories := category_table(results)) is not None:
             output.print(categories)
     output.print(escape(headline(results)))
-    group = leading(by_setting(results))
+    group = best_group(by_setting(results))
     for label, why in [] if group is None else reason_lines(group):
         output.print(f"[bold]{escape(label)}[/bold]: {escape(why)}")
     for remark in [*notes(results, older), *lost]:

@@ -24,9 +24,9 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.lab.store.groups import Group, by_setting, differing_keys, telling_knobs
-from bild_lab.report.page.tables import CATEGORY, TableCell, categories_of, points_table
-from bild_lab.report.page.tables import Table as PageTable
+from bild_lab.report import tables
 from bild_lab.report.provenance import disturbance, unreliable
+from bild_lab.report.tables import CATEGORY_COLUMNS, TableCell, categories_of, points_table
 
 WIDTH = 80
 _ON_FRONT = "\u25cf"
@@ -110,7 +110,7 @@ def category_table(results: Sequence[Result]) -> Table | None:
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("category", overflow="fold")
-    for name in CATEGORY:
+    for name in CATEGORY_COLUMNS:
         table.add_column(COLUMNS[name].short_title, justify="right", no_wrap=True)
     for group in by_setting(results):
         best = group.best(0.0) or group.results[0]
@@ -199,7 +199,7 @@ def _in_markdown(text: str) -> str:
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
-def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:
+def latex_table(table: tables.Table, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:
     """The columns with these titles as a `tabular` that needs `\\usepackage{booktabs}`.
 
     A cell's second line, mostly its interval, follows it in small letters. remarks: below the last
@@ -224,7 +224,7 @@ def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] 
     return "\n".join([begin, *head, *rows, r"\bottomrule", *below, r"\end{tabular}"])
 
 
-def _chosen(table: PageTable, titles: Sequence[str]) -> Iterator[list[TableCell]]:
+def _chosen(table: tables.Table, titles: Sequence[str]) -> Iterator[list[TableCell]]:
     """The cells of each row below these titles; of two columns with one title, the first."""
     table_titles = [column.title for column in table.columns]
     for row in table.rows:

@@ -14,7 +14,7 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 from bild_lab.lab.store.groups import Group, setting_title
 from bild_lab.lab.store.inputs import examples_of
-from bild_lab.report.page.tables import name_of
+from bild_lab.report.tables import folder_name
 
 MOST_CHARACTERS = 300_000  # of all texts of a setting, to keep the page small
 MOST_TRACED = 20  # texts of a point, to keep the page small
@@ -33,13 +33,13 @@ def text_browser(group: Group, stored: Stored) -> dict[str, Any] | None:
     was stored beside a baseline's.
     """
     measured = {
-        name_of(result): {example.key: example for example in examples}
+        folder_name(result): {example.key: example for example in examples}
         for result in group.selected()
         if not result.is_baseline
         if (
             examples := [
                 example
-                for example in stored[name_of(result)]
+                for example in stored[folder_name(result)]
                 if example.baseline_prediction is not None
             ]
         )
@@ -47,9 +47,9 @@ def text_browser(group: Group, stored: Stored) -> dict[str, Any] | None:
     if not measured:
         return None
     labels = {
-        name_of(result): group.label(result)
+        folder_name(result): group.label(result)
         for result in group.results
-        if name_of(result) in measured
+        if folder_name(result) in measured
     }
     known, missing = examples_of([result for result in group.results if result.folder is not None])
     keys = list(dict.fromkeys(key for examples in measured.values() for key in examples))
@@ -143,12 +143,12 @@ def traced_points(group: Group, stored: Stored) -> list[dict[str, Any]]:
     shown = []
     for result in group.selected():
         traced = [
-            example for example in stored[name_of(result)] if example.pieces and example.rounds
+            example for example in stored[folder_name(result)] if example.pieces and example.rounds
         ]
         if traced:
             texts = [_traced(example, result.knobs) for example in traced[:MOST_TRACED]]
             label = group.label(result)
-            shown.append({"point": name_of(result), "label": label, "examples": texts})
+            shown.append({"point": folder_name(result), "label": label, "examples": texts})
     return shown
 
 

@@ -20,9 +20,9 @@ from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import BatchCurve, Group
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.page.tables import name_of
 from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, UNCLEAR, Compared
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
+from bild_lab.report.tables import folder_name
 
 # the ends of the bars of gaps, in nats
 GAPS = (-math.inf, *(10.0**power for power in range(-7, 3)), math.inf)
@@ -120,7 +120,9 @@ def divergence_figure(
     Only where the target scored both tokens; None if there is no such text. stored: the examples of
     each point, by its name.
     """
-    examples = [example for result in group.results for example in stored.get(name_of(result), ())]
+    examples = [
+        example for result in group.results for example in stored.get(folder_name(result), ())
+    ]
     certificates = [
         example.certificate
         for example in examples

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -26,10 +25,10 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import Group, telling_knobs, varying_knobs
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.page.tables import Table, TableCell, name_of, plain_table
+from bild_lab.report.screened_points import ScreenedPoint
 from bild_lab.report.style import COLOURS, MUTED, Mark
+from bild_lab.report.tables import Table, TableCell, folder_name, plain_table
 
-SCREENED = "screen.csv"  # the screened points in a sweep's folder
 LOSSES = (0.0, 0.5, 1.0, 2.0)  # points of quality that the fastest screened points may lose
 
 
@@ -43,30 +42,6 @@ class MapPoint:
     numbers: tuple[float | None, float | None]
     name: str | None
     certified: bool = False
-
-
-@dataclass(frozen=True)
-class ScreenedPoint:
-    """A screened point: a row of `screen.csv`. live: the point that confirmed it."""
-
-    policy: str
-    knobs: Mapping[str, Any]
-    row: Mapping[str, Any]
-    live: Result | None
-
-    @property
-    def speedup(self) -> float:
-        """The predicted one."""
-        return self.row["predicted_speedup"]
-
-    @property
-    def difference(self) -> float:
-        return self.row["quality_difference"]
-
-    @property
-    def certified(self) -> str:
-        """What is certified of it, in words; empty for nothing."""
-        return self.row["certified"] if isinstance(self.row.get("certified"), str) else ""
 
 
 @dataclass(frozen=True)
@@ -102,7 +77,7 @@ def knob_maps(group: Group) -> list[Figure]:
             if group.relative:
                 numbers = (result.speedup.value, result.quality.difference)
             cells.append(
-                MapPoint({knob: result.knobs[knob] for knob in knobs}, numbers, name_of(result))
+                MapPoint({knob: result.knobs[knob] for knob in knobs}, numbers, folder_name(result))
             )
         maps += _maps(policy, cells, titles, group.relative)
     return maps
@@ -192,31 +167,6 @@ def _in_order(values: Sequence[Any]) -> list[str]:
     return list(pd.to_numeric(texts, errors="coerce").sort_index().sort_values(kind="stable").index)
 
 
-def screened_points(folder: Path, results: Sequence[Result]) -> list[ScreenedPoint]:
-    """The points that were screened in a sweep's folder and whose speed was predicted; none without
-    their table.
-
-    results: the points of the sweep, which confirm some of the screened ones.
-    """
-    if not (folder / SCREENED).is_file():
-        return []
-    table = pd.read_csv(folder / SCREENED, dtype={"confirmed": str}).dropna(
-        subset="predicted_speedup"
-    )
-    names = list(table)
-    knobs = names[names.index("policy") + 1 : names.index("split")]
-    measured = {result.point: result for result in results}
-    return [
-        ScreenedPoint(
-            row["policy"],
-            {knob: row[knob] for knob in knobs if pd.notna(row[knob])},
-            row,
-            measured.get(row["confirmed"]),
-        )
-        for row in table.to_dict("records")
-    ]
-
-
 def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[ScreenedGrid]:
     """What the page shows of screened points."""
     sets: dict[tuple[str, int], list[ScreenedPoint]] = {}
@@ -233,7 +183,7 @@ def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[
                 MapPoint(
                     {knob: point.knobs.get(knob) for knob in knobs},
                     (point.speedup, point.difference),
-                    point.live and name_of(point.live),
+                    point.live and folder_name(point.live),
                     bool(point.certified),
                 )
                 for point in policy_points
@@ -343,7 +293,7 @@ def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
         error_y=error_bars(along, colour),
         text=words,
         hovertemplate=HOVER,
-        customdata=[name_of(result) for result, _, _ in known],
+        customdata=[folder_name(result) for result, _, _ in known],
     )
 
 

@@ -23,23 +23,20 @@ from bild_lab.lab.store.groups import (
     telling_knobs,
 )
 from bild_lab.lab.store.progress import read_commands
-from bild_lab.report.headline import answers, front_in_words, reason_lines, sentences
+from bild_lab.report.headline import headline_sentences
 from bild_lab.report.page import figures
 from bild_lab.report.page.base import Figure, page_environment, plotly_js
 from bild_lab.report.page.examples import Stored, text_browser, traced_points
-from bild_lab.report.page.grid import grids, knob_maps, screened_points
+from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
-from bild_lab.report.page.tables import (
-    Table,
-    TableCell,
-    batch_table,
-    name_of,
-    plain_table,
-    points_table,
-    tables,
-)
+from bild_lab.report.page.tables import batch_table, setting_tables
+from bild_lab.report.phrases import front_in_words
 from bild_lab.report.provenance import notes, sources
+from bild_lab.report.reasons import reason_lines
+from bild_lab.report.review import review_answers
+from bild_lab.report.screened_points import screened_points
 from bild_lab.report.style import Mark, marks
+from bild_lab.report.tables import Table, TableCell, folder_name, plain_table, points_table
 
 
 def write_html(
@@ -66,7 +63,9 @@ def write_html(
     sections, texts, traces, lost = [], [], [], []
     for group in groups:
         stored = _stored(group, lost)
-        sections.append(_section(group, colours, stored) | {"answers": answers(group, screened)})
+        sections.append(
+            _section(group, colours, stored) | {"answers": review_answers(group, screened)}
+        )
         if (browser := text_browser(group, stored)) is not None:
             texts.append(browser)
         prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""
@@ -77,7 +76,7 @@ def write_html(
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
-        headline=sentences(results),
+        headline=headline_sentences(results),
         progress=progress,
         written=datetime.now().astimezone().strftime("%H:%M:%S"),
         commands=read_commands(folder),
@@ -118,7 +117,7 @@ def _stored(group: Group, lost: list[str]) -> Stored:
         for result in group.results
         if result.certificate and result.certificate.ties + result.certificate.defects
     ]
-    shown_results = {name_of(result): result for result in (*group.selected(), *certified)}
+    shown_results = {folder_name(result): result for result in (*group.selected(), *certified)}
     stored: dict[str, list[MeasuredExample]] = {}
     for name, result in shown_results.items():
         try:
@@ -157,13 +156,14 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "details": [*details, *(signature for signature in signatures if signature[1])],
         "reasons": reason_lines(group),
         "points": points_table(group),
-        "tables": tables(group),
+        "tables": setting_tables(group),
         "figures": {
             name: [figure for figure in part_figures if figure is not None]
             for name, part_figures in drawn.items()
         },
         "front": [
-            (name_of(result), label, numbers) for result, label, numbers in front_in_words(group)
+            (folder_name(result), label, numbers)
+            for result, label, numbers in front_in_words(group)
         ],
         "fixed": fixed_knobs(group),
         "candidates": sum(result.timed and not result.is_baseline for result in group.results),

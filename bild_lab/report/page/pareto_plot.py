@@ -21,7 +21,6 @@ from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import Group
 from bild_lab.lab.store.hashing import plain_numbers
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.page.tables import cell_of, name_of
 from bild_lab.report.paired_comparison import DERIVED_KEYS, flat_setting
 from bild_lab.report.style import (
     MUTED,
@@ -33,6 +32,7 @@ from bild_lab.report.style import (
     speedups_on_axis,
     with_bars,
 )
+from bild_lab.report.tables import cell_of, folder_name
 
 # what settings must share to be in one picture
 _SHARED = (
@@ -273,7 +273,7 @@ def _points(
         **named,
         text=[hover_text(result) for result, _ in placed],
         hovertemplate=HOVER,
-        customdata=[name_of(result) for result, _ in placed],
+        customdata=[folder_name(result) for result, _ in placed],
         marker={
             "symbol": symbol,
             "size": 10,
@@ -335,7 +335,7 @@ def _baseline(
         marker={"symbol": "x-thin", "size": 13, "line": {"width": 3.5, "color": colour}},
         text=[text],
         hovertemplate=HOVER,
-        customdata=[None if baseline_result is None else name_of(baseline_result)],
+        customdata=[None if baseline_result is None else folder_name(baseline_result)],
     )
 
 

@@ -227,7 +227,7 @@ class WandbLogger:
         """
         import wandb
 
-        from bild_lab.report.headline import headline, leading
+        from bild_lab.report.headline import best_group, headline
 
         results = sweep.results()
         if not results or self._mode == DISABLED:
@@ -263,7 +263,7 @@ class WandbLogger:
             if (sweep.folder / name).is_file():
                 artifact.add_file(str(sweep.folder / name))
         run.log_artifact(artifact)
-        leader = leading(groups)
+        leader = best_group(groups)
         # of the setting that the headline is about
         for alias, loss in _BEST.items() if leader.enough else ():
             if (best := leader.best(loss)) is not None and best.folder:

@@ -28,7 +28,7 @@ from bild_lab.report.page.examples import (
     text_browser,
     traced_points,
 )
-from bild_lab.report.page.tables import name_of
+from bild_lab.report.tables import folder_name
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
 
 TARGET = "a man in a red hat"
@@ -49,8 +49,8 @@ def example(number: int, text: str, latency_s: float = 1.0) -> MeasuredExample:
 
 def browsed(*points: tuple[Result, list[MeasuredExample]]) -> dict:
     (group,) = by_setting([sample_baseline(), *(result for result, _ in points)])
-    stored = {name_of(result): several for result, several in points}
-    return text_browser(group, {name_of(result): [] for result in group.results} | stored)
+    stored = {folder_name(result): several for result, several in points}
+    return text_browser(group, {folder_name(result): [] for result in group.results} | stored)
 
 
 def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -> None:
@@ -113,7 +113,7 @@ dataset: {{name: multi30k, path: "{data}", split: test, source_column: de, refer
     result = replace(FAST, setting=Setting({**FAST.setting, "data": known}))
     Sweep(tmp_path).write_point(FAST.point, config, result, [example(0, "a man in a blue hat")])
     (group,) = by_setting(Sweep(tmp_path).results())
-    stored = {name_of(one): [example(0, "a man in a blue hat")] for one in group.results}
+    stored = {folder_name(one): [example(0, "a man in a blue hat")] for one in group.results}
     (only,) = text_browser(group, stored)["examples"]
     assert only["source"] and only["references"]
     (folder,) = (tmp_path / "points").iterdir()
@@ -138,7 +138,7 @@ def rounds_of(rounds: list[dict], token_ids: list[int]) -> list[dict]:
     pieces = {str(token): piece for token, piece in WORDS.items()}
     traced = sample_example(token_ids=token_ids, rounds=rounds, prompt="ein Auto", pieces=pieces)
     (group,) = by_setting([result])
-    (point,) = traced_points(group, {name_of(result): [traced]})
+    (point,) = traced_points(group, {folder_name(result): [traced]})
     return point["examples"][0]["rounds"]
 
 
@@ -187,5 +187,6 @@ def test_a_tree_of_drafts_is_shown_whole() -> None:
 def test_points_without_traced_texts_are_not_shown() -> None:
     (group,) = by_setting([FAST])
     assert (
-        traced_points(group, {name_of(FAST): [sample_example(rounds=[a_round([10], 1, 11)])]}) == []
+        traced_points(group, {folder_name(FAST): [sample_example(rounds=[a_round([10], 1, 11)])]})
+        == []
     )

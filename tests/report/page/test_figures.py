@@ -13,9 +13,9 @@ from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import batch_curves, by_setting
 from bild_lab.report.page import figures
-from bild_lab.report.page.tables import name_of
 from bild_lab.report.paired_comparison import Compared, ComparedQuality, Pair
 from bild_lab.report.style import COLOURS, MUTED, marks
+from bild_lab.report.tables import folder_name
 from tests.report.sample import (
     sample_baseline,
     sample_drafted,
@@ -64,7 +64,7 @@ def test_acceptance_is_drawn_in_percent_from_position_one() -> None:
 def differences(*certificates: dict[str, Any] | None) -> Any:
     (group,) = by_setting([sample_baseline(), result := sample_result("speculative", {}, 1.4)])
     examples = [sample_example(str(at), certificate=one) for at, one in enumerate(certificates)]
-    return figures.divergence_figure(group, {name_of(result): examples})
+    return figures.divergence_figure(group, {folder_name(result): examples})
 
 
 def test_differences_are_counted_by_gap_and_by_kind() -> None:
