@@ -45,12 +45,12 @@ def compare(cfg: DictConfig) -> None:
         summary,
         write_comparison,
     )
-    from bild_lab.report.paired_comparison import compare_pair, differences, match
+    from bild_lab.report.paired_comparison import compare_point, differences, match_points
 
     folder = sweep_folder(cfg)
     require_writable(folder)
     stages.enter("comparing")
-    matching = match(*(Sweep(Path(name).expanduser()).finished() for name in names))
+    matching = match_points(*(Sweep(Path(name).expanduser()).finished() for name in names))
     texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
     compared, why = [], ""
     for pair in matching.pairs:
@@ -61,7 +61,7 @@ def compare(cfg: DictConfig) -> None:
         shared = texts[asked]
         why = why or shared.why
         examples = (read_examples(one.folder) for one in (pair.a, pair.b))
-        compared.append(compare_pair(pair, *examples, shared.references, shared.keys))
+        compared.append(compare_point(pair, *examples, shared.references, shared.keys))
     if all(one.quality.difference is not None for one in compared):
         why = ""
     remarks = notes(

@@ -32,8 +32,8 @@ from bild_lab.report.paired_comparison import (
     NOT_COMPARED,
     SAME,
     SIGNIFICANT,
-    Compared,
-    ComparedQuality,
+    MetricComparison,
+    PointComparison,
 )
 from bild_lab.report.provenance import unreliable
 from bild_lab.report.tables import TableCell, plain_table
@@ -54,7 +54,7 @@ _BASE = (
 )
 
 
-def summary(compared: Sequence[Compared]) -> str:
+def summary(compared: Sequence[PointComparison]) -> str:
     """Count the verdicts, and say how many would come by chance."""
     speed = _counted([comparison.speed_verdict for comparison in compared])
     quality = _counted([comparison.quality.verdict for comparison in compared])
@@ -71,7 +71,7 @@ def summary(compared: Sequence[Compared]) -> str:
 
 
 def notes(
-    compared: Sequence[Compared],
+    compared: Sequence[PointComparison],
     differing: Mapping[str, tuple[str, str]],
     alone: Mapping[str, Sequence[Result]],
     why: str,
@@ -83,17 +83,20 @@ def notes(
     compared, else empty.
     """
     remarks = [f"{key}: A {a}, B {b}" for key, (a, b) in differing.items()]
-    for unfit in dict.fromkeys(comparison.unfit for comparison in compared if comparison.unfit):
+    for unfit in dict.fromkeys(
+        comparison.not_compared_reason for comparison in compared if comparison.not_compared_reason
+    ):
         remarks.append(f"Latencies are not compared: {unfit}.")
     if why:
         remarks.append(f"Qualities are not compared, as the references cannot be read: {why}")
     drifted = [
         comparison
         for comparison in compared
-        if comparison.baseline_latency and abs(comparison.baseline_latency.value - 1) > DRIFT
+        if comparison.baseline_latency_ratio
+        and abs(comparison.baseline_latency_ratio.value - 1) > DRIFT
     ]
     if drifted:
-        factors = [comparison.baseline_latency.value for comparison in drifted]
+        factors = [comparison.baseline_latency_ratio.value for comparison in drifted]
         remarks.append(
             f"The baseline itself took {number(min(factors))} to {number(max(factors))} times as"
             f" long in B at {len(drifted)} of {len(compared)} points. A latency that is not"
@@ -105,7 +108,7 @@ def notes(
     ):
         remarks += [f"{name}: {remark}" for remark in unreliable(results)]
     for decoded in dict.fromkeys(
-        (comparison.n_examples, *comparison.decoded) for comparison in compared
+        (comparison.n_examples, *comparison.n_decoded) for comparison in compared
     ):
         if set(decoded) != {decoded[0]}:
             remarks.append(
@@ -119,7 +122,7 @@ def notes(
     return remarks
 
 
-def comparison_table(compared: Sequence[Compared]) -> Table:
+def comparison_table(compared: Sequence[PointComparison]) -> Table:
     """Tabulate the comparison for the terminal, in A's order."""
     table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("point", ratio=1, overflow="fold")
@@ -132,10 +135,10 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
         speed = [
             _point(comparison, compared),
             both,
-            _ratio(comparison.latency),
+            _ratio(comparison.latency_ratio),
             _verdict(comparison.speed_verdict),
         ]
-        for place, metric_comparison in enumerate(comparison.judged):
+        for place, metric_comparison in enumerate(comparison.metric_comparisons):
             a, _, difference, verdict = _quality(metric_comparison)
             leading_cells = (
                 speed
@@ -147,7 +150,7 @@ def comparison_table(compared: Sequence[Compared]) -> Table:
     return table
 
 
-def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
+def comparison_frame(compared: Sequence[PointComparison]) -> pd.DataFrame:
     """One row per point: knobs under their own names, then the numbers of A and B, ratios,
     differences and verdicts.
     """
@@ -159,19 +162,19 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
             "point_a": comparison.pair.a.point,
             "point_b": comparison.pair.b.point,
             "compared_examples": comparison.n_examples,
-            "examples_a": comparison.decoded[0],
-            "examples_b": comparison.decoded[1],
+            "examples_a": comparison.n_decoded[0],
+            "examples_b": comparison.n_decoded[1],
             "speedup_a": comparison.speedups[0].value,
             "speedup_b": comparison.speedups[1].value,
-            **_estimate("latency_ratio", comparison.latency),
-            **_estimate("baseline_latency_ratio", comparison.baseline_latency),
+            **_estimate("latency_ratio", comparison.latency_ratio),
+            **_estimate("baseline_latency_ratio", comparison.baseline_latency_ratio),
             "speed": comparison.speed_verdict,
-            "why_not_compared": comparison.unfit,
+            "why_not_compared": comparison.not_compared_reason,
             "quality_metric": comparison.pair.a.quality.metric,
             **_columns("quality", comparison.quality, "p_value", "quality"),
             **{
                 name: value
-                for further in comparison.judged[1:]
+                for further in comparison.metric_comparisons[1:]
                 for name, value in _columns(further.metric, further).items()
             },
         }
@@ -181,7 +184,7 @@ def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
 
 
 def _columns(
-    name: str, quality: ComparedQuality, p_value: str = "", verdict: str = ""
+    name: str, quality: MetricComparison, p_value: str = "", verdict: str = ""
 ) -> dict[str, Any]:
     """The columns of a metric. p_value, verdict: names of two of them, if they do not begin with
     the metric's.
@@ -198,7 +201,10 @@ def _columns(
 
 
 def write_comparison(
-    folder: Path, names: tuple[str, str], compared: Sequence[Compared], remarks: Sequence[str]
+    folder: Path,
+    names: tuple[str, str],
+    compared: Sequence[PointComparison],
+    remarks: Sequence[str],
 ) -> None:
     """Write `compare.csv` and `compare.html`.
 
@@ -221,7 +227,7 @@ def write_comparison(
     write_atomically(folder / "compare.html", text.encode())
 
 
-def latex_comparison(compared: Sequence[Compared], remarks: Sequence[str]) -> str:
+def latex_comparison(compared: Sequence[PointComparison], remarks: Sequence[str]) -> str:
     """The comparison as a table for a paper: both speedups, the ratio of latencies, and the
     difference in quality.
     """
@@ -233,14 +239,14 @@ def latex_comparison(compared: Sequence[Compared], remarks: Sequence[str]) -> st
     )
 
 
-def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
+def _rows(compared: Sequence[PointComparison]) -> list[dict[str, TableCell]]:
     """The cells of each point by their titles: its name, its speed, and its quality by every
     metric.
     """
     lead = {comparison.pair.a.quality.metric for comparison in compared}
     metrics = ["quality" if len(lead) > 1 else lead.pop()]
     metrics += dict.fromkeys(
-        further.metric for comparison in compared for further in comparison.judged[1:]
+        further.metric for comparison in compared for further in comparison.metric_comparisons[1:]
     )
     rows = []
     for comparison in compared:
@@ -250,14 +256,14 @@ def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
         )
         row = {"point": _point(comparison, compared), "speedup A": a, "speedup B": b}
         row |= {
-            "latency B/A": _ratio(comparison.latency),
-            "baseline B/A": _ratio(comparison.baseline_latency),
+            "latency B/A": _ratio(comparison.latency_ratio),
+            "baseline B/A": _ratio(comparison.baseline_latency_ratio),
         }
         row |= {"speed": _verdict(comparison.speed_verdict)}
         judged = dict(
             zip(
-                (metrics[0], *(further.metric for further in comparison.judged[1:])),
-                comparison.judged,
+                (metrics[0], *(further.metric for further in comparison.metric_comparisons[1:])),
+                comparison.metric_comparisons,
                 strict=True,
             )
         )
@@ -268,7 +274,7 @@ def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
     return rows
 
 
-def _point(comparison: Compared, compared: Sequence[Compared]) -> TableCell:
+def _point(comparison: PointComparison, compared: Sequence[PointComparison]) -> TableCell:
     """A point's name, with the knobs that tell it from others."""
     result = comparison.pair.a
     knobs = telling_knobs(result, [comparison_of_sweep.pair.a for comparison_of_sweep in compared])
@@ -288,7 +294,7 @@ def _verdict(verdict: str, detail: str = "") -> TableCell:
     return TableCell(verdict, detail, tone=_TONES.get(verdict, ""))
 
 
-def _quality(quality: ComparedQuality | None) -> list[TableCell]:
+def _quality(quality: MetricComparison | None) -> list[TableCell]:
     """A metric of A and of B, the difference, and the verdict with its p-value."""
     if quality is None:
         return [TableCell(MISSING)] * 4

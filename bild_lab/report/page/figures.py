@@ -20,7 +20,7 @@ from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import BatchCurve, Group
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, UNCLEAR, Compared
+from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, UNCLEAR, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
 from bild_lab.report.tables import folder_name
 
@@ -251,14 +251,14 @@ def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
     return figure_of([lines, nodes], layout, height=160 + 24 * round(max(heights) + 1))
 
 
-def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> list[Figure]:
+def comparison_figures(compared: Sequence[PointComparison], labels: Sequence[str]) -> list[Figure]:
     """An interval for every point, in the given order: of its latency ratio, and of its quality
     difference.
 
     What was not compared of any point has no figure. labels: of the points.
     """
     metric = escape(compared[0].pair.a.quality.metric) if compared else ""
-    speeds = [(comparison.latency, comparison.speed_verdict) for comparison in compared]
+    speeds = [(comparison.latency_ratio, comparison.speed_verdict) for comparison in compared]
     qualities = [
         (comparison.quality.difference, comparison.quality.verdict) for comparison in compared
     ]

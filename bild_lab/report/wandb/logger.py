@@ -25,7 +25,7 @@ from bild_lab.lab.store.groups import by_setting, pair_title
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.lab.store.inputs import examples_of, stored_config
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.panels import front_lines, panels, standing, sweep_panels, title
+from bild_lab.report.wandb.panels import front_lines, front_status, panels, sweep_panels, title
 
 if TYPE_CHECKING:
     import wandb
@@ -183,7 +183,7 @@ class WandbLogger:
                 result,
             ]
         )
-        place = standing(
+        place = front_status(
             result,
             next(
                 group
@@ -235,7 +235,7 @@ class WandbLogger:
         groups = by_setting(results)
         latest_run = {logged.run: logged for logged in noted(self._directory)}
         for result, place in (
-            (result, standing(result, group)) for group in groups for result in group.results
+            (result, front_status(result, group)) for group in groups for result in group.results
         ):
             logged = latest_run.get(self._id(result.point))
             if logged is not None and logged.on_front != place["on_front"]:

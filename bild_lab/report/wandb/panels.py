@@ -142,7 +142,7 @@ def front_key(panel: str) -> str:
     return "front_" + re.sub(r"\W+", "_", panel)
 
 
-def standing(result: Result, group: Group) -> dict[str, Any]:
+def front_status(result: Result, group: Group) -> dict[str, Any]:
     """A point's `policy`, `panel`, and whether it is `on_front` among the points of its setting."""
     return {"policy": result.policy, "panel": panel_of(group), "on_front": on_front(result, group)}
 
