@@ -45,7 +45,8 @@ def compare(cfg: DictConfig) -> None:
         summary,
         write_comparison,
     )
-    from bild_lab.report.paired_comparison import compare_point, differences, match_points
+    from bild_lab.report.matching import differences, match_points
+    from bild_lab.report.paired_comparison import compare_point
 
     folder = sweep_folder(cfg)
     require_writable(folder)

@@ -174,7 +174,7 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
 
     Raises UserError for a missing folder.
     """
-    from bild_lab.report.index import PAGE, read_runs, write_index
+    from bild_lab.report.page.index import PAGE, read_runs, write_index
 
     if not outputs.is_dir():
         raise UserError(

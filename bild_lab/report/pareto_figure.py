@@ -26,13 +26,14 @@ from bild_lab.lab.config.groups import PICTURE_KINDS
 from bild_lab.lab.schema.formatting import MINUS, TIMES, short_name
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import Group, Position, by_setting
-from bild_lab.report.label_placement import box_middle, free_place
 from bild_lab.report.pareto_layout import (
     COLUMN_LOOK,
     SCREEN_LOOK,
     PanelLook,
     beyond_lines,
+    box_middle,
     caption_lines,
+    free_place,
     front_list,
     inches_below,
     numbered_places,

@@ -23,8 +23,8 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     from bild_lab.lab.store.groups import by_setting
     from bild_lab.lab.store.records import write_table
     from bild_lab.report.headline import best_group, headline
-    from bild_lab.report.index import update_index
     from bild_lab.report.page.html import write_html
+    from bild_lab.report.page.index import update_index
     from bild_lab.report.pareto_figure import draw_pareto
     from bild_lab.report.provenance import notes
     from bild_lab.report.reasons import reason_lines

@@ -14,7 +14,8 @@ from bild_lab.report.comparison import (
     notes,
     write_comparison,
 )
-from bild_lab.report.paired_comparison import MatchedPoint, MetricComparison, PointComparison
+from bild_lab.report.matching import MatchedPoint
+from bild_lab.report.paired_comparison import MetricComparison, PointComparison
 from tests.report.sample import ENVIRONMENT, sample_result
 
 

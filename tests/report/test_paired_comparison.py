@@ -14,14 +14,8 @@ from bild_lab.lab.metrics.quality import judge, judge_values
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.paired_comparison import (
-    SACREBLEU_SEED,
-    MatchedPoint,
-    PointComparison,
-    compare_point,
-    differences,
-    match_points,
-)
+from bild_lab.report.matching import MatchedPoint, differences, match_points
+from bild_lab.report.paired_comparison import SACREBLEU_SEED, PointComparison, compare_point
 from tests.lab.metrics.test_text_metrics import corpus
 from tests.report.sample import ENVIRONMENT, sample_example, sample_replayed, sample_result
 

@@ -20,8 +20,8 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.result import COLUMNS, Result
 from bild_lab.lab.store.groups import Group
 from bild_lab.lab.store.hashing import plain_numbers
+from bild_lab.report.matching import DERIVED_KEYS, flat_setting
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.paired_comparison import DERIVED_KEYS, flat_setting
 from bild_lab.report.style import (
     MUTED,
     Mark,

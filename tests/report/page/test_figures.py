@@ -12,8 +12,9 @@ from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import batch_curves, by_setting
+from bild_lab.report.matching import MatchedPoint
 from bild_lab.report.page import figures
-from bild_lab.report.paired_comparison import MatchedPoint, MetricComparison, PointComparison
+from bild_lab.report.paired_comparison import MetricComparison, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, marks
 from bild_lab.report.tables import folder_name
 from tests.report.sample import (

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import noted
+from bild_lab.report.trackers.wandb import noted
 from scripts import sweeps as script
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
 

@@ -13,9 +13,9 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.config.cli import words_as_list
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import Logged, note
-from bild_lab.report.wandb.panels import front_key
-from bild_lab.report.wandb.report import logged_panels
+from bild_lab.report.trackers.wandb import Logged, note
+from bild_lab.report.trackers.wandb_panels import front_key
+from bild_lab.report.trackers.wandb_report import logged_panels
 from scripts import wandb_report as script
 from tests.report.sample import sample_result
 

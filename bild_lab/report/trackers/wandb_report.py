@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.result import COLUMNS
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import SWEEP, noted, sync_command
-from bild_lab.report.wandb.panels import (
+from bild_lab.report.trackers.wandb import SWEEP, noted, sync_command
+from bild_lab.report.trackers.wandb_panels import (
     ACCEPTANCE,
     EXAMPLES,
     LONGEST_TITLE,

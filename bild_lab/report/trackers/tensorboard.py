@@ -1,4 +1,4 @@
-"""TensorBoard, a tracker without an account, and several trackers at once."""
+"""TensorBoard: a tracker without an account."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import SWEEP, flat_metrics
+from bild_lab.report.trackers.wandb import SWEEP, flat_metrics
 
 
 class TensorBoardRun:
@@ -105,27 +105,3 @@ class TensorBoardLogger:
     def closing(self) -> list[str]:
         """How to look at the runs."""
         return [f"logged to TensorBoard: tensorboard --logdir {self._folder}"]
-
-
-class BothLoggers:
-    """Log to TensorBoard and to Weights & Biases.
-
-    Each has its own keys, such as logger.wandb.mode.
-    """
-
-    def __init__(self, tensorboard: Any, wandb: Any) -> None:
-        self._each = (tensorboard, wandb)
-
-    def log_point(self, *point: Any, **options: Any) -> None:
-        for logger in self._each:
-            logger.log_point(*point, **options)
-
-    def log_sweep(self, sweep: Sweep) -> None:
-        for logger in self._each:
-            logger.log_sweep(sweep)
-
-    def closing(self) -> list[str]:
-        return [line for logger in self._each for line in logger.closing()]
-
-    def begin(self, *about: Any) -> list[Any]:
-        return [logger.begin(*about) for logger in self._each]

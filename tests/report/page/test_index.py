@@ -12,7 +12,7 @@ import pytest
 
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep, write_table
-from bild_lab.report.index import PAGE, Run, read_runs, write_index
+from bild_lab.report.page.index import PAGE, Run, read_runs, write_index
 from scripts import sweeps
 from tests.report.sample import sample_baseline, sample_example, sample_result, sample_sweep
 

@@ -25,7 +25,13 @@ from bild_lab.lab.store.groups import by_setting, pair_title
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.lab.store.inputs import examples_of, stored_config
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.panels import front_lines, front_status, panels, sweep_panels, title
+from bild_lab.report.trackers.wandb_panels import (
+    front_lines,
+    front_status,
+    panels,
+    sweep_panels,
+    title,
+)
 
 if TYPE_CHECKING:
     import wandb
@@ -66,20 +72,6 @@ class Logged:
     project: str
     entity: str | None
     on_front: bool | None = None
-
-
-class NoLogger:
-    """Log nowhere: the outputs folder holds everything."""
-
-    def log_point(self, result: Result, config: dict) -> None:
-        """Do nothing."""
-
-    def log_sweep(self, sweep: Sweep) -> None:
-        """Do nothing."""
-
-    def closing(self) -> list[str]:
-        """There is nothing to say."""
-        return []
 
 
 class WandbLogger:

@@ -21,15 +21,15 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import (
+from bild_lab.report.trackers.loggers import NoLogger
+from bild_lab.report.trackers.wandb import (
     TRAINING,
-    NoLogger,
     WandbLogger,
     flat_metrics,
     noted,
     private_mode,
 )
-from bild_lab.report.wandb.panels import front_key, front_lines, panels, title
+from bild_lab.report.trackers.wandb_panels import front_key, front_lines, panels, title
 from bild_lab.training.reports import LogToRun
 from tests.report.sample import (
     sample_baseline,
@@ -256,7 +256,9 @@ def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tm
         online.log_point(sample_baseline(), {})
         online.log_point(sample_result("bild", {}, 1.5), {})
     warnings = [
-        record.message for record in caplog.records if record.name == "bild_lab.report.wandb.logger"
+        record.message
+        for record in caplog.records
+        if record.name == "bild_lab.report.trackers.wandb"
     ]
     assert len(warnings) == 1  # the second point does not try again
     assert "logged offline" in warnings[0]
