@@ -15,6 +15,8 @@ from bild_lab.errors import UserError
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
+from bild_lab.report.headline import headline
+from bild_lab.report.terminal import points_text
 from bild_lab.report.trackers.wandb import SWEEP, flat_metrics
 
 
@@ -86,9 +88,6 @@ class TensorBoardLogger:
 
     def log_sweep(self, sweep: Sweep) -> None:
         """Write the headline, the points as tables, and the picture."""
-        from bild_lab.report.headline import headline
-        from bild_lab.report.terminal import points_text
-
         results = sweep.results()
         writer = self.begin(SWEEP, sweep.name, {}, anew=True).writer
         texts = [

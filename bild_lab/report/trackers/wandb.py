@@ -25,6 +25,7 @@ from bild_lab.lab.store.groups import by_setting, pair_title
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.lab.store.inputs import examples_of, stored_config
 from bild_lab.lab.store.records import Sweep
+from bild_lab.report.headline import best_group, headline
 from bild_lab.report.trackers.wandb_panels import (
     front_lines,
     front_status,
@@ -218,8 +219,6 @@ class WandbLogger:
         A sweep without a finished point is left out.
         """
         import wandb
-
-        from bild_lab.report.headline import best_group, headline
 
         results = sweep.results()
         if not results or self._mode == DISABLED:

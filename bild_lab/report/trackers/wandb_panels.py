@@ -10,7 +10,7 @@ import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import pareto_front
 from bild_lab.lab.store.groups import Group, by_setting, differing_keys
 from bild_lab.lab.store.records import to_row
+from bild_lab.report.headline import HASH_KEYS
 
 if TYPE_CHECKING:
     import wandb
@@ -29,25 +30,32 @@ if TYPE_CHECKING:
 POINTS, EXAMPLES = "points", "examples"
 ACCEPTANCE = "acceptance_by_position"
 SWEEP_POINTS, PICTURE = "sweep_points", "pareto"
-_HASHES = ("code", "data", "weights")  # of a setting: they mean nothing to a reader
 LONGEST_TITLE = 128  # the service's limit for the name of a run or a report
 _RESULTS = ("checkpoint", "adapter", "heads")  # what trainings call their results
 _EXAMPLE_COLUMNS = (
-    *("id", "prompt", "reference", "prediction", "baseline_prediction", "same_output"),
-    *("tokens", "latency_s", "baseline_latency_s"),
+    "id",
+    "prompt",
+    "reference",
+    "prediction",
+    "baseline_prediction",
+    "same_output",
+    "tokens",
+    "latency_s",
+    "baseline_latency_s",
 )
+
+Corners = list[tuple[float, float]]  # of a line: latency and quality
 
 
 def title(result: Result) -> str:
     """The policy with the knobs that differ from its file: `bild (fallback 0.5, rollback 2)`.
 
-    Of a path the `path_name`.
+    Paths are shortened by `path_name`.
     """
-    changed = {knob: result.knobs[knob] for knob in changed_knobs(result.policy, result.knobs)}
-    knobs = {
-        knob: path_name(value) if isinstance(value, str) else value
-        for knob, value in changed.items()
-    }
+    knobs = {}
+    for knob in changed_knobs(result.policy, result.knobs):
+        value = result.knobs[knob]
+        knobs[knob] = path_name(value) if isinstance(value, str) else value
     label = point_label(replace(result, knobs=knobs), list(knobs))
     return label if len(label) <= LONGEST_TITLE else f"{label[: LONGEST_TITLE - 1]}…"
 
@@ -70,14 +78,14 @@ def panels(
     """
     import wandb  # takes seconds
 
-    logged: dict[str, Any] = {POINTS: points_table([result])}
+    logged: dict[str, Any] = {POINTS: logged_points([result])}
     if examples:
-        rows = [_example(example, dataset.get(example.key)) for example in examples]
+        rows = [_example_row(example, dataset.get(example.key)) for example in examples]
         logged[EXAMPLES] = wandb.Table(list(_EXAMPLE_COLUMNS), rows)
-    if rates := result.counts.acceptance_by_position:
-        curve = wandb.Table(
-            ["position", "accepted"], [[position, rate] for position, rate in enumerate(rates, 1)]
-        )
+    rates = result.counts.acceptance_by_position
+    if rates:
+        rows = [[position, rate] for position, rate in enumerate(rates, 1)]
+        curve = wandb.Table(["position", "accepted"], rows)
         logged[ACCEPTANCE] = wandb.plot.line(
             curve, "position", "accepted", title="Acceptance by position in the draft"
         )
@@ -92,19 +100,21 @@ def sweep_panels(results: Sequence[Result], picture: Path, sweep: str) -> dict[s
 
     logged: dict[str, Any] = {}
     for panel, lines in front_lines(results, sweep).items():
-        xs, ys = ([[corner[axis] for corner in line] for line in lines.values()] for axis in (0, 1))
+        xs = [[x for x, _ in line] for line in lines.values()]
+        ys = [[y for _, y in line] for line in lines.values()]
         chart = wandb.plot.line_series(xs, ys, keys=list(lines), title=panel, xname="latency")
         logged[front_key(panel)] = chart
-    groups = by_setting(results)
-    ordered = [(result, on_front(result, group)) for group in groups for result in group.results]
-    points, front = zip(*ordered, strict=True)
-    logged[SWEEP_POINTS] = points_table(points, on_pareto_front=front)
-    return {**logged, **({PICTURE: wandb.Image(str(picture))} if picture.is_file() else {})}
+    points, fronts = [], []
+    for group in by_setting(results):
+        points += group.results
+        fronts += [on_front(result, group) for result in group.results]
+    logged[SWEEP_POINTS] = logged_points(points, on_pareto_front=fronts)
+    if picture.is_file():
+        logged[PICTURE] = wandb.Image(str(picture))
+    return logged
 
 
-def front_lines(
-    results: Sequence[Result], sweep: str
-) -> dict[str, dict[str, list[tuple[float, float]]]]:
+def front_lines(results: Sequence[Result], sweep: str) -> dict[str, dict[str, Corners]]:
     """The corners (latency, quality) of the lines of each panel, by panel and line, each line
     fastest first.
 
@@ -116,16 +126,23 @@ def front_lines(
     for group in by_setting(results):
         if any(group.position(result) for result in group.results):
             by_panel.setdefault(panel_of(group), []).append(group)
-    panels: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    lines_by_panel: dict[str, dict[str, Corners]] = {}
     for panel, groups in by_panel.items():
-        panels[panel] = {}
-        for group, label in zip(groups, _labels(groups), strict=True):
-            end = group.limits()[0][1]
-            for policy, corners in _fronts(group).items():
-                steps = pairwise([*corners, (end, 0.0)])
-                line = [place for (x, y), (right, _) in steps for place in ((x, y), (right, y))]
-                panels[panel][", ".join(filter(None, [policy, sweep, label]))] = line
-    return panels
+        lines = lines_by_panel[panel] = {}
+        for group, label in zip(groups, _setting_labels(groups), strict=True):
+            (_, right_edge), _ = group.limits()
+            for policy, corners in _policy_fronts(group).items():
+                name = ", ".join(filter(None, [policy, sweep, label]))
+                lines[name] = _stairs(corners, right_edge)
+    return lines_by_panel
+
+
+def _stairs(corners: Corners, right_edge: float) -> Corners:
+    """The corners with a level step from each to the next one, and to the edge."""
+    line = []
+    for (x, y), (next_x, _) in pairwise([*corners, (right_edge, 0.0)]):
+        line += [(x, y), (next_x, y)]
+    return line
 
 
 def panel_of(group: Group) -> str:
@@ -158,74 +175,70 @@ def on_front(result: Result, group: Group) -> bool:
     return any(front_result is result for front_result in group.front())
 
 
-def _fronts(group: Group) -> dict[str, list[tuple[float, float]]]:
+def _policy_fronts(group: Group) -> dict[str, Corners]:
     """The undominated (latency, quality) of each policy, fastest first."""
     fronts = {}
     for policy in group.policies:
-        placed = [
-            at for result in group.of_policy(policy) if (at := group.position(result)) is not None
-        ]
-        corners = [(at.x, at.y) for at in placed]
-        fronts[policy] = [corners[index] for index in pareto_front(corners)]
+        positions = [group.position(result) for result in group.of_policy(policy)]
+        corners = [(position.x, position.y) for position in positions if position is not None]
+        if corners:
+            fronts[policy] = [corners[index] for index in pareto_front(corners)]
     if group.relative and group.baseline_quality is not None:
         fronts[f"{group.setting.baseline} (baseline)"] = [(1.0, group.baseline_quality)]
-    return {policy: corners for policy, corners in fronts.items() if corners}
+    return fronts
 
 
-def _labels(groups: Sequence[Group]) -> list[str]:
+def _setting_labels(groups: Sequence[Group]) -> list[str]:
     """What tells settings from each other; empty for a single one."""
-    keys = [key for key in differing_keys(groups) if key not in _HASHES]
-    labels = [
-        ", ".join(
-            f"{key} {short_name(value)}"
-            for key in keys
-            if (value := group.setting.get(key)) is not None
-        )
-        for group in groups
-    ]
-    return (
-        labels
-        if len(set(labels)) == len(labels)
-        else [f"setting {place}" for place, _ in enumerate(groups, 1)]
-    )
+    keys = [key for key in differing_keys(groups) if key not in HASH_KEYS]
+    labels = []
+    for group in groups:
+        values = {key: group.setting.get(key) for key in keys}
+        words = [f"{key} {short_name(value)}" for key, value in values.items() if value is not None]
+        labels.append(", ".join(words))
+    if len(set(labels)) < len(labels):
+        return [f"setting {number}" for number, _ in enumerate(groups, 1)]
+    return labels
 
 
-def points_table(results: Sequence[Result], **first_columns: Sequence[Any]) -> wandb.Table:
+def logged_points(results: Sequence[Result], **leading: Sequence[Any]) -> wandb.Table:
     """The points' rows of `sweep.csv`, with all knobs in one column: the tables of a group need the
     same columns.
 
-    first: columns before them, a value for each result.
+    leading: columns before them, a value for each result.
     """
     import wandb
 
     rows = [to_row(replace(result, knobs={})) for result in results]
-    columns = [key for key in dict.fromkeys(key for row in rows for key in row) if key != "policy"]
-    data = [
-        [
-            *first_values,
-            row["policy"],
-            knob_label(result, list(result.knobs)),
-            *(row.get(key) for key in columns),
-        ]
-        for result, row, *first_values in zip(results, rows, *first_columns.values(), strict=True)
-    ]
-    return wandb.Table([*first_columns, "policy", "knobs", *columns], data)
+    columns = [name for name in dict.fromkeys(chain.from_iterable(rows)) if name != "policy"]
+    data = []
+    for index, (result, row) in enumerate(zip(results, rows, strict=True)):
+        leading_values = [values[index] for values in leading.values()]
+        knobs = knob_label(result, list(result.knobs))
+        numbers = [row.get(name) for name in columns]
+        data.append([*leading_values, row["policy"], knobs, *numbers])
+    return wandb.Table([*leading, "policy", "knobs", *columns], data)
 
 
-def _example(example: MeasuredExample, known: Example | None) -> list[Any]:
-    """The values of `_EXAMPLE_COLUMNS`; several references on a line each."""
-    prompt, reference = example.prompt, None
+def _example_row(example: MeasuredExample, known: Example | None) -> list[Any]:
+    """The values of `_EXAMPLE_COLUMNS`; several references have a line each."""
+    prompt, reference, same_output = example.prompt, None, None
     if known is not None:
         prompt = prompt or known.prompt
         reference = "\n".join(known.references) or None
-    same = (
-        None
-        if example.baseline_token_ids is None
-        else example.token_ids == example.baseline_token_ids
-    )
-    latencies = (_median(example.latency_s), _median(example.baseline_latency_s))
-    texts = (prompt, reference, example.prediction, example.baseline_prediction)
-    return [example.id, *texts, same, len(example.token_ids), *latencies]
+    if example.baseline_token_ids is not None:
+        same_output = example.token_ids == example.baseline_token_ids
+    return [
+        example.id,
+        prompt,
+        reference,
+        example.prediction,
+        example.baseline_prediction,
+        same_output,
+        len(example.token_ids),
+        _median(example.latency_s),
+        _median(example.baseline_latency_s),
+    ]
 
 
 def _median(repeats: Sequence[float] | None) -> float | None:

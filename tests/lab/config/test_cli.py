@@ -110,7 +110,7 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     assert Path("outputs/tested/pareto.png").stat().st_size > 10_000
     assert Path("outputs/tested/report.html").stat().st_size > 1_000_000  # plotly travels inside
     (listed,) = read_runs(Path("outputs"))
-    assert (listed.points, listed.free) == (4, "too few examples")
+    assert (listed.points, listed.without_loss) == (4, "too few examples")
     assert listed.link in Path("outputs/index.html").read_text()
     assert {folder.name for folder in points()} == set(frame["point"])
     for folder in points():
