@@ -17,7 +17,8 @@ from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.headline import headline
 from bild_lab.report.terminal import points_text
-from bild_lab.report.trackers.wandb import SWEEP, flat_metrics
+from bild_lab.report.trackers.wandb import SWEEP
+from bild_lab.report.trackers.wandb_panels import flat_metrics
 
 
 class TensorBoardRun:

@@ -21,17 +21,19 @@ from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import by_setting, pair_title
+from bild_lab.lab.store.groups import Group, by_setting, pair_title
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.lab.store.inputs import examples_of, stored_config
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.headline import best_group, headline
 from bild_lab.report.trackers.wandb_panels import (
+    flat_metrics,
     front_lines,
     front_status,
-    panels,
+    point_panels,
+    run_config,
+    run_title,
     sweep_panels,
-    title,
 )
 
 if TYPE_CHECKING:
@@ -49,22 +51,17 @@ _LONGEST_TAG = 64  # the service's limit
 # characters of a group's name in the id of a run, which the service limits to 128
 _LONGEST_GROUP = 60
 _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
-# aliases, and the points of quality that may be lost
-_BEST = {"best": 0.0, "best-within-one-point": 1.0}
+# the points of quality that may be lost for an alias
+_LOSS_OF_ALIAS = {"best": 0.0, "best-within-one-point": 1.0}
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
-# what identifies a point; everything else in a result was measured
-_NOT_METRICS = (
-    *("schema", "name", "point", "policy", "knobs", "composition"),
-    *("setting", "facts", "environment", "stored_at"),
-)
 
 
 @dataclass(frozen=True)
-class Logged:
-    """One run. measured: when its point was measured, None for a run that is no point. mode:
-    "online" or "offline".
+class LoggedRun:
+    """One run.
 
-    on_front: whether the point was on the front of its sweep's points then.
+    measured: when its point was measured, None for a run that is no point. mode: "online" or
+    "offline". on_front: whether the point was on the front of its sweep's points then.
     """
 
     run: str
@@ -165,50 +162,33 @@ class WandbLogger:
         """
         if self._mode == DISABLED:
             return
-        sweep_results = Sweep(result.folder.parents[1]).results() if result.folder else []
-        groups = by_setting(
-            [
-                *(
-                    sweep_result
-                    for sweep_result in sweep_results
-                    if sweep_result.point != result.point
-                ),
-                result,
-            ]
-        )
-        place = front_status(
-            result,
-            next(
-                group
-                for group in groups
-                if any(group_result is result for group_result in group.results)
-            ),
-        )
-        logged = self._logged(result.point, result.environment.started, place["on_front"])
-        if force or logged not in noted(self._directory):
-            self._write_point(result, config, place)
+        stored = Sweep(result.folder.parents[1]).results() if result.folder else []
+        siblings = [sibling for sibling in stored if sibling.point != result.point]
+        status = _status_among(result, [*siblings, result])
+        logged = self._logged(result.point, result.environment.started, status["on_front"])
+        if force or logged not in recorded_runs(self._directory):
+            self._write_point(result, config, status)
 
-    def _write_point(self, result: Result, config: dict, place: Mapping[str, Any]) -> None:
+    def _write_point(self, result: Result, config: dict, status: Mapping[str, Any]) -> None:
         examples = read_examples(result.folder)
-        dataset, why = examples_of([result]) if examples else (None, "")
-        if why and not self._warned:
+        dataset, reason = examples_of([result]) if examples else (None, "")
+        if reason and not self._warned:
             self._warned = True
             log.warning(
                 "examples are logged without references, as the dataset cannot be read again: %s",
-                why,
+                reason,
             )
-        shown = panels(result, examples, dataset or {})
-        about = described(result, config)
+        point_config = run_config(result, config)
         tags = [
             pair_title(result.setting)[:_LONGEST_TAG],
             str(result.setting.dataset)[:_LONGEST_TAG],
         ]
-        run = self.begin(result.point, title(result), about, POINT, tags=tags)
-        run.log(shown)
-        run.summary.update({**flat_metrics(result), **place})
+        run = self.begin(result.point, run_title(result), point_config, POINT, tags=tags)
+        run.log(point_panels(result, examples, dataset or {}))
+        run.summary.update({**flat_metrics(result), **status})
         if result.folder:
             run.log_artifact(self._files(result), aliases=[result.point])
-        self._end(run, self._logged(result.point, result.environment.started, place["on_front"]))
+        self._end(run, self._logged(result.point, result.environment.started, status["on_front"]))
 
     def log_sweep(self, sweep: Sweep) -> None:
         """Write a run for the sweep as a whole: its points with the Pareto fronts, the picture, the
@@ -224,29 +204,23 @@ class WandbLogger:
         if not results or self._mode == DISABLED:
             return
         groups = by_setting(results)
-        latest_run = {logged.run: logged for logged in noted(self._directory)}
-        for result, place in (
-            (result, front_status(result, group)) for group in groups for result in group.results
-        ):
-            logged = latest_run.get(self._id(result.point))
-            if logged is not None and logged.on_front != place["on_front"]:
-                self._write_point(result, stored_config(result), place)
+        self._update_fronts(groups)
         findings = headline(results)
-        first_setting, *further_settings = (dict(result.setting) for result in results)
-        shared = {
-            key: value
-            for key, value in first_setting.items()
-            if all(setting.get(key) == value for setting in further_settings)
-        }
-        about = {
+        config = {
             "sweep": sweep.name,
             "policies": sorted({result.policy for result in results}),
-            "setting": shared,
+            "setting": _shared_setting(results),
         }
-        run = self.begin(SWEEP, self._group, about, SWEEP, findings)
+        run = self.begin(SWEEP, self._group, config, SWEEP, findings)
         run.log(sweep_panels(results, sweep.folder / "pareto.png", self._group))
-        shown = {"panels": list(front_lines(results, self._group)), "points": len(results)}
-        run.summary.update({"headline": findings, "failed": len(sweep.failures()), **shown})
+        run.summary.update(
+            {
+                "headline": findings,
+                "failed": len(sweep.failures()),
+                "panels": list(front_lines(results, self._group)),
+                "points": len(results),
+            }
+        )
         artifact = wandb.Artifact(
             f"sweep-{_plain(self._group, 100)}", "sweep", description=findings
         )
@@ -254,13 +228,28 @@ class WandbLogger:
             if (sweep.folder / name).is_file():
                 artifact.add_file(str(sweep.folder / name))
         run.log_artifact(artifact)
-        leader = best_group(groups)
-        # of the setting that the headline is about
-        for alias, loss in _BEST.items() if leader.enough else ():
-            if (best := leader.best(loss)) is not None and best.folder:
+        headline_group = best_group(groups)
+        if headline_group.enough:
+            self._name_best_points(run, headline_group)
+        self._end(run, self._logged(SWEEP))
+
+    def _update_fronts(self, groups: Sequence[Group]) -> None:
+        """Log the points again that joined or left the front since they were logged."""
+        latest_runs = {logged.run: logged for logged in recorded_runs(self._directory)}
+        for group in groups:
+            for result in group.results:
+                status = front_status(result, group)
+                logged = latest_runs.get(self._id(result.point))
+                if logged is not None and logged.on_front != status["on_front"]:
+                    self._write_point(result, stored_config(result), status)
+
+    def _name_best_points(self, run: wandb.Run, group: Group) -> None:
+        """Give the artifacts of a setting's best points their aliases."""
+        for alias, loss in _LOSS_OF_ALIAS.items():
+            best = group.best(loss)
+            if best is not None and best.folder:
                 # the same files: one more alias for that version
                 run.log_artifact(self._files(best), aliases=[alias])
-        self._end(run, self._logged(SWEEP))
 
     def closing(self) -> list[str]:
         """Where the runs of this process are: their address, and how to send those written
@@ -341,7 +330,7 @@ class WandbLogger:
         import wandb
 
         artifact = wandb.Artifact(
-            f"points-{_plain(self._group, 100)}", POINT, description=title(result)
+            f"points-{_plain(self._group, 100)}", POINT, description=run_title(result)
         )
         for file in sorted(result.folder.iterdir()):  # add_dir would print
             artifact.add_file(str(file))
@@ -349,14 +338,32 @@ class WandbLogger:
 
     def _logged(
         self, identity: str, measured: str | None = None, on_front: bool | None = None
-    ) -> Logged:
-        return Logged(
+    ) -> LoggedRun:
+        return LoggedRun(
             self._id(identity), measured, self._mode, self._project, self._entity, on_front
         )
 
-    def _end(self, run: wandb.Run, logged: Logged) -> None:
+    def _end(self, run: wandb.Run, logged: LoggedRun) -> None:
         run.finish()
-        note(self._directory, logged)
+        record_run(self._directory, logged)
+
+
+def _status_among(result: Result, results: Sequence[Result]) -> dict[str, Any]:
+    """The `front_status` of a result among the results of its sweep."""
+    for group in by_setting(results):
+        if any(group_result is result for group_result in group.results):
+            return front_status(result, group)
+    raise ValueError("the result is none of the sweep's")
+
+
+def _shared_setting(results: Sequence[Result]) -> dict[str, Any]:
+    """The keys of the setting that have one value in all of these results."""
+    settings = [dict(result.setting) for result in results]
+    return {
+        key: value
+        for key, value in settings[0].items()
+        if all(setting.get(key) == value for setting in settings)
+    }
 
 
 def private_mode(mode: str, environment: str | None) -> str:
@@ -364,7 +371,8 @@ def private_mode(mode: str, environment: str | None) -> str:
 
     Raises UserError for another.
     """
-    requested_mode = _MODES.get(environment or mode, environment or mode)
+    requested = environment or mode
+    requested_mode = _MODES.get(requested, requested)
     if requested_mode not in _PRIVATE:
         raise UserError(
             f"WANDB_MODE must be one of {', '.join(_PRIVATE)}, got {environment}; correct or"
@@ -373,7 +381,7 @@ def private_mode(mode: str, environment: str | None) -> str:
     return max(mode, requested_mode, key=_PRIVATE.index)
 
 
-def note(folder: Path, logged: Logged) -> None:
+def record_run(folder: Path, logged: LoggedRun) -> None:
     """Add a run to the record of a sweep's folder."""
     file = folder / _RECORD
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -381,12 +389,14 @@ def note(folder: Path, logged: Logged) -> None:
         stream.write(json.dumps(asdict(logged)) + "\n")
 
 
-def noted(folder: Path) -> list[Logged]:
+def recorded_runs(folder: Path) -> list[LoggedRun]:
     """The record of a sweep's folder, oldest first; empty if nothing was logged."""
     file, logged_runs = folder / _RECORD, []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+    if not file.is_file():
+        return []
+    for line in file.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError, TypeError):  # a line that a killed process left half written
-            logged_runs.append(Logged(**json.loads(line)))
+            logged_runs.append(LoggedRun(**json.loads(line)))
     return logged_runs
 
 
@@ -397,50 +407,14 @@ def sync_command(folder: Path) -> str:
     return f"wandb sync {shlex.quote(str(folder / 'wandb'))}/offline-run-*"
 
 
-def described(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a point's run has as its configuration: the point's own and how it was measured."""
-    point_config = {key: value for key, value in config.items() if key != "logger"}
-    # its name in conf/pair says nothing of models that were given by pair.target=PATH
-    if pair := point_config.get("pair"):
-        point_config["pair"] = {**pair, "name": pair_title(result.setting)}
-    measured = {"composition": result.composition, "environment": dict(result.environment)}
-    return {**point_config, "sweep": result.name, "point": result.point, **measured}
-
-
 def _plain(name: str, longest: int) -> str:
     """The name where it may be part of an address; else the part of it that may be, with a hash of
     all.
     """
     plain = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)
-    return (
-        name
-        if plain == name and len(name) <= longest
-        else f"{plain[: longest - 13]}-{content_hash({'name': name})}"
-    )
-
-
-def flat_metrics(result: Result) -> dict[str, float | str | list]:
-    """Return the numbers of a result under names like `speedup/value`, without those that do not
-    exist.
-
-    Counts of the rounds have no group, for example `acceptance_rate`. Further metrics are groups,
-    such as `chrf/value`.
-    """
-    metrics: dict[str, float | str | list] = {}
-    if result.relative_latency is not None:
-        metrics["relative_latency"] = result.relative_latency
-    content = {key: value for key, value in result.to_json().items() if key not in _NOT_METRICS}
-    counts, further = content.pop("counts"), content.pop("further_qualities")
-    for key, value in {**content, **counts, **further}.items():
-        parts = (
-            {f"{key}/{name}": number for name, number in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
-        metrics |= {
-            name: number for name, number in parts.items() if number is not None and number != {}
-        }
-    return metrics
+    if plain == name and len(name) <= longest:
+        return name
+    return f"{plain[: longest - 13]}-{content_hash({'name': name})}"
 
 
 def _settings(kind: str) -> wandb.Settings:

@@ -1,4 +1,5 @@
-"""Results as native Weights & Biases panels: tables, charts and pictures.
+"""What runs of Weights & Biases hold of results: configuration, numbers, tables, charts and
+pictures.
 
 Every run of a group logs its own rows under the same keys, so that a panel over the group shows all
 of a sweep.
@@ -20,7 +21,7 @@ from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.formatting import knob_label, point_label, short_name
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import pareto_front
-from bild_lab.lab.store.groups import Group, by_setting, differing_keys
+from bild_lab.lab.store.groups import Group, by_setting, differing_keys, pair_title
 from bild_lab.lab.store.records import to_row
 from bild_lab.report.headline import HASH_KEYS
 
@@ -43,11 +44,24 @@ _EXAMPLE_COLUMNS = (
     "latency_s",
     "baseline_latency_s",
 )
+# what identifies a point; everything else in a result was measured
+_NOT_METRICS = (
+    "schema",
+    "name",
+    "point",
+    "policy",
+    "knobs",
+    "composition",
+    "setting",
+    "facts",
+    "environment",
+    "stored_at",
+)
 
 Corners = list[tuple[float, float]]  # of a line: latency and quality
 
 
-def title(result: Result) -> str:
+def run_title(result: Result) -> str:
     """The policy with the knobs that differ from its file: `bild (fallback 0.5, rollback 2)`.
 
     Paths are shortened by `path_name`.
@@ -68,7 +82,37 @@ def path_name(path: str) -> str:
     return short_name(folders[-1] if folders and leaf in _RESULTS else leaf)
 
 
-def panels(
+def run_config(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a point's run has as its configuration: the point's own and how it was measured."""
+    point_config = {key: value for key, value in config.items() if key != "logger"}
+    # its name in conf/pair says nothing of models that were given by pair.target=PATH
+    if pair := point_config.get("pair"):
+        point_config["pair"] = {**pair, "name": pair_title(result.setting)}
+    measured = {"composition": result.composition, "environment": dict(result.environment)}
+    return {**point_config, "sweep": result.name, "point": result.point, **measured}
+
+
+def flat_metrics(result: Result) -> dict[str, float | str | list]:
+    """Return the numbers of a result under names like `speedup/value`, without those that do not
+    exist.
+
+    Counts of the rounds have no group, for example `acceptance_rate`. Further metrics are groups,
+    such as `chrf/value`.
+    """
+    metrics: dict[str, float | str | list] = {}
+    if result.relative_latency is not None:
+        metrics["relative_latency"] = result.relative_latency
+    content = {key: value for key, value in result.to_json().items() if key not in _NOT_METRICS}
+    counts, further = content.pop("counts"), content.pop("further_qualities")
+    for key, value in {**content, **counts, **further}.items():
+        if isinstance(value, dict):
+            metrics |= {f"{key}/{name}": number for name, number in value.items()}
+        else:
+            metrics[key] = value
+    return {name: number for name, number in metrics.items() if number is not None and number != {}}
+
+
+def point_panels(
     result: Result, examples: Sequence[MeasuredExample], dataset: Mapping[tuple[str, int], Example]
 ) -> dict[str, Any]:
     """Return what `Run.log` takes for a result and its examples: tables, and each chart that has

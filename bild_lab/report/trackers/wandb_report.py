@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.result import COLUMNS
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.trackers.wandb import SWEEP, noted, sync_command
+from bild_lab.report.trackers.wandb import SWEEP, recorded_runs, sync_command
 from bild_lab.report.trackers.wandb_panels import (
     ACCEPTANCE,
     EXAMPLES,
@@ -153,7 +153,9 @@ def logged_panels(
     for group in groups:
         folder = outputs / group
         if api is None:
-            shown = list(front_lines(Sweep(folder).results(), group)) if noted(folder) else None
+            shown = (
+                list(front_lines(Sweep(folder).results(), group)) if recorded_runs(folder) else None
+            )
         else:
             shown = _sent_panels(api, group, project, entity)
         if shown is None:
