@@ -85,8 +85,8 @@ def differences(pairs: Iterable[MatchedPoint]) -> dict[str, tuple[str, str]]:
 
     Which examples they have is left out: the comparison of a point counts them.
     """
-    values_a: dict[str, dict[str, None]] = {}  # the values of each key as texts, in their order
-    values_b: dict[str, dict[str, None]] = {}
+    values_a: dict[str, list[str]] = {}  # the values of each key as texts
+    values_b: dict[str, list[str]] = {}
     for pair in pairs:
         setting_a = {**flat_setting(pair.a), "commit": pair.a.environment.git}
         setting_b = {**flat_setting(pair.b), "commit": pair.b.environment.git}
@@ -96,9 +96,15 @@ def differences(pairs: Iterable[MatchedPoint]) -> dict[str, tuple[str, str]]:
             value_a = plain_numbers(setting_a.get(key))
             value_b = plain_numbers(setting_b.get(key))
             if value_a != value_b:
-                values_a.setdefault(key, {})[str(value_a)] = None
-                values_b.setdefault(key, {})[str(value_b)] = None
-    return {key: (", ".join(values_a[key]), ", ".join(values_b[key])) for key in values_a}
+                values_a.setdefault(key, []).append(str(value_a))
+                values_b.setdefault(key, []).append(str(value_b))
+    return {
+        key: (_each_once(texts_a), _each_once(values_b[key])) for key, texts_a in values_a.items()
+    }
+
+
+def _each_once(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))
 
 
 def flat_setting(result: Result) -> dict[str, Any]:
@@ -118,11 +124,12 @@ def _require_same_task(pair: MatchedPoint) -> None:
     if setting_a.data is None or setting_a.data != setting_b.data:
         keys = ["dataset", "split", *keys]
     for key in keys:
-        if setting_a.get(key) != setting_b.get(key):
+        value_a, value_b = setting_a.get(key), setting_b.get(key)
+        if value_a != value_b:
             raise UserError(
-                f"A and B must have the same {key} to be compared, got {setting_a.get(key)} and"
-                f" {setting_b.get(key)} at {point_text(pair.a)}; measure one of them again with"
-                " the dataset keys of the other"
+                f"A and B must have the same {key} to be compared, got {value_a} and {value_b} at"
+                f" {point_text(pair.a)}; measure one of them again with the dataset keys of the"
+                " other"
             )
 
 
@@ -130,14 +137,15 @@ def _matched_knobs(policy: str, a: Sequence[Result], b: Sequence[Result]) -> set
     """The knobs of a policy that both A and B have or that vary within one."""
     knobs_a = [result.knobs for result in a if result.policy == policy]
     knobs_b = [result.knobs for result in b if result.policy == policy]
-    names_a = {name for knobs in knobs_a for name in knobs}
-    names_b = {name for knobs in knobs_b for name in knobs}
+    names_a = set().union(*knobs_a)
+    names_b = set().union(*knobs_b)
     if not knobs_a or not knobs_b:
         return names_a | names_b
-    varying = {
-        name for name in names_a ^ names_b if _varies(name, knobs_a) or _varies(name, knobs_b)
-    }
-    return (names_a & names_b) | varying
+    matched = names_a & names_b
+    for name in names_a ^ names_b:
+        if _varies(name, knobs_a) or _varies(name, knobs_b):
+            matched.add(name)
+    return matched
 
 
 def _varying_keys(results: Sequence[Result]) -> dict[str, None]:
@@ -145,12 +153,18 @@ def _varying_keys(results: Sequence[Result]) -> dict[str, None]:
     choose.
     """
     settings = [flat_setting(result) for result in results]
-    keys = dict.fromkeys(key for setting in settings for key in setting if key not in DERIVED_KEYS)
-    return {key: None for key in keys if _varies(key, settings)}
+    keys: dict[str, None] = {}  # in their order
+    for setting in settings:
+        keys |= dict.fromkeys(setting)
+    for key in list(keys):
+        if key in DERIVED_KEYS or not _varies(key, settings):
+            del keys[key]
+    return keys
 
 
 def _varies(key: str, mappings: Sequence[Mapping[str, Any]]) -> bool:
-    return len({_comparable(mapping.get(key)) for mapping in mappings}) > 1
+    values = {_comparable(mapping.get(key)) for mapping in mappings}
+    return len(values) > 1
 
 
 def _comparable(value: Any) -> str:
@@ -160,7 +174,8 @@ def _comparable(value: Any) -> str:
 
 def point_text(result: Result) -> str:
     """A point as a command names it: `bild fallback=0.5 rollback=2`."""
-    return " ".join([result.policy, *(f"{knob}={value}" for knob, value in result.knobs.items())])
+    knobs = [f"{knob}={value}" for knob, value in result.knobs.items()]
+    return " ".join([result.policy, *knobs])
 
 
 def _point_list(results: Collection[Result]) -> str:
