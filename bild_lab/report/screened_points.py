@@ -28,6 +28,11 @@ class ScreenedPoint:
         return self.row["predicted_speedup"]
 
     @property
+    def latency(self) -> float:
+        """The predicted one, relative to the baseline's."""
+        return 1 / self.speedup
+
+    @property
     def difference(self) -> float:
         """The difference in quality from the baseline's."""
         return self.row["quality_difference"]

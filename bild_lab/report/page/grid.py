@@ -23,6 +23,7 @@ from bild_lab.lab.schema.formatting import (
     times,
 )
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import TOLERANCE
 from bild_lab.lab.store.groups import Group, telling_knobs, varying_knobs
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
 from bild_lab.report.screened_points import ScreenedPoint
@@ -93,78 +94,99 @@ def _maps(
     if len(knobs) < 2:
         return []
     axes = {knob: _in_order([cell.knobs[knob] for cell in cells]) for knob in knobs[:2]}
-    choices: dict[str, list[MapPoint]] = {}  # by the values of the other knobs
+    by_choice: dict[str, list[MapPoint]] = {}  # by the values of the other knobs
     for cell in cells:
-        words = ", ".join(f"{knob} {knob_value(cell.knobs[knob])}" for knob in knobs[2:])
-        choices.setdefault(escape(words), []).append(cell)
+        choice = ", ".join(f"{knob} {knob_value(cell.knobs[knob])}" for knob in knobs[2:])
+        by_choice.setdefault(escape(choice), []).append(cell)
     figures = []
-    for place, title in enumerate(titles):
-        values = [abs(cell.numbers[place]) for cell in cells if cell.numbers[place] is not None]
-        ends = (0.0 if relative and place else min(values), max(values)) if values else (0.0, 1.0)
-        traces = [_squares(choice_cells, place, axes, ends) for choice_cells in choices.values()]
+    for index, title in enumerate(titles):
+        bounds = _bounds(cells, index, from_zero=relative and index > 0)
+        traces = [
+            _squares(choice_cells, index, axes, bounds) for choice_cells in by_choice.values()
+        ]
         for hidden in traces[1:]:
             hidden["visible"] = False
-        buttons = [
-            {
-                "label": words,
-                "method": "restyle",
-                "args": ["visible", [words == choice for choice in choices]],
-            }
-            for words in choices
-        ]
-        menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
-        layout = {
-            "title": {
-                "text": f"{escape(policy)}: {escape(title)}",
-                "x": 0.01,
-                "y": 0.98,
-                "font": {"size": 14},
-            },
-            "showlegend": False,
-            "updatemenus": [menu] if len(choices) > 1 else [],
-        }
-        for axis, (knob, knob_values) in zip("xy", axes.items(), strict=True):
-            ticks = {
-                "tickvals": list(range(len(knob_values))),
-                "ticktext": [escape(knob_text) for knob_text in knob_values],
-            }
-            place = {"range": [-0.6, len(knob_values) - 0.4], "showgrid": False}
-            layout[f"{axis}axis"] = {"title": escape(knob), **place, **ticks}
-        figures.append(figure_of(traces, layout, height=150 + 44 * len(axes[knobs[1]])))
+        layout = _map_layout(f"{escape(policy)}: {escape(title)}", list(by_choice), axes)
+        height = 150 + 44 * len(axes[knobs[1]])
+        figures.append(figure_of(traces, layout, height=height))
     return figures
 
 
-def _squares(
-    cells: Sequence[MapPoint], place: int, axes: Mapping[str, list[str]], ends: tuple[float, float]
+def _bounds(cells: Sequence[MapPoint], index: int, from_zero: bool) -> tuple[float, float]:
+    """The least and the largest size of a number; 0 and 1 where it is not known of any cell."""
+    sizes = [abs(cell.numbers[index]) for cell in cells if cell.numbers[index] is not None]
+    if not sizes:
+        return 0.0, 1.0
+    return 0.0 if from_zero else min(sizes), max(sizes)
+
+
+def _map_layout(
+    title: str, choices: Sequence[str], axes: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """The cells as squares, in stronger colour the larger their number; ends: its least and
-    most.
+    """Title and axes of a map, and its dropdown where there are several choices."""
+    buttons = [
+        {
+            "label": label,
+            "method": "restyle",
+            "args": ["visible", [choice == label for choice in choices]],
+        }
+        for label in choices
+    ]
+    menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+    layout = {
+        "title": {"text": title, "x": 0.01, "y": 0.98, "font": {"size": 14}},
+        "showlegend": False,
+        "updatemenus": [menu] if len(choices) > 1 else [],
+    }
+    for axis, (knob, knob_texts) in zip("xy", axes.items(), strict=True):
+        layout[f"{axis}axis"] = {
+            "title": escape(knob),
+            "range": [-0.6, len(knob_texts) - 0.4],
+            "showgrid": False,
+            "tickvals": list(range(len(knob_texts))),
+            "ticktext": [escape(knob_text) for knob_text in knob_texts],
+        }
+    return layout
+
+
+def _squares(
+    cells: Sequence[MapPoint],
+    index: int,
+    axes: Mapping[str, list[str]],
+    bounds: tuple[float, float],
+) -> Trace:
+    """The cells as squares, in stronger colour the larger their number.
+
+    index: of the number. bounds: its least and its largest size.
     """
-    known = [(cell, cell.numbers[place]) for cell in cells if cell.numbers[place] is not None]
-    places = [
-        [knob_values.index(knob_value(cell.knobs[knob])) for knob, knob_values in axes.items()]
-        for cell, _ in known
-    ]
-    (smallest, largest), written = ends, signed if ends[0] == 0 else number
-    strength = [
-        round(0.08 + 0.6 * (abs(value) - smallest) / ((largest - smallest) or 1.0), 3)
-        for _, value in known
-    ]
-    colours = [COLOURS[1] if value < 0 else COLOURS[0] for _, value in known]
+    known = [cell for cell in cells if cell.numbers[index] is not None]
+    smallest, largest = bounds
+    write = signed if smallest == 0 else number
+    places, texts, colours, opacities = [], [], [], []
+    for cell in known:
+        value = cell.numbers[index]
+        places.append(
+            [knob_texts.index(knob_value(cell.knobs[knob])) for knob, knob_texts in axes.items()]
+        )
+        texts.append(write(value) + ("<br>✓" if cell.certified else ""))
+        colours.append(COLOURS[1] if value < 0 else COLOURS[0])
+        share = (abs(value) - smallest) / ((largest - smallest) or 1.0)
+        opacities.append(round(0.08 + 0.6 * share, 3))
     return scatter(
         places,
         "markers+text",
-        text=[written(value) + "<br>✓" * cell.certified for cell, value in known],
-        customdata=[cell.name for cell, _ in known],
+        text=texts,
+        customdata=[cell.name for cell in known],
         hoverinfo="text",
-        marker={"symbol": "square", "size": 40, "color": colours, "opacity": strength},
+        marker={"symbol": "square", "size": 40, "color": colours, "opacity": opacities},
     )
 
 
 def _in_order(values: Sequence[Any]) -> list[str]:
     """The texts of a knob's values, numbers by size and before words."""
     texts = pd.Series({knob_value(value): value for value in values}, dtype=object)
-    return list(pd.to_numeric(texts, errors="coerce").sort_index().sort_values(kind="stable").index)
+    numbers = pd.to_numeric(texts, errors="coerce")
+    return list(numbers.sort_index().sort_values(kind="stable").index)
 
 
 def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[ScreenedGrid]:
@@ -174,21 +196,11 @@ def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[
         sets.setdefault((point.row["split"], point.row["n_examples"]), []).append(point)
     screened_grids = []
     for (split, examples), grid_points in sets.items():
-        titles = ("predicted speedup", f"{grid_points[0].row['quality_metric']}, difference")
         maps = []
         for policy in dict.fromkeys(point.policy for point in grid_points):
-            policy_points = [point for point in grid_points if point.policy == policy]
-            knobs = varying_knobs(policy_points)
-            cells = [
-                MapPoint(
-                    {knob: point.knobs.get(knob) for knob in knobs},
-                    (point.speedup, point.difference),
-                    point.live and folder_name(point.live),
-                    bool(point.certified),
-                )
-                for point in policy_points
-            ]
-            maps += _maps(policy, cells, titles, relative=True)
+            maps += _screened_maps(
+                policy, [point for point in grid_points if point.policy == policy]
+            )
         screened_grids.append(
             ScreenedGrid(
                 split,
@@ -202,6 +214,22 @@ def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[
     return screened_grids
 
 
+def _screened_maps(policy: str, points: Sequence[ScreenedPoint]) -> list[Figure]:
+    """The maps of one policy's screened points."""
+    titles = ("predicted speedup", f"{points[0].row['quality_metric']}, difference")
+    knobs = varying_knobs(points)
+    cells = [
+        MapPoint(
+            knobs={knob: point.knobs.get(knob) for knob in knobs},
+            numbers=(point.speedup, point.difference),
+            name=None if point.live is None else folder_name(point.live),
+            certified=bool(point.certified),
+        )
+        for point in points
+    ]
+    return _maps(policy, cells, titles, relative=True)
+
+
 def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figure:
     """Predicted latency and loss of every screened point, with their front; diamonds were measured
     live.
@@ -209,34 +237,26 @@ def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figu
     metric = escape(points[0].row["quality_metric"])
     traces = []
     for policy in dict.fromkeys(point.policy for point in points):
-        policy_points = [point for point in points if point.policy == policy]
-        mark = colours[policy]
-        look = {"color": mark.colour, "size": 6, "symbol": mark.plotly_symbol}
-        text = {"text": [_hover(point) for point in policy_points], "hovertemplate": HOVER}
-        places = [(1 / point.speedup, point.difference) for point in policy_points]
-        traces.append(scatter(places, "markers", name=escape(policy), marker=look, **text))
-        if live := [
-            point.live
-            for point in policy_points
-            if point.live is not None and point.live.speedup.low is not None
-        ]:
-            traces.append(_confirmed(policy, live, mark.colour))
-    front = sorted(
-        (1 / point.speedup, point.difference) for point in points if point.row["on_front"]
-    )
-    traces.append(
-        scatter(
-            front, "lines", name="front", hoverinfo="skip", line={"shape": "hv", "color": MUTED}
+        traces += _policy_cloud(
+            policy, [point for point in points if point.policy == policy], colours[policy]
         )
-    )
-    for words in dict.fromkeys(point.certified for point in points if point.certified):
-        ring = {"symbol": "circle-open", "size": 14, "color": COLOURS[5], "line": {"width": 2}}
-        places = [
-            (1 / point.speedup, point.difference) for point in points if point.certified == words
-        ]
+    front = sorted((point.latency, point.difference) for point in points if point.row["on_front"])
+    line = {"shape": "hv", "color": MUTED}
+    traces.append(scatter(front, "lines", name="front", hoverinfo="skip", line=line))
+    for certificate in dict.fromkeys(point.certified for point in points if point.certified):
+        certified = [point for point in points if point.certified == certificate]
         traces.append(
             scatter(
-                places, "markers", name=f"certified: {escape(words)}", marker=ring, hoverinfo="skip"
+                _cloud_places(certified),
+                "markers",
+                name=f"certified: {escape(certificate)}",
+                marker={
+                    "symbol": "circle-open",
+                    "size": 14,
+                    "color": COLOURS[5],
+                    "line": {"width": 2},
+                },
+                hoverinfo="skip",
             )
         )
     layout = {
@@ -248,20 +268,35 @@ def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figu
     return figure_of(traces, layout, height=480)
 
 
+def _policy_cloud(policy: str, points: Sequence[ScreenedPoint], mark: Mark) -> list[Trace]:
+    """One policy's screened points, and those of them that were measured live."""
+    screened = scatter(
+        _cloud_places(points),
+        "markers",
+        name=escape(policy),
+        marker={"color": mark.colour, "size": 6, "symbol": mark.plotly_symbol},
+        text=[_hover(point) for point in points],
+        hovertemplate=HOVER,
+    )
+    live = [point.live for point in points if point.live is not None]
+    compared = [result for result in live if result.speedup.low is not None]
+    return [screened, _confirmed(policy, compared, mark.colour)] if compared else [screened]
+
+
+def _cloud_places(points: Sequence[ScreenedPoint]) -> list[tuple[float, float]]:
+    return [(point.latency, point.difference) for point in points]
+
+
 def _hover(point: ScreenedPoint) -> str:
     row = point.row
+    metric = f"{escape(row['quality_metric'])} {number(row['quality'])}"
     bounds = interval(row["quality_difference_low"], row["quality_difference_high"], write=signed)
+    tokens_per_call = number(row["tokens_per_target_call"])
     lines = [
         f"<b>{escape(point_label(point, list(point.knobs)))}</b>",
         f"predicted {times(point.speedup)}",
-        (
-            f"{escape(row['quality_metric'])} {number(row['quality'])}, {signed(point.difference)}"
-            f" {bounds}"
-        ),
-        (
-            f"{number(row['tokens_per_target_call'])} tokens a call, {row['target_calls']} target"
-            " calls"
-        ),
+        f"{metric}, {signed(point.difference)} {bounds}",
+        f"{tokens_per_call} tokens a call, {row['target_calls']} target calls",
         f"{row['fallbacks']} fallbacks, {row['rollbacks']} rollbacks",
     ]
     return "<br>".join(lines)
@@ -269,31 +304,28 @@ def _hover(point: ScreenedPoint) -> str:
 
 def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
     """What was measured live, with its intervals; a click opens the point."""
-    known = [
-        (result, result.speedup, result.quality)
-        for result in results
-        if result.quality.difference_low is not None
-    ]
-    places = [(1 / speedup.value, quality.difference) for _, speedup, quality in known]
-    across = [(1 / speedup.high, 1 / speedup.value, 1 / speedup.low) for _, speedup, _ in known]
-    along = [
-        (quality.difference_low, quality.difference, quality.difference_high)
-        for _, _, quality in known
-    ]
-    words = [
-        f"{escape(point_label(result, list(result.knobs)))}<br>measured {times(speedup.value)}"
-        for result, speedup, _ in known
-    ]
+    known = [result for result in results if result.quality.difference_low is not None]
+    places, latency_ends, difference_ends, texts = [], [], [], []
+    for result in known:
+        speedup, quality = result.speedup, result.quality
+        latency = 1 / speedup.value
+        places.append((latency, quality.difference))
+        latency_ends.append((1 / speedup.high, latency, 1 / speedup.low))
+        difference_ends.append(
+            (quality.difference_low, quality.difference, quality.difference_high)
+        )
+        label = point_label(result, list(result.knobs))
+        texts.append(f"{escape(label)}<br>measured {times(speedup.value)}")
     return scatter(
         places,
         "markers",
         name=f"{escape(policy)}, measured",
         marker={"symbol": "diamond", "size": 11, "color": colour},
-        error_x=error_bars(across, colour),
-        error_y=error_bars(along, colour),
-        text=words,
+        error_x=error_bars(latency_ends, colour),
+        error_y=error_bars(difference_ends, colour),
+        text=texts,
         hovertemplate=HOVER,
-        customdata=[folder_name(result) for result, _, _ in known],
+        customdata=[folder_name(result) for result in known],
     )
 
 
@@ -301,17 +333,18 @@ def _fastest(points: Sequence[ScreenedPoint]) -> Table:
     """The fastest screened point within each allowed loss."""
     rows = []
     for loss in LOSSES:
-        allowed = [point for point in points if point.difference >= -loss - 1e-9]
-        if best := max(allowed, key=lambda point: point.speedup, default=None):
-            rows.append(
-                {
-                    "allowed loss": TableCell(number(loss, 1), "", loss),
-                    "predicted": times(best.speedup),
-                    "difference": signed(best.difference),
-                    "measured": (
-                        "not confirmed" if best.live is None else times(best.live.speedup.value)
-                    ),
-                    "policy, knobs": point_label(best, telling_knobs(best, points)),
-                }
-            )
+        allowed = [point for point in points if point.difference >= -loss - TOLERANCE]
+        if not allowed:
+            continue
+        best = max(allowed, key=lambda point: point.speedup)
+        measured = "not confirmed" if best.live is None else times(best.live.speedup.value)
+        rows.append(
+            {
+                "allowed loss": TableCell(number(loss, 1), "", loss),
+                "predicted": times(best.speedup),
+                "difference": signed(best.difference),
+                "measured": measured,
+                "policy, knobs": point_label(best, telling_knobs(best, points)),
+            }
+        )
     return plain_table(rows)
