@@ -18,7 +18,9 @@ from bild_lab.report.tables import folder_name
 
 MOST_CHARACTERS = 300_000  # of all texts of a setting, to keep the page small
 MOST_TRACED = 20  # texts of a point, to keep the page small
-SAME, BEFORE, AFTER = range(3)  # words of both texts, of the baseline's alone, of the point's alone
+IN_BOTH, IN_BASELINE, IN_POINT = range(
+    3
+)  # words of both texts, of the baseline's alone, of the point's alone
 Key = tuple[str, int]
 Stored = Mapping[str, Sequence[MeasuredExample]]  # the examples of each selected point, by its name
 
@@ -93,33 +95,33 @@ def _row(
 
 def change(baseline_text: str, text: str) -> float:
     """The share of words that differ, from 0 for equal texts to 1 for texts with no common word."""
-    words = baseline_text.split(), text.split()
-    if words[0] == words[1]:
+    baseline_words, words = baseline_text.split(), text.split()
+    if baseline_words == words:
         return 0.0
-    return round(1 - SequenceMatcher(None, *words, autojunk=False).ratio(), 4)
+    matcher = SequenceMatcher(None, baseline_words, words, autojunk=False)
+    return round(1 - matcher.ratio(), 4)
 
 
 def words_of(baseline_text: str, text: str) -> list[tuple[int, str]]:
     """Both texts as one: runs of words, each with whose they are."""
     baseline_words, words = baseline_text.split(), text.split()
+    matcher = SequenceMatcher(None, baseline_words, words, autojunk=False)
     runs = []
-    for _, start, end, begin, stop in SequenceMatcher(
-        None, baseline_words, words, autojunk=False
-    ).get_opcodes():
-        if baseline_words[start:end] == words[begin:stop]:
-            runs.append((SAME, " ".join(baseline_words[start:end])))
+    for _, baseline_start, baseline_stop, start, stop in matcher.get_opcodes():
+        baseline_run = " ".join(baseline_words[baseline_start:baseline_stop])
+        run = " ".join(words[start:stop])
+        if run == baseline_run:
+            runs.append((IN_BOTH, run))
         else:
-            runs += [
-                (BEFORE, " ".join(baseline_words[start:end])),
-                (AFTER, " ".join(words[begin:stop])),
-            ]
-    return [(whose, words) for whose, words in runs if words]
+            runs += [(IN_BASELINE, baseline_run), (IN_POINT, run)]
+    return [(side, run) for side, run in runs if run]
 
 
 def _speedup(example: MeasuredExample) -> float | None:
-    if not example.baseline_latency_s or not (latency_s := median(example.latency_s)):
+    if not example.baseline_latency_s:
         return None
-    return round(median(example.baseline_latency_s) / latency_s, 3)
+    latency_s = median(example.latency_s)
+    return round(median(example.baseline_latency_s) / latency_s, 3) if latency_s else None
 
 
 def _within(rows: Sequence[dict]) -> list[dict]:
@@ -177,48 +179,44 @@ def _round(
     """One round. tokens: each with its class in `report.css`; rows: what was drafted, with the
     drafter's numbers.
     """
-    chain = measured_round.drafted[: len(accepted_tokens)] == list(accepted_tokens)  # else a tree
-    dropped = measured_round.drafted[measured_round.accepted :]
+    drafted = measured_round.drafted
+    chain = drafted[: len(accepted_tokens)] == list(accepted_tokens)  # else a tree
+    dropped = drafted[measured_round.accepted :]
     tokens = [(token, "accepted") for token in accepted_tokens]
     tokens += [(token, "dropped") for token in dropped if chain]
     if target_token is not None:
-        tokens.append(
-            (
-                target_token,
-                "replacement" if dropped else "fallback" if measured_round.fallback else "own",
-            )
-        )
+        kind = "fallback" if measured_round.fallback else "own"
+        tokens.append((target_token, "replacement" if dropped else kind))
     rows = []
-    if measured_round.drafted:
-        words = [pieces[str(token)].strip() or "␣" for token in measured_round.drafted]
+    if drafted:
+        words = [pieces[str(token)].strip() or "␣" for token in drafted]
         rows.append(("drafted" if chain else "tree of drafts", words))
     for name, knob, side in (
         ("confidence", "fallback", "below"),
         ("distance", "rollback", "above"),
     ):
-        if values := measured_round.statistics.get(name):
+        values = measured_round.statistics.get(name)
+        if values:
             limit = f" ({knob} {side} {knobs[knob]})" if knob in knobs else ""
-            rows.append(
-                (f"{name}{limit}", ["–" if value is None else f"{value:.3g}" for value in values])
-            )
+            texts = ["–" if value is None else f"{value:.3g}" for value in values]
+            rows.append((f"{name}{limit}", texts))
     shown = [(pieces[str(token)].replace("\n", "↵\n"), kind) for token, kind in tokens]
     return {
         "tokens": shown,
-        "said": _said(measured_round, accepted_tokens, target_token),
+        "said": _sentence(measured_round, accepted_tokens, target_token),
         "rows": rows,
     }
 
 
-def _said(
+def _sentence(
     measured_round: MeasuredRound, accepted_tokens: Sequence[int], target_token: int | None
 ) -> str:
-    if not measured_round.drafted:
+    n_drafted, n_accepted = len(measured_round.drafted), len(accepted_tokens)
+    if not n_drafted:
         return "Nothing was drafted; the target wrote the token."
-    if target_token is None and len(accepted_tokens) == len(measured_round.drafted):
+    if target_token is None and n_accepted == n_drafted:
         return "The text ends there."
-    handover = (
-        " The drafter handed over, as it was not confident enough."
-        if measured_round.fallback
-        else ""
-    )
-    return f"{len(accepted_tokens)} of {len(measured_round.drafted)} drafted tokens were accepted.{handover}"
+    sentence = f"{n_accepted} of {n_drafted} drafted tokens were accepted."
+    if measured_round.fallback:
+        sentence += " The drafter handed over, as it was not confident enough."
+    return sentence

@@ -30,7 +30,7 @@ from bild_lab.report.page.examples import Stored, text_browser, traced_points
 from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
 from bild_lab.report.page.tables import batch_table, setting_tables
-from bild_lab.report.phrases import front_in_words
+from bild_lab.report.phrases import front_in_words, timed_points
 from bild_lab.report.provenance import notes, sources
 from bild_lab.report.reasons import reason_lines
 from bild_lab.report.review import review_answers
@@ -56,18 +56,18 @@ def write_html(
     """
     groups, folder = by_setting(results), path.parent
     screened, curves = screened_points(folder, results), batch_curves(results)
-    policies = {policy for group in groups for policy in group.policies} | {
-        point.policy for point in screened
-    }
+    policies = {policy for group in groups for policy in group.policies}
+    policies |= {point.policy for point in screened}
     colours = marks(sorted(policies))
-    sections, texts, traces, lost = [], [], [], []
+    sections, browsers, traces, unreadable = [], [], [], []
     for group in groups:
-        stored = _stored(group, lost)
-        sections.append(
-            _section(group, colours, stored) | {"answers": review_answers(group, screened)}
-        )
-        if (browser := text_browser(group, stored)) is not None:
-            texts.append(browser)
+        stored = _stored_examples(group, unreadable)
+        section = _section(group, colours, stored)
+        section["answers"] = review_answers(group, screened)
+        sections.append(section)
+        browser = text_browser(group, stored)
+        if browser is not None:
+            browsers.append(browser)
         prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""
         traces += [
             {**traced_point, "label": prefix + traced_point["label"]}
@@ -94,23 +94,23 @@ def write_html(
         total=duration(sum(result.total_s for result in results)),
         duration=duration,
         environment=environments(results),
-        notes=[*notes(results, older), *lost],
+        notes=[*notes(results, older), *unreadable],
         sources=plain_table(sources(results)),
-        texts=texts,
+        texts=browsers,
         traces=traces,
         terms=TERMS,
         few=FEW,
         plotly=plotly_js(),
     )
     write_atomically(path, text.encode())
-    return lost
+    return unreadable
 
 
-def _stored(group: Group, lost: list[str]) -> Stored:
+def _stored_examples(group: Group, unreadable: list[str]) -> Stored:
     """The examples of the points whose texts are shown, and of those whose certificates say that
     texts differ.
 
-    lost: gets a sentence for each point whose examples cannot be read.
+    unreadable: gets a sentence for each point whose examples cannot be read.
     """
     certified = [
         result
@@ -124,7 +124,7 @@ def _stored(group: Group, lost: list[str]) -> Stored:
             stored[name] = read_examples(result.folder)
         except UserError as error:
             stored[name] = []
-            lost.append(f"The texts of {group.label(result)} are not shown: {error}")
+            unreadable.append(f"The texts of {group.label(result)} are not shown: {error}")
     return stored
 
 
@@ -134,39 +134,37 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
     Its figures and tables are by the name of their part of the page.
     """
     trees = figures.fitted_trees(group)
-    drawn: dict[str, list[Figure | None]] = {
-        "pareto": [
-            pareto_figure(group, colours) if any(map(group.position, group.results)) else None
-        ],
+    drawable = any(map(group.position, group.results))
+    part_figures: dict[str, list[Figure | None]] = {
+        "pareto": [pareto_figure(group, colours)] if drawable else [],
         "knobs": knob_maps(group),
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
         "differing": [figures.divergence_figure(group, stored)],
         "trees": [figures.tree_figure(group.label(result), content) for result, content in trees],
     }
-    first_result = group.results[0]
-    signatures = [
-        (f"{quality.metric} signature", quality.signature)
-        for quality in (first_result.quality, *first_result.further_qualities.values())
-    ]
     details = [(key, _plain(value)) for key, value in group.setting.items()]
+    fastest = group.results[0]
+    for quality in (fastest.quality, *fastest.further_qualities.values()):
+        if quality.signature:
+            details.append((f"{quality.metric} signature", quality.signature))
     return {
         "group": group,
         "title": setting_title(group.setting),
-        "details": [*details, *(signature for signature in signatures if signature[1])],
+        "details": details,
         "reasons": reason_lines(group),
         "points": points_table(group),
         "tables": setting_tables(group),
         "figures": {
-            name: [figure for figure in part_figures if figure is not None]
-            for name, part_figures in drawn.items()
+            part: [figure for figure in drawn if figure is not None]
+            for part, drawn in part_figures.items()
         },
         "front": [
             (folder_name(result), label, numbers)
             for result, label, numbers in front_in_words(group)
         ],
         "fixed": fixed_knobs(group),
-        "candidates": sum(result.timed and not result.is_baseline for result in group.results),
+        "candidates": len(timed_points(group)),
     }
 
 
@@ -189,13 +187,13 @@ def time_shares(results: Sequence[Result]) -> list[tuple[str, float, str]]:
     """
     total = sum(result.total_s for result in results)
     names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
-    parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
-    ordered = sorted(parts.items(), key=lambda name_and_seconds: -name_and_seconds[1])
-    return (
-        [(name, seconds, percent(seconds / total, 1)) for name, seconds in ordered]
-        if total > 0
-        else []
-    )
+    if total <= 0:
+        return []
+    seconds_of = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
+    largest_first = sorted(seconds_of, key=lambda name: -seconds_of[name])
+    return [
+        (name, seconds_of[name], percent(seconds_of[name] / total, 1)) for name in largest_first
+    ]
 
 
 def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -207,26 +205,24 @@ def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
         counts = {text: texts.count(text) for text in sorted(set(texts))}
         if key in ("started", "load_average", "busy_elsewhere_percent") and len(counts) > 1:
             known = [value for value in values if value is not None]
-            lines.append((key, f"{min(known)} to {max(known)}"))
+            summary = f"{min(known)} to {max(known)}"
         elif len(counts) == 1:
-            lines.append((key, texts[0]))
+            summary = texts[0]
         else:
-            lines.append(
-                (key, "; ".join(f"{text} ({count} points)" for text, count in counts.items()))
-            )
+            summary = "; ".join(f"{text} ({count} points)" for text, count in counts.items())
+        lines.append((key, summary))
     return lines
 
 
 def _differing(groups: Sequence[Group]) -> Table:
     """A row for each key in which the settings differ."""
-    named = [(f"Setting {place}", group.setting) for place, group in enumerate(groups, start=1)]
-    keys = [(key, TableCell(key, tone="title")) for key in differing_keys(groups)]
-    return plain_table(
-        [
-            {"": title, **{name: _plain(setting.get(key)) for name, setting in named}}
-            for key, title in keys
-        ]
-    )
+    rows = []
+    for key in differing_keys(groups):
+        row: dict[str, str | TableCell] = {"": TableCell(key, tone="title")}
+        for number, group in enumerate(groups, start=1):
+            row[f"Setting {number}"] = _plain(group.setting.get(key))
+        rows.append(row)
+    return plain_table(rows)
 
 
 def _plain(value: Any) -> str:

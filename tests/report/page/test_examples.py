@@ -21,9 +21,9 @@ from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.page import examples
 from bild_lab.report.page.examples import (
-    AFTER,
-    BEFORE,
-    SAME,
+    IN_BASELINE,
+    IN_BOTH,
+    IN_POINT,
     change,
     text_browser,
     traced_points,
@@ -65,12 +65,16 @@ def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -
     first, second = page["examples"]
     assert (first["id"], first["of"]) == ("test-1", [0, 1])
     assert first["texts"] == [
-        [(SAME, "a man in a"), (BEFORE, "red"), (AFTER, "blue"), (SAME, "hat")],
-        [(SAME, TARGET)],
+        [(IN_BOTH, "a man in a"), (IN_BASELINE, "red"), (IN_POINT, "blue"), (IN_BOTH, "hat")],
+        [(IN_BOTH, TARGET)],
     ]
     assert first["changes"] == [pytest.approx(1 / 6, abs=1e-4), 0.0]
     assert first["speedups"] == [0.75, 3.0]  # of medians
-    assert (second["id"], second["texts"], second["of"]) == ("test-0", [[(SAME, TARGET)]], [0, 0])
+    assert (second["id"], second["texts"], second["of"]) == (
+        "test-0",
+        [[(IN_BOTH, TARGET)]],
+        [0, 0],
+    )
 
 
 def test_an_example_that_a_point_lacks_has_no_text_of_it() -> None:
