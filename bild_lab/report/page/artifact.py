@@ -86,9 +86,8 @@ def faults(folder: Path) -> Iterator[str]:
     for result in results:
         for name, stored, recomputed in _recomputed(result):
             if not np.isclose(stored, recomputed, rtol=1e-9):
-                yield (
-                    f"{result.policy} {result.point}: {name} is {stored}, its examples give {recomputed}"
-                )
+                numbers = f"{name} is {stored}, its examples give {recomputed}"
+                yield f"{result.policy} {result.point}: {numbers}"
     rewritten_table = folder.parent / f".{TABLE}"
     write_table(results, rewritten_table)
     if rewritten_table.read_bytes() != (folder / TABLE).read_bytes():
@@ -102,11 +101,9 @@ def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
     yield "examples", result.setting.n_examples, len(examples)
     yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
     if speedup.value is not None:
-        timed = [
-            [getattr(example, side) for example in examples]
-            for side in ("baseline_latency_s", "latency_s")
-        ]
-        recomputed = paired_speedup(*map(np.array, timed), result.setting.seed)
+        baseline_s = np.array([example.baseline_latency_s for example in examples])
+        latency_s = np.array([example.latency_s for example in examples])
+        recomputed = paired_speedup(baseline_s, latency_s, result.setting.seed)
         yield from (
             (f"speedup {end}", getattr(speedup, end), getattr(recomputed, end))
             for end in ("value", "low", "high")
@@ -185,15 +182,16 @@ def _card(path: str) -> tuple[str, str]:
     if path.startswith("toy:"):
         return "Apache-2.0, shipped with the code", ""
     place = Path(path).expanduser()
+    if not place.exists():
+        return "", ""
     folder = place if place.is_dir() else place.parent
-    named = {file.stem.lower(): file for file in folder.iterdir()} if place.exists() else {}
-    card = (
-        named["readme"].read_text(encoding="utf-8", errors="replace") if "readme" in named else ""
-    )
+    by_stem = {file.stem.lower(): file for file in folder.iterdir()}
+    card = ""
+    if "readme" in by_stem:
+        card = by_stem["readme"].read_text(encoding="utf-8", errors="replace")
+    citation = "\n\n".join(_BIBTEX.findall(card))
     stated = _LICENCE.search(card)
-    file = next(
-        (named[name].name for name in ("license", "licence", "copying") if name in named), ""
-    )
-    return stated[1] if stated else f"see {file}" if file else "", "\n\n".join(
-        _BIBTEX.findall(card)
-    )
+    if stated:
+        return stated[1], citation
+    files = [by_stem[stem].name for stem in ("license", "licence", "copying") if stem in by_stem]
+    return f"see {files[0]}" if files else "", citation
