@@ -200,7 +200,9 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
         table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
     for run in chosen:
         name, about = f"{run.name}\n{run.date[:10]}", f"{run.pair}\n{run.data}"
-        table.add_row(*map(Text, (name, about, str(run.points), run.without_loss, run.within_one_point)))
+        table.add_row(
+            *map(Text, (name, about, str(run.points), run.without_loss, run.within_one_point))
+        )
     output.print(table)
     if words:
         console.print(f"{len(chosen)} of {len(runs)} contain {escape(' '.join(words))}")

@@ -109,20 +109,24 @@ def _means_over_seeds(results: Sequence[Result]) -> list[str]:
     over the seeds.
     """
     points_by_seed = [by_seed for by_seed in differing_in("seed", results) if len(by_seed) > 1]
-    first_results = [next(iter(by_seed.values())) for by_seed in points_by_seed]
+    representatives = [next(iter(by_seed.values())) for by_seed in points_by_seed]
     means = []
-    for by_seed, first in zip(points_by_seed, first_results, strict=True):
+    for by_seed, representative in zip(points_by_seed, representatives, strict=True):
         seed_results = list(by_seed.values())
         speedups = [result.speedup.value for result in seed_results]
         differences = [result.quality.difference for result in seed_results]
         impossible = any(result.impossible for result in seed_results)
-        if impossible or not first.setting.temperature or None in [*speedups, *differences]:
+        if (
+            impossible
+            or not representative.setting.temperature
+            or None in [*speedups, *differences]
+        ):
             continue
         speedup, speedup_low, speedup_high = mean_of_few(speedups)
         difference, difference_low, difference_high = mean_of_few(differences)
-        label = point_label(first, telling_knobs(first, first_results))
+        label = point_label(representative, telling_knobs(representative, representatives))
         seeds = ", ".join(str(result.setting.seed) for result in seed_results)
-        change = f"{first.quality.metric} {signed(difference)}"
+        change = f"{representative.quality.metric} {signed(difference)}"
         change += f" {interval(difference_low, difference_high, write=signed)}"
         speed = f"{times(speedup)} {interval(speedup_low, speedup_high)}"
         means.append((speedup, f"{label} {speed}, {change} (seeds {seeds})"))

@@ -143,11 +143,11 @@ def caption_lines(group: Group, look: PanelLook) -> list[str]:
         return []
     setting = group.setting
     machine = setting.hardware or setting.device
-    some = " of some points" if len(group.results) > look.bars else ""
+    restriction = " of some points" if len(group.results) > look.bars else ""
     facts = [
         f"{setting_title(setting)}, {setting.dtype}, {machine}",
         model_sizes(group.results),
-        f"bars: 95 % intervals{some}",
+        f"bars: 95 % intervals{restriction}",
         caption(group.results),
     ]
     return textwrap.wrap("; ".join(filter(None, facts)) + ".", look.letters - 3)

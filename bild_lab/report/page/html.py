@@ -156,8 +156,8 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
         "points": points_table(group),
         "tables": setting_tables(group),
         "figures": {
-            part: [figure for figure in drawn if figure is not None]
-            for part, drawn in part_figures.items()
+            name: [figure for figure in drawn if figure is not None]
+            for name, drawn in part_figures.items()
         },
         "front": [
             (folder_name(result), label, numbers)
