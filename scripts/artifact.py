@@ -33,7 +33,7 @@ def main() -> None:
     stages.enter("loading libraries")
     # late: torch takes seconds to load
     from bild_lab.lab.store.records import Sweep, require_writable
-    from bild_lab.report.artifact import faults, write_artifact
+    from bild_lab.report.page.artifact import faults, write_artifact
 
     folder = Path(folders[0]).expanduser()
     if checks:

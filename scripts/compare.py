@@ -45,12 +45,13 @@ def compare(cfg: DictConfig) -> None:
         summary,
         write_comparison,
     )
-    from bild_lab.report.paired_comparison import compare_pair, differences, match
+    from bild_lab.report.matching import differences, match_points
+    from bild_lab.report.paired_comparison import compare_point
 
     folder = sweep_folder(cfg)
     require_writable(folder)
     stages.enter("comparing")
-    matching = match(*(Sweep(Path(name).expanduser()).finished() for name in names))
+    matching = match_points(*(Sweep(Path(name).expanduser()).finished() for name in names))
     texts: dict[str, SharedTexts] = {}  # by the data of both, which most points share
     compared, why = [], ""
     for pair in matching.pairs:
@@ -61,7 +62,7 @@ def compare(cfg: DictConfig) -> None:
         shared = texts[data_key]
         why = why or shared.why
         examples = (read_examples(side.folder) for side in (pair.a, pair.b))
-        compared.append(compare_pair(pair, *examples, shared.references, shared.keys))
+        compared.append(compare_point(pair, *examples, shared.references, shared.keys))
     if all(comparison.quality.difference is not None for comparison in compared):
         why = ""
     remarks = notes(

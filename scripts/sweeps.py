@@ -177,7 +177,7 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
 
     Raises UserError for a missing folder.
     """
-    from bild_lab.report.index import PAGE, read_runs, write_index
+    from bild_lab.report.page.index import PAGE, read_runs, write_index
 
     if not outputs.is_dir():
         raise UserError(
@@ -203,7 +203,9 @@ def print_runs(outputs: Path, words: Sequence[str]) -> None:
         table.add_column(title, overflow="fold", justify="right" if title == "points" else "left")
     for run in matching:
         name, about = f"{run.name}\n{run.date[:10]}", f"{run.pair}\n{run.data}"
-        table.add_row(*map(Text, (name, about, str(run.points), run.free, run.cheap)))
+        table.add_row(
+            *map(Text, (name, about, str(run.points), run.without_loss, run.within_one_point))
+        )
     output.print(table)
     if words:
         console.print(f"{len(matching)} of {len(runs)} contain {escape(' '.join(words))}")
@@ -275,7 +277,7 @@ def log_sweep(sweep: Sweep, logger: Any) -> None:
         console.print(
             f"[dim]{escape(f'{sweep.folder}: logging point {number} of {len(results)}, {result.policy}')}[/dim]"
         )
-        logger.log_point(result, stored_config(result), again=True)
+        logger.log_point(result, stored_config(result), force=True)
     logger.log_sweep(sweep)
     for line in logger.closing():
         console.print(escape(line))

@@ -28,7 +28,7 @@ def report(cfg: DictConfig) -> None:
     from bild_lab.files import write_atomically
     from bild_lab.lab.point.identity import sweep_folder
     from bild_lab.lab.store.records import require_writable
-    from bild_lab.report.wandb.report import (
+    from bild_lab.report.trackers.wandb_report import (
         connect,
         group_report,
         logged_panels,

@@ -1,1 +1,1 @@
-"""Reports of what a sweep found: figures, HTML, tables in the terminal, Weights & Biases."""
+"""Reports of what a sweep found: figures, HTML, tables in the terminal, trackers."""

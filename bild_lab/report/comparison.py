@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bild_lab.files import write_atomically
+from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.schema.formatting import (
     MISSING,
     counted,
@@ -28,15 +29,15 @@ from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import telling_knobs
 from bild_lab.report.page.base import page_environment, plotly_js
 from bild_lab.report.page.figures import comparison_figures
-from bild_lab.report.page.tables import TableCell, plain_table
 from bild_lab.report.paired_comparison import (
     NOT_COMPARED,
     SAME,
     SIGNIFICANT,
-    Compared,
-    ComparedQuality,
+    MetricComparison,
+    PointComparison,
 )
 from bild_lab.report.provenance import unreliable
+from bild_lab.report.tables import TableCell, plain_table
 from bild_lab.report.terminal import WIDTH, latex_table
 
 DRIFT = 0.1  # of the baseline's latency, beyond which the machine, not the method, may have changed
@@ -48,144 +49,174 @@ _LEGEND = (
     " where that has the same code and setting; below 1 B is faster. Brackets: 95 % intervals,"
     f" paired by example. A quality differs where p < {SIGNIFICANT}, paired."
 )
-_BASE = (
+_BASELINE_LEGEND = (
     "baseline B/A: the same of the baselines timed beside them, which should be 1 where only the"
     " method changed."
 )
 
 
-def summary(compared: Sequence[Compared]) -> str:
+def summary(compared: Sequence[PointComparison]) -> str:
     """Count the verdicts, and say how many would come by chance."""
-    speed = _counted([one.speed_verdict for one in compared])
-    quality = _counted([one.quality.verdict for one in compared])
+    speed = _verdict_counts([comparison.speed_verdict for comparison in compared])
+    quality = _verdict_counts([comparison.quality.verdict for comparison in compared])
     count = len(compared)
-    said = (
+    verdicts = (
         f"{counted(count, 'point')} compared. B against A: {speed} in speed; {quality} in quality."
     )
     if count == 1:
-        return said
-    return (
-        f"{said} Of {count} points about {number(SIGNIFICANT * count, 1)} would differ by chance"
-        " alone."
-    )
+        return verdicts
+    by_chance = number(SIGNIFICANT * count, 1)
+    return f"{verdicts} Of {count} points about {by_chance} would differ by chance alone."
 
 
 def notes(
-    compared: Sequence[Compared],
+    compared: Sequence[PointComparison],
     differing: Mapping[str, tuple[str, str]],
-    alone: Mapping[str, Sequence[Result]],
-    why: str,
+    unmatched: Mapping[str, Sequence[Result]],
+    reason: str,
 ) -> list[str]:
     """Return what a reader must know: what else differs, what was not compared, whether the machine
     drifted.
 
-    alone: the results that only "A" or only "B" has. why: the reason if qualities could not be
-    compared, else empty.
+    differing: keys of the setting with the values of A and of B. unmatched: the results that only
+    "A" or only "B" has. reason: why qualities could not be compared; empty if they could.
     """
     remarks = [f"{key}: A {a}, B {b}" for key, (a, b) in differing.items()]
-    for unfit in dict.fromkeys(one.unfit for one in compared if one.unfit):
-        remarks.append(f"Latencies are not compared: {unfit}.")
-    if why:
-        remarks.append(f"Qualities are not compared, as the references cannot be read: {why}")
-    drifted = [
-        one
-        for one in compared
-        if one.baseline_latency and abs(one.baseline_latency.value - 1) > DRIFT
-    ]
-    if drifted:
-        factors = [one.baseline_latency.value for one in drifted]
-        remarks.append(
-            f"The baseline itself took {number(min(factors))} to {number(max(factors))} times as"
-            f" long in B at {len(drifted)} of {len(compared)} points. A latency that is not"
-            " relative to it says little there, unless the baseline's code is what changed."
-        )
-    for name, results in (
-        ("A", [one.pair.a for one in compared]),
-        ("B", [one.pair.b for one in compared]),
-    ):
-        remarks += [f"{name}: {remark}" for remark in unreliable(results)]
-    for decoded in dict.fromkeys((one.n_examples, *one.decoded) for one in compared):
-        if set(decoded) != {decoded[0]}:
-            remarks.append(
-                f"Compared over the {decoded[0]} examples that both have: A decoded {decoded[1]}, B"
-                f" {decoded[2]}. Speedups and qualities are of these examples too."
-            )
-    for name, results in alone.items():
+    speed_reasons = (comparison.not_compared_reason for comparison in compared)
+    for speed_reason in dict.fromkeys(filter(None, speed_reasons)):
+        remarks.append(f"Latencies are not compared: {speed_reason}.")
+    if reason:
+        remarks.append(f"Qualities are not compared, as the references cannot be read: {reason}")
+    remarks += _drift(compared)
+    results_a = [comparison.pair.a for comparison in compared]
+    results_b = [comparison.pair.b for comparison in compared]
+    remarks += [f"A: {remark}" for remark in unreliable(results_a)]
+    remarks += [f"B: {remark}" for remark in unreliable(results_b)]
+    remarks += _missing_examples(compared)
+    for sweep, results in unmatched.items():
         if results:
             policies = ", ".join(dict.fromkeys(result.policy for result in results))
-            remarks.append(f"Only {name} has {len(results)} more ({policies}).")
+            remarks.append(f"Only {sweep} has {len(results)} more ({policies}).")
     return remarks
 
 
-def comparison_table(compared: Sequence[Compared]) -> Table:
+def _drift(compared: Sequence[PointComparison]) -> list[str]:
+    """Whether the baseline itself was faster or slower in B."""
+    ratios = [
+        comparison.baseline_latency_ratio.value
+        for comparison in compared
+        if comparison.baseline_latency_ratio
+    ]
+    drifted = [ratio for ratio in ratios if abs(ratio - 1) > DRIFT]
+    if not drifted:
+        return []
+    return [
+        f"The baseline itself took {number(min(drifted))} to {number(max(drifted))} times as long"
+        f" in B at {len(drifted)} of {len(compared)} points. A latency that is not relative to it"
+        " says little there, unless the baseline's code is what changed."
+    ]
+
+
+def _missing_examples(compared: Sequence[PointComparison]) -> list[str]:
+    """Where A and B did not decode the same examples."""
+    counts = dict.fromkeys(
+        (comparison.n_examples, *comparison.n_decoded) for comparison in compared
+    )
+    return [
+        f"Compared over the {n_shared} examples that both have: A decoded {n_a}, B {n_b}. Speedups"
+        " and qualities are of these examples too."
+        for n_shared, n_a, n_b in counts
+        if not n_shared == n_a == n_b
+    ]
+
+
+def comparison_table(compared: Sequence[PointComparison]) -> Table:
     """Tabulate the comparison for the terminal, in A's order."""
     table = Table(box=SIMPLE_HEAD, width=WIDTH, pad_edge=False, padding=0, caption_justify="left")
     table.add_column("point", ratio=1, overflow="fold")
     for title in ("speedup\nA, B", "latency\nB/A", "speed", "quality\nA", "B minus A", "quality"):
-        table.add_column(
-            title, justify="left" if title in ("speed", "quality") else "right", no_wrap=True
-        )
-    for one in compared:
-        both = TableCell(", ".join(number(speedup.value) for speedup in one.speedups))
-        speed = [_point(one, compared), both, _ratio(one.latency), _verdict(one.speed_verdict)]
-        for place, each in enumerate(one.judged):
-            a, _, difference, verdict = _quality(each)
-            first = speed if place == 0 else [TableCell(f"  {each.metric}"), *[TableCell("")] * 3]
-            table.add_row(*(_text(cell) for cell in (*first, a, difference, verdict)))
+        side = "left" if title in ("speed", "quality") else "right"
+        table.add_column(title, justify=side, no_wrap=True)
+    for comparison in compared:
+        speedup_a, speedup_b = comparison.speedups
+        speed_cells = [
+            _point_cell(comparison, compared),
+            TableCell(f"{number(speedup_a.value)}, {number(speedup_b.value)}"),
+            _ratio_cell(comparison.latency_ratio),
+            _verdict_cell(comparison.speed_verdict),
+        ]
+        for metric_comparison in comparison.metric_comparisons:
+            if metric_comparison is comparison.quality:
+                start = speed_cells
+            else:
+                start = [TableCell(f"  {metric_comparison.metric}"), *[TableCell("")] * 3]
+            a, _, difference, verdict = _quality_cells(metric_comparison)
+            table.add_row(*(_text(cell) for cell in (*start, a, difference, verdict)))
     table.caption = Text(_LEGEND, style="dim", justify="left")
     return table
 
 
-def comparison_frame(compared: Sequence[Compared]) -> pd.DataFrame:
+def comparison_frame(compared: Sequence[PointComparison]) -> pd.DataFrame:
     """One row per point: knobs under their own names, then the numbers of A and B, ratios,
     differences and verdicts.
     """
-    rows = [
-        {
-            "policy": one.pair.a.policy,
-            **one.pair.a.knobs,
-            **one.pair.distinct,
-            "point_a": one.pair.a.point,
-            "point_b": one.pair.b.point,
-            "compared_examples": one.n_examples,
-            "examples_a": one.decoded[0],
-            "examples_b": one.decoded[1],
-            "speedup_a": one.speedups[0].value,
-            "speedup_b": one.speedups[1].value,
-            **_estimate("latency_ratio", one.latency),
-            **_estimate("baseline_latency_ratio", one.baseline_latency),
-            "speed": one.speed_verdict,
-            "why_not_compared": one.unfit,
-            "quality_metric": one.pair.a.quality.metric,
-            **_columns("quality", one.quality, "p_value", "quality"),
-            **{
-                name: value
-                for each in one.judged[1:]
-                for name, value in _columns(each.metric, each).items()
-            },
-        }
-        for one in compared
-    ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame([_frame_row(comparison) for comparison in compared])
 
 
-def _columns(
-    name: str, one: ComparedQuality, p_value: str = "", verdict: str = ""
+def _frame_row(comparison: PointComparison) -> dict[str, Any]:
+    a, b = comparison.pair.a, comparison.pair.b
+    row = {
+        "policy": a.policy,
+        **a.knobs,
+        **comparison.pair.distinct,
+        "point_a": a.point,
+        "point_b": b.point,
+        "compared_examples": comparison.n_examples,
+        "examples_a": comparison.n_decoded[0],
+        "examples_b": comparison.n_decoded[1],
+        "speedup_a": comparison.speedups[0].value,
+        "speedup_b": comparison.speedups[1].value,
+        **_estimate_columns("latency_ratio", comparison.latency_ratio),
+        **_estimate_columns("baseline_latency_ratio", comparison.baseline_latency_ratio),
+        "speed": comparison.speed_verdict,
+        "why_not_compared": comparison.not_compared_reason,
+        "quality_metric": a.quality.metric,
+        **_metric_columns("quality", comparison.quality, "p_value", "quality"),
+    }
+    for metric in comparison.metric_comparisons[1:]:
+        name = metric.metric
+        row |= _metric_columns(name, metric, f"{name}_p_value", f"{name}_verdict")
+    return row
+
+
+def _metric_columns(
+    name: str, metric: MetricComparison, p_value_column: str, verdict_column: str
 ) -> dict[str, Any]:
-    """The columns of a metric. p_value, verdict: names of two of them, if they do not begin with
-    the metric's.
-    """
+    """The columns of a metric, most of which begin with its name."""
+    difference = metric.difference
     return {
-        f"{name}_a": one.values[0],
-        f"{name}_b": one.values[1],
-        **_estimate(f"{name}_difference", one.difference),
-        p_value or f"{name}_p_value": None if one.difference is None else one.difference.p_value,
-        verdict or f"{name}_verdict": one.verdict,
+        f"{name}_a": metric.values[0],
+        f"{name}_b": metric.values[1],
+        **_estimate_columns(f"{name}_difference", difference),
+        p_value_column: None if difference is None else difference.p_value,
+        verdict_column: metric.verdict,
+    }
+
+
+def _estimate_columns(name: str, estimate: Speedup | Difference | None) -> dict[str, float | None]:
+    """An estimate with the ends of its interval; None where there is none."""
+    return {
+        name: None if estimate is None else estimate.value,
+        f"{name}_low": None if estimate is None else estimate.low,
+        f"{name}_high": None if estimate is None else estimate.high,
     }
 
 
 def write_comparison(
-    folder: Path, names: tuple[str, str], compared: Sequence[Compared], remarks: Sequence[str]
+    folder: Path,
+    names: tuple[str, str],
+    compared: Sequence[PointComparison],
+    remarks: Sequence[str],
 ) -> None:
     """Write `compare.csv` and `compare.html`.
 
@@ -194,13 +225,13 @@ def write_comparison(
     write_atomically(
         folder / "compare.csv", comparison_frame(compared).to_csv(index=False).encode()
     )
-    points = [_point(one, compared) for one in compared]
+    points = [_point_cell(comparison, compared) for comparison in compared]
     page = page_environment().get_template("compare.html.j2")
     text = page.render(
         names=names,
         summary=summary(compared),
         notes=remarks,
-        legend=f"{_LEGEND} {_BASE}",
+        legend=f"{_LEGEND} {_BASELINE_LEGEND}",
         table=plain_table(_rows(compared)),
         figures=comparison_figures(compared, [f"{point.text} {point.detail}" for point in points]),
         plotly=plotly_js(),
@@ -208,76 +239,80 @@ def write_comparison(
     write_atomically(folder / "compare.html", text.encode())
 
 
-def latex_comparison(compared: Sequence[Compared], remarks: Sequence[str]) -> str:
+def latex_comparison(compared: Sequence[PointComparison], remarks: Sequence[str]) -> str:
     """The comparison as a table for a paper: both speedups, the ratio of latencies, and the
     difference in quality.
     """
     table = plain_table(_rows(compared))
-    titles = [column.title for column in table.columns]
-    difference = next(title for title in titles if title.endswith(", B minus A"))
-    return latex_table(
-        table, ["point", "speedup A", "speedup B", "latency B/A", difference], remarks
-    )
+    all_titles = [column.title for column in table.columns]
+    difference = next(title for title in all_titles if title.endswith(", B minus A"))
+    titles = ["point", "speedup A", "speedup B", "latency B/A", difference]
+    return latex_table(table, titles, remarks)
 
 
-def _rows(compared: Sequence[Compared]) -> list[dict[str, TableCell]]:
+def _rows(compared: Sequence[PointComparison]) -> list[dict[str, TableCell]]:
     """The cells of each point by their titles: its name, its speed, and its quality by every
     metric.
     """
-    lead = {one.pair.a.quality.metric for one in compared}
-    metrics = ["quality" if len(lead) > 1 else lead.pop()]
-    metrics += dict.fromkeys(each.metric for one in compared for each in one.judged[1:])
+    leading_metrics = {comparison.pair.a.quality.metric for comparison in compared}
+    leading = "quality" if len(leading_metrics) > 1 else leading_metrics.pop()
+    metrics = {leading: None}  # in their order
+    for comparison in compared:
+        metrics |= dict.fromkeys(metric.metric for metric in comparison.metric_comparisons[1:])
     rows = []
-    for one in compared:
-        a, b = (
-            TableCell(times(each.value), interval(each.low, each.high)) for each in one.speedups
-        )
-        row = {"point": _point(one, compared), "speedup A": a, "speedup B": b}
-        row |= {"latency B/A": _ratio(one.latency), "baseline B/A": _ratio(one.baseline_latency)}
-        row |= {"speed": _verdict(one.speed_verdict)}
-        judged = dict(
-            zip((metrics[0], *(each.metric for each in one.judged[1:])), one.judged, strict=True)
-        )
+    for comparison in compared:
+        speedup_a, speedup_b = comparison.speedups
+        row = {
+            "point": _point_cell(comparison, compared),
+            "speedup A": _speedup_cell(speedup_a),
+            "speedup B": _speedup_cell(speedup_b),
+            "latency B/A": _ratio_cell(comparison.latency_ratio),
+            "baseline B/A": _ratio_cell(comparison.baseline_latency_ratio),
+            "speed": _verdict_cell(comparison.speed_verdict),
+        }
+        by_metric = {metric.metric: metric for metric in comparison.metric_comparisons[1:]}
+        by_metric[leading] = comparison.quality
         for metric in metrics:
             titles = (f"{metric} A", f"{metric} B", f"{metric}, B minus A", f"{metric}, verdict")
-            row |= dict(zip(titles, _quality(judged.get(metric)), strict=True))
+            row |= dict(zip(titles, _quality_cells(by_metric.get(metric)), strict=True))
         rows.append(row)
     return rows
 
 
-def _point(one: Compared, compared: Sequence[Compared]) -> TableCell:
-    """A point's name, with the knobs that tell it from others."""
-    own = one.pair.a
-    knobs = telling_knobs(own, [other.pair.a for other in compared])
-    setting = ", ".join(f"{key} {short_name(value)}" for key, value in one.pair.distinct.items())
-    return TableCell(own.policy, ", ".join(filter(None, (knob_label(own, knobs), setting))))
+def _point_cell(comparison: PointComparison, compared: Sequence[PointComparison]) -> TableCell:
+    """A point's name, with the knobs and the values of the setting that tell it from others."""
+    result, results = comparison.pair.a, [point.pair.a for point in compared]
+    words = [f"{key} {short_name(value)}" for key, value in comparison.pair.distinct.items()]
+    knobs = knob_label(result, telling_knobs(result, results))
+    return TableCell(result.policy, ", ".join(filter(None, [knobs, *words])))
 
 
-def _ratio(ratio: Speedup | None) -> TableCell:
+def _speedup_cell(speedup: Speedup) -> TableCell:
+    return TableCell(times(speedup.value), interval(speedup.low, speedup.high))
+
+
+def _ratio_cell(ratio: Speedup | None) -> TableCell:
     if ratio is None:
         return TableCell(MISSING)
     return TableCell(number(ratio.value, 3), interval(ratio.low, ratio.high), ratio.value)
 
 
-def _verdict(verdict: str, detail: str = "") -> TableCell:
+def _verdict_cell(verdict: str, detail: str = "") -> TableCell:
     return TableCell(verdict, detail, tone=_TONES.get(verdict, ""))
 
 
-def _quality(one: ComparedQuality | None) -> list[TableCell]:
+def _quality_cells(metric: MetricComparison | None) -> list[TableCell]:
     """A metric of A and of B, the difference, and the verdict with its p-value."""
-    if one is None:
+    if metric is None:
         return [TableCell(MISSING)] * 4
-    found, change = one.difference, TableCell(MISSING)
-    if found is not None:
-        change = TableCell(
-            signed(found.value), interval(found.low, found.high, write=signed), found.value
-        )
-    p_value = "" if found is None else f"p {number(found.p_value, 3)}"
-    return [
-        *(TableCell(number(value)) for value in one.values),
-        change,
-        _verdict(one.verdict, p_value),
-    ]
+    values = [TableCell(number(value)) for value in metric.values]
+    difference = metric.difference
+    if difference is None:
+        return [*values, TableCell(MISSING), _verdict_cell(metric.verdict)]
+    bounds = interval(difference.low, difference.high, write=signed)
+    change = TableCell(signed(difference.value), bounds, difference.value)
+    p_value = f"p {number(difference.p_value, 3)}"
+    return [*values, change, _verdict_cell(metric.verdict, p_value)]
 
 
 def _text(cell: TableCell) -> Text:
@@ -286,14 +321,7 @@ def _text(cell: TableCell) -> Text:
     return Text("\n".join(filter(None, (text, cell.detail))), style=_STYLES.get(cell.tone, ""))
 
 
-def _estimate(name: str, found: Any) -> dict[str, float | None]:
-    parts = {name: "value", f"{name}_low": "low", f"{name}_high": "high"}
-    return {
-        column: None if found is None else getattr(found, part) for column, part in parts.items()
-    }
-
-
-def _counted(verdicts: list[str]) -> str:
+def _verdict_counts(verdicts: list[str]) -> str:
     if set(verdicts) == {NOT_COMPARED}:
         return NOT_COMPARED
     return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).most_common())

@@ -9,10 +9,9 @@ caption must say is below it.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -26,17 +25,27 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import PICTURE_KINDS
 from bild_lab.lab.schema.formatting import MINUS, TIMES, short_name
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import FEW, Group, by_setting, setting_title
-from bild_lab.report.headline import front_in_words, sizes
+from bild_lab.lab.store.groups import Group, Position, by_setting
+from bild_lab.report.pareto_layout import (
+    COLUMN_LOOK,
+    SCREEN_LOOK,
+    PanelLook,
+    beyond_lines,
+    box_middle,
+    caption_lines,
+    free_place,
+    front_list,
+    inches_below,
+    numbered_places,
+    shortened,
+)
 from bild_lab.report.provenance import caption
 from bild_lab.report.style import (
-    COLUMN,
     HAIRLINE,
     INK,
     MUTED,
     VECTOR,
     Mark,
-    beyond_axis,
     front_corners,
     log_ticks,
     marks,
@@ -45,35 +54,8 @@ from bild_lab.report.style import (
     written_figure,
 )
 
-
-@dataclass(frozen=True)
-class _Look:
-    """Sizes of a panel, on a screen or in a column of a paper.
-
-    inches: width, and height without what is below. area: of the axes in it. titled: with a
-    heading, and names of lines beside the axes. mark: its diameter in points. listed: at most so
-    many points of the front. bars: of at most so many points all. axis: inches for the axis' title.
-    line: of a line of text below. letters: on such a line.
-    """
-
-    inches: tuple[float, float]
-    area: tuple[float, float, float, float]
-    titled: bool
-    mark: float
-    listed: int
-    bars: int
-    axis: float
-    line: float
-    letters: int
-
-
-_SCREEN = _Look((8.0, 4.1), (0.72, 0.13, 6.48, 2.9), True, 6.5, 12, FEW, 0.55, 0.18, 122)
-_COLUMN = _Look((COLUMN, 2.35), (0.45, 0.33, 2.6, 1.6), False, 3.6, 8, 6, 0.0, 0.125, 66)
-_DISTANCES = (3, 6, 10, 15, 22, 30, 40, 52)  # pixels between a mark and its number
-_ANGLES = (225, 315, 135, 45, 270, 90, 180, 0, 200, 340, 160, 20)  # degrees
-_LED = 12  # pixels, beyond which a line leads from a mark to its number
-
-XY = tuple[float, float]  # in pixels
+_LEADER = 12  # pixels, beyond which a line leads from a mark to its number
+_LONGEST_POLICY = 40  # letters of a policy in the legend
 
 
 @dataclass(frozen=True)
@@ -84,7 +66,7 @@ class _Panel:
     axes: Axes
     group: Group
     colours: dict[str, Mark]
-    look: _Look
+    look: PanelLook
 
 
 def draw_pareto(
@@ -109,114 +91,54 @@ def draw_pareto(
             "a Pareto figure wants a point with latency and quality, got none; run a point first"
         )
     colours = marks(sorted({policy for group in groups for policy in group.policies}))
-    for look in (_SCREEN, _COLUMN):
-        if not (chosen := [kind for kind in kinds if (kind in VECTOR) is not look.titled]):
-            continue
-        across, up = look.inches
-        below = [_below(group, look) for group in groups]
-        heights = [up + each for each in below]
-        with written_figure(path, (across, sum(heights)), chosen) as figure:
-            parts = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)[
-                :, 0
-            ]
-            for part, group, height, room in zip(parts, groups, heights, below, strict=True):
-                left, bottom, width, tall = look.area
-                more = look.line * len(_beyond(group, look))
-                bottom, tall = bottom + room + more, tall - more
-                area = (left / across, bottom / height, width / across, tall / height)
-                _draw_panel(_Panel(part, part.add_axes(area), group, colours, look))
+    for look in (SCREEN_LOOK, COLUMN_LOOK):
+        look_kinds = [kind for kind in kinds if (kind in VECTOR) is not look.titled]
+        if look_kinds:
+            _draw_groups(groups, colours, look, path, look_kinds)
 
 
-def _below(group: Group, look: _Look) -> float:
-    """Inches below a panel: the axis' title, the legend, the list of the front and what a caption
-    must say.
-    """
-    lines = (
-        1.5 + 1.2 * _legend_rows(group, look) + len(_listed(group, look)) + len(_foot(group, look))
-    )
-    return look.axis + look.line * lines
+def _draw_groups(
+    groups: Sequence[Group],
+    colours: dict[str, Mark],
+    look: PanelLook,
+    path: Path,
+    kinds: Sequence[str],
+) -> None:
+    """One image: a panel for each setting, one below the other."""
+    heights = [look.height + inches_below(group, look) for group in groups]
+    with written_figure(path, (look.width, sum(heights)), kinds) as figure:
+        rows = figure.subfigures(len(groups), squeeze=False, hspace=0, height_ratios=heights)
+        for subfigure, group, height in zip(rows[:, 0], groups, heights, strict=True):
+            axes = subfigure.add_axes(_axes_area(group, look, height))
+            _draw_panel(_Panel(subfigure, axes, group, colours, look))
 
 
-def _legend_rows(group: Group, look: _Look) -> int:
-    """Rows of the legend, at most: an entry takes as much as its letters and the mark."""
-    letters = max(len(policy) + 6 for policy in [*group.policies, "Pareto front"])
-    return math.ceil((len(group.policies) + 2) / max(1, look.letters // letters))
-
-
-def _listed(group: Group, look: _Look) -> list[str]:
-    """A line for each numbered point of the front:
-
-    `1 bild (fallback 0.5): 1.62× [1.56, 1.68], BLEU 82.40, −6.88 …`.
-    """
-    front, numbered = front_in_words(group, bounds=look.titled), _numbered(group, look)
-    lines = []
-    for place in numbered:
-        result, label, numbers = front[place - 1]
-        if any(result is outside for outside in group.beyond):
-            numbers += "; beyond the axis"
-        lines += _list_entry(f"{place}  {label}", numbers, look.letters)
-    if len(numbered) < len(front):
-        lines.append(f"and {len(front) - len(numbered)} more on the front, in the report")
-    return lines
-
-
-def _list_entry(named: str, numbers: str, letters: int) -> list[str]:
-    """A point's name and numbers on one line, or on two; what is too long for a line ends in an
-    ellipsis.
-    """
-    if len(named) + len(numbers) + 2 <= letters:
-        return [f"{named}: {numbers}"]
-    return [_shortened(f"{named}:", letters), _shortened(f"     {numbers}", letters)]
-
-
-def _shortened(line: str, letters: int) -> str:
-    return line if len(line) <= letters else f"{line[: letters - 1]}…"
-
-
-def _numbered(group: Group, look: _Look) -> list[int]:
-    """The places in the front, from 1, of the points that have a number: evenly over the front,
-    with both ends.
-    """
-    count = len(group.front())
-    if count <= look.listed:
-        return list(range(1, count + 1))
-    return [1 + round(place * (count - 1) / (look.listed - 1)) for place in range(look.listed)]
-
-
-def _beyond(group: Group, look: _Look) -> list[str]:
-    """Lines that name what is beyond the axis."""
-    return textwrap.wrap(beyond_axis(group), look.letters - 8)
-
-
-def _foot(group: Group, look: _Look) -> list[str]:
-    """Lines below a figure in a column: what was measured, and how far it can be relied on."""
-    if look.titled:
-        return []
-    setting = group.setting
-    said = [
-        f"{setting_title(setting)}, {setting.dtype}, {setting.hardware or setting.device}",
-        sizes(group.results),
-    ]
-    said += [f"bars: 95 % intervals{' of some points' if len(group.results) > look.bars else ''}"]
-    return textwrap.wrap(
-        "; ".join(filter(None, [*said, caption(group.results)])) + ".", look.letters - 3
-    )
+def _axes_area(group: Group, look: PanelLook, height: float) -> tuple[float, float, float, float]:
+    """Left, bottom, width and height of the axes, in shares of the panel."""
+    left, bottom, width, axes_height = look.area
+    beyond = look.line * len(beyond_lines(group, look))
+    bottom = bottom + inches_below(group, look) + beyond
+    axes_height = axes_height - beyond
+    return (left / look.width, bottom / height, width / look.width, axes_height / height)
 
 
 def _draw_panel(panel: _Panel) -> None:
-    panel.axes.grid(color=HAIRLINE, linewidth=0.7)
-    panel.axes.set_axisbelow(True)
+    axes, group = panel.axes, panel.group
+    axes.grid(color=HAIRLINE, linewidth=0.7)
+    axes.set_axisbelow(True)
     _draw_points(panel)
-    _frame(panel.axes, panel.group)
-    if panel.group.relative:
+    _frame(axes, group)
+    if group.relative:
         _draw_baseline(panel)
         _draw_speedup_axis(panel)
-    front = front_corners(panel.group)
-    if len(front) > 1:
-        panel.axes.step(
-            *zip(*front, strict=True), where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3
-        )
-    _draw_texts(panel)
+    corners = front_corners(group)
+    if len(corners) > 1:
+        xs, ys = zip(*corners, strict=True)
+        axes.step(xs, ys, where="post", color=INK, linewidth=1.3, alpha=0.7, zorder=3)
+    _label_axes(panel)
+    _draw_lines_below(panel)
+    if panel.look.titled:
+        _draw_heading(panel)
     _draw_legend(panel)
     _number_front(panel)
 
@@ -226,37 +148,45 @@ def _draw_points(panel: _Panel) -> None:
 
     Ends of bars have caps, as bars lie on each other.
     """
-    look, front = panel.look, {id(result) for result in panel.group.front()}
-    barred = {id(result) for result in with_bars(panel.group, look.bars)}
-    for result, position in reversed(panel.group.placed):
+    group, look = panel.group, panel.look
+    front = {id(result) for result in group.front()}
+    barred = {id(result) for result in with_bars(group, look.bars)}
+    for result, position in reversed(group.placed):
         if result.is_baseline:  # it has its own mark
             continue
         mark = panel.colours[result.policy]
-        chosen = id(result) in front
         if id(result) in barred:
-            panel.axes.errorbar(
-                position.x,
-                position.y,
-                xerr=[
-                    [max(0.0, position.x - position.x_low)],
-                    [max(0.0, position.x_high - position.x)],
-                ],
-                yerr=[
-                    [max(0.0, position.y - position.y_low)],
-                    [max(0.0, position.y_high - position.y)],
-                ],
-                fmt="none",
-                ecolor=mark.colour,
-                elinewidth=0.13 * look.mark,
-                capsize=0.35 * look.mark,
-                capthick=0.13 * look.mark,
-                alpha=0.8,
-                zorder=2,
-            )
-        fill = mark.colour if chosen else "white"
-        order = 5 if chosen else 4
-        edge = {"mfc": fill, "mec": mark.colour, "mew": 0.2 * look.mark}
-        panel.axes.plot(position.x, position.y, mark.marker, ms=look.mark, zorder=order, **edge)
+            _draw_bars(panel.axes, position, mark.colour, look.mark)
+        on_front = id(result) in front
+        panel.axes.plot(
+            position.x,
+            position.y,
+            mark.marker,
+            ms=look.mark,
+            mfc=mark.colour if on_front else "white",
+            mec=mark.colour,
+            mew=0.2 * look.mark,
+            zorder=5 if on_front else 4,
+        )
+
+
+def _draw_bars(axes: Axes, position: Position, colour: str, size: float) -> None:
+    """The intervals of a point. size: of its mark, in points."""
+    left, right = position.x - position.x_low, position.x_high - position.x
+    below, above = position.y - position.y_low, position.y_high - position.y
+    axes.errorbar(
+        position.x,
+        position.y,
+        xerr=[[max(0.0, left)], [max(0.0, right)]],
+        yerr=[[max(0.0, below)], [max(0.0, above)]],
+        fmt="none",
+        ecolor=colour,
+        elinewidth=0.13 * size,
+        capsize=0.35 * size,
+        capthick=0.13 * size,
+        alpha=0.8,
+        zorder=2,
+    )
 
 
 def _frame(axes: Axes, group: Group) -> None:
@@ -284,14 +214,19 @@ def _draw_baseline(panel: _Panel) -> None:
         (quality - 1, f"{MINUS}1 point", (0, (5, 4)), "top"),
     ):
         axes.axhline(level, color=MUTED, linewidth=1.0, linestyle=dashes, zorder=1.5)
-        position = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
-        place = (
-            {"xytext": (6, 0)}
-            if look.titled
-            else {"xytext": (-1, 1 if side == "bottom" else -1.5), "ha": "right"}
-        )
+        offset = (6, 0)
+        if not look.titled:
+            offset = (-1, 1 if side == "bottom" else -1.5)
         axes.annotate(
-            text, (1, level), **place, **position, va=side, color=MUTED, annotation_clip=False
+            text,
+            (1, level),
+            xytext=offset,
+            xycoords=("axes fraction", "data"),
+            textcoords="offset points",
+            ha="left" if look.titled else "right",
+            va=side,
+            color=MUTED,
+            annotation_clip=False,
         )
     axes.plot(1.0, quality, "x", color=INK, ms=1.4 * look.mark, mew=0.37 * look.mark, zorder=6)
 
@@ -308,93 +243,94 @@ def _draw_speedup_axis(panel: _Panel) -> None:
     axes.spines["top"].set_visible(False)
 
 
-def _draw_texts(panel: _Panel) -> None:
-    group, setting, part = panel.group, panel.group.setting, panel.figure
-    unit = f"relative to {setting.baseline}" if group.relative else "in seconds"
-    words = (
-        f"Latency per example, {unit} (further left is faster)"
-        if panel.look.titled
-        else f"Latency {unit}"
-    )
-    panel.axes.set_xlabel(
-        "\n".join([words, *_beyond(group, panel.look)]), labelpad=0.9 * panel.look.mark
-    )
+def _label_axes(panel: _Panel) -> None:
+    group, look = panel.group, panel.look
+    unit = f"relative to {group.setting.baseline}" if group.relative else "in seconds"
+    latency = f"Latency {unit}"
+    if look.titled:
+        latency = f"Latency per example, {unit} (further left is faster)"
+    lines = [latency, *beyond_lines(group, look)]
+    panel.axes.set_xlabel("\n".join(lines), labelpad=0.9 * look.mark)
     panel.axes.set_ylabel(group.metric)
-    _draw_lines_below(panel)
-    if not panel.look.titled:
-        return
+
+
+def _draw_heading(panel: _Panel) -> None:
+    """The title, what was measured, and what cannot be relied on."""
+    group, setting = panel.group, panel.group.setting
     data = f"{short_name(setting.dataset)} ({setting.split})"
     title = f"{short_name(setting.target)} on {data}: {group.metric} against latency"
-    draft = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
-    measured = f"{draft}{setting.n_examples} examples, {setting.dtype} on {setting.device}"
+    drafter = f"drafter {short_name(setting.draft)}, " if setting.draft else ""
+    measured = f"{drafter}{setting.n_examples} examples, {setting.dtype} on {setting.device}"
     bars = f"speedup and difference in {group.metric}" if group.relative else group.metric
     subtitle = f"{measured}. Bars: 95 % intervals of {bars}."
+    height = _height(panel.figure)
     for inches, text, font in (
         (0.24, title, {"size": 11.5, "weight": "bold"}),
         (0.46, subtitle, {"color": MUTED}),
         (0.64, caption(group.results), {"color": INK}),  # left of the upper axis' title
     ):
         if text:
-            part.text(0.09, 1 - inches / _height(part), text, va="center", **font)
+            panel.figure.text(0.09, 1 - inches / height, text, va="center", **font)
 
 
 def _draw_lines_below(panel: _Panel) -> None:
     """The list of the front, and below it what a caption must say."""
-    part, look, group = panel.figure, panel.look, panel.group
-    foot, listed = _foot(group, look), _listed(group, look)
+    group, look = panel.group, panel.look
+    captions, height = caption_lines(group, look), _height(panel.figure)
     left = 0.09 if look.titled else 0.02
     style = {"va": "bottom", "linespacing": 1.15, "size": "small" if look.titled else "medium"}
-    if foot:
-        part.text(left, look.line / 4 / _height(part), "\n".join(foot), color=MUTED, **style)
-    for number, line in enumerate(reversed(listed)):
-        bottom = look.line * (number + len(foot) + 0.35) / _height(part)
-        part.text(left, bottom, line, color=INK, **style)
+    if captions:
+        bottom = look.line / 4 / height
+        panel.figure.text(left, bottom, "\n".join(captions), color=MUTED, **style)
+    for index, line in enumerate(reversed(front_list(group, look))):
+        bottom = look.line * (index + len(captions) + 0.35) / height
+        panel.figure.text(left, bottom, line, color=INK, **style)
 
 
 def _draw_legend(panel: _Panel) -> None:
-    front = f"Pareto front{' (filled marks)' if panel.look.titled else ''}"
-    size, drawn = (
-        panel.look.mark,
-        {one.policy for one, _ in panel.group.placed if not one.is_baseline},
-    )
-    handles = [
-        Line2D(
-            [],
-            [],
-            ls="",
-            marker=mark.marker,
-            ms=size,
-            mfc=mark.colour,
-            mec=mark.colour,
-            label=_shortened(policy, 40),
+    """The legend above the lines below a panel, with as few rows as fit into the image."""
+    group, look = panel.group, panel.look
+    handles = _legend_handles(panel)
+    text_lines = len(caption_lines(group, look)) + len(front_list(group, look))
+    below = look.line * (0.5 + text_lines) / _height(panel.figure)
+    for columns in range(len(handles), 0, -1):
+        legend = panel.figure.legend(
+            handles=handles,
+            ncols=columns,
+            loc="lower center",
+            bbox_to_anchor=(0.495, 0.005 + below),
+            frameon=False,
+            columnspacing=1.6,
+            handletextpad=0.4,
+            borderpad=0,
+            borderaxespad=0.2,
         )
-        for policy, mark in panel.colours.items()
-        if policy in drawn
-    ]
-    if panel.group.relative:
-        baseline = panel.group.setting.baseline
-        handles.insert(
-            0,
-            Line2D(
-                [], [], ls="", marker="x", ms=1.2 * size, mew=0.34 * size, color=INK, label=baseline
-            ),
-        )
-    handles.append(Line2D([], [], color=INK, lw=0.2 * size, alpha=0.7, label=front))
-    lines = len(_foot(panel.group, panel.look)) + len(_listed(panel.group, panel.look))
-    below = panel.look.line * (0.5 + lines) / _height(panel.figure)
-    location = {"loc": "lower center", "bbox_to_anchor": (0.495, 0.005 + below)}
-    for columns in range(len(handles), 0, -1):  # as few rows as fit into the image
-        look = {
-            "frameon": False,
-            "columnspacing": 1.6,
-            "handletextpad": 0.4,
-            "borderpad": 0,
-            "borderaxespad": 0.2,
-        }
-        legend = panel.figure.legend(handles=handles, ncols=columns, **location, **look)
         if columns == 1 or legend.get_window_extent().width <= 0.97 * panel.figure.bbox.width:
             return
         legend.remove()
+
+
+def _legend_handles(panel: _Panel) -> list[Line2D]:
+    """The entries of the legend: the baseline, the policies that are drawn, the front."""
+    group, size = panel.group, panel.look.mark
+    handles = []
+    if group.relative:
+        cross = _legend_mark("x", INK, group.setting.baseline)
+        cross.set(markersize=1.2 * size, markeredgewidth=0.34 * size)
+        handles.append(cross)
+    drawn = {result.policy for result, _ in group.placed if not result.is_baseline}
+    for policy, mark in panel.colours.items():
+        if policy in drawn:
+            handle = _legend_mark(mark.marker, mark.colour, shortened(policy, _LONGEST_POLICY))
+            handle.set(markersize=size)
+            handles.append(handle)
+    front = "Pareto front (filled marks)" if panel.look.titled else "Pareto front"
+    handles.append(Line2D([], [], color=INK, lw=0.2 * size, alpha=0.7, label=front))
+    return handles
+
+
+def _legend_mark(marker: str, colour: str, label: str) -> Line2D:
+    return Line2D([], [], ls="", marker=marker, color=colour, label=label)
 
 
 def _number_front(panel: _Panel) -> None:
@@ -403,34 +339,58 @@ def _number_front(panel: _Panel) -> None:
     A number that is not close to its mark has a line to it.
     """
     group, axes, look = panel.group, panel.axes, panel.look
-    front, outside = group.front(), set(map(id, group.beyond))
-    places, room = (
-        [axes.transData.transform((at.x, at.y)) for _, at in group.placed],
-        0.5 * _pixels(panel, look.mark),
-    )
-    taken = [Bbox.from_extents(x - room, y - room, x + room, y + room) for x, y in places]
-    lines, bounds = _lines(axes, group), axes.get_window_extent()
-    for place in _numbered(group, look):
+    front, outside = group.front(), {id(result) for result in group.beyond}
+    radius = 0.5 * _pixels(panel, look.mark)
+    centers = [axes.transData.transform((position.x, position.y)) for _, position in group.placed]
+    taken = [Bbox.from_extents(x - radius, y - radius, x + radius, y + radius) for x, y in centers]
+    lines, bounds = _obstacles(axes, group), axes.get_window_extent()
+    for place in numbered_places(group, look):
         result = front[place - 1]
         if id(result) in outside:
             continue
-        at = group.position(result)
+        position = group.position(result)
         text = axes.text(
-            at.x, at.y, str(place), weight="bold", size="medium", ha="center", va="center", zorder=7
+            position.x,
+            position.y,
+            str(place),
+            weight="bold",
+            size="medium",
+            ha="center",
+            va="center",
+            zorder=7,
         )
-        anchor = axes.transData.transform((at.x, at.y))
-        box = free_place(anchor, text.get_window_extent(), taken, lines, bounds, room)
+        anchor = axes.transData.transform((position.x, position.y))
+        box = free_place(anchor, text.get_window_extent(), taken, lines, bounds, radius)
         if box is None:
             text.remove()
             continue
         taken.append(box)
-        middle = ((box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2)
+        middle = box_middle(box)
         text.set_position(axes.transData.inverted().transform(middle))
-        if math.dist(anchor, middle) > room + _LED + box.height / 2:
+        if math.dist(anchor, middle) > radius + _LEADER + box.height / 2:
             lines.append(MatplotlibPath([anchor, middle]))
-            ends = axes.transData.inverted().transform([anchor, middle])
-            axes.plot(*zip(*ends, strict=True), color=INK, linewidth=0.6, alpha=0.7, zorder=2.5)
+            xs, ys = zip(*axes.transData.inverted().transform([anchor, middle]), strict=True)
+            axes.plot(xs, ys, color=INK, linewidth=0.6, alpha=0.7, zorder=2.5)
             text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.9})
+
+
+def _obstacles(axes: Axes, group: Group) -> list[MatplotlibPath]:
+    """What numbers should avoid, in pixels: the front, its intervals, the horizontal lines."""
+    lines = []
+    corners = front_corners(group)
+    if len(corners) > 1:
+        steps = []
+        for (x, y), (next_x, next_y) in pairwise(corners):
+            steps += [(x, y), (next_x, y), (next_x, next_y)]
+        lines.append(steps)
+    for result in group.front():
+        position = group.position(result)
+        lines.append([(position.x_low, position.y), (position.x_high, position.y)])
+        lines.append([(position.x, position.y_low), (position.x, position.y_high)])
+    if group.relative and group.baseline_quality is not None:
+        for level in (group.baseline_quality, group.baseline_quality - 1):
+            lines.append([(x, level) for x in axes.get_xlim()])
+    return [MatplotlibPath(axes.transData.transform(line)) for line in lines]
 
 
 def _pixels(panel: _Panel, points: float) -> float:
@@ -438,76 +398,6 @@ def _pixels(panel: _Panel, points: float) -> float:
     return points * panel.figure.dpi / 72
 
 
-def _height(part: SubFigure) -> float:
+def _height(subfigure: SubFigure) -> float:
     """Inches of a panel with what is below it."""
-    return part.bbox.height / part.dpi
-
-
-def free_place(
-    anchor: XY,
-    label: Bbox,
-    taken: Sequence[Bbox],
-    lines: Sequence[MatplotlibPath],
-    bounds: Bbox,
-    room: float,
-) -> Bbox | None:
-    """The nearest place for a label that covers no other box and stays inside the bounds, in
-    pixels; None without one.
-
-    It is nearer to its own mark than to any other, avoids lines, and is not led to across another
-    box, as far as that is possible. room: from the middle of the mark to its edge.
-    """
-    best, fewest = None, math.inf
-    for distance, angle in product(_DISTANCES, _ANGLES):
-        right, up = math.cos(math.radians(angle)), math.sin(math.radians(angle))
-        # pushed out until the nearest edge, not the center, is so far from the mark
-        away = distance + room
-        x, y = (
-            anchor[0] + right * (away + label.width / 2),
-            anchor[1] + up * (away + label.height / 2),
-        )
-        box = Bbox.from_bounds(
-            x - label.width / 2, y - label.height / 2, label.width, label.height
-        ).padded(1)
-        inside = (
-            bounds.x0 <= box.x0
-            and box.x1 <= bounds.x1
-            and bounds.y0 <= box.y0
-            and box.y1 <= bounds.y1
-        )
-        if not inside or box.count_overlaps(taken):
-            continue
-        faults = _faults(anchor, (x, y), box, taken, lines)
-        if not faults:
-            return box
-        if faults < fewest:
-            best, fewest = box, faults
-    return best
-
-
-def _faults(
-    anchor: XY, middle: XY, box: Bbox, taken: Sequence[Bbox], lines: Sequence[MatplotlibPath]
-) -> int:
-    """How badly a label lies that covers nothing: worst beside another mark, then led across one,
-    then on a line.
-    """
-    leader = MatplotlibPath([anchor, middle])
-    others = [one for one in taken if not one.contains(*anchor)]
-    reach = math.dist(anchor, middle)
-    beside = any(
-        math.dist(((one.x0 + one.x1) / 2, (one.y0 + one.y1) / 2), middle) < reach for one in others
-    )
-    across = any(leader.intersects_bbox(one, filled=False) for one in others)
-    return 4 * beside + 2 * across + any(line.intersects_bbox(box, filled=False) for line in lines)
-
-
-def _lines(axes: Axes, group: Group) -> list[MatplotlibPath]:
-    """What labels should avoid, in pixels: the front, its intervals, the horizontal lines."""
-    steps = [corner for a, b in pairwise(front_corners(group)) for corner in (a, (b[0], a[1]), b)]
-    lines = [steps] if steps else []
-    for at in (group.position(result) for result in group.front()):
-        lines += [[(at.x_low, at.y), (at.x_high, at.y)], [(at.x, at.y_low), (at.x, at.y_high)]]
-    if group.relative and group.baseline_quality is not None:
-        levels = (group.baseline_quality, group.baseline_quality - 1)
-        lines += [[(x, level) for x in axes.get_xlim()] for level in levels]
-    return [MatplotlibPath(axes.transData.transform(line)) for line in lines]
+    return subfigure.bbox.height / subfigure.dpi

@@ -30,14 +30,16 @@ def notes(results: Sequence[Result], older: int = 0) -> list[str]:
     """Return what a reader must know before trusting the numbers, a sentence each; usually none."""
     remarks = unreliable(results)
     if older:
-        kept = (
+        measurements = (
             f"{counted(older, 'older measurement')} of these points {'is' if older == 1 else 'are'}"
             " kept"
         )
-        remarks.append(f"{kept} in the folder, not shown.")
-    if len(found := sources(results)) > 1:
-        differing = ", ".join(key for key in found[0] if key != "points")
-        remarks.append(f"The points come from {len(found)} sources, which differ in {differing}.")
+        remarks.append(f"{measurements} in the folder, not shown.")
+    if len(differing_sources := sources(results)) > 1:
+        differing = ", ".join(key for key in differing_sources[0] if key != "points")
+        remarks.append(
+            f"The points come from {len(differing_sources)} sources, which differ in {differing}."
+        )
     return remarks
 
 
@@ -47,12 +49,8 @@ def unreliable(results: Sequence[Result]) -> list[str]:
     """
     shared = [result for result in results if result.environment.shared_device]
     impossible = sum(result.impossible for result in results)
-    busy = [
-        result.environment.busy_elsewhere_percent for result in results if result.environment.busy
-    ]
-    used = (
-        " to ".join(dict.fromkeys(number(end, 0) for end in (min(busy), max(busy)))) if busy else ""
-    )
+    busy = [result for result in results if result.environment.busy]
+    used = load_elsewhere(busy) if busy else ""
     idle = "On an idle machine (or a free core, runtime.threads=1)"
     reasons = (
         (len(shared), "beside other jobs on the same device", "Alone"),
@@ -75,6 +73,14 @@ def unreliable(results: Sequence[Result]) -> list[str]:
             if count
         ),
     ]
+
+
+def load_elsewhere(results: Sequence[Result]) -> str:
+    """Return how much of the machine other programs used while these points were timed, in percent:
+    `12 to 74`.
+    """
+    loads = [result.environment.busy_elsewhere_percent for result in results]
+    return " to ".join(dict.fromkeys(number(load, 0) for load in (min(loads), max(loads))))
 
 
 def disturbance(result: Result) -> str:
@@ -101,12 +107,15 @@ def sources(results: Sequence[Result]) -> list[dict[str, str]]:
     """Return a row per source: what differs between the sources, and its count of points; no rows
     for one source.
     """
-    found = [_source(result) for result in results]
-    keys = [key for key in _SOURCE if len({source[key] for source in found}) > 1]
-    codes = {(result.policy, source["code"]) for result, source in zip(results, found, strict=True)}
+    source_of_results = [_source(result) for result in results]
+    keys = [key for key in _SOURCE if len({source[key] for source in source_of_results}) > 1]
+    codes = {
+        (result.policy, source["code"])
+        for result, source in zip(results, source_of_results, strict=True)
+    }
     if "code" in keys and len(codes) == len({policy for policy, _ in codes}):
         keys.remove("code")  # it is a hash of what a policy reaches, and no policy has two
-    counts = Counter(tuple(source[key] for key in keys) for source in found)
+    counts = Counter(tuple(source[key] for key in keys) for source in source_of_results)
     if len(counts) < 2:
         return []
     return [

@@ -84,14 +84,14 @@ def marks(policies: list[str]) -> dict[str, Mark]:
     }
 
 
-def with_bars(group: Group, few: int = FEW) -> list[Result]:
+def with_bars(group: Group, limit: int = FEW) -> list[Result]:
     """The results whose intervals are drawn at first: all if they are few, else the front and the
     notable ones.
     """
-    return [result for result in group.selected(few) if not result.is_baseline]
+    return [result for result in group.selected(limit) if not result.is_baseline]
 
 
-def speedup_ticks(low: float, high: float, most: int = 13) -> list[float]:
+def speedup_ticks(low: float, high: float, limit: int = 13) -> list[float]:
     """Return round speedups whose latencies, one over the speedup, lie between `low` and `high`, at
     most so many.
     """
@@ -99,13 +99,13 @@ def speedup_ticks(low: float, high: float, most: int = 13) -> list[float]:
     step = next(
         (step for step in (0.1, 0.25, 0.5, 1.0, 2.0, 5.0) if (fastest - slowest) / step <= 10), 10.0
     )
-    spread = (high - low) / most  # ticks that are closer would overlap
-    kept: list[float] = []
+    spread = (high - low) / limit  # ticks that are closer would overlap
+    ticks: list[float] = []
     for index in range(1, int(fastest / step) + 1):
         tick = round(index * step, 2)
-        if tick >= slowest and (not kept or 1 / kept[-1] - 1 / tick >= spread):
-            kept.append(tick)
-    return kept
+        if tick >= slowest and (not ticks or 1 / ticks[-1] - 1 / tick >= spread):
+            ticks.append(tick)
+    return ticks
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -114,10 +114,10 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [tick for tick in series if low <= tick <= high]
 
 
-def speedups_on_axis(group: Group, most: int = 13) -> list[float]:
+def speedups_on_axis(group: Group, limit: int = 13) -> list[float]:
     """Return the speedups that the upper axis names."""
     low, high = group.limits()[0]
-    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high, most)
+    return log_ticks(1 / high, 1 / low) if group.wide else speedup_ticks(low, high, limit)
 
 
 def beyond_axis(group: Group) -> str:

@@ -22,35 +22,42 @@ def report_sweep(sweep: Sweep, figures: Sequence[str] = PICTURE_KINDS) -> None:
     # drawing libraries take seconds to import: bad input is refused before that
     from bild_lab.lab.store.groups import by_setting
     from bild_lab.lab.store.records import write_table
-    from bild_lab.report.headline import headline, leading, reason_lines
-    from bild_lab.report.index import update_index
-    from bild_lab.report.page.grid import SCREENED
+    from bild_lab.report.headline import best_group, headline
     from bild_lab.report.page.html import write_html
+    from bild_lab.report.page.index import update_index
     from bild_lab.report.pareto_figure import draw_pareto
     from bild_lab.report.provenance import notes
+    from bild_lab.report.reasons import reason_lines
+    from bild_lab.report.screened_points import was_screened
     from bild_lab.report.terminal import category_table, sweep_table
 
     with sweep.report_lock():
-        results, failures, older, lost = sweep.results(), sweep.failures(), sweep.older(), []
+        results, failures, older = sweep.results(), sweep.failures(), sweep.older()
+        groups = by_setting(results)
+        unreadable: list[str] = []  # a sentence for each point whose texts cannot be read
         if results:
             write_table(results, sweep.folder / "sweep.csv")
-            if any(group.position(one) for group in by_setting(results) for one in group.results):
-                draw_pareto(results, sweep.folder / "pareto", figures)
-        if results or failures or (sweep.folder / SCREENED).is_file():
-            lost = write_html(sweep.name, results, failures, sweep.folder / "report.html", older)
+        if any(group.position(result) for group in groups for result in group.results):
+            draw_pareto(results, sweep.folder / "pareto", figures)
+        if results or failures or was_screened(sweep.folder):
+            page = sweep.folder / "report.html"
+            unreadable = write_html(sweep.name, results, failures, page, older)
         if results or failures:
             output.print(sweep_table(results, failures))
-        if (categories := category_table(results)) is not None:
+        categories = category_table(results)
+        if categories is not None:
             output.print(categories)
     output.print(escape(headline(results)))
-    group = leading(by_setting(results))
-    for label, why in [] if group is None else reason_lines(group):
-        output.print(f"[bold]{escape(label)}[/bold]: {escape(why)}")
-    for remark in [*notes(results, older), *lost]:
+    best = best_group(groups)
+    if best is not None:
+        for label, reason in reason_lines(best):
+            output.print(f"[bold]{escape(label)}[/bold]: {escape(reason)}")
+    for remark in [*notes(results, older), *unreadable]:
         output.print(escape(remark))
-    named = ("report.html", *(f"pareto.{kind}" for kind in figures), "sweep.csv")
-    if there := [name for name in named if (sweep.folder / name).is_file()]:
-        output.print(f"the rest is in {sweep.folder}: {', '.join(there)}")
+    names = ("report.html", *(f"pareto.{kind}" for kind in figures), "sweep.csv")
+    written = [name for name in names if (sweep.folder / name).is_file()]
+    if written:
+        output.print(f"the rest is in {sweep.folder}: {', '.join(written)}")
     update_index(sweep.folder.parent)
 
 

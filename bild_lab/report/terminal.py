@@ -5,7 +5,7 @@ for a paper.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -24,16 +24,21 @@ from bild_lab.lab.schema.formatting import (
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import COLUMNS, Failure, Result
 from bild_lab.lab.store.groups import Group, by_setting, differing_keys, telling_knobs
-from bild_lab.report.page.tables import CATEGORY, TableCell, categories_of, points_table
-from bild_lab.report.page.tables import Table as PageTable
+from bild_lab.report import tables
 from bild_lab.report.provenance import disturbance, unreliable
+from bild_lab.report.tables import CATEGORY_COLUMNS, TableCell, categories_of, points_table
 
 WIDTH = 80
 _ON_FRONT = "\u25cf"
 _DISTURBED = "!"
-_NUMBERS = (  # the columns after the quality
-    *("quality_difference", "speedup", "latency_s_median"),
-    *("tokens_per_target_call", "acceptance_rate", "agreement_with_target"),
+# the columns after the quality
+_NUMBERS = (
+    "quality_difference",
+    "speedup",
+    "latency_s_median",
+    "tokens_per_target_call",
+    "acceptance_rate",
+    "agreement_with_target",
 )
 _SHORTENED = [COLUMNS[name] for name in _NUMBERS if COLUMNS[name].short]
 _LEGEND = (
@@ -42,21 +47,34 @@ _LEGEND = (
     + "."
 )
 _UNRELIABLE = "timed while the machine was busy with something else: do not rely on this speedup"
-_MESSAGE_AT_MOST, _LONGEST = 300, 80  # characters of a message, of a value of the setting
+_LONGEST_MESSAGE = 300  # characters of a failure's message
+_LONGEST_VALUE = 80  # characters of a value of the setting
 
-_COLUMNS = ("speedup", "quality", "quality_difference", "latency_s_median", "tokens_per_s")
-_COLUMNS += ("tokens_per_target_call", "acceptance_rate", "agreement_with_target")
-_FOR_PAPERS = ("policy", *_COLUMNS[:3], "tokens_per_target_call")
-_WRITTEN = {
+_MARKDOWN_COLUMNS = (
+    "policy",
+    "speedup",
+    "quality",
+    "quality_difference",
+    "latency_s_median",
+    "tokens_per_s",
+    "tokens_per_target_call",
+    "acceptance_rate",
+    "agreement_with_target",
+)
+_LATEX_COLUMNS = ("policy", "speedup", "quality", "quality_difference", "tokens_per_target_call")
+_LATEX_OF_SIGN = {
     **{sign: rf"\{sign}" for sign in "&%$#_{}"},
-    **{
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "<": "$<$",
-        ">": "$>$",
-    },
-    **{"×": r"$\times$", "−": "$-$", "–": "--", "∞": r"$\infty$", "…": r"\ldots{}", "’": "'"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "×": r"$\times$",
+    "−": "$-$",
+    "–": "--",
+    "∞": r"$\infty$",
+    "…": r"\ldots{}",
+    "’": "'",
 }
 
 
@@ -79,26 +97,24 @@ def sweep_table(results: Sequence[Result], failures: Sequence[Failure]) -> Table
             table.add_row(*_cells(group, result), style="dim" if result.is_baseline else "")
         table.add_section()
     for failure in failures:
-        texts = (
-            TIMES,
-            f"{failure.policy} {knob_label(failure, telling_knobs(failure, failures), ' ')}",
-            "failed",
-        )
-        table.add_row(*(Text(text) for text in texts), style="red")
+        knobs = knob_label(failure, telling_knobs(failure, failures), " ")
+        table.add_row(Text(TIMES), Text(f"{failure.policy} {knobs}"), Text("failed"), style="red")
     table.caption = Text(f"{_LEGEND} {_precisions(results)}".strip(), style="dim", justify="left")
     if any(disturbance(result) for result in results):
         table.caption.append(f"\n{_DISTURBED} {_UNRELIABLE}", style="red")
     for failure in failures:
-        # failed.json has all of it
-        said = f"{failure.point} {failure.error.type}: {failure.error.message}"
-        said = said if len(said) <= _MESSAGE_AT_MOST else f"{said[:_MESSAGE_AT_MOST]}\u2026"
-        table.caption.append(f"\n{TIMES} {said}", style="red")
+        message = f"{failure.point} {failure.error.type}: {failure.error.message}"
+        if len(message) > _LONGEST_MESSAGE:  # failed.json has all of it
+            message = f"{message[:_LONGEST_MESSAGE]}\u2026"
+        table.caption.append(f"\n{TIMES} {message}", style="red")
     return table
 
 
 def _precisions(results: Sequence[Result]) -> str:
     """In which precisions, and where, the models ran; empty without results."""
-    words = dict.fromkeys(f"{one.setting.dtype} on {one.setting.device}" for one in results)
+    words = dict.fromkeys(
+        f"{result.setting.dtype} on {result.setting.device}" for result in results
+    )
     return f"Decoded in {', '.join(words)}." if words else ""
 
 
@@ -108,26 +124,24 @@ def category_table(results: Sequence[Result]) -> Table | None:
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("category", overflow="fold")
-    for name in CATEGORY:
+    for name in CATEGORY_COLUMNS:
         table.add_column(COLUMNS[name].short_title, justify="right", no_wrap=True)
     for group in by_setting(results):
         best = group.best(0.0) or group.results[0]
         if not best.categories:
             continue
-        why = disturbance(best)
-        table.add_row(Text(group.label(best) + (f", {why}" if why else ""), style="bold"))
-        for name, one in categories_of(best).items():
-            cells = [
+        title = ", ".join(filter(None, [group.label(best), disturbance(best)]))
+        table.add_row(Text(title, style="bold"))
+        for name, category in categories_of(best).items():
+            texts = [
                 name,
-                number(one.n_examples, 0),
-                _faster(one.speedup),
-                number(one.tokens_per_s, 1),
+                number(category.n_examples, 0),
+                _speedup(category.speedup),
+                number(category.tokens_per_s, 1),
+                number(category.tokens_per_target_call),
+                _share(category.acceptance_rate),
             ]
-            table.add_row(
-                *map(
-                    Text, [*cells, number(one.tokens_per_target_call), _share(one.acceptance_rate)]
-                )
-            )
+            table.add_row(*(Text(text) for text in texts))
         table.add_section()
     return table if table.row_count else None
 
@@ -135,20 +149,25 @@ def category_table(results: Sequence[Result]) -> Table | None:
 def _difference(group: Group, groups: list[Group]) -> str:
     """How the setting differs from the others."""
     words = [
-        f"{key} {short_name(str(group.setting.get(key)), _LONGEST)}"
+        f"{key} {short_name(str(group.setting.get(key)), _LONGEST_VALUE)}"
         for key in differing_keys(groups)
     ]
     return ", ".join(words) or group.metric
 
 
 def _cells(group: Group, result: Result) -> list[Text]:
-    quality, mark = result.quality, _DISTURBED if disturbance(result) else ""
+    quality = result.quality
+    on_front = any(result is front_result for front_result in group.front())
+    speedup = "baseline"
+    if not result.is_baseline:
+        mark = _DISTURBED if disturbance(result) else ""
+        speedup = f"{mark}{_speedup(result.speedup)}"
     texts = [
-        _ON_FRONT if any(result is other for other in group.front()) else "",
+        _ON_FRONT if on_front else "",
         f"{result.policy} {knob_label(result, group.knobs(result), ' ')}".strip(),
         number(quality.value),
         signed(quality.difference),
-        "baseline" if result.is_baseline else mark + _faster(result.speedup),
+        speedup,
         number(1000 * result.latency_s.median, 1) if result.timed else MISSING,
         number(result.counts.tokens_per_target_call),
         _share(result.counts.acceptance_rate),
@@ -157,7 +176,7 @@ def _cells(group: Group, result: Result) -> list[Text]:
     return [Text(text) for text in texts]
 
 
-def _faster(speedup: Speedup) -> str:
+def _speedup(speedup: Speedup) -> str:
     return f"{number(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
 
 
@@ -175,15 +194,12 @@ def points_text(group: Group, latex: bool) -> str:
         return [group.metric if name == "quality" else COLUMNS[name].title for name in names]
 
     if latex:
-        return latex_table(table, titles(_FOR_PAPERS), unreliable(group.results))
-    chosen = titles(("policy", *_COLUMNS))
-    rows = [
-        [_in_markdown(f"{one.text} {one.detail}".strip()) for one in cells]
-        for cells in _chosen(table, chosen)
-    ]
-    return "\n".join(
-        "| " + " | ".join(cells) + " |" for cells in (chosen, ["---"] * len(chosen), *rows)
-    )
+        return latex_table(table, titles(_LATEX_COLUMNS), unreliable(group.results))
+    column_titles = titles(_MARKDOWN_COLUMNS)
+    rows = [column_titles, ["---"] * len(column_titles)]
+    for cells in _columns_of(table, column_titles):
+        rows.append([_in_markdown(f"{cell.text} {cell.detail}".strip()) for cell in cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _in_markdown(text: str) -> str:
@@ -191,37 +207,44 @@ def _in_markdown(text: str) -> str:
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
-def latex_table(table: PageTable, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:
+def latex_table(table: tables.Table, titles: Sequence[str], remarks: Sequence[str] = ()) -> str:
     """The columns with these titles as a `tabular` that needs `\\usepackage{booktabs}`.
 
     A cell's second line, mostly its interval, follows it in small letters. remarks: below the last
     rule.
     """
-    head = [r"\toprule", " & ".join(map(_escaped, titles)) + r" \\", r"\midrule"]
-    small = r" {\scriptsize %s}"
-    rows = [
-        " & ".join(
-            _escaped(one.text) + (small % _escaped(one.detail) if one.detail else "")
-            for one in cells
-        )
-        + r" \\"
-        for cells in _chosen(table, titles)
+    columns = "r" * (len(titles) - 1)
+    lines = [
+        rf"\begin{{tabular}}{{@{{}}l{columns}@{{}}}}  % needs \usepackage{{booktabs}}",
+        r"\toprule",
+        _latex_row(_escaped(title) for title in titles),
+        r"\midrule",
     ]
-    width = rf"\multicolumn{{{len(titles)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
-    below = [rf"{width}{{\footnotesize {_escaped(remark)}}} \\" for remark in remarks]
-    begin = (
-        rf"\begin{{tabular}}{{@{{}}l{'r' * (len(titles) - 1)}@{{}}}}  % needs"
-        r" \usepackage{booktabs}"
-    )
-    return "\n".join([begin, *head, *rows, r"\bottomrule", *below, r"\end{tabular}"])
+    for cells in _columns_of(table, titles):
+        lines.append(_latex_row(_latex_cell(cell) for cell in cells))
+    lines.append(r"\bottomrule")
+    for remark in remarks:
+        width = rf"\multicolumn{{{len(titles)}}}{{@{{}}p{{\linewidth}}@{{}}}}"
+        lines.append(rf"{width}{{\footnotesize {_escaped(remark)}}} \\")
+    lines.append(r"\end{tabular}")
+    return "\n".join(lines)
 
 
-def _chosen(table: PageTable, titles: Sequence[str]) -> Iterator[list[TableCell]]:
+def _latex_row(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
+
+
+def _latex_cell(cell: TableCell) -> str:
+    text = _escaped(cell.text)
+    return rf"{text} {{\scriptsize {_escaped(cell.detail)}}}" if cell.detail else text
+
+
+def _columns_of(table: tables.Table, titles: Sequence[str]) -> Iterator[list[TableCell]]:
     """The cells of each row below these titles; of two columns with one title, the first."""
-    own = [column.title for column in table.columns]
+    table_titles = [column.title for column in table.columns]
     for row in table.rows:
-        yield [row.cells[own.index(title)] for title in titles]
+        yield [row.cells[table_titles.index(title)] for title in titles]
 
 
 def _escaped(text: str) -> str:
-    return re.sub(".", lambda sign: _WRITTEN.get(sign[0], sign[0]), text)
+    return re.sub(".", lambda sign: _LATEX_OF_SIGN.get(sign[0], sign[0]), text)

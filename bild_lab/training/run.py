@@ -28,7 +28,7 @@ from bild_lab.lab.config.cli import progress, stages
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.ranks import launched
-from bild_lab.report.wandb.logger import TRAINING
+from bild_lab.report.trackers.wandb import TRAINING
 from bild_lab.training.folder import TrainingFolder
 from bild_lab.training.reports import LogToRun, TerminalLog
 from bild_lab.training.train_spec import TrainSpec

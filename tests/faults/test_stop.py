@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pandas as pd
 import pytest
 
-from bild_lab.report.index import read_runs
+from bild_lab.report.page.index import read_runs
 from tests.faults.conftest import PATIENCE_S, Ground, Started
 
 SWEEP = ("-m", "policy=bild", "policy.fallback=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8")

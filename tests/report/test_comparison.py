@@ -14,19 +14,25 @@ from bild_lab.report.comparison import (
     notes,
     write_comparison,
 )
-from bild_lab.report.paired_comparison import Compared, ComparedQuality, Pair
+from bild_lab.report.matching import MatchedPoint
+from bild_lab.report.paired_comparison import MetricComparison, PointComparison
 from tests.report.sample import ENVIRONMENT, sample_result
 
 
-def compared(**environment: object) -> Compared:
+def compared(**environment: object) -> PointComparison:
     a, b = (
         sample_result("bild", {}, 1.4),
         sample_result("bild", {}, 1.5, environment={**ENVIRONMENT, **environment}),
     )
-    over = {"n_examples": 100, "decoded": (100, 100), "speedups": (a.speedup, b.speedup)}
-    judged = (ComparedQuality("BLEU", (41.0, 41.0), None),)
-    return Compared(
-        Pair(a, b, {}), **over, latency=None, baseline_latency=None, unfit=None, judged=judged
+    over = {"n_examples": 100, "n_decoded": (100, 100), "speedups": (a.speedup, b.speedup)}
+    judged = (MetricComparison("BLEU", (41.0, 41.0), None),)
+    return PointComparison(
+        MatchedPoint(a, b, {}),
+        **over,
+        latency_ratio=None,
+        baseline_latency_ratio=None,
+        not_compared_reason=None,
+        metric_comparisons=judged,
     )
 
 
@@ -54,8 +60,8 @@ def test_a_paper_gets_both_speedups_with_their_intervals_and_what_disturbed_them
 
 def test_every_metric_has_its_columns_and_its_line(tmp_path: Path) -> None:
     one = compared()
-    chrf = ComparedQuality("chrF", (61.0, 60.0), Difference("chrF", -1.0, -1.5, -0.5, 0.001))
-    both = [replace(one, judged=(*one.judged, chrf)), one]
+    chrf = MetricComparison("chrF", (61.0, 60.0), Difference("chrF", -1.0, -1.5, -0.5, 0.001))
+    both = [replace(one, metric_comparisons=(*one.metric_comparisons, chrf)), one]
     frame = comparison_frame(both)
     assert frame["chrF_a"].tolist()[0] == 61 and frame["chrF_difference_low"].tolist()[0] == -1.5
     assert frame["chrF_verdict"].tolist()[0] == "worse" and frame["chrF_verdict"].isna()[1]

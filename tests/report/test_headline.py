@@ -13,7 +13,8 @@ import pytest
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.schema.statistics import for_choice
 from bild_lab.lab.store.groups import by_setting
-from bild_lab.report.headline import headline, reason_lines, sentences
+from bild_lab.report.headline import headline, headline_sentences
+from bild_lab.report.reasons import reason_lines
 from tests.report.sample import (
     ENVIRONMENT,
     SETTING,
@@ -301,7 +302,7 @@ def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead
     counted = {"tokens_per_target_call": 3.3, "target_calls": 500, "acceptance_rate": 0.9}
     load = under(busy_elsewhere_percent=74.4)
     busy = bild(1.5, **EXACT, **counted, **load, prediction=sample_prediction("bild", {}, 1.5))
-    first, *others = sentences([sample_baseline(), busy])
+    first, *others = headline_sentences([sample_baseline(), busy])
     assert (
         first == "Other programs used 74 % of the machine while the point was timed, so counts come"
         " first, which no load changes: bild emits 3.30 tokens per call of the target (500"
@@ -310,11 +311,11 @@ def test_where_every_point_was_timed_under_load_counts_and_their_prediction_lead
         " before the cost of checking drafts."
     )
     assert others[0] == "Do not rely on these speedups:" and "decodes 1.50×" in others[1]
-    few = sentences([bild(1.5, **counted, **load, setting={"n_examples": 2})])
+    few = headline_sentences([bild(1.5, **counted, **load, setting={"n_examples": 2})])
     assert "1.50×" not in few[0] and "too few" in few[-1]
     idle = bild(1.4, **EXACT, **counted)
     # one of them can be relied on
-    assert sentences([busy, idle])[0].startswith("bild decodes 1.50×")
+    assert headline_sentences([busy, idle])[0].startswith("bild decodes 1.50×")
     ((label, _),) = reason_lines(by_setting([busy])[0])
     assert label == "bild, 1.50×, machine 74 % busy"
 
@@ -339,4 +340,4 @@ def test_replayed_texts_are_counted_and_never_called_fast_or_best() -> None:
 
 def test_under_load_counts_come_first_whatever_was_replayed_beside_them() -> None:
     loaded = bild(**under(busy_elsewhere_percent=74.4))
-    assert sentences([loaded, sample_replayed()])[:-1] == sentences([loaded])
+    assert headline_sentences([loaded, sample_replayed()])[:-1] == headline_sentences([loaded])

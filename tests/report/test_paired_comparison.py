@@ -14,14 +14,8 @@ from bild_lab.lab.metrics.quality import judge, judge_values
 from bild_lab.lab.schema.examples import MeasuredExample
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
-from bild_lab.report.paired_comparison import (
-    SACREBLEU_SEED,
-    Compared,
-    Pair,
-    compare_pair,
-    differences,
-    match,
-)
+from bild_lab.report.matching import MatchedPoint, differences, match_points
+from bild_lab.report.paired_comparison import SACREBLEU_SEED, PointComparison, compare_point
 from tests.lab.metrics.test_text_metrics import corpus
 from tests.report.sample import ENVIRONMENT, sample_example, sample_replayed, sample_result
 
@@ -57,8 +51,8 @@ def compared(
     expected: dict | None = None,
     left: Result | None = None,
     right: Result | None = None,
-) -> Compared:
-    return compare_pair(Pair(left or bild(), right or bild(), {}), a, b, expected)
+) -> PointComparison:
+    return compare_point(MatchedPoint(left or bild(), right or bild(), {}), a, b, expected)
 
 
 def test_points_match_by_policy_and_knobs_whatever_else_they_have_in_common() -> None:
@@ -67,7 +61,7 @@ def test_points_match_by_policy_and_knobs_whatever_else_they_have_in_common() ->
         bild(0.5, setting={"dtype": "float32", "code": "new"}),
         bild(0.7, setting={"dtype": "float32", "code": "new"}),
     ]
-    matching = match(a, b)
+    matching = match_points(a, b)
     assert [(pair.a.knobs["fallback"], pair.b.knobs["fallback"]) for pair in matching.pairs] == [
         (0.5, 0.5)
     ]
@@ -83,17 +77,17 @@ def test_a_setting_that_varies_within_a_sweep_distinguishes_its_points() -> None
     greedy, sampled = {"temperature": 0.0}, {"temperature": 1.0}
     a = [bild(setting={"decoding": decoding}) for decoding in (greedy, sampled)]
     b = [bild(setting={"decoding": decoding}) for decoding in (sampled, greedy)]
-    assert [pair.distinct for pair in match(a, b).pairs] == [greedy, sampled]
-    for pair in match(a, b).pairs:
+    assert [pair.distinct for pair in match_points(a, b).pairs] == [greedy, sampled]
+    for pair in match_points(a, b).pairs:
         assert pair.a.setting == pair.b.setting
 
 
 def test_every_value_that_differs_is_told_with_those_of_the_commit() -> None:
     newer = {"environment": {**ENVIRONMENT, "git": "def5678"}}
-    first = Pair(
+    first = MatchedPoint(
         bild(setting={"threads": 2, "note": "old"}), bild(setting={"threads": 4}, **newer), {}
     )
-    second = Pair(
+    second = MatchedPoint(
         bild(setting={"threads": 8, "note": "old"}), bild(setting={"threads": 1}, **newer), {}
     )
     assert differences([first, second]) == {
@@ -105,7 +99,7 @@ def test_every_value_that_differs_is_told_with_those_of_the_commit() -> None:
 
 def test_of_points_alike_the_newest_counts() -> None:
     old, new = bild(tokens=1), bild(tokens=2)
-    assert match([old, new], [bild()]).pairs[0].a is new
+    assert match_points([old, new], [bild()]).pairs[0].a is new
 
 
 def test_another_dataset_metric_or_split_is_refused() -> None:
@@ -116,7 +110,7 @@ def test_another_dataset_metric_or_split_is_refused() -> None:
     ]
     for setting, message in changes:
         with pytest.raises(UserError, match=message):
-            match([bild(setting={"data": "x"})], [bild(setting={"data": "y", **setting})])
+            match_points([bild(setting={"data": "x"})], [bild(setting={"data": "y", **setting})])
 
 
 def test_the_same_rows_under_another_name_are_compared() -> None:
@@ -124,14 +118,16 @@ def test_the_same_rows_under_another_name_are_compared() -> None:
         bild(setting={"data": "x", "dataset": name, "split": split})
         for name, split in (("a", "dev"), ("b", "test"))
     ]
-    matching = match(named[:1], named[1:])
+    matching = match_points(named[:1], named[1:])
     assert differences(matching.pairs) == {"dataset": ("a", "b"), "split": ("dev", "test")}
     with pytest.raises(UserError, match="same metric"):
-        match(named[:1], [bild(setting={"data": "x", "metric": "rouge"})])
+        match_points(named[:1], [bild(setting={"data": "x", "metric": "rouge"})])
 
 
 def test_other_examples_match_and_are_no_difference_of_the_setting() -> None:
-    matching = match([bild(setting={"data": "x"})], [bild(setting={"data": "y", "n_examples": 60})])
+    matching = match_points(
+        [bild(setting={"data": "x"})], [bild(setting={"data": "y", "n_examples": 60})]
+    )
     assert len(matching.pairs) == 1 and differences(matching.pairs) == {}
 
 
@@ -139,33 +135,36 @@ def test_the_latency_ratio_is_total_time_over_total_time_on_shared_examples() ->
     newer = bild(setting={"code": "new"})
     found = compared(decoded([1.0, 3.0, 50.0]), decoded([0.5, 1.5], baseline_s=2.2), right=newer)
     assert found.n_examples == 2
-    assert found.latency.value == pytest.approx(0.5)
+    assert found.latency_ratio.value == pytest.approx(0.5)
     assert found.speed_verdict == "faster"
-    assert found.baseline_latency.value == pytest.approx(1.1)
+    assert found.baseline_latency_ratio.value == pytest.approx(1.1)
 
 
 def test_a_machine_that_has_become_slower_makes_no_point_slower() -> None:
     """Both take longer in B, the method less so: its speedup rose from 2 to 2.4."""
     a, b = decoded([1.0] * 20), decoded([1.25] * 20, baseline_s=3.0)
     same = compared(a, b, right=bild(setting={"draft": "another", "split": "test"}))
-    assert (same.latency.value, same.latency, same.speed_verdict) == (
+    assert (same.latency_ratio.value, same.latency_ratio, same.speed_verdict) == (
         pytest.approx(2 / 2.4),
-        same.relative,
+        same.relative_latency_ratio,
         "faster",
     )
     changed = compared(a, b, right=bild(setting={"code": "new"}))
-    assert (changed.latency.value, changed.relative, changed.speed_verdict) == (
+    assert (changed.latency_ratio.value, changed.relative_latency_ratio, changed.speed_verdict) == (
         1.25,
-        same.relative,
+        same.relative_latency_ratio,
         "unclear",
     )
     alone = [replace(one, baseline_latency_s=None) for one in b]
-    assert (compared(a, alone).relative, compared(a, alone).speed_verdict) == (None, "slower")
+    assert (compared(a, alone).relative_latency_ratio, compared(a, alone).speed_verdict) == (
+        None,
+        "slower",
+    )
     everything = compared(
         a, decoded([0.5] * 20, baseline_s=1.0), right=bild(setting={"code": "new"})
     )
     # as faster kernels make it
-    assert (everything.relative.value, everything.speed_verdict) == (1.0, "faster")
+    assert (everything.relative_latency_ratio.value, everything.speed_verdict) == (1.0, "faster")
 
 
 def test_replayed_texts_are_compared_in_quality_alone() -> None:
@@ -177,8 +176,8 @@ def test_replayed_texts_are_compared_in_quality_alone() -> None:
     ):
         left, right = (sample_replayed() if side is untimed else bild() for side in (a, b))
         found = compared(a, b, references(2), left, right)
-        assert (found.latency, found.speed_verdict) == (None, "not compared")
-        assert (found.unfit, found.quality.verdict) == (
+        assert (found.latency_ratio, found.speed_verdict) == (None, "not compared")
+        assert (found.not_compared_reason, found.quality.verdict) == (
             "replayed texts were not timed",
             "no difference",
         )
@@ -195,14 +194,14 @@ def test_only_examples_with_the_same_text_count_and_numbers_are_theirs() -> None
         decoded([1.0, 2.0, 4.0]),
         decoded([1.0, 1.0, 1.0], ["the same words", "the same words", "other words"]),
     )
-    pair = Pair(bild(setting={"metric": "rouge"}), bild(setting={"metric": "rouge"}), {})
-    found = compare_pair(pair, a, b, references(3), same={("0", 1), ("2", 1)})
-    assert (found.n_examples, found.decoded) == (2, (3, 3))
-    assert found.latency.value == pytest.approx(2 / 5)
+    pair = MatchedPoint(bild(setting={"metric": "rouge"}), bild(setting={"metric": "rouge"}), {})
+    found = compare_point(pair, a, b, references(3), same={("0", 1), ("2", 1)})
+    assert (found.n_examples, found.n_decoded) == (2, (3, 3))
+    assert found.latency_ratio.value == pytest.approx(2 / 5)
     assert [one.value for one in found.speedups] == pytest.approx([4 / 5, 4 / 2])
     assert found.quality.values[0] == pytest.approx(100) and found.quality.values[1] < 80
     with pytest.raises(UserError, match="no example in common, of 3 and 3"):
-        compare_pair(pair, a, b, references(3), same=set())
+        compare_point(pair, a, b, references(3), same=set())
 
 
 def test_of_all_examples_speedup_and_quality_are_those_of_the_results() -> None:
@@ -217,9 +216,12 @@ def test_the_verdict_needs_the_whole_interval() -> None:
     slower = compared(decoded([1.0] * 20), decoded([1.1] * 20))
     mixed = compared(decoded([1.0] * 20), decoded([0.5, 1.6] * 10))
     assert (slower.speed_verdict, mixed.speed_verdict) == ("slower", "no difference")
-    assert mixed.latency.low < 1 < mixed.latency.high
+    assert mixed.latency_ratio.low < 1 < mixed.latency_ratio.high
     for touching in (Speedup(0.9, 0.8, 1.0, 0.9), Speedup(1.1, 1.0, 1.2, 1.1)):
-        assert replace(mixed, latency=touching, relative=None).speed_verdict == "no difference"
+        assert (
+            replace(mixed, latency_ratio=touching, relative_latency_ratio=None).speed_verdict
+            == "no difference"
+        )
 
 
 def test_cards_of_one_kind_are_the_same_hardware() -> None:
@@ -227,7 +229,10 @@ def test_cards_of_one_kind_are_the_same_hardware() -> None:
     first, second = (
         bild(setting={"device": f"cuda:{card}"}, environment=environment) for card in (0, 1)
     )
-    assert compared(decoded([1.0]), decoded([0.5]), left=first, right=second).latency.value == 0.5
+    assert (
+        compared(decoded([1.0]), decoded([0.5]), left=first, right=second).latency_ratio.value
+        == 0.5
+    )
 
 
 @pytest.mark.parametrize(
@@ -247,7 +252,11 @@ def test_latencies_that_say_nothing_are_not_compared_but_quality_is(
     change: dict, reason: str
 ) -> None:
     found = compared(decoded([1.0, 1.0]), decoded([0.5, 0.5]), references(2), right=bild(**change))
-    assert (found.latency, found.baseline_latency, found.unfit) == (None, None, reason)
+    assert (found.latency_ratio, found.baseline_latency_ratio, found.not_compared_reason) == (
+        None,
+        None,
+        reason,
+    )
     assert (found.speed_verdict, found.quality.verdict) == ("not compared", "no difference")
 
 
@@ -305,13 +314,16 @@ def test_metrics_that_both_have_are_compared_behind_the_leading_one() -> None:
         references(30),
         **sides,
     )
-    further = found.judged[1]
+    further = found.metric_comparisons[1]
     assert (further.metric, further.values, further.verdict) == ("ROUGE-L", (70, 70), "better")
     assert further.difference.value == pytest.approx(100 / 3)
-    assert [(one.metric, one.values) for one in found.judged] == [
+    assert [(one.metric, one.values) for one in found.metric_comparisons] == [
         ("BLEU", found.quality.values),
         ("ROUGE-L", (70, 70)),
     ]
     stored = [replace(one, scores={"rouge": 50.0}) for one in decoded([1.0])]
-    assert compared(stored, stored, **sides).judged[1].difference.metric == "ROUGE-L"
-    assert compared(decoded([1.0]), decoded([1.0]), **sides).judged[1].verdict == "not compared"
+    assert compared(stored, stored, **sides).metric_comparisons[1].difference.metric == "ROUGE-L"
+    assert (
+        compared(decoded([1.0]), decoded([1.0]), **sides).metric_comparisons[1].verdict
+        == "not compared"
+    )

@@ -18,7 +18,8 @@ from PIL import Image
 from bild_lab.errors import UserError
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.report import pareto_figure
-from bild_lab.report.pareto_figure import draw_pareto, free_place
+from bild_lab.report.pareto_figure import draw_pareto
+from bild_lab.report.pareto_layout import free_place
 from bild_lab.report.style import front_corners, log_ticks, speedup_ticks
 from tests.report.sample import ENVIRONMENT, sample_baseline, sample_result, sample_sweep
 

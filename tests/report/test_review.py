@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
-from bild_lab.report.headline import answers
-from bild_lab.report.page.grid import ScreenedPoint
+from bild_lab.report.review import review_answers
+from bild_lab.report.screened_points import ScreenedPoint
 from tests.report.sample import sample_baseline, sample_result, with_quality
 
 SAMPLED = {"decoding": {"max_new_tokens": 128, "temperature": 1.0, "top_k": None, "top_p": None}}
@@ -17,7 +17,7 @@ SAMPLED = {"decoding": {"max_new_tokens": 128, "temperature": 1.0, "top_k": None
 
 def answered(*results: Result, screened: Sequence[ScreenedPoint] = ()) -> dict[str, str]:
     (group,) = by_setting(results)
-    found = dict(answers(group, screened))
+    found = dict(review_answers(group, screened))
     return {question.split("?")[0].split(",")[0]: answer for question, answer in found.items()}
 
 

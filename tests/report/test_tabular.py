@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bild_lab.lab.store.groups import by_setting
-from bild_lab.report.page.tables import TableCell, plain_table
+from bild_lab.report.tables import TableCell, plain_table
 from bild_lab.report.terminal import latex_table, points_text
 from tests.report.sample import ENVIRONMENT, sample_baseline, sample_result
 

@@ -1,1 +1,1 @@
-"""The HTML report of a sweep."""
+"""The HTML pages: the report of a sweep, the list of runs, and the artifact that holds a report."""

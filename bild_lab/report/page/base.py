@@ -90,7 +90,7 @@ def figure_of(traces: Sequence[Trace], layout: Mapping[str, Any], height: int) -
     }
     for name in {"xaxis": {}, "yaxis": {}, **layout}:
         if name.startswith(("xaxis", "yaxis")):
-            own = dict(layout.get(name, {}))
-            title = {"text": own.pop("title", ""), "standoff": 12}
-            look[name] = {"zeroline": False, "automargin": True, "title": title, **own}
+            axis = dict(layout.get(name, {}))
+            title = {"text": axis.pop("title", ""), "standoff": 12}
+            look[name] = {"zeroline": False, "automargin": True, "title": title, **axis}
     return {"data": list(traces), "layout": look}

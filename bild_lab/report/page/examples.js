@@ -17,22 +17,22 @@ function startTexts(box) {
   const browser = contentOf(box);
   const find = (name) => box.querySelector(`[data-choose=${name}]`);
   const orders = {
-    change: (one, other) => other.change - one.change,
-    slow: (one, other) => (one.speedup ?? Infinity) - (other.speedup ?? Infinity),
-    fast: (one, other) => (other.speedup ?? -Infinity) - (one.speedup ?? -Infinity),
-    place: (one, other) => one.example.place - other.example.place,
+    change: (a, b) => b.change - a.change,
+    slow: (a, b) => (a.speedup ?? Infinity) - (b.speedup ?? Infinity),
+    fast: (a, b) => (b.speedup ?? -Infinity) - (a.speedup ?? -Infinity),
+    place: (a, b) => a.example.place - b.example.place,
   };
 
   function card({ example, words, change, speedup }) {
     const facts = [change ? `${(100 * change).toFixed(0)} % of the words differ` : "the same words",
       ...(speedup ? [`${speedup.toFixed(2)}\u00d7`] : [])];
-    const [made, title, list] = [element("article"), element("h4", example.id), element("dl")];
+    const [article, title, list] = [element("article"), element("h4", example.id), element("dl")];
     title.append(element("small", facts.join(" \u00b7 ")));
     if (example.source) list.append(element("dt", "source"), element("dd", example.source));
     for (const reference of example.references) list.append(element("dt", "reference"), element("dd", reference));
     list.append(element("dt", browser.baseline), marked(words, 1, "del"), element("dt", "this point"), marked(words, 2, "ins"));
-    made.append(title, list);
-    return made;
+    article.append(title, list);
+    return article;
   }
 
   function show() {
@@ -54,9 +54,9 @@ function startViewer(box) {
   const [point, example] = [find("[data-choose=point]"), find("[data-choose=example]")];
   let round = 0;
 
-  function show(wanted) {
+  function show(number) {
     const { rounds, spans, prompt } = points[point.selectedIndex].examples[example.selectedIndex];
-    round = Math.min(Math.max(wanted, 0), rounds.length - 1);
+    round = Math.min(Math.max(number, 0), rounds.length - 1);
     find("output").textContent = `round ${round + 1} of ${rounds.length}`;
     find(".prompt").textContent = prompt;
     find(".tokens").replaceChildren(...rounds.slice(0, round + 1).flatMap(({ tokens }, index) => tokens
@@ -89,7 +89,7 @@ function startViewer(box) {
     show(0);
   }
 
-  choices(point, points.map((each) => [each.point, each.label]));
+  choices(point, points.map(({ point: name, label }) => [name, label]));
   point.addEventListener("change", () => open(0));
   example.addEventListener("change", () => show(0));
   for (const button of box.querySelectorAll("[data-step]")) {

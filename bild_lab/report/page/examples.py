@@ -14,11 +14,13 @@ from bild_lab.lab.data.examples import Example
 from bild_lab.lab.schema.examples import MeasuredExample, MeasuredRound
 from bild_lab.lab.store.groups import Group, setting_title
 from bild_lab.lab.store.inputs import examples_of
-from bild_lab.report.page.tables import name_of
+from bild_lab.report.tables import folder_name
 
 MOST_CHARACTERS = 300_000  # of all texts of a setting, to keep the page small
 MOST_TRACED = 20  # texts of a point, to keep the page small
-SAME, BEFORE, AFTER = range(3)  # words of both texts, of the baseline's alone, of the point's alone
+IN_BOTH, IN_BASELINE, IN_POINT = range(
+    3
+)  # words of both texts, of the baseline's alone, of the point's alone
 Key = tuple[str, int]
 Stored = Mapping[str, Sequence[MeasuredExample]]  # the examples of each selected point, by its name
 
@@ -33,19 +35,25 @@ def text_browser(group: Group, stored: Stored) -> dict[str, Any] | None:
     was stored beside a baseline's.
     """
     measured = {
-        name_of(result): {one.key: one for one in examples}
+        folder_name(result): {example.key: example for example in examples}
         for result in group.selected()
         if not result.is_baseline
         if (
             examples := [
-                one for one in stored[name_of(result)] if one.baseline_prediction is not None
+                example
+                for example in stored[folder_name(result)]
+                if example.baseline_prediction is not None
             ]
         )
     }
     if not measured:
         return None
-    labels = {name_of(one): group.label(one) for one in group.results if name_of(one) in measured}
-    known, missing = examples_of([one for one in group.results if one.folder is not None])
+    labels = {
+        folder_name(result): group.label(result)
+        for result in group.results
+        if folder_name(result) in measured
+    }
+    known, missing = examples_of([result for result in group.results if result.folder is not None])
     keys = list(dict.fromkeys(key for examples in measured.values() for key in examples))
     rows = [_row(place, key, measured, (known or {}).get(key)) for place, key in enumerate(keys)]
     return {
@@ -65,62 +73,69 @@ def _row(
     known: Example | None,
 ) -> dict:
     """One example. of: for each point, the place of its text, or None if it has none."""
-    own = [examples.get(key) for examples in measured.values()]
-    first = next(one for one in own if one is not None)
-    target = first.baseline_prediction or ""
-    texts = list(dict.fromkeys(one.prediction for one in own if one is not None))
+    decodings = [examples.get(key) for examples in measured.values()]
+    first_decoding = next(decoding for decoding in decodings if decoding is not None)
+    target = first_decoding.baseline_prediction or ""
+    texts = list(
+        dict.fromkeys(decoding.prediction for decoding in decodings if decoding is not None)
+    )
     return {
         "id": f"{key[0]}" if key[1] == 1 else f"{key[0]}, turn {key[1]}",
         "place": place,
-        "source": known.source if known is not None else first.prompt,
+        "source": known.source if known is not None else first_decoding.prompt,
         "references": list(known.references) if known is not None else [],
         "texts": [words_of(target, text) for text in texts],
         "changes": [change(target, text) for text in texts],
-        "of": [None if one is None else texts.index(one.prediction) for one in own],
-        "speedups": [None if one is None else _speedup(one) for one in own],
+        "of": [
+            None if decoding is None else texts.index(decoding.prediction) for decoding in decodings
+        ],
+        "speedups": [None if decoding is None else _speedup(decoding) for decoding in decodings],
     }
 
 
-def change(before: str, after: str) -> float:
+def change(baseline_text: str, text: str) -> float:
     """The share of words that differ, from 0 for equal texts to 1 for texts with no common word."""
-    words = before.split(), after.split()
-    if words[0] == words[1]:
+    baseline_words, words = baseline_text.split(), text.split()
+    if baseline_words == words:
         return 0.0
-    return round(1 - SequenceMatcher(None, *words, autojunk=False).ratio(), 4)
+    matcher = SequenceMatcher(None, baseline_words, words, autojunk=False)
+    return round(1 - matcher.ratio(), 4)
 
 
-def words_of(before: str, after: str) -> list[tuple[int, str]]:
+def words_of(baseline_text: str, text: str) -> list[tuple[int, str]]:
     """Both texts as one: runs of words, each with whose they are."""
-    mine, theirs = before.split(), after.split()
+    baseline_words, words = baseline_text.split(), text.split()
+    matcher = SequenceMatcher(None, baseline_words, words, autojunk=False)
     runs = []
-    for _, start, end, begin, stop in SequenceMatcher(
-        None, mine, theirs, autojunk=False
-    ).get_opcodes():
-        if mine[start:end] == theirs[begin:stop]:
-            runs.append((SAME, " ".join(mine[start:end])))
+    for _, baseline_start, baseline_stop, start, stop in matcher.get_opcodes():
+        baseline_run = " ".join(baseline_words[baseline_start:baseline_stop])
+        run = " ".join(words[start:stop])
+        if run == baseline_run:
+            runs.append((IN_BOTH, run))
         else:
-            runs += [(BEFORE, " ".join(mine[start:end])), (AFTER, " ".join(theirs[begin:stop]))]
-    return [(whose, words) for whose, words in runs if words]
+            runs += [(IN_BASELINE, baseline_run), (IN_POINT, run)]
+    return [(side, run) for side, run in runs if run]
 
 
-def _speedup(one: MeasuredExample) -> float | None:
-    if not one.baseline_latency_s or not (own := median(one.latency_s)):
+def _speedup(example: MeasuredExample) -> float | None:
+    if not example.baseline_latency_s:
         return None
-    return round(median(one.baseline_latency_s) / own, 3)
+    latency_s = median(example.latency_s)
+    return round(median(example.baseline_latency_s) / latency_s, 3) if latency_s else None
 
 
 def _within(rows: Sequence[dict]) -> list[dict]:
     """The first rows, as long as their texts are not longer than `MOST_CHARACTERS`; at least
     one.
     """
-    kept, left = [], MOST_CHARACTERS
+    shown_rows, characters_left = [], MOST_CHARACTERS
     for row in rows:
         texts = [words for text in row["texts"] for _, words in text]
-        left -= sum(map(len, [row["source"] or "", *row["references"], *texts]))
-        if kept and left < 0:
+        characters_left -= sum(map(len, [row["source"] or "", *row["references"], *texts]))
+        if shown_rows and characters_left < 0:
             break
-        kept.append(row)
-    return kept
+        shown_rows.append(row)
+    return shown_rows
 
 
 def traced_points(group: Group, stored: Stored) -> list[dict[str, Any]]:
@@ -129,11 +144,13 @@ def traced_points(group: Group, stored: Stored) -> list[dict[str, Any]]:
     """
     shown = []
     for result in group.selected():
-        traced = [one for one in stored[name_of(result)] if one.pieces and one.rounds]
+        traced = [
+            example for example in stored[folder_name(result)] if example.pieces and example.rounds
+        ]
         if traced:
-            texts = [_traced(one, result.knobs) for one in traced[:MOST_TRACED]]
+            texts = [_traced(example, result.knobs) for example in traced[:MOST_TRACED]]
             label = group.label(result)
-            shown.append({"point": name_of(result), "label": label, "examples": texts})
+            shown.append({"point": folder_name(result), "label": label, "examples": texts})
     return shown
 
 
@@ -141,11 +158,11 @@ def _traced(example: MeasuredExample, knobs: Mapping[str, Any]) -> dict[str, Any
     """One text: its rounds, and its spans in milliseconds."""
     pieces, tokens = example.pieces, iter(example.token_ids)
     rounds = []
-    for one in example.rounds:
-        kept = list(islice(tokens, one.accepted))
+    for measured_round in example.rounds:
+        accepted_tokens = list(islice(tokens, measured_round.accepted))
         # None also if the text was cut before it
-        own = next(tokens, None) if one.next_token is not None else None
-        rounds.append(_round(one, kept, own, pieces, knobs))
+        target_token = next(tokens, None) if measured_round.next_token is not None else None
+        rounds.append(_round(measured_round, accepted_tokens, target_token, pieces, knobs))
     spans = [
         (stage, round(1000 * start, 3), round(1000 * end, 3)) for stage, start, end in example.spans
     ]
@@ -153,42 +170,53 @@ def _traced(example: MeasuredExample, knobs: Mapping[str, Any]) -> dict[str, Any
 
 
 def _round(
-    one: MeasuredRound,
-    kept: Sequence[int],
-    own: int | None,
+    measured_round: MeasuredRound,
+    accepted_tokens: Sequence[int],
+    target_token: int | None,
     pieces: Mapping[str, str],
     knobs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """One round. tokens: each with its class in `report.css`; rows: what was drafted, with the
     drafter's numbers.
     """
-    chain = one.drafted[: len(kept)] == list(kept)  # else a tree
-    dropped = one.drafted[one.accepted :]
-    tokens = [(token, "accepted") for token in kept]
+    drafted = measured_round.drafted
+    chain = drafted[: len(accepted_tokens)] == list(accepted_tokens)  # else a tree
+    dropped = drafted[measured_round.accepted :]
+    tokens = [(token, "accepted") for token in accepted_tokens]
     tokens += [(token, "dropped") for token in dropped if chain]
-    if own is not None:
-        tokens.append((own, "replacement" if dropped else "fallback" if one.fallback else "own"))
+    if target_token is not None:
+        kind = "fallback" if measured_round.fallback else "own"
+        tokens.append((target_token, "replacement" if dropped else kind))
     rows = []
-    if one.drafted:
-        words = [pieces[str(token)].strip() or "␣" for token in one.drafted]
+    if drafted:
+        words = [pieces[str(token)].strip() or "␣" for token in drafted]
         rows.append(("drafted" if chain else "tree of drafts", words))
     for name, knob, side in (
         ("confidence", "fallback", "below"),
         ("distance", "rollback", "above"),
     ):
-        if values := one.statistics.get(name):
+        values = measured_round.statistics.get(name)
+        if values:
             limit = f" ({knob} {side} {knobs[knob]})" if knob in knobs else ""
-            rows.append(
-                (f"{name}{limit}", ["–" if value is None else f"{value:.3g}" for value in values])
-            )
+            texts = ["–" if value is None else f"{value:.3g}" for value in values]
+            rows.append((f"{name}{limit}", texts))
     shown = [(pieces[str(token)].replace("\n", "↵\n"), kind) for token, kind in tokens]
-    return {"tokens": shown, "said": _said(one, kept, own), "rows": rows}
+    return {
+        "tokens": shown,
+        "said": _sentence(measured_round, accepted_tokens, target_token),
+        "rows": rows,
+    }
 
 
-def _said(one: MeasuredRound, kept: Sequence[int], own: int | None) -> str:
-    if not one.drafted:
+def _sentence(
+    measured_round: MeasuredRound, accepted_tokens: Sequence[int], target_token: int | None
+) -> str:
+    n_drafted, n_accepted = len(measured_round.drafted), len(accepted_tokens)
+    if not n_drafted:
         return "Nothing was drafted; the target wrote the token."
-    if own is None and len(kept) == len(one.drafted):
+    if target_token is None and n_accepted == n_drafted:
         return "The text ends there."
-    asked = " The drafter handed over, as it was not confident enough." if one.fallback else ""
-    return f"{len(kept)} of {len(one.drafted)} drafted tokens were accepted.{asked}"
+    sentence = f"{n_accepted} of {n_drafted} drafted tokens were accepted."
+    if measured_round.fallback:
+        sentence += " The drafter handed over, as it was not confident enough."
+    return sentence

@@ -14,7 +14,7 @@ for (const holder of document.querySelectorAll(".figure")) {
   const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]]; // the default ones offer an upload
   Plotly.newPlot(holder, data, layout, { responsive: true, displaylogo: false, modeBarButtons: buttons, displayModeBar: narrow ? false : "hover" });
   holder.on("plotly_click", (event) => {
-    const name = event.points.map((each) => each.customdata).find((each) => each);
+    const name = event.points.map((mark) => mark.customdata).find((name) => name);
     if (name) document.querySelector(`[data-open="${CSS.escape(name)}"]`)?.click();
   });
 }

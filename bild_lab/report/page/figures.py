@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import count, pairwise
@@ -20,9 +21,9 @@ from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import BatchCurve, Group
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.page.tables import name_of
-from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, UNCLEAR, Compared
+from bild_lab.report.paired_comparison import NOT_COMPARED, SAME, UNCLEAR, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, STAGE_COLOURS, Mark
+from bild_lab.report.tables import folder_name
 
 # the ends of the bars of gaps, in nats
 GAPS = (-math.inf, *(10.0**power for power in range(-7, 3)), math.inf)
@@ -87,23 +88,18 @@ def acceptance_figure(group: Group, colours: Mapping[str, Mark]) -> Figure | Non
     if not results:
         return None
     traces = []
-    for place, result in enumerate(results):
-        earlier = sum(one.policy == result.policy for one in results[:place])
+    drawn: Counter[str] = Counter()  # lines by policy
+    for result in results:
+        dash = _DASHES[drawn[result.policy] % len(_DASHES)]
+        drawn[result.policy] += 1
         mark = colours.get(result.policy, Mark(MUTED, "x", "x"))
         rates = [
             None if rate is None else 100 * rate for rate in result.counts.acceptance_by_position
         ]
-        traces.append(
-            _line(range(1, len(rates) + 1), rates, escape(group.label(result)), mark)
-            | {
-                "line": {
-                    "color": mark.colour,
-                    "dash": _DASHES[earlier % len(_DASHES)],
-                    "width": 1.8,
-                }
-            }
-            | {"hovertemplate": "%{fullData.name}<br>position %{x}: %{y:.1f} %<extra></extra>"}
-        )
+        trace = _line(range(1, len(rates) + 1), rates, escape(group.label(result)), mark)
+        trace["line"] = {"color": mark.colour, "dash": dash, "width": 1.8}
+        trace["hovertemplate"] = "%{fullData.name}<br>position %{x}: %{y:.1f} %<extra></extra>"
+        traces.append(trace)
     layout = {
         "xaxis": {"title": "Position in the draft", "dtick": 1},
         "yaxis": {"title": "Accepted (%)", "rangemode": "tozero"},
@@ -120,21 +116,35 @@ def divergence_figure(
     Only where the target scored both tokens; None if there is no such text. stored: the examples of
     each point, by its name.
     """
-    examples = [one for result in group.results for one in stored.get(name_of(result), ())]
-    found = [
-        one.certificate for one in examples if (one.certificate or {}).get("margin") is not None
+    examples = [
+        example for result in group.results for example in stored.get(folder_name(result), ())
     ]
-    differing = [(_kind(one), one["margin"]) for one in found]
-    if not differing:
+    certificates = [
+        example.certificate
+        for example in examples
+        if (example.certificate or {}).get("margin") is not None
+    ]
+    if not certificates:
         return None
-    between = [f"{one:g} to {other:g}" for one, other in pairwise(GAPS[1:-1])]
-    labels, traces = [f"below {GAPS[1]:g}", *between, f"{GAPS[-2]:g} and more"], []
-    for kind, colour in KINDS.items():
-        counts, _ = np.histogram([gap for name, gap in differing if name == kind], GAPS)
-        hover = f"%{{x}} nats<br>{kind}: %{{y}} texts<extra></extra>"
-        look = {"marker": {"color": colour}, "hovertemplate": hover}
+    gaps_of_kind: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for certificate in certificates:
+        gaps_of_kind[_kind(certificate)].append(certificate["margin"])
+    between = [f"{low:g} to {high:g}" for low, high in pairwise(GAPS[1:-1])]
+    labels = [f"below {GAPS[1]:g}", *between, f"{GAPS[-2]:g} and more"]
+    traces = []
+    for kind, gaps in gaps_of_kind.items():
+        counts, _ = np.histogram(gaps, GAPS)
         if counts.any():
-            traces.append({"type": "bar", "name": kind, "x": labels, "y": counts.tolist(), **look})
+            traces.append(
+                {
+                    "type": "bar",
+                    "name": kind,
+                    "x": labels,
+                    "y": counts.tolist(),
+                    "marker": {"color": KINDS[kind]},
+                    "hovertemplate": f"%{{x}} nats<br>{kind}: %{{y}} texts<extra></extra>",
+                }
+            )
     layout = {
         "barmode": "stack",
         "xaxis": {
@@ -162,22 +172,22 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
     traces = []
     for curve in curves:
         mark, name = colours[curve.policy], escape(curve.label)
-        points = [one for one in curve.points if one.speedup.value is not None]
-        speedups = [one.speedup for one in points]
-        traces.append(
-            _line(
-                [one.setting.batch for one in points], [one.value for one in speedups], name, mark
-            )
-            | {
-                "error_y": error_bars(
-                    [(one.low, one.value, one.high) for one in speedups], mark.colour
-                )
-            }
-            | {"customdata": [f"{one.tokens_per_s:.0f} tokens/s" for one in points]}
-            | {"hovertemplate": "batch %{x}: %{y:.2f}×, %{customdata}<extra></extra>"}
+        points = [result for result in curve.points if result.speedup.value is not None]
+        speedups = [result.speedup for result in points]
+        trace = _line(
+            [result.setting.batch for result in points],
+            [speedup.value for speedup in speedups],
+            name,
+            mark,
         )
-    batches = sorted({one.setting.batch for curve in curves for one in curve.points})
-    ticks = {"tickvals": batches, "ticktext": [str(one) for one in batches]}
+        trace["error_y"] = error_bars(
+            [(speedup.low, speedup.value, speedup.high) for speedup in speedups], mark.colour
+        )
+        trace["customdata"] = [f"{result.tokens_per_s:.0f} tokens/s" for result in points]
+        trace["hovertemplate"] = "batch %{x}: %{y:.2f}×, %{customdata}<extra></extra>"
+        traces.append(trace)
+    batches = sorted({result.setting.batch for curve in curves for result in curve.points})
+    ticks = {"tickvals": batches, "ticktext": [str(batch) for batch in batches]}
     layout = {
         "xaxis": {"title": "Texts at once", "type": "log", **ticks},
         "yaxis": {"title": "Speedup at the same batch", "rangemode": "tozero"},
@@ -188,11 +198,13 @@ def batch_figure(curves: Sequence[BatchCurve], colours: Mapping[str, Mark]) -> F
 
 def fitted_trees(group: Group) -> list[tuple[Result, Mapping[str, Any]]]:
     """The points that drafted with a tree of `scripts/fit_tree.py`, and the content of its file."""
-    found = (
-        (result, ((result.facts or {}).get("trained") or {}).get("tree"))
-        for result in group.results
-    )
-    return [(result, tree) for result, tree in found if tree and "acceptance" in tree]
+    fitted = []
+    for result in group.results:
+        trained = (result.facts or {}).get("trained") or {}
+        tree = trained.get("tree")
+        if tree and "acceptance" in tree:
+            fitted.append((result, tree))
+    return fitted
 
 
 def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
@@ -202,34 +214,36 @@ def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
     number of masks.
     """
     tree, acceptance = content["trees"][-1], content["acceptance"]
-    above = [parent + 1 for parent in tree["parents"]]  # rows; row 0 is the last committed token
-    heights, depths, reached = _heights(above), [0], [1.0]
-    hover, xs, ys = ["the last committed token"], [], []
-    for row, (parent, rank) in enumerate(zip(above, tree["ranks"], strict=True), start=1):
+    parents = [parent + 1 for parent in tree["parents"]]  # rows; row 0 is the last committed token
+    heights, depths, accept_probs = _heights(parents), [0], [1.0]
+    hover_texts, edge_xs, edge_ys = ["the last committed token"], [], []
+    for row, (parent, rank) in enumerate(zip(parents, tree["ranks"], strict=True), start=1):
         depths.append(depths[parent] + 1)
-        chance = acceptance[depths[parent]][rank]
-        reached.append(reached[parent] * chance)
-        xs += [depths[parent], depths[row], None]
-        ys += [heights[parent], heights[row], None]
-        hover.append(
-            f"depth {depths[row]}, rank {rank + 1}: right in {percent(chance)} after what is right"
-            f" before it;<br>accepted in {percent(reached[-1])} of all rounds"
+        right_prob = acceptance[depths[parent]][rank]
+        accept_probs.append(accept_probs[parent] * right_prob)
+        edge_xs += [depths[parent], depths[row], None]
+        edge_ys += [heights[parent], heights[row], None]
+        hover_texts.append(
+            f"depth {depths[row]}, rank {rank + 1}: right in {percent(right_prob)} after what is"
+            f" right before it;<br>accepted in {percent(accept_probs[-1])} of all rounds"
         )
     ranks = ["", *(str(rank + 1) for rank in tree["ranks"])]
     masks = [f" +{count}" if count else "" for count in tree["probes"]]
     nodes = scatter(
         zip(depths, heights, strict=True),
         "markers+text",
-        text=[f"\u2002{rank}{more}" for rank, more in zip(ranks, masks, strict=True)],
+        text=[f"\u2002{rank}{mask}" for rank, mask in zip(ranks, masks, strict=True)],
         textposition="middle right",
-        hovertext=hover,
+        hovertext=hover_texts,
         hoverinfo="text",
         marker={
-            "size": [max(5.0, _LARGEST * chance**0.5) for chance in reached],
+            "size": [max(5.0, _LARGEST * accept_prob**0.5) for accept_prob in accept_probs],
             "color": COLOURS[0],
         },
     )
-    lines = scatter(zip(xs, ys, strict=True), "lines", hoverinfo="skip", line={"color": MUTED})
+    edges = scatter(
+        zip(edge_xs, edge_ys, strict=True), "lines", hoverinfo="skip", line={"color": MUTED}
+    )
     layout = {
         "title": {
             "text": f"{escape(label)}: {len(depths) + sum(tree['probes'])} rows",
@@ -240,60 +254,63 @@ def tree_figure(label: str, content: Mapping[str, Any]) -> Figure:
         "xaxis": {"title": "Depth", "dtick": 1, "showgrid": False},
         "yaxis": {"visible": False, "autorange": "reversed"},
     }
-    return figure_of([lines, nodes], layout, height=160 + 24 * round(max(heights) + 1))
+    return figure_of([edges, nodes], layout, height=160 + 24 * round(max(heights) + 1))
 
 
-def comparison_figures(compared: Sequence[Compared], labels: Sequence[str]) -> list[Figure]:
+def comparison_figures(compared: Sequence[PointComparison], labels: Sequence[str]) -> list[Figure]:
     """An interval for every point, in the given order: of its latency ratio, and of its quality
     difference.
 
     What was not compared of any point has no figure. labels: of the points.
     """
     metric = escape(compared[0].pair.a.quality.metric) if compared else ""
-    speeds = [(one.latency, one.speed_verdict) for one in compared]
-    qualities = [(one.quality.difference, one.quality.verdict) for one in compared]
-    figures = [
-        _intervals("Latency B/A<br>(left of the line B is faster)", 1.0, speeds, labels),
-        _intervals(
-            f"{metric}, B minus A<br>(right of the line B is better)", 0.0, qualities, labels
-        ),
+    latencies = [(comparison.latency_ratio, comparison.speed_verdict) for comparison in compared]
+    qualities = [
+        (comparison.quality.difference, comparison.quality.verdict) for comparison in compared
     ]
-    return [one for one in figures if one["data"]]
+    latency_title = "Latency B/A<br>(left of the line B is faster)"
+    quality_title = f"{metric}, B minus A<br>(right of the line B is better)"
+    figures = [
+        _intervals(latency_title, 1.0, latencies, labels),
+        _intervals(quality_title, 0.0, qualities, labels),
+    ]
+    return [figure for figure in figures if figure["data"]]
 
 
 def _intervals(
     title: str,
-    middle: float,
-    found: Sequence[tuple[Speedup | Difference | None, str]],
+    equal: float,
+    estimates: Sequence[tuple[Speedup | Difference | None, str]],
     labels: Sequence[str],
 ) -> Figure:
-    """The estimates: filled marks are verdicts, rings may be chance. middle: where A equals B."""
+    """The estimates: filled marks are verdicts, rings may be chance. equal: where A equals B."""
     traces = []
-    for row, (one, verdict) in enumerate(found):
-        if one is None:
+    for row, (estimate, verdict) in enumerate(estimates):
+        if estimate is None:
             continue
-        chance = verdict in (SAME, NOT_COMPARED, UNCLEAR)
-        colour = MUTED if chance else _GOOD if verdict in ("faster", "better") else _BAD
-        words = f"{number(one.value, 3)} {interval(one.low, one.high, 3)}"
-        if not middle:
-            words = f"{signed(one.value)} {interval(one.low, one.high, write=signed)}"
+        value, low, high = estimate.value, estimate.low, estimate.high
+        by_chance = verdict in (SAME, NOT_COMPARED, UNCLEAR)
+        colour = MUTED
+        if not by_chance:
+            colour = _GOOD if verdict in ("faster", "better") else _BAD
+        if equal:
+            words = f"{number(value, 3)} {interval(low, high, 3)}"
+        else:
+            words = f"{signed(value)} {interval(low, high, write=signed)}"
+        symbol = "circle-open" if by_chance else "circle"
         traces.append(
             scatter(
-                [(one.value, row)],
+                [(value, row)],
                 "markers",
-                error_x=error_bars([(one.low, one.value, one.high)], colour),
-                marker={
-                    "size": 9,
-                    "symbol": "circle-open" if chance else "circle",
-                    "color": colour,
-                },
+                error_x=error_bars([(low, value, high)], colour),
+                marker={"size": 9, "symbol": symbol, "color": colour},
                 text=[f"{words}: {verdict}"],
                 hovertemplate=HOVER,
             )
         )
     names = [_wrapped(label) for label in labels]
     layout = {
-        "xaxis": {"title": title, "type": "log" if middle else "linear"},
+        "xaxis": {"title": title, "type": "log" if equal else "linear"},
         "yaxis": {
             "tickvals": list(range(len(names))),
             "ticktext": names,
@@ -302,7 +319,7 @@ def _intervals(
         "showlegend": False,
         "meta": "rows",  # figures.js moves their names on a narrow screen
         "annotations": [],
-        "shapes": [{**_DASHED, "yref": "paper", "x0": middle, "x1": middle, "y0": 0, "y1": 1}],
+        "shapes": [{**_DASHED, "yref": "paper", "x0": equal, "x1": equal, "y0": 0, "y1": 1}],
     }
     lines = sum(1 + name.count("<br>") for name in names)
     return figure_of(traces, layout, height=150 + 26 * len(names) + 10 * lines)
@@ -315,24 +332,27 @@ def _line(xs: Sequence[float], ys: Sequence[float | None], name: str, mark: Mark
     return scatter(zip(xs, ys, strict=True), "lines+markers", name=name, line=line, marker=marker)
 
 
-def _heights(above: Sequence[int]) -> list[float]:
+def _heights(parents: Sequence[int]) -> list[float]:
     """The place of each row from top to bottom: leaves one below the other, parents beside their
     children's middle.
 
-    above: the row of the parent of every row but the first; parents come before their children.
+    parents: the row of the parent of every row but the first; parents come before their children.
     """
     children: dict[int, list[int]] = {}
-    for row, parent in enumerate(above, start=1):
+    for row, parent in enumerate(parents, start=1):
         children.setdefault(parent, []).append(row)
-    leaves, places = count(), [0.0] * (len(above) + 1)
+    leaf_counter, heights = count(), [0.0] * (len(parents) + 1)
 
-    def place(row: int) -> float:
-        below = [place(child) for child in children.get(row, ())]
-        places[row] = (below[0] + below[-1]) / 2 if below else float(next(leaves))
-        return places[row]
+    def set_height(row: int) -> float:
+        child_heights = [set_height(child) for child in children.get(row, ())]
+        if child_heights:
+            heights[row] = (child_heights[0] + child_heights[-1]) / 2
+        else:
+            heights[row] = float(next(leaf_counter))
+        return heights[row]
 
-    place(0)
-    return places
+    set_height(0)
+    return heights
 
 
 def _wrapped(label: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -24,12 +23,13 @@ from bild_lab.lab.schema.formatting import (
     times,
 )
 from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import TOLERANCE
 from bild_lab.lab.store.groups import Group, telling_knobs, varying_knobs
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.page.tables import Table, TableCell, name_of, plain_table
+from bild_lab.report.screened_points import ScreenedPoint
 from bild_lab.report.style import COLOURS, MUTED, Mark
+from bild_lab.report.tables import Table, TableCell, folder_name, plain_table
 
-SCREENED = "screen.csv"  # the screened points in a sweep's folder
 LOSSES = (0.0, 0.5, 1.0, 2.0)  # points of quality that the fastest screened points may lose
 
 
@@ -43,30 +43,6 @@ class MapPoint:
     numbers: tuple[float | None, float | None]
     name: str | None
     certified: bool = False
-
-
-@dataclass(frozen=True)
-class ScreenedPoint:
-    """A screened point: a row of `screen.csv`. live: the point that confirmed it."""
-
-    policy: str
-    knobs: Mapping[str, Any]
-    row: Mapping[str, Any]
-    live: Result | None
-
-    @property
-    def speedup(self) -> float:
-        """The predicted one."""
-        return self.row["predicted_speedup"]
-
-    @property
-    def difference(self) -> float:
-        return self.row["quality_difference"]
-
-    @property
-    def certified(self) -> str:
-        """What is certified of it, in words; empty for nothing."""
-        return self.row["certified"] if isinstance(self.row.get("certified"), str) else ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +62,7 @@ def knob_maps(group: Group) -> list[Figure]:
     titles = ("Latency, ms", group.metric)
     if group.relative:
         titles = ("Speedup", f"{group.metric}, difference from {group.setting.baseline}")
-    found = []
+    maps = []
     for policy in group.policies:
         results = [
             result for result in group.of_policy(policy) if group.position(result) is not None
@@ -97,13 +73,15 @@ def knob_maps(group: Group) -> list[Figure]:
             if all(knob in result.knobs for result in results)
         ]
         cells = []
-        for one in results:
-            numbers = (1000 * one.latency_s.mean, one.quality.value)
+        for result in results:
+            numbers = (1000 * result.latency_s.mean, result.quality.value)
             if group.relative:
-                numbers = (one.speedup.value, one.quality.difference)
-            cells.append(MapPoint({knob: one.knobs[knob] for knob in knobs}, numbers, name_of(one)))
-        found += _maps(policy, cells, titles, group.relative)
-    return found
+                numbers = (result.speedup.value, result.quality.difference)
+            cells.append(
+                MapPoint({knob: result.knobs[knob] for knob in knobs}, numbers, folder_name(result))
+            )
+        maps += _maps(policy, cells, titles, group.relative)
+    return maps
 
 
 def _maps(
@@ -115,131 +93,141 @@ def _maps(
     knobs = list(cells[0].knobs) if cells else []
     if len(knobs) < 2:
         return []
-    axes = {knob: _in_order([one.knobs[knob] for one in cells]) for knob in knobs[:2]}
-    choices: dict[str, list[MapPoint]] = {}  # by the values of the other knobs
-    for one in cells:
-        words = ", ".join(f"{knob} {knob_value(one.knobs[knob])}" for knob in knobs[2:])
-        choices.setdefault(escape(words), []).append(one)
+    axes = {knob: _in_order([cell.knobs[knob] for cell in cells]) for knob in knobs[:2]}
+    by_choice: dict[str, list[MapPoint]] = {}  # by the values of the other knobs
+    for cell in cells:
+        choice = ", ".join(f"{knob} {knob_value(cell.knobs[knob])}" for knob in knobs[2:])
+        by_choice.setdefault(escape(choice), []).append(cell)
     figures = []
-    for place, title in enumerate(titles):
-        values = [abs(one.numbers[place]) for one in cells if one.numbers[place] is not None]
-        ends = (0.0 if relative and place else min(values), max(values)) if values else (0.0, 1.0)
-        traces = [_squares(several, place, axes, ends) for several in choices.values()]
+    for index, title in enumerate(titles):
+        bounds = _bounds(cells, index, from_zero=relative and index > 0)
+        traces = [
+            _squares(choice_cells, index, axes, bounds) for choice_cells in by_choice.values()
+        ]
         for hidden in traces[1:]:
             hidden["visible"] = False
-        buttons = [
-            {
-                "label": words,
-                "method": "restyle",
-                "args": ["visible", [words == other for other in choices]],
-            }
-            for words in choices
-        ]
-        menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
-        layout = {
-            "title": {
-                "text": f"{escape(policy)}: {escape(title)}",
-                "x": 0.01,
-                "y": 0.98,
-                "font": {"size": 14},
-            },
-            "showlegend": False,
-            "updatemenus": [menu] if len(choices) > 1 else [],
-        }
-        for axis, (knob, several) in zip("xy", axes.items(), strict=True):
-            ticks = {
-                "tickvals": list(range(len(several))),
-                "ticktext": [escape(one) for one in several],
-            }
-            place = {"range": [-0.6, len(several) - 0.4], "showgrid": False}
-            layout[f"{axis}axis"] = {"title": escape(knob), **place, **ticks}
-        figures.append(figure_of(traces, layout, height=150 + 44 * len(axes[knobs[1]])))
+        layout = _map_layout(f"{escape(policy)}: {escape(title)}", list(by_choice), axes)
+        height = 150 + 44 * len(axes[knobs[1]])
+        figures.append(figure_of(traces, layout, height=height))
     return figures
 
 
-def _squares(
-    cells: Sequence[MapPoint], place: int, axes: Mapping[str, list[str]], ends: tuple[float, float]
+def _bounds(cells: Sequence[MapPoint], index: int, from_zero: bool) -> tuple[float, float]:
+    """The least and the largest size of a number; 0 and 1 where it is not known of any cell."""
+    sizes = [abs(cell.numbers[index]) for cell in cells if cell.numbers[index] is not None]
+    if not sizes:
+        return 0.0, 1.0
+    return 0.0 if from_zero else min(sizes), max(sizes)
+
+
+def _map_layout(
+    title: str, choices: Sequence[str], axes: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """The cells as squares, in stronger colour the larger their number; ends: its least and
-    most.
+    """Title and axes of a map, and its dropdown where there are several choices."""
+    buttons = [
+        {
+            "label": label,
+            "method": "restyle",
+            "args": ["visible", [choice == label for choice in choices]],
+        }
+        for label in choices
+    ]
+    menu = {"buttons": buttons, "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+    layout = {
+        "title": {"text": title, "x": 0.01, "y": 0.98, "font": {"size": 14}},
+        "showlegend": False,
+        "updatemenus": [menu] if len(choices) > 1 else [],
+    }
+    for axis, (knob, knob_texts) in zip("xy", axes.items(), strict=True):
+        layout[f"{axis}axis"] = {
+            "title": escape(knob),
+            "range": [-0.6, len(knob_texts) - 0.4],
+            "showgrid": False,
+            "tickvals": list(range(len(knob_texts))),
+            "ticktext": [escape(knob_text) for knob_text in knob_texts],
+        }
+    return layout
+
+
+def _squares(
+    cells: Sequence[MapPoint],
+    index: int,
+    axes: Mapping[str, list[str]],
+    bounds: tuple[float, float],
+) -> Trace:
+    """The cells as squares, in stronger colour the larger their number.
+
+    index: of the number. bounds: its least and its largest size.
     """
-    known = [(one, one.numbers[place]) for one in cells if one.numbers[place] is not None]
-    places = [
-        [several.index(knob_value(one.knobs[knob])) for knob, several in axes.items()]
-        for one, _ in known
-    ]
-    (least, most), written = ends, signed if ends[0] == 0 else number
-    strength = [
-        round(0.08 + 0.6 * (abs(value) - least) / ((most - least) or 1.0), 3) for _, value in known
-    ]
-    colours = [COLOURS[1] if value < 0 else COLOURS[0] for _, value in known]
+    known = [cell for cell in cells if cell.numbers[index] is not None]
+    smallest, largest = bounds
+    write = signed if smallest == 0 else number
+    places, texts, colours, opacities = [], [], [], []
+    for cell in known:
+        value = cell.numbers[index]
+        places.append(
+            [knob_texts.index(knob_value(cell.knobs[knob])) for knob, knob_texts in axes.items()]
+        )
+        texts.append(write(value) + ("<br>✓" if cell.certified else ""))
+        colours.append(COLOURS[1] if value < 0 else COLOURS[0])
+        share = (abs(value) - smallest) / ((largest - smallest) or 1.0)
+        opacities.append(round(0.08 + 0.6 * share, 3))
     return scatter(
         places,
         "markers+text",
-        text=[written(value) + "<br>✓" * one.certified for one, value in known],
-        customdata=[one.name for one, _ in known],
+        text=texts,
+        customdata=[cell.name for cell in known],
         hoverinfo="text",
-        marker={"symbol": "square", "size": 40, "color": colours, "opacity": strength},
+        marker={"symbol": "square", "size": 40, "color": colours, "opacity": opacities},
     )
 
 
 def _in_order(values: Sequence[Any]) -> list[str]:
     """The texts of a knob's values, numbers by size and before words."""
     texts = pd.Series({knob_value(value): value for value in values}, dtype=object)
-    return list(pd.to_numeric(texts, errors="coerce").sort_index().sort_values(kind="stable").index)
-
-
-def screened_points(folder: Path, results: Sequence[Result]) -> list[ScreenedPoint]:
-    """The points that were screened in a sweep's folder and whose speed was predicted; none without
-    their table.
-
-    results: the points of the sweep, which confirm some of the screened ones.
-    """
-    if not (folder / SCREENED).is_file():
-        return []
-    table = pd.read_csv(folder / SCREENED, dtype={"confirmed": str}).dropna(
-        subset="predicted_speedup"
-    )
-    names = list(table)
-    knobs = names[names.index("policy") + 1 : names.index("split")]
-    measured = {result.point: result for result in results}
-    return [
-        ScreenedPoint(
-            row["policy"],
-            {knob: row[knob] for knob in knobs if pd.notna(row[knob])},
-            row,
-            measured.get(row["confirmed"]),
-        )
-        for row in table.to_dict("records")
-    ]
+    numbers = pd.to_numeric(texts, errors="coerce")
+    return list(numbers.sort_index().sort_values(kind="stable").index)
 
 
 def grids(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> list[ScreenedGrid]:
     """What the page shows of screened points."""
     sets: dict[tuple[str, int], list[ScreenedPoint]] = {}
-    for one in points:
-        sets.setdefault((one.row["split"], one.row["n_examples"]), []).append(one)
-    found = []
-    for (split, examples), own in sets.items():
-        titles = ("predicted speedup", f"{own[0].row['quality_metric']}, difference")
+    for point in points:
+        sets.setdefault((point.row["split"], point.row["n_examples"]), []).append(point)
+    screened_grids = []
+    for (split, examples), grid_points in sets.items():
         maps = []
-        for policy in dict.fromkeys(one.policy for one in own):
-            several = [one for one in own if one.policy == policy]
-            knobs = varying_knobs(several)
-            cells = [
-                MapPoint(
-                    {knob: one.knobs.get(knob) for knob in knobs},
-                    (one.speedup, one.difference),
-                    one.live and name_of(one.live),
-                    bool(one.certified),
-                )
-                for one in several
-            ]
-            maps += _maps(policy, cells, titles, relative=True)
-        found.append(
-            ScreenedGrid(split, examples, len(own), _cloud(own, colours), _fastest(own), maps)
+        for policy in dict.fromkeys(point.policy for point in grid_points):
+            maps += _screened_maps(
+                policy, [point for point in grid_points if point.policy == policy]
+            )
+        screened_grids.append(
+            ScreenedGrid(
+                split,
+                examples,
+                len(grid_points),
+                _cloud(grid_points, colours),
+                _fastest(grid_points),
+                maps,
+            )
         )
-    return found
+    return screened_grids
+
+
+def _screened_maps(policy: str, points: Sequence[ScreenedPoint]) -> list[Figure]:
+    """The maps of one policy's screened points."""
+    titles = ("predicted speedup", f"{points[0].row['quality_metric']}, difference")
+    knobs = varying_knobs(points)
+    cells = [
+        MapPoint(
+            knobs={knob: point.knobs.get(knob) for knob in knobs},
+            numbers=(point.speedup, point.difference),
+            name=None if point.live is None else folder_name(point.live),
+            certified=bool(point.certified),
+        )
+        for point in points
+    ]
+    return _maps(policy, cells, titles, relative=True)
 
 
 def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figure:
@@ -248,29 +236,27 @@ def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figu
     """
     metric = escape(points[0].row["quality_metric"])
     traces = []
-    for policy in dict.fromkeys(one.policy for one in points):
-        own = [one for one in points if one.policy == policy]
-        mark = colours[policy]
-        look = {"color": mark.colour, "size": 6, "symbol": mark.plotly_symbol}
-        text = {"text": [_hover(one) for one in own], "hovertemplate": HOVER}
-        places = [(1 / one.speedup, one.difference) for one in own]
-        traces.append(scatter(places, "markers", name=escape(policy), marker=look, **text))
-        if live := [
-            one.live for one in own if one.live is not None and one.live.speedup.low is not None
-        ]:
-            traces.append(_confirmed(policy, live, mark.colour))
-    front = sorted((1 / one.speedup, one.difference) for one in points if one.row["on_front"])
-    traces.append(
-        scatter(
-            front, "lines", name="front", hoverinfo="skip", line={"shape": "hv", "color": MUTED}
+    for policy in dict.fromkeys(point.policy for point in points):
+        traces += _policy_cloud(
+            policy, [point for point in points if point.policy == policy], colours[policy]
         )
-    )
-    for words in dict.fromkeys(one.certified for one in points if one.certified):
-        ring = {"symbol": "circle-open", "size": 14, "color": COLOURS[5], "line": {"width": 2}}
-        places = [(1 / one.speedup, one.difference) for one in points if one.certified == words]
+    front = sorted((point.latency, point.difference) for point in points if point.row["on_front"])
+    line = {"shape": "hv", "color": MUTED}
+    traces.append(scatter(front, "lines", name="front", hoverinfo="skip", line=line))
+    for certificate in dict.fromkeys(point.certified for point in points if point.certified):
+        certified = [point for point in points if point.certified == certificate]
         traces.append(
             scatter(
-                places, "markers", name=f"certified: {escape(words)}", marker=ring, hoverinfo="skip"
+                _cloud_places(certified),
+                "markers",
+                name=f"certified: {escape(certificate)}",
+                marker={
+                    "symbol": "circle-open",
+                    "size": 14,
+                    "color": COLOURS[5],
+                    "line": {"width": 2},
+                },
+                hoverinfo="skip",
             )
         )
     layout = {
@@ -282,20 +268,35 @@ def _cloud(points: Sequence[ScreenedPoint], colours: Mapping[str, Mark]) -> Figu
     return figure_of(traces, layout, height=480)
 
 
-def _hover(one: ScreenedPoint) -> str:
-    row = one.row
+def _policy_cloud(policy: str, points: Sequence[ScreenedPoint], mark: Mark) -> list[Trace]:
+    """One policy's screened points, and those of them that were measured live."""
+    screened = scatter(
+        _cloud_places(points),
+        "markers",
+        name=escape(policy),
+        marker={"color": mark.colour, "size": 6, "symbol": mark.plotly_symbol},
+        text=[_hover(point) for point in points],
+        hovertemplate=HOVER,
+    )
+    live = [point.live for point in points if point.live is not None]
+    compared = [result for result in live if result.speedup.low is not None]
+    return [screened, _confirmed(policy, compared, mark.colour)] if compared else [screened]
+
+
+def _cloud_places(points: Sequence[ScreenedPoint]) -> list[tuple[float, float]]:
+    return [(point.latency, point.difference) for point in points]
+
+
+def _hover(point: ScreenedPoint) -> str:
+    row = point.row
+    metric = f"{escape(row['quality_metric'])} {number(row['quality'])}"
     bounds = interval(row["quality_difference_low"], row["quality_difference_high"], write=signed)
+    tokens_per_call = number(row["tokens_per_target_call"])
     lines = [
-        f"<b>{escape(point_label(one, list(one.knobs)))}</b>",
-        f"predicted {times(one.speedup)}",
-        (
-            f"{escape(row['quality_metric'])} {number(row['quality'])}, {signed(one.difference)}"
-            f" {bounds}"
-        ),
-        (
-            f"{number(row['tokens_per_target_call'])} tokens a call, {row['target_calls']} target"
-            " calls"
-        ),
+        f"<b>{escape(point_label(point, list(point.knobs)))}</b>",
+        f"predicted {times(point.speedup)}",
+        f"{metric}, {signed(point.difference)} {bounds}",
+        f"{tokens_per_call} tokens a call, {row['target_calls']} target calls",
         f"{row['fallbacks']} fallbacks, {row['rollbacks']} rollbacks",
     ]
     return "<br>".join(lines)
@@ -303,47 +304,47 @@ def _hover(one: ScreenedPoint) -> str:
 
 def _confirmed(policy: str, results: Sequence[Result], colour: str) -> Trace:
     """What was measured live, with its intervals; a click opens the point."""
-    known = [
-        (one, one.speedup, one.quality) for one in results if one.quality.difference_low is not None
-    ]
-    places = [(1 / speedup.value, quality.difference) for _, speedup, quality in known]
-    across = [(1 / speedup.high, 1 / speedup.value, 1 / speedup.low) for _, speedup, _ in known]
-    along = [
-        (quality.difference_low, quality.difference, quality.difference_high)
-        for _, _, quality in known
-    ]
-    words = [
-        f"{escape(point_label(one, list(one.knobs)))}<br>measured {times(each.value)}"
-        for one, each, _ in known
-    ]
+    known = [result for result in results if result.quality.difference_low is not None]
+    places, latency_ends, difference_ends, texts = [], [], [], []
+    for result in known:
+        speedup, quality = result.speedup, result.quality
+        latency = 1 / speedup.value
+        places.append((latency, quality.difference))
+        latency_ends.append((1 / speedup.high, latency, 1 / speedup.low))
+        difference_ends.append(
+            (quality.difference_low, quality.difference, quality.difference_high)
+        )
+        label = point_label(result, list(result.knobs))
+        texts.append(f"{escape(label)}<br>measured {times(speedup.value)}")
     return scatter(
         places,
         "markers",
         name=f"{escape(policy)}, measured",
         marker={"symbol": "diamond", "size": 11, "color": colour},
-        error_x=error_bars(across, colour),
-        error_y=error_bars(along, colour),
-        text=words,
+        error_x=error_bars(latency_ends, colour),
+        error_y=error_bars(difference_ends, colour),
+        text=texts,
         hovertemplate=HOVER,
-        customdata=[name_of(one) for one, _, _ in known],
+        customdata=[folder_name(result) for result in known],
     )
 
 
 def _fastest(points: Sequence[ScreenedPoint]) -> Table:
     """The fastest screened point within each allowed loss."""
-    found = []
+    rows = []
     for loss in LOSSES:
-        kept = [one for one in points if one.difference >= -loss - 1e-9]
-        if best := max(kept, key=lambda one: one.speedup, default=None):
-            found.append(
-                {
-                    "allowed loss": TableCell(number(loss, 1), "", loss),
-                    "predicted": times(best.speedup),
-                    "difference": signed(best.difference),
-                    "measured": (
-                        "not confirmed" if best.live is None else times(best.live.speedup.value)
-                    ),
-                    "policy, knobs": point_label(best, telling_knobs(best, points)),
-                }
-            )
-    return plain_table(found)
+        allowed = [point for point in points if point.difference >= -loss - TOLERANCE]
+        if not allowed:
+            continue
+        best = max(allowed, key=lambda point: point.speedup)
+        measured = "not confirmed" if best.live is None else times(best.live.speedup.value)
+        rows.append(
+            {
+                "allowed loss": TableCell(number(loss, 1), "", loss),
+                "predicted": times(best.speedup),
+                "difference": signed(best.difference),
+                "measured": measured,
+                "policy, knobs": point_label(best, telling_knobs(best, points)),
+            }
+        )
+    return plain_table(rows)

@@ -23,23 +23,20 @@ from bild_lab.lab.store.groups import (
     telling_knobs,
 )
 from bild_lab.lab.store.progress import read_commands
-from bild_lab.report.headline import answers, front_in_words, reason_lines, sentences
+from bild_lab.report.headline import headline_sentences
 from bild_lab.report.page import figures
 from bild_lab.report.page.base import Figure, page_environment, plotly_js
 from bild_lab.report.page.examples import Stored, text_browser, traced_points
-from bild_lab.report.page.grid import grids, knob_maps, screened_points
+from bild_lab.report.page.grid import grids, knob_maps
 from bild_lab.report.page.pareto_plot import overlay_figure, overlays, pareto_figure
-from bild_lab.report.page.tables import (
-    Table,
-    TableCell,
-    batch_table,
-    name_of,
-    plain_table,
-    points_table,
-    tables,
-)
+from bild_lab.report.page.tables import batch_table, setting_tables
+from bild_lab.report.phrases import front_in_words, timed_points
 from bild_lab.report.provenance import notes, sources
+from bild_lab.report.reasons import reason_lines
+from bild_lab.report.review import review_answers
+from bild_lab.report.screened_points import screened_points
 from bild_lab.report.style import Mark, marks
+from bild_lab.report.tables import Table, TableCell, folder_name, plain_table, points_table
 
 
 def write_html(
@@ -59,22 +56,27 @@ def write_html(
     """
     groups, folder = by_setting(results), path.parent
     screened, curves = screened_points(folder, results), batch_curves(results)
-    policies = {policy for group in groups for policy in group.policies} | {
-        one.policy for one in screened
-    }
+    policies = {policy for group in groups for policy in group.policies}
+    policies |= {point.policy for point in screened}
     colours = marks(sorted(policies))
-    sections, texts, traces, lost = [], [], [], []
+    sections, browsers, traces, unreadable = [], [], [], []
     for group in groups:
-        stored = _stored(group, lost)
-        sections.append(_section(group, colours, stored) | {"answers": answers(group, screened)})
-        if (browser := text_browser(group, stored)) is not None:
-            texts.append(browser)
+        stored = _stored_examples(group, unreadable)
+        section = _section(group, colours, stored)
+        section["answers"] = review_answers(group, screened)
+        sections.append(section)
+        browser = text_browser(group, stored)
+        if browser is not None:
+            browsers.append(browser)
         prefix = f"{setting_title(group.setting)}: " if len(groups) > 1 else ""
-        traces += [{**one, "label": prefix + one["label"]} for one in traced_points(group, stored)]
+        traces += [
+            {**traced_point, "label": prefix + traced_point["label"]}
+            for traced_point in traced_points(group, stored)
+        ]
     page = page_environment().get_template("report.html.j2")
     text = page.render(
         name=name,
-        headline=sentences(results),
+        headline=headline_sentences(results),
         progress=progress,
         written=datetime.now().astimezone().strftime("%H:%M:%S"),
         commands=read_commands(folder),
@@ -82,7 +84,7 @@ def write_html(
         batches=batch_table(curves),
         batch_figure=figures.batch_figure(curves, colours),
         differing=_differing(groups),
-        pictures=[(one, overlay_figure(one)) for one in overlays(groups)],
+        pictures=[(overlay, overlay_figure(overlay)) for overlay in overlays(groups)],
         sections=sections,
         count=len(results),
         failures=[
@@ -92,37 +94,37 @@ def write_html(
         total=duration(sum(result.total_s for result in results)),
         duration=duration,
         environment=environments(results),
-        notes=[*notes(results, older), *lost],
+        notes=[*notes(results, older), *unreadable],
         sources=plain_table(sources(results)),
-        texts=texts,
+        texts=browsers,
         traces=traces,
         terms=TERMS,
         few=FEW,
         plotly=plotly_js(),
     )
     write_atomically(path, text.encode())
-    return lost
+    return unreadable
 
 
-def _stored(group: Group, lost: list[str]) -> Stored:
+def _stored_examples(group: Group, unreadable: list[str]) -> Stored:
     """The examples of the points whose texts are shown, and of those whose certificates say that
     texts differ.
 
-    lost: gets a sentence for each point whose examples cannot be read.
+    unreadable: gets a sentence for each point whose examples cannot be read.
     """
     certified = [
-        one
-        for one in group.results
-        if one.certificate and one.certificate.ties + one.certificate.defects
+        result
+        for result in group.results
+        if result.certificate and result.certificate.ties + result.certificate.defects
     ]
-    chosen = {name_of(result): result for result in (*group.selected(), *certified)}
+    shown_results = {folder_name(result): result for result in (*group.selected(), *certified)}
     stored: dict[str, list[MeasuredExample]] = {}
-    for name, result in chosen.items():
+    for name, result in shown_results.items():
         try:
             stored[name] = read_examples(result.folder)
         except UserError as error:
             stored[name] = []
-            lost.append(f"The texts of {group.label(result)} are not shown: {error}")
+            unreadable.append(f"The texts of {group.label(result)} are not shown: {error}")
     return stored
 
 
@@ -132,37 +134,37 @@ def _section(group: Group, colours: dict[str, Mark], stored: Stored) -> dict[str
     Its figures and tables are by the name of their part of the page.
     """
     trees = figures.fitted_trees(group)
-    drawn: dict[str, list[Figure | None]] = {
-        "pareto": [
-            pareto_figure(group, colours) if any(map(group.position, group.results)) else None
-        ],
+    drawable = any(map(group.position, group.results))
+    part_figures: dict[str, list[Figure | None]] = {
+        "pareto": [pareto_figure(group, colours)] if drawable else [],
         "knobs": knob_maps(group),
         "stages": [figures.stages_figure(group)],
         "acceptance": [figures.acceptance_figure(group, colours)],
         "differing": [figures.divergence_figure(group, stored)],
-        "trees": [figures.tree_figure(group.label(one), content) for one, content in trees],
+        "trees": [figures.tree_figure(group.label(result), content) for result, content in trees],
     }
-    first = group.results[0]
-    signatures = [
-        (f"{one.metric} signature", one.signature)
-        for one in (first.quality, *first.further_qualities.values())
-    ]
     details = [(key, _plain(value)) for key, value in group.setting.items()]
+    fastest = group.results[0]
+    for quality in (fastest.quality, *fastest.further_qualities.values()):
+        if quality.signature:
+            details.append((f"{quality.metric} signature", quality.signature))
     return {
         "group": group,
         "title": setting_title(group.setting),
-        "details": [*details, *(each for each in signatures if each[1])],
+        "details": details,
         "reasons": reason_lines(group),
         "points": points_table(group),
-        "tables": tables(group),
+        "tables": setting_tables(group),
         "figures": {
-            part: [one for one in several if one is not None] for part, several in drawn.items()
+            name: [figure for figure in drawn if figure is not None]
+            for name, drawn in part_figures.items()
         },
         "front": [
-            (name_of(result), label, numbers) for result, label, numbers in front_in_words(group)
+            (folder_name(result), label, numbers)
+            for result, label, numbers in front_in_words(group)
         ],
         "fixed": fixed_knobs(group),
-        "candidates": sum(result.timed and not result.is_baseline for result in group.results),
+        "candidates": len(timed_points(group)),
     }
 
 
@@ -173,8 +175,8 @@ def fixed_knobs(group: Group) -> list[str]:
     """
     varying = set(group.varying_knobs())
     lines = {
-        one.policy: knob_label(one, [knob for knob in one.knobs if knob not in varying])
-        for one in group.results
+        result.policy: knob_label(result, [knob for knob in result.knobs if knob not in varying])
+        for result in group.results
     }
     return [f"{policy}: {knobs}" for policy, knobs in lines.items() if knobs]
 
@@ -185,13 +187,13 @@ def time_shares(results: Sequence[Result]) -> list[tuple[str, float, str]]:
     """
     total = sum(result.total_s for result in results)
     names = dict.fromkeys(name for result in results for name in result.seconds if name != "total")
-    parts = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
-    return (
-        [(name, seconds, percent(seconds / total, 1)) for name, seconds in ordered]
-        if total > 0
-        else []
-    )
+    if total <= 0:
+        return []
+    seconds_of = {name: sum(result.seconds.get(name, 0.0) for result in results) for name in names}
+    largest_first = sorted(seconds_of, key=lambda name: -seconds_of[name])
+    return [
+        (name, seconds_of[name], percent(seconds_of[name] / total, 1)) for name in largest_first
+    ]
 
 
 def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
@@ -203,26 +205,27 @@ def environments(results: Sequence[Result]) -> list[tuple[str, str]]:
         counts = {text: texts.count(text) for text in sorted(set(texts))}
         if key in ("started", "load_average", "busy_elsewhere_percent") and len(counts) > 1:
             known = [value for value in values if value is not None]
-            lines.append((key, f"{min(known)} to {max(known)}"))
+            summary = f"{min(known)} to {max(known)}"
         elif len(counts) == 1:
-            lines.append((key, texts[0]))
+            summary = texts[0]
         else:
-            lines.append(
-                (key, "; ".join(f"{text} ({count} points)" for text, count in counts.items()))
-            )
+            summary = "; ".join(f"{text} ({count} points)" for text, count in counts.items())
+        lines.append((key, summary))
     return lines
 
 
 def _differing(groups: Sequence[Group]) -> Table:
     """A row for each key in which the settings differ."""
-    named = [(f"Setting {place}", one.setting) for place, one in enumerate(groups, start=1)]
-    keys = [(key, TableCell(key, tone="title")) for key in differing_keys(groups)]
-    return plain_table(
-        [{"": title, **{name: _plain(one.get(key)) for name, one in named}} for key, title in keys]
-    )
+    rows = []
+    for key in differing_keys(groups):
+        row: dict[str, str | TableCell] = {"": TableCell(key, tone="title")}
+        for number, group in enumerate(groups, start=1):
+            row[f"Setting {number}"] = _plain(group.setting.get(key))
+        rows.append(row)
+    return plain_table(rows)
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {knob_value(part)}" for key, part in value.items())
+        return ", ".join(f"{key} {knob_value(member)}" for key, member in value.items())
     return knob_value(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from statistics import median
@@ -18,11 +18,10 @@ from bild_lab.lab.schema.formatting import (
     short_name,
 )
 from bild_lab.lab.schema.result import COLUMNS, Result
-from bild_lab.lab.store.groups import Group
+from bild_lab.lab.store.groups import Group, Position
 from bild_lab.lab.store.hashing import plain_numbers
+from bild_lab.report.matching import DERIVED_KEYS, flat_setting
 from bild_lab.report.page.base import HOVER, Figure, Trace, error_bars, figure_of, scatter
-from bild_lab.report.page.tables import cell_of, name_of
-from bild_lab.report.paired_comparison import DERIVED_KEYS, flat_setting
 from bild_lab.report.style import (
     MUTED,
     Mark,
@@ -33,43 +32,48 @@ from bild_lab.report.style import (
     speedups_on_axis,
     with_bars,
 )
+from bild_lab.report.tables import cell_of, folder_name
 
 # what settings must share to be in one picture
 _SHARED = (
-    *(
-        "target",
-        "weights",
-        "dataset",
-        "split",
-        "data",
-        "n_examples",
-        "prompt_template",
-        "chat_template",
-    ),
-    *("max_source_tokens", "metric", "device", "hardware"),
+    "target",
+    "weights",
+    "dataset",
+    "split",
+    "data",
+    "n_examples",
+    "prompt_template",
+    "chat_template",
+    "max_source_tokens",
+    "metric",
+    "device",
+    "hardware",
 )
 # what does not change the baseline, so that latencies relative to it can be compared
 _BESIDE_THE_BASELINE = ("draft", "second_draft", "compile_drafter", "repeats", "warmup")
 _LONGEST_LABEL = 40
 _HOVER_NUMBERS = (
-    *(
-        "speedup",
-        "quality",
-        "quality_difference",
-        "latency_s_median",
-        "tokens_per_s",
-        "tokens_per_target_call",
-    ),
-    *("acceptance_rate", "fallbacks", "rollbacks", "agreement_with_target", "point"),
+    "speedup",
+    "quality",
+    "quality_difference",
+    "latency_s_median",
+    "tokens_per_s",
+    "tokens_per_target_call",
+    "acceptance_rate",
+    "fallbacks",
+    "rollbacks",
+    "agreement_with_target",
+    "point",
 )
-_NONE = "rgba(0,0,0,0)"
-_LATER = {"name": "bars of the other points", "legendgroup": "bars", "visible": "legendonly"}
+_TRANSPARENT = "rgba(0,0,0,0)"
+_HIDDEN_BARS = {"name": "bars of the other points", "legendgroup": "bars", "visible": "legendonly"}
 
 
 @dataclass(frozen=True)
-class Part:
-    """A setting in a picture. number: of the setting, from 1. baseline_s: its baseline's mean
-    latency, if drawn.
+class OverlaySetting:
+    """A setting in a picture of several.
+
+    number: of the setting on the page, from 1. baseline_s: its baseline's mean latency, if drawn.
     """
 
     number: int
@@ -80,12 +84,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Overlay:
-    """Settings that may be compared. whole: all their points. differing: the keys of the setting
-    that differ.
+    """Settings that may be compared.
+
+    all_points: those of all settings. differing: the keys of the setting that differ.
     """
 
-    parts: list[Part]
-    whole: Group
+    settings: list[OverlaySetting]
+    all_points: Group
     differing: list[str]
 
 
@@ -95,42 +100,49 @@ def overlays(groups: Sequence[Group]) -> list[Overlay]:
     Latencies are relative to the baseline if only the drafter differs; otherwise they are in
     seconds, as each setting has a baseline of its own.
     """
-    classes: dict[str, list[tuple[int, Group]]] = {}
-    for place, group in enumerate(groups, start=1):
+    classes: dict[str, dict[int, Group]] = {}  # the groups by their numbers
+    for group_number, group in enumerate(groups, start=1):
         if not any(map(group.position, group.results)):
             continue
         conditions = [group.metric, *(plain_numbers(group.setting.get(key)) for key in _SHARED)]
-        classes.setdefault(str(conditions), []).append((place, group))
+        classes.setdefault(str(conditions), {})[group_number] = group
     return [_overlay(members) for members in classes.values() if len(members) > 1]
 
 
-def _overlay(members: Sequence[tuple[int, Group]]) -> Overlay:
-    flat = {place: plain_numbers(flat_setting(group.results[0])) for place, group in members}
-    keys = dict.fromkeys(key for one in flat.values() for key in one)
-    differing = [key for key in keys if len({str(one.get(key)) for one in flat.values()}) > 1]
-    relative = set(differing) <= set(_BESIDE_THE_BASELINE) and all(
-        group.relative for _, group in members
-    )
-    named = [key for key in differing if key not in DERIVED_KEYS]
-    labels = {
-        place: ", ".join(_value(key, flat[place].get(key)) for key in named) for place, _ in members
-    }
-    if len(set(labels.values())) < len(members) or max(map(len, labels.values())) > _LONGEST_LABEL:
-        labels = {place: f"setting {place}" for place, _ in members}
-    parts = [
-        Part(
-            place,
-            labels[place],
+def _overlay(groups: Mapping[int, Group]) -> Overlay:
+    settings = [plain_numbers(flat_setting(group.results[0])) for group in groups.values()]
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    differing = [key for key in keys if len({str(setting.get(key)) for setting in settings}) > 1]
+    same_baseline = set(differing) <= set(_BESIDE_THE_BASELINE)
+    relative = same_baseline and all(group.relative for group in groups.values())
+    labels = _overlay_labels(settings, differing, list(groups))
+    overlaid = [
+        OverlaySetting(
+            group_number,
+            label,
             replace(group, in_seconds=not relative),
             None if relative else _baseline_s(group),
         )
-        for place, group in members
+        for (group_number, group), label in zip(groups.items(), labels, strict=True)
     ]
-    timed = [one for part in parts for one in part.group.results if one.timed]
-    everything = sorted(timed, key=lambda one: one.latency_s.mean)
-    return Overlay(
-        parts, Group(members[0][1].setting, everything, in_seconds=not relative), differing
-    )
+    timed = [result for group in groups.values() for result in group.results if result.timed]
+    fastest_first = sorted(timed, key=lambda result: result.latency_s.mean)
+    some_setting = next(iter(groups.values())).setting
+    all_points = Group(some_setting, fastest_first, in_seconds=not relative)
+    return Overlay(overlaid, all_points, differing)
+
+
+def _overlay_labels(
+    settings: Sequence[Mapping[str, Any]], differing: Sequence[str], numbers: Sequence[int]
+) -> list[str]:
+    """What tells settings from each other, or their numbers where that is too long or not
+    enough.
+    """
+    keys = [key for key in differing if key not in DERIVED_KEYS]
+    labels = [", ".join(_value(key, setting.get(key)) for key in keys) for setting in settings]
+    if len(set(labels)) < len(labels) or max(map(len, labels)) > _LONGEST_LABEL:
+        return [f"setting {setting_number}" for setting_number in numbers]
+    return labels
 
 
 def _value(key: str, value: Any) -> str:
@@ -142,7 +154,9 @@ def _value(key: str, value: Any) -> str:
 def _baseline_s(group: Group) -> float | None:
     """The median over the points of the baseline's mean latency, timed beside each."""
     beside = [
-        one.baseline_latency_s.mean for one in group.results if one.baseline_latency_s is not None
+        result.baseline_latency_s.mean
+        for result in group.results
+        if result.baseline_latency_s is not None
     ]
     return median(beside) if beside else None
 
@@ -152,69 +166,57 @@ def pareto_figure(group: Group, colours: dict[str, Mark]) -> Figure:
 
     Marks of the front have their place in it, from 1, as in the list below it.
     """
-    barred, later, traces = (
-        set(map(id, with_bars(group))),
-        [],
-        [_front_line(group, MUTED, "Pareto front")],
-    )
+    barred = {id(result) for result in with_bars(group)}
+    traces, hidden_bars = [_front_line(group, MUTED, "Pareto front")], []
     for policy in group.policies:
-        look, results = colours[policy], group.of_policy(policy)
-        others = [one for one in results if id(one) not in barred]
-        traces += _points(group, results, barred, escape(policy), (look.colour, look.plotly_symbol))
-        later.append(_bars(group, others, look.colour, **_LATER))
+        mark, results = colours[policy], group.of_policy(policy)
+        symbol = (mark.colour, mark.plotly_symbol)
+        traces += _points(group, results, barred, escape(policy), symbol)
+        unbarred = [result for result in results if id(result) not in barred]
+        hidden_bars.append(_bars(group, unbarred, mark.colour, **_HIDDEN_BARS))
     # one entry of the legend shows all of them
-    if shown := next((trace for trace in later if trace["x"]), None):
-        shown["showlegend"] = True
-    return _figure(group, [*traces, *later, _front_numbers(group)])
+    for trace in hidden_bars:
+        if trace["x"]:
+            trace["showlegend"] = True
+            break
+    return _figure(group, [*traces, *hidden_bars, _front_numbers(group)])
 
 
 def overlay_figure(overlay: Overlay) -> Figure:
     """Draw several settings in one picture: a colour for each setting, a symbol for each policy."""
-    whole = overlay.whole
-    policies = sorted({policy for part in overlay.parts for policy in part.group.policies})
-    symbols = {policy: look.plotly_symbol for policy, look in marks(policies).items()}
-    colours = {
-        label: look.colour for label, look in marks([part.label for part in overlay.parts]).items()
-    }
+    policies = sorted({policy for setting in overlay.settings for policy in setting.group.policies})
+    mark_of_policy = marks(policies)
+    mark_of_setting = marks([setting.label for setting in overlay.settings])
     traces = []
-    for part in overlay.parts:
-        label, group, colour = escape(part.label), part.group, colours[part.label]
-        front = set(map(id, group.front()))
-        names = {
-            policy: f"{escape(policy)}, {label}" if len(policies) > 1 else label
-            for policy in group.policies
-        }
+    for setting in overlay.settings:
+        label, group = escape(setting.label), setting.group
+        colour = mark_of_setting[setting.label].colour
+        front = {id(result) for result in group.front()}
         traces.append(_front_line(group, colour, None))
-        for policy, name in names.items():
-            traces += _points(
-                group, group.of_policy(policy), front, name, (colour, symbols[policy])
-            )
-        if part.baseline_s is not None and group.baseline_quality is not None:
-            name = f"{group.setting.baseline}, {part.label}"
-            traces.append(
-                _baseline(
-                    part.baseline_s, group.baseline_quality, colour, name, f"<b>{escape(name)}</b>"
-                )
-            )
-    return _figure(whole, traces)
+        for policy in group.policies:
+            name = f"{escape(policy)}, {label}" if len(policies) > 1 else label
+            symbol = (colour, mark_of_policy[policy].plotly_symbol)
+            traces += _points(group, group.of_policy(policy), front, name, symbol)
+        if setting.baseline_s is not None and group.baseline_quality is not None:
+            name = f"{group.setting.baseline}, {setting.label}"
+            place = (setting.baseline_s, group.baseline_quality)
+            traces.append(_baseline(place, colour, name, f"<b>{escape(name)}</b>"))
+    return _figure(overlay.all_points, traces)
 
 
 def hover_text(result: Result) -> str:
     """Write every knob and number of a result, one per line, escaped for plotly."""
     lines = [(knob, knob_value(value)) for knob, value in result.knobs.items()]
     for name in _HOVER_NUMBERS:
-        cell, words = cell_of(result, name), COLUMNS[name].words
-        lines.append(
-            (
-                result.quality.metric if name == "quality" else words,
-                f"{cell.text} {cell.detail}".strip(),
-            )
-        )
-    lines += [(one.metric, number(one.value)) for one in result.further_qualities.values()]
-    shown = [
-        f"{escape(name)}: {escape(text)}" for name, text in lines if not text.startswith(MISSING)
+        cell = cell_of(result, name)
+        title = result.quality.metric if name == "quality" else COLUMNS[name].words
+        lines.append((title, f"{cell.text} {cell.detail}".strip()))
+    for quality in result.further_qualities.values():
+        lines.append((quality.metric, number(quality.value)))
+    known = [
+        f"{escape(title)}: {escape(text)}" for title, text in lines if not text.startswith(MISSING)
     ]
-    return "<br>".join([f"<b>{escape(result.policy)}</b>", *shown])
+    return "<br>".join([f"<b>{escape(result.policy)}</b>", *known])
 
 
 def _figure(group: Group, traces: list[Trace]) -> Figure:
@@ -232,60 +234,72 @@ def _figure(group: Group, traces: list[Trace]) -> Figure:
     if group.wide:
         ends = [math.log10(end) for end in horizontal]
         layout["xaxis"] |= {"tickvals": log_ticks(*horizontal), "type": "log", "range": ends}
-    if group.relative and (quality := group.baseline_quality) is not None:
-        own = next((result for result in group.results if result.is_baseline), None)
+    quality = group.baseline_quality
+    if group.relative and quality is not None:
+        baseline = next((result for result in group.results if result.is_baseline), None)
         name = escape(group.setting.baseline)
-        text = (
-            f"<b>{name}</b><br>{escape(group.metric)}: {number(quality)}"
-            if own is None
-            else hover_text(own)
-        )
-        traces.append(_baseline(1.0, quality, MUTED, group.setting.baseline, text, own))
+        text = f"<b>{name}</b><br>{escape(group.metric)}: {number(quality)}"
+        if baseline is not None:
+            text = hover_text(baseline)
+        traces.append(_baseline((1.0, quality), MUTED, group.setting.baseline, text, baseline))
         traces.append(scatter([(None, None)], "markers", xaxis="x2", showlegend=False))
         layout |= {"xaxis2": _speedup_axis(group), **_baseline_lines(name, quality)}
     return figure_of([trace for trace in traces if trace["x"]], layout, height=520)
 
 
 def _points(
-    group: Group, results: Sequence[Result], barred: set[int], name: str, look: tuple[str, str]
+    group: Group,
+    results: Sequence[Result],
+    barred: set[int],
+    name: str,
+    symbol: tuple[str, str],
 ) -> list[Trace]:
-    """Marks of a colour and a symbol, filled on the front. barred: the ids of the results whose
-    bars are drawn.
+    """Marks, filled on the front, and the bars of some.
+
+    barred: the ids of the results whose bars are drawn. symbol: the colour and plotly's symbol.
     """
-    colour, symbol = look
-    placed = [(one, at) for one in results if (at := group.position(one)) is not None]
-    front = set(map(id, group.front()))
-    named = {"name": name, "legendgroup": name}
+    colour, plotly_symbol = symbol
+    front = {id(result) for result in group.front()}
+    placed = [result for result in results if group.position(result) is not None]
     marks = scatter(
-        [(at.x, at.y) for _, at in placed],
+        [_place(group.position(result)) for result in placed],
         "markers",
-        **named,
-        text=[hover_text(one) for one, _ in placed],
+        name=name,
+        legendgroup=name,
+        text=[hover_text(result) for result in placed],
         hovertemplate=HOVER,
-        customdata=[name_of(one) for one, _ in placed],
+        customdata=[folder_name(result) for result in placed],
         marker={
-            "symbol": symbol,
+            "symbol": plotly_symbol,
             "size": 10,
-            "color": [colour if id(one) in front else _NONE for one, _ in placed],
+            "color": [colour if id(result) in front else _TRANSPARENT for result in placed],
             "line": {"color": colour, "width": 2},
         },
     )
-    return [_bars(group, [one for one in results if id(one) in barred], colour, **named), marks]
+    with_intervals = [result for result in results if id(result) in barred]
+    return [_bars(group, with_intervals, colour, name=name, legendgroup=name), marks]
 
 
-def _bars(group: Group, results: Sequence[Result], colour: str, **look: Any) -> Trace:
-    """The intervals of these results."""
-    placed = [at for one in results if (at := group.position(one)) is not None]
+def _bars(group: Group, results: Sequence[Result], colour: str, **attributes: Any) -> Trace:
+    """The intervals of these results. attributes: further ones of the trace."""
+    positions = [group.position(result) for result in results]
+    placed = [position for position in positions if position is not None]
+    horizontal = [(position.x_low, position.x, position.x_high) for position in placed]
+    vertical = [(position.y_low, position.y, position.y_high) for position in placed]
     return scatter(
-        [(at.x, at.y) for at in placed],
+        [_place(position) for position in placed],
         "markers",
         hoverinfo="skip",
         showlegend=False,
         marker={"size": 1, "color": colour},
-        error_x=error_bars([(at.x_low, at.x, at.x_high) for at in placed], colour),
-        error_y=error_bars([(at.y_low, at.y, at.y_high) for at in placed], colour),
-        **look,
+        error_x=error_bars(horizontal, colour),
+        error_y=error_bars(vertical, colour),
+        **attributes,
     )
+
+
+def _place(position: Position) -> tuple[float, float]:
+    return position.x, position.y
 
 
 def _front_line(group: Group, colour: str, name: str | None) -> Trace:
@@ -299,12 +313,12 @@ def _front_line(group: Group, colour: str, name: str | None) -> Trace:
 
 def _front_numbers(group: Group) -> Trace:
     """The place of each point in the front, beside its mark."""
-    positions = [group.position(result) for result in group.front()]
+    places = [_place(group.position(result)) for result in group.front()]
     return scatter(
-        [(at.x, at.y) for at in positions],
+        places,
         "markers+text",
         marker={"size": 18, "opacity": 0},  # keeps the text off the mark
-        text=[f"<b>{place}</b>" for place, _ in enumerate(positions, start=1)],
+        text=[f"<b>{front_number}</b>" for front_number, _ in enumerate(places, start=1)],
         textposition="bottom left",
         showlegend=False,
         hoverinfo="skip",
@@ -312,31 +326,52 @@ def _front_numbers(group: Group) -> Trace:
 
 
 def _baseline(
-    x: float, y: float, colour: str, name: str, text: str, own: Result | None = None
+    place: tuple[float, float],
+    colour: str,
+    name: str,
+    text: str,
+    result: Result | None = None,
 ) -> Trace:
+    """The cross of a baseline. result: its own one, if there is one."""
     return scatter(
-        [(x, y)],
+        [place],
         "markers",
         name=escape(name),
         marker={"symbol": "x-thin", "size": 13, "line": {"width": 3.5, "color": colour}},
         text=[text],
         hovertemplate=HOVER,
-        customdata=[None if own is None else name_of(own)],
+        customdata=[None if result is None else folder_name(result)],
     )
 
 
 def _baseline_lines(name: str, quality: float) -> dict:
     """The baseline's quality, and the one a point lower, as lines with their names."""
-    levels = ((quality, name, "solid"), (quality - 1, f"{MINUS}1 point", "dash"))
-    across = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "layer": "below"}
-    at = {"xref": "paper", "x": 1, "xanchor": "right", "yanchor": "bottom", "showarrow": False}
-    return {
-        "shapes": [
-            {**across, "y0": level, "y1": level, "line": {"color": MUTED, "width": 1, "dash": dash}}
-            for level, _, dash in levels
-        ],
-        "annotations": [{**at, "y": level, "text": label} for level, label, _ in levels],
-    }
+    shapes, annotations = [], []
+    for level, label, dash in ((quality, name, "solid"), (quality - 1, f"{MINUS}1 point", "dash")):
+        shapes.append(
+            {
+                "type": "line",
+                "xref": "paper",
+                "x0": 0,
+                "x1": 1,
+                "layer": "below",
+                "y0": level,
+                "y1": level,
+                "line": {"color": MUTED, "width": 1, "dash": dash},
+            }
+        )
+        annotations.append(
+            {
+                "xref": "paper",
+                "x": 1,
+                "xanchor": "right",
+                "yanchor": "bottom",
+                "showarrow": False,
+                "y": level,
+                "text": label,
+            }
+        )
+    return {"shapes": shapes, "annotations": annotations}
 
 
 def _speedup_axis(group: Group) -> dict:

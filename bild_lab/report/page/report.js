@@ -27,7 +27,7 @@ function openPoint(name) {
     });
     links.unshift(link);
   }
-  dialog.querySelector(".places").replaceChildren(...links.flatMap((each) => [each, " "]));
+  dialog.querySelector(".places").replaceChildren(...links.flatMap((link) => [link, " "]));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   history.replaceState(null, "", `#point-${encodeURIComponent(name)}`);

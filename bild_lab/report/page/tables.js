@@ -1,21 +1,21 @@
 function element(name, text, kind) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
+  const node = document.createElement(name);
+  if (text !== undefined) node.textContent = text;
+  if (kind) node.className = kind;
+  return node;
 }
 
-function compare(one, other) {
-  if (one === "" || other === "") return (one === "") - (other === "");
-  const [left, right] = [Number(one), Number(other)];
-  return Number.isNaN(left) || Number.isNaN(right) ? one.localeCompare(other) : left - right;
+function compare(a, b) {
+  if (a === "" || b === "") return (a === "") - (b === "");
+  const [left, right] = [Number(a), Number(b)];
+  return Number.isNaN(left) || Number.isNaN(right) ? a.localeCompare(b) : left - right;
 }
 
 function sortBy(header) {
   const table = header.closest("table");
   const column = [...header.parentNode.children].indexOf(header);
   const rising = header.getAttribute("aria-sort") === "descending" || !header.hasAttribute("aria-sort");
-  for (const other of header.parentNode.children) other.removeAttribute("aria-sort");
+  for (const sibling of header.parentNode.children) sibling.removeAttribute("aria-sort");
   header.setAttribute("aria-sort", rising ? "ascending" : "descending");
   const key = (row) => row.children[column].dataset.order || row.children[column].textContent;
   const missing = (row) => ["", "\u2013"].includes(key(row));
@@ -43,8 +43,8 @@ for (const box of document.querySelectorAll(".scroll")) { // a table that is cut
   const update = () => {
     hint.hidden = box.scrollWidth <= box.clientWidth;
     const end = box.getBoundingClientRect().right;
-    const hidden = [...box.querySelectorAll("thead th")].filter((each) => each.getBoundingClientRect().right > end + 4);
-    const titles = hidden.slice(0, 4).map((each) => each.textContent.trim()).join(", ");
+    const hidden = [...box.querySelectorAll("thead th")].filter((title) => title.getBoundingClientRect().right > end + 4);
+    const titles = hidden.slice(0, 4).map((title) => title.textContent.trim()).join(", ");
     hint.textContent = hidden.length ? `\u2192 scroll sideways for ${titles}${hidden.length > 4 ? ` and ${hidden.length - 4} more` : ""}` : "";
   };
   box.before(hint);

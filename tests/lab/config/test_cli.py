@@ -41,7 +41,7 @@ from bild_lab.lab.measure import runner
 from bild_lab.lab.point.environment import DeviceUse
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.index import read_runs
+from bild_lab.report.page.index import read_runs
 from tests.checkpoints import POINT_FILES
 from tests.thinned import thinned
 
@@ -110,7 +110,7 @@ def test_a_sweep_leaves_everything_it_promises(command: Command, base: list[str]
     assert Path("outputs/tested/pareto.png").stat().st_size > 10_000
     assert Path("outputs/tested/report.html").stat().st_size > 1_000_000  # plotly travels inside
     (listed,) = read_runs(Path("outputs"))
-    assert (listed.points, listed.free) == (4, "too few examples")
+    assert (listed.points, listed.without_loss) == (4, "too few examples")
     assert listed.link in Path("outputs/index.html").read_text()
     assert {folder.name for folder in points()} == set(frame["point"])
     for folder in points():
@@ -329,12 +329,12 @@ def test_a_logger_that_fails_costs_no_point(
     def refuse(*_: object) -> None:
         raise ConnectionError("the server is gone")
 
-    monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_point", refuse)
+    monkeypatch.setattr("bild_lab.report.trackers.loggers.NoLogger.log_point", refuse)
     code, printed = command(*base)
     assert code == 1
     assert "not logged" in printed and "the server is gone" in printed
     assert len(pd.read_csv("outputs/tested/sweep.csv")) == 1
-    monkeypatch.setattr("bild_lab.report.wandb.logger.NoLogger.log_sweep", refuse)
+    monkeypatch.setattr("bild_lab.report.trackers.loggers.NoLogger.log_sweep", refuse)
     code, printed = command(*base)
     assert code == 1
     # it is offered to the logger all the same

@@ -21,14 +21,14 @@ from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.page import examples
 from bild_lab.report.page.examples import (
-    AFTER,
-    BEFORE,
-    SAME,
+    IN_BASELINE,
+    IN_BOTH,
+    IN_POINT,
     change,
     text_browser,
     traced_points,
 )
-from bild_lab.report.page.tables import name_of
+from bild_lab.report.tables import folder_name
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
 
 TARGET = "a man in a red hat"
@@ -49,8 +49,8 @@ def example(number: int, text: str, latency_s: float = 1.0) -> MeasuredExample:
 
 def browsed(*points: tuple[Result, list[MeasuredExample]]) -> dict:
     (group,) = by_setting([sample_baseline(), *(result for result, _ in points)])
-    stored = {name_of(result): several for result, several in points}
-    return text_browser(group, {name_of(result): [] for result in group.results} | stored)
+    stored = {folder_name(result): several for result, several in points}
+    return text_browser(group, {folder_name(result): [] for result in group.results} | stored)
 
 
 def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -> None:
@@ -65,12 +65,16 @@ def test_examples_have_their_distinct_texts_and_each_points_place_among_them() -
     first, second = page["examples"]
     assert (first["id"], first["of"]) == ("test-1", [0, 1])
     assert first["texts"] == [
-        [(SAME, "a man in a"), (BEFORE, "red"), (AFTER, "blue"), (SAME, "hat")],
-        [(SAME, TARGET)],
+        [(IN_BOTH, "a man in a"), (IN_BASELINE, "red"), (IN_POINT, "blue"), (IN_BOTH, "hat")],
+        [(IN_BOTH, TARGET)],
     ]
     assert first["changes"] == [pytest.approx(1 / 6, abs=1e-4), 0.0]
     assert first["speedups"] == [0.75, 3.0]  # of medians
-    assert (second["id"], second["texts"], second["of"]) == ("test-0", [[(SAME, TARGET)]], [0, 0])
+    assert (second["id"], second["texts"], second["of"]) == (
+        "test-0",
+        [[(IN_BOTH, TARGET)]],
+        [0, 0],
+    )
 
 
 def test_an_example_that_a_point_lacks_has_no_text_of_it() -> None:
@@ -113,7 +117,7 @@ dataset: {{name: multi30k, path: "{data}", split: test, source_column: de, refer
     result = replace(FAST, setting=Setting({**FAST.setting, "data": known}))
     Sweep(tmp_path).write_point(FAST.point, config, result, [example(0, "a man in a blue hat")])
     (group,) = by_setting(Sweep(tmp_path).results())
-    stored = {name_of(one): [example(0, "a man in a blue hat")] for one in group.results}
+    stored = {folder_name(one): [example(0, "a man in a blue hat")] for one in group.results}
     (only,) = text_browser(group, stored)["examples"]
     assert only["source"] and only["references"]
     (folder,) = (tmp_path / "points").iterdir()
@@ -138,7 +142,7 @@ def rounds_of(rounds: list[dict], token_ids: list[int]) -> list[dict]:
     pieces = {str(token): piece for token, piece in WORDS.items()}
     traced = sample_example(token_ids=token_ids, rounds=rounds, prompt="ein Auto", pieces=pieces)
     (group,) = by_setting([result])
-    (point,) = traced_points(group, {name_of(result): [traced]})
+    (point,) = traced_points(group, {folder_name(result): [traced]})
     return point["examples"][0]["rounds"]
 
 
@@ -187,5 +191,6 @@ def test_a_tree_of_drafts_is_shown_whole() -> None:
 def test_points_without_traced_texts_are_not_shown() -> None:
     (group,) = by_setting([FAST])
     assert (
-        traced_points(group, {name_of(FAST): [sample_example(rounds=[a_round([10], 1, 11)])]}) == []
+        traced_points(group, {folder_name(FAST): [sample_example(rounds=[a_round([10], 1, 11)])]})
+        == []
     )

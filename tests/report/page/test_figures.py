@@ -12,10 +12,11 @@ from bild_lab.lab.metrics.quality import Difference
 from bild_lab.lab.schema.numbers import Speedup
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import batch_curves, by_setting
+from bild_lab.report.matching import MatchedPoint
 from bild_lab.report.page import figures
-from bild_lab.report.page.tables import name_of
-from bild_lab.report.paired_comparison import Compared, ComparedQuality, Pair
+from bild_lab.report.paired_comparison import MetricComparison, PointComparison
 from bild_lab.report.style import COLOURS, MUTED, marks
+from bild_lab.report.tables import folder_name
 from tests.report.sample import (
     sample_baseline,
     sample_drafted,
@@ -64,7 +65,7 @@ def test_acceptance_is_drawn_in_percent_from_position_one() -> None:
 def differences(*certificates: dict[str, Any] | None) -> Any:
     (group,) = by_setting([sample_baseline(), result := sample_result("speculative", {}, 1.4)])
     examples = [sample_example(str(at), certificate=one) for at, one in enumerate(certificates)]
-    return figures.divergence_figure(group, {name_of(result): examples})
+    return figures.divergence_figure(group, {folder_name(result): examples})
 
 
 def test_differences_are_counted_by_gap_and_by_kind() -> None:
@@ -123,13 +124,21 @@ def test_a_fitted_tree_has_every_node_with_rank_masks_and_chances() -> None:
 
 def compared(
     latency: tuple | None = (0.8, 0.7, 0.9), quality: tuple | None = (0.5, 0.1, 0.9, 0.01)
-) -> Compared:
+) -> PointComparison:
     result, unknown = sample_result("bild", {}, 1.5), (Speedup(), Speedup())
     ratio = None if latency is None else Speedup(*latency)
     difference = None if quality is None else Difference("BLEU", *quality)
-    judged = (ComparedQuality("BLEU", (None, None), difference),)
-    own = {"n_examples": 3, "decoded": (3, 3), "speedups": unknown, "unfit": None, "judged": judged}
-    return Compared(Pair(result, result, {}), **own, latency=ratio, baseline_latency=None)
+    judged = (MetricComparison("BLEU", (None, None), difference),)
+    own = {
+        "n_examples": 3,
+        "n_decoded": (3, 3),
+        "speedups": unknown,
+        "not_compared_reason": None,
+        "metric_comparisons": judged,
+    }
+    return PointComparison(
+        MatchedPoint(result, result, {}), **own, latency_ratio=ratio, baseline_latency_ratio=None
+    )
 
 
 def test_a_comparison_has_both_intervals_of_every_point_in_the_colour_of_its_verdict() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from bild_lab.lab.store.groups import by_setting
-from bild_lab.report.page.grid import grids, knob_maps, screened_points
+from bild_lab.report.page.grid import grids, knob_maps
+from bild_lab.report.screened_points import screened_points
 from bild_lab.report.style import marks
 from bild_lab.screening.rows import Row, write_rows
 from tests.report.sample import sample_baseline, sample_result, sample_sweep

@@ -83,8 +83,8 @@ def test_drafters_are_drawn_together_relative_to_their_common_baseline() -> None
     (picture,) = overlays(
         by_setting(sample_sweep() + sample_sweep(setting={"draft": "models/t5-mini"}))
     )
-    assert picture.differing == ["draft"] and picture.whole.relative
-    assert [(part.number, part.label, part.baseline_s) for part in picture.parts] == [
+    assert picture.differing == ["draft"] and picture.all_points.relative
+    assert [(part.number, part.label, part.baseline_s) for part in picture.settings] == [
         (1, "t5-tiny", None),
         (2, "t5-mini", None),
     ]
@@ -102,12 +102,12 @@ def test_settings_with_baselines_of_their_own_are_drawn_in_seconds() -> None:
             sample_sweep() + sample_sweep(setting={"dtype": "float32", "decoding": DECODING})
         )
     )
-    assert picture.differing == ["dtype", "temperature"] and not picture.whole.relative
-    assert [part.label for part in picture.parts] == [
+    assert picture.differing == ["dtype", "temperature"] and not picture.all_points.relative
+    assert [part.label for part in picture.settings] == [
         "dtype bfloat16, temperature 0",
         "dtype float32, temperature 0.7",
     ]
-    assert [part.baseline_s for part in picture.parts] == [0.11, 0.11]
+    assert [part.baseline_s for part in picture.settings] == [0.11, 0.11]
     crosses = [
         trace
         for trace in overlay_figure(picture)["data"]

@@ -13,8 +13,8 @@ import pytest
 
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.comparison import write_comparison
-from bild_lab.report.index import write_index
 from bild_lab.report.page.html import write_html
+from bild_lab.report.page.index import write_index
 from tests.report.sample import sample_example, sample_sweep
 from tests.report.test_comparison import compared
 

@@ -9,7 +9,8 @@ import pytest
 
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
-from bild_lab.report.page.tables import Table, cell_of, points_table, tables
+from bild_lab.report.page.tables import setting_tables
+from bild_lab.report.tables import Table, cell_of, points_table
 from tests.lab.store.test_table import FURTHER
 from tests.report.sample import (
     ENVIRONMENT,
@@ -30,7 +31,7 @@ CHANGE = {
 
 def shown(*results: Result) -> dict[str, Table]:
     (group,) = by_setting(results)
-    return {"points": points_table(group), **tables(group)}
+    return {"points": points_table(group), **setting_tables(group)}
 
 
 def by_title(table: Table, row: int = 0) -> dict[str, tuple[str, str]]:

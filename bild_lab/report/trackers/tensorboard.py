@@ -1,4 +1,4 @@
-"""TensorBoard, a tracker without an account, and several trackers at once."""
+"""TensorBoard: a tracker without an account."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from bild_lab.errors import UserError
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import by_setting
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import SWEEP, flat_metrics
+from bild_lab.report.headline import headline
+from bild_lab.report.terminal import points_text
+from bild_lab.report.trackers.wandb import SWEEP
+from bild_lab.report.trackers.wandb_panels import flat_metrics
 
 
 class TensorBoardRun:
@@ -39,10 +42,12 @@ class TensorBoardRun:
     def finish(self) -> None:
         """Write configuration and summary, a row of the tab HPARAMS, and close the files."""
         known = {
-            key: one if isinstance(one, int | float | str) else str(one)
-            for key, one in self._config.items()
+            key: setting if isinstance(setting, int | float | str) else str(setting)
+            for key, setting in self._config.items()
         }
-        numbers = {name: one for name, one in self.summary.items() if isinstance(one, int | float)}
+        numbers = {
+            name: number for name, number in self.summary.items() if isinstance(number, int | float)
+        }
         self.writer.add_hparams(known, numbers, run_name=".")
         self.writer.close()
 
@@ -70,7 +75,7 @@ class TensorBoardLogger:
             shutil.rmtree(self._folder / identity, ignore_errors=True)
         return TensorBoardRun(self._folder / identity, {"name": name, **config})
 
-    def log_point(self, result: Result, config: dict, again: bool = False) -> None:
+    def log_point(self, result: Result, config: dict, force: bool = False) -> None:
         """Write a point's knobs, its setting and its numbers."""
         about = {
             key: result.setting.get(key)
@@ -84,9 +89,6 @@ class TensorBoardLogger:
 
     def log_sweep(self, sweep: Sweep) -> None:
         """Write the headline, the points as tables, and the picture."""
-        from bild_lab.report.headline import headline
-        from bild_lab.report.terminal import points_text
-
         results = sweep.results()
         writer = self.begin(SWEEP, sweep.name, {}, anew=True).writer
         texts = [
@@ -103,27 +105,3 @@ class TensorBoardLogger:
     def closing(self) -> list[str]:
         """How to look at the runs."""
         return [f"logged to TensorBoard: tensorboard --logdir {self._folder}"]
-
-
-class BothLoggers:
-    """Log to TensorBoard and to Weights & Biases.
-
-    Each has its own keys, such as logger.wandb.mode.
-    """
-
-    def __init__(self, tensorboard: Any, wandb: Any) -> None:
-        self._each = (tensorboard, wandb)
-
-    def log_point(self, *point: Any, **options: Any) -> None:
-        for one in self._each:
-            one.log_point(*point, **options)
-
-    def log_sweep(self, sweep: Sweep) -> None:
-        for one in self._each:
-            one.log_sweep(sweep)
-
-    def closing(self) -> list[str]:
-        return [line for one in self._each for line in one.closing()]
-
-    def begin(self, *about: Any) -> list[Any]:
-        return [one.begin(*about) for one in self._each]

@@ -14,7 +14,7 @@ from bild_lab.errors import UserError
 from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.point.load import build
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report import tracking
+from bild_lab.report.trackers.loggers import BothLoggers
 from bild_lab.training.reports import LogToRun, training_logger
 from tests.report.sample import sample_result
 
@@ -76,24 +76,24 @@ def test_both_trackers_get_everything_and_keep_their_own_keys(
     both = logger_of(
         "logger=both", "logger.wandb.mode=offline", f"logger.tensorboard.directory={tmp_path}"
     )
-    assert [type(one).__name__ for one in both._each] == ["TensorBoardLogger", "WandbLogger"]
+    assert [type(one).__name__ for one in both._loggers] == ["TensorBoardLogger", "WandbLogger"]
     calls: list[tuple] = []
 
     class Given:
         def __getattr__(self, name: str):
             return lambda *given, **more: calls.append((name, *given, *more.items())) or [name]
 
-    both = tracking.BothLoggers(Given(), Given())
-    both.log_point(1, {}, again=True)
+    both = BothLoggers(Given(), Given())
+    both.log_point(1, {}, force=True)
     both.log_sweep(2)
     assert both.closing() == ["closing", "closing"] and both.begin("a") == [["begin"], ["begin"]]
-    assert calls[:4] == [("log_point", 1, {}, ("again", True))] * 2 + [("log_sweep", 2)] * 2
+    assert calls[:4] == [("log_point", 1, {}, ("force", True))] * 2 + [("log_sweep", 2)] * 2
 
 
 def test_without_its_package_the_message_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracking, "find_spec", lambda name: None)
+    monkeypatch.setattr("bild_lab.report.trackers.tensorboard.find_spec", lambda name: None)
     assert not GlobalHydra.instance().is_initialized()
     with pytest.raises(UserError, match=r"pip install 'bild_lab\[tensorboard\]'"):
         logger_of("logger=tensorboard")

@@ -19,10 +19,10 @@ from PIL import Image
 from bild_lab.lab.config.cli import words_as_list
 from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import sync_command
+from bild_lab.report.trackers.wandb import sync_command
 from scripts import sweeps, wandb_report
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
-from tests.report.wandb.loopback import KEY, LoopbackWandb, loopback_wandb
+from tests.report.trackers.loopback import KEY, LoopbackWandb, loopback_wandb
 
 Command = Callable[..., tuple[int, str]]
 pytestmark = pytest.mark.slow

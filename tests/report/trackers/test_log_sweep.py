@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from bild_lab.lab.config.groups import compose_config
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import noted
+from bild_lab.report.trackers.wandb import recorded_runs
 from scripts import sweeps as script
 from tests.report.sample import sample_baseline, sample_drafted, sample_example
 
@@ -46,7 +46,7 @@ def test_a_finished_sweep_is_logged_and_the_last_line_says_how_to_send_it(
     assert code == 0, printed
     assert printed.splitlines()[-1] == LAST.format(3, "'outputs/my sweep/wandb'")
     assert "outputs/my sweep: logging point 2 of 2, bild" in printed
-    record = noted(measured.folder)
+    record = recorded_runs(measured.folder)
     assert [one.run.rpartition("-")[2] for one in record] == [
         *(one.point for one in measured.results()),
         "sweep",
@@ -71,4 +71,4 @@ def test_bad_input_is_refused_and_logs_nothing(
     measured = sweep("first")
     code, printed = command(*words)
     assert code == 2 and fault in printed
-    assert noted(measured.folder) == []
+    assert recorded_runs(measured.folder) == []

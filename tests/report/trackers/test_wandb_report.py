@@ -13,9 +13,9 @@ import pytest
 from bild_lab.errors import UserError
 from bild_lab.lab.config.cli import words_as_list
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import Logged, note
-from bild_lab.report.wandb.panels import front_key
-from bild_lab.report.wandb.report import logged_panels
+from bild_lab.report.trackers.wandb import LoggedRun, record_run
+from bild_lab.report.trackers.wandb_panels import front_key
+from bild_lab.report.trackers.wandb_report import logged_panels
 from scripts import wandb_report as script
 from tests.report.sample import sample_result
 
@@ -37,7 +37,7 @@ def logged(command: Command) -> Command:
     """As `command`, but two sweeps were logged before."""
     for name in ("first", "second"):
         folder = Path("outputs") / name
-        note(folder, Logged(f"{name}-1", "2026-11-22", "online", "bild_lab", None))
+        record_run(folder, LoggedRun(f"{name}-1", "2026-11-22", "online", "bild_lab", None))
         result = sample_result(
             "bild", {}, 1.5, setting={"dataset": "multi30k" if name == "first" else "xsum"}
         )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bild_lab.errors import UserError
 from bild_lab.lab.schema.result import COLUMNS
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import SWEEP, noted, sync_command
-from bild_lab.report.wandb.panels import (
+from bild_lab.report.trackers.wandb import SWEEP, recorded_runs, sync_command
+from bild_lab.report.trackers.wandb_panels import (
     ACCEPTANCE,
     EXAMPLES,
     LONGEST_TITLE,
@@ -149,11 +149,13 @@ def logged_panels(
 
     api: is asked for the sweeps' runs. With None the records and results under `outputs` decide.
     """
-    found: dict[str, None] = {}
+    panels: dict[str, None] = {}
     for group in groups:
         folder = outputs / group
         if api is None:
-            shown = list(front_lines(Sweep(folder).results(), group)) if noted(folder) else None
+            shown = (
+                list(front_lines(Sweep(folder).results(), group)) if recorded_runs(folder) else None
+            )
         else:
             shown = _sent_panels(api, group, project, entity)
         if shown is None:
@@ -162,8 +164,8 @@ def logged_panels(
                 f" scripts/sweeps.py log {shlex.quote(str(folder))}, or if it was logged offline,"
                 f" send it: {sync_command(folder)}"
             )
-        found |= dict.fromkeys(shown)
-    return list(found)
+        panels |= dict.fromkeys(shown)
+    return list(panels)
 
 
 def _sent_panels(api: wandb.Api, group: str, project: str, entity: str | None) -> list[str] | None:

@@ -19,21 +19,24 @@ from bild_lab.lab.config.cli import console, escape
 from bild_lab.lab.config.groups import changed_knobs
 from bild_lab.lab.schema.formatting import MISSING, interval, knob_value, number, times
 from bild_lab.lab.schema.result import BUSY_PERCENT, Setting
-from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES
+from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES, TOLERANCE
 from bild_lab.lab.store.groups import data_title, pair_title
 from bild_lab.lab.store.progress import read_commands
 from bild_lab.ranks import launched
 
 PAGE = "index.html"
 _TOO_FEW = "too few examples"
+_SPEEDUP_ENDS = ("speedup_low", "speedup_high")
 
 
 @dataclass(frozen=True)
 class Run:
     """A folder with points.
 
-    link: its page, or itself, below outputs. date: of its last new command, ISO. free: the fastest
-    point that lost no quality, in words; cheap: the fastest that lost at most one point of it.
+    link: its page, or itself, below outputs. date: of its last new command, ISO. pair, data: titles
+    of its models and data sets. points: their number. without_loss: the fastest point that lost no
+    quality, in words. within_one_point: the fastest that lost at most one point of it. command: the
+    last one.
     """
 
     name: str
@@ -42,8 +45,8 @@ class Run:
     pair: str = ""
     data: str = ""
     points: int = 0
-    free: str = ""
-    cheap: str = ""
+    without_loss: str = ""
+    within_one_point: str = ""
     command: str = ""
 
     def contains(self, words: Sequence[str]) -> bool:
@@ -83,17 +86,17 @@ def write_index(outputs: Path) -> list[Run]:
 def read_runs(outputs: Path) -> list[Run]:
     """Every folder of outputs that has points or a report, the newest first."""
     folders = [
-        one
-        for one in outputs.iterdir()
-        if (one / "points").is_dir() or (one / "report.html").is_file()
+        folder
+        for folder in outputs.iterdir()
+        if (folder / "points").is_dir() or (folder / "report.html").is_file()
     ]
     runs = []
     for folder in folders:
         try:
             runs.append(_run(folder))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            said = f"cannot be read: {type(error).__name__}: {error}"
-            runs.append(Run(folder.name, f"{folder.name}/", free=said))
+            fault = f"cannot be read: {type(error).__name__}: {error}"
+            runs.append(Run(folder.name, f"{folder.name}/", without_loss=fault))
     return sorted(runs, key=lambda run: run.date, reverse=True)
 
 
@@ -104,22 +107,24 @@ def _run(folder: Path) -> Run:
     """
     table, commands = folder / "sweep.csv", read_commands(folder)
     rows = pd.read_csv(table) if table.is_file() else pd.DataFrame()
-    written = (folder if rows.empty else table).stat().st_mtime
+    known = rows.astype(object).where(rows.notna(), None)
+    settings = [Setting(row) for row in known.to_dict("records")]
     points = {file.parent.name.partition(".")[0] for file in folder.glob("points/*/result.json")}
-    settings = [
-        Setting(row) for row in rows.astype(object).where(rows.notna(), None).to_dict("records")
-    ]
+    page = "report.html" if (folder / "report.html").is_file() else ""
+    if commands:
+        date = commands[-1].started
+    else:
+        written = (folder if rows.empty else table).stat().st_mtime
+        date = datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds")
     return Run(
         name=folder.name,
-        link=f"{folder.name}/{'report.html' if (folder / 'report.html').is_file() else ''}",
-        date=commands[-1].started
-        if commands
-        else datetime.fromtimestamp(written, UTC).isoformat(timespec="seconds"),
-        pair=_several([pair_title(one) for one in settings]),
-        data=_several([data_title(one) for one in settings]),
+        link=f"{folder.name}/{page}",
+        date=date,
+        pair=_summary([pair_title(setting) for setting in settings]),
+        data=_summary([data_title(setting) for setting in settings]),
         points=len(points - {""}),  # a folder that begins with a dot is unfinished
-        free=_best(rows, 0.0),
-        cheap=_best(rows, 1.0),
+        without_loss=_best(rows, 0.0),
+        within_one_point=_best(rows, 1.0),
         command=commands[-1].line if commands else "",
     )
 
@@ -130,41 +135,41 @@ def _best(rows: pd.DataFrame, loss: float) -> str:
     """
     if rows.empty:
         return MISSING
-    drafted = rows.dropna(subset=["speedup", "quality_difference"])
-    enough = drafted[drafted["n_examples"] >= ENOUGH_EXAMPLES]
-    kept = enough[enough["quality_difference"] >= -loss - 1e-9]
-    if kept.empty:
-        return _TOO_FEW if enough.empty and not drafted.empty else MISSING
-    best = kept.loc[kept["speedup"].idxmax()]
-    bounds = interval(
-        *(None if pd.isna(best[end]) else best[end] for end in ("speedup_low", "speedup_high"))
-    )
-    said = f"{_label(best, rows)} {times(best['speedup'])} {bounds}".strip()
+    compared = rows.dropna(subset=["speedup", "quality_difference"])
+    enough = compared[compared["n_examples"] >= ENOUGH_EXAMPLES]
+    allowed = enough[enough["quality_difference"] >= -loss - TOLERANCE]
+    if allowed.empty:
+        return _TOO_FEW if enough.empty and not compared.empty else MISSING
+    best = allowed.loc[allowed["speedup"].idxmax()]
+    low, high = (None if pd.isna(best[end]) else best[end] for end in _SPEEDUP_ENDS)
+    words = f"{_label(best, rows)} {times(best['speedup'])} {interval(low, high)}".strip()
     busy, shared = best.get("busy_elsewhere_percent"), best.get("shared_device")
     if pd.notna(busy) and busy > BUSY_PERCENT:
-        said += f", machine {number(busy, 0)} % busy"
-    return f"{said}, device shared" if pd.notna(shared) and shared else said
+        words += f", machine {number(busy, 0)} % busy"
+    if pd.notna(shared) and shared:
+        words += ", device shared"
+    return words
 
 
 def _label(best: pd.Series, rows: pd.DataFrame) -> str:
     """The policy with the knobs in which the point differs from others of its policy, or from the
     policy's file.
     """
-    names, peers = list(rows), rows[rows["policy"] == best["policy"]]
-    knobs = names[names.index("policy") + 1 : names.index("target")]
-    known = {knob: best[knob] for knob in knobs if pd.notna(best[knob])}
-    if len(peers) > 1:
-        telling = [knob for knob in known if peers[knob].nunique(dropna=False) > 1]
+    columns, policy = list(rows), best["policy"]
+    policy_rows = rows[rows["policy"] == policy]
+    knob_columns = columns[columns.index("policy") + 1 : columns.index("target")]
+    knobs = {knob: best[knob] for knob in knob_columns if pd.notna(best[knob])}
+    if len(policy_rows) > 1:
+        named = [knob for knob in knobs if policy_rows[knob].nunique(dropna=False) > 1]
     else:
-        telling = changed_knobs(best["policy"], known)
-    label = ", ".join(f"{knob} {knob_value(known[knob])}" for knob in telling)
-    return f"{best['policy']} ({label})" if label else best["policy"]
+        named = changed_knobs(policy, knobs)
+    label = ", ".join(f"{knob} {knob_value(knobs[knob])}" for knob in named)
+    return f"{policy} ({label})" if label else policy
 
 
-def _several(words: Sequence[str]) -> str:
-    different = list(dict.fromkeys(words))
-    return (
-        "; ".join(different)
-        if len(different) <= 2
-        else f"{different[0]} and {len(different) - 1} more"
-    )
+def _summary(titles: Sequence[str]) -> str:
+    """One title or two; of more the first, and how many more there are."""
+    different = list(dict.fromkeys(titles))
+    if len(different) <= 2:
+        return "; ".join(different)
+    return f"{different[0]} and {len(different) - 1} more"

@@ -27,11 +27,12 @@ from bild_lab.lab.store.groups import by_setting, data_title, setting_title
 from bild_lab.lab.store.inputs import stored_config
 from bild_lab.lab.store.progress import COMMANDS, read_commands
 from bild_lab.lab.store.records import RESULT, Sweep, write_table
-from bild_lab.report.headline import answers, headline
+from bild_lab.report.headline import headline
 from bild_lab.report.page.base import page_environment
-from bild_lab.report.page.grid import screened_points
 from bild_lab.report.page.html import environments, write_html
 from bild_lab.report.provenance import notes
+from bild_lab.report.review import review_answers
+from bild_lab.report.screened_points import screened_points
 from bild_lab.report.terminal import points_text
 
 APPENDIX, TABLE, HASHES = "README.md", "sweep.csv", "SHA256SUMS"
@@ -83,34 +84,35 @@ def faults(folder: Path) -> Iterator[str]:
             yield f"{name} is missing or was changed"
     results = Sweep(folder).results()
     for result in results:
-        for name, stored, found in _recomputed(result):
-            if not np.isclose(stored, found, rtol=1e-9):
-                yield (
-                    f"{result.policy} {result.point}: {name} is {stored}, its examples give {found}"
-                )
-    again = folder.parent / f".{TABLE}"
-    write_table(results, again)
-    if again.read_bytes() != (folder / TABLE).read_bytes():
+        for name, stored, recomputed in _recomputed(result):
+            if not np.isclose(stored, recomputed, rtol=1e-9):
+                numbers = f"{name} is {stored}, its examples give {recomputed}"
+                yield f"{result.policy} {result.point}: {numbers}"
+    rewritten_table = folder.parent / f".{TABLE}"
+    write_table(results, rewritten_table)
+    if rewritten_table.read_bytes() != (folder / TABLE).read_bytes():
         yield f"{TABLE} does not hold the numbers of the points"
-    again.unlink()
+    rewritten_table.unlink()
 
 
 def _recomputed(result: Result) -> Iterator[tuple[str, float, float]]:
     """Numbers of a point as stored, and as its examples give them."""
     examples, speedup = read_examples(result.folder), result.speedup
     yield "examples", result.setting.n_examples, len(examples)
-    yield "tokens", result.tokens, sum(len(one.token_ids) for one in examples)
+    yield "tokens", result.tokens, sum(len(example.token_ids) for example in examples)
     if speedup.value is not None:
-        timed = [
-            [getattr(one, side) for one in examples] for side in ("baseline_latency_s", "latency_s")
-        ]
-        again = paired_speedup(*map(np.array, timed), result.setting.seed)
+        baseline_s = np.array([example.baseline_latency_s for example in examples])
+        latency_s = np.array([example.latency_s for example in examples])
+        recomputed = paired_speedup(baseline_s, latency_s, result.setting.seed)
         yield from (
-            (f"speedup {end}", getattr(speedup, end), getattr(again, end))
+            (f"speedup {end}", getattr(speedup, end), getattr(recomputed, end))
             for end in ("value", "low", "high")
         )
     if result.agreement_with_target is not None:
-        same = [list(one.token_ids) == list(one.baseline_token_ids or ()) for one in examples]
+        same = [
+            list(example.token_ids) == list(example.baseline_token_ids or ())
+            for example in examples
+        ]
         yield "agreement_with_target", result.agreement_with_target, sum(same) / len(same)
 
 
@@ -122,16 +124,16 @@ def _appendix(sweep: Sweep, folder: Path, results: Sequence[Result]) -> str:
         headline=headline(results),
         notes=notes(results),
         results=results,
-        policies={one.policy: _described(one.policy) for one in results},
+        policies={result.policy: _described(result.policy) for result in results},
         sources=_sources(results),
         environment=environments(results),
         commands=read_commands(folder),
         megabytes=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 1e6,
-        total=duration(sum(one.total_s for one in results)),
+        total=duration(sum(result.total_s for result in results)),
         settings=[
             (
                 setting_title(group.setting),
-                answers(group, screened),
+                review_answers(group, screened),
                 points_text(group, latex=False),
             )
             for group in by_setting(results)
@@ -152,18 +154,18 @@ def _described(policy: str) -> str:
 
 def _sources(results: Sequence[Result]) -> dict[str, tuple[str, str, str]]:
     """Each model and data set once: its hash or commit of the hub, its licence and its citation."""
-    found: dict[str, tuple[str, str, str]] = {}
+    source_facts: dict[str, tuple[str, str, str]] = {}
     for result in results:
         setting, config = result.setting, stored_config(result)
         for role in ("target", "draft", "second_draft"):
-            if (path := setting.get(role)) and path not in found:
-                found[path] = (
+            if (path := setting.get(role)) and path not in source_facts:
+                source_facts[path] = (
                     setting.weights if role == "target" else _fingerprint(path),
                     *_card(path),
                 )
         place = config["dataset"].get("path") or config["dataset"].get("hub_id") or setting.dataset
-        found.setdefault(data_title(setting), (setting.data, *_card(str(place))))
-    return found
+        source_facts.setdefault(data_title(setting), (setting.data, *_card(str(place))))
+    return source_facts
 
 
 def _fingerprint(path: str) -> str:
@@ -180,15 +182,16 @@ def _card(path: str) -> tuple[str, str]:
     if path.startswith("toy:"):
         return "Apache-2.0, shipped with the code", ""
     place = Path(path).expanduser()
+    if not place.exists():
+        return "", ""
     folder = place if place.is_dir() else place.parent
-    named = {file.stem.lower(): file for file in folder.iterdir()} if place.exists() else {}
-    card = (
-        named["readme"].read_text(encoding="utf-8", errors="replace") if "readme" in named else ""
-    )
+    by_stem = {file.stem.lower(): file for file in folder.iterdir()}
+    card = ""
+    if "readme" in by_stem:
+        card = by_stem["readme"].read_text(encoding="utf-8", errors="replace")
+    citation = "\n\n".join(_BIBTEX.findall(card))
     stated = _LICENCE.search(card)
-    file = next(
-        (named[name].name for name in ("license", "licence", "copying") if name in named), ""
-    )
-    return stated[1] if stated else f"see {file}" if file else "", "\n\n".join(
-        _BIBTEX.findall(card)
-    )
+    if stated:
+        return stated[1], citation
+    files = [by_stem[stem].name for stem in ("license", "licence", "copying") if stem in by_stem]
+    return f"see {files[0]}" if files else "", citation

@@ -21,15 +21,20 @@ from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.store.hashing import data_hash
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.logger import (
+from bild_lab.report.trackers.loggers import NoLogger
+from bild_lab.report.trackers.wandb import (
     TRAINING,
-    NoLogger,
     WandbLogger,
-    flat_metrics,
-    noted,
     private_mode,
+    recorded_runs,
 )
-from bild_lab.report.wandb.panels import front_key, front_lines, panels, title
+from bild_lab.report.trackers.wandb_panels import (
+    flat_metrics,
+    front_key,
+    front_lines,
+    point_panels,
+    run_title,
+)
 from bild_lab.training.reports import LogToRun
 from tests.report.sample import (
     sample_baseline,
@@ -181,8 +186,8 @@ def test_a_sweep_is_logged_with_runs_tables_curves_picture_headline_and_report(
 
 def test_what_a_point_does_not_have_is_no_panel():
     alone = sample_result("bild", {}, None, setting={"baseline": None})
-    assert set(panels(alone, [], {})) == {"points"}
-    assert set(panels(sample_baseline(), [], {})) == {"points"}
+    assert set(point_panels(alone, [], {})) == {"points"}
+    assert set(point_panels(sample_baseline(), [], {})) == {"points"}
 
 
 def test_a_panel_has_a_line_for_each_policy_and_one_for_the_baseline_and_no_panel_two_data_sets() -> (
@@ -229,7 +234,7 @@ def test_a_point_that_left_the_front_is_logged_again(runs: list[GivenRun], tmp_p
     ]
     slow, fast = "bild (window 6)", "bild (window 8)"
     assert points == [(slow, True), (fast, True), (slow, False)]
-    assert [one.on_front for one in noted(sweep.folder)] == [True, True, False, None, None]
+    assert [one.on_front for one in recorded_runs(sweep.folder)] == [True, True, False, None, None]
 
 
 def test_a_trainings_curves_have_its_steps_also_after_resuming_and_the_machine_is_sampled(
@@ -256,7 +261,9 @@ def test_an_online_run_that_cannot_start_falls_back_to_offline_with_a_warning(tm
         online.log_point(sample_baseline(), {})
         online.log_point(sample_result("bild", {}, 1.5), {})
     warnings = [
-        record.message for record in caplog.records if record.name == "bild_lab.report.wandb.logger"
+        record.message
+        for record in caplog.records
+        if record.name == "bild_lab.report.trackers.wandb"
     ]
     assert len(warnings) == 1  # the second point does not try again
     assert "logged offline" in warnings[0]
@@ -274,12 +281,12 @@ def test_metrics_are_flat_and_missing_ones_are_left_out():
 
 
 def test_a_run_is_named_by_policy_and_knobs_of_paths_the_last_part_at_most_128_characters():
-    assert title(sample_baseline()) == "vanilla"
+    assert run_title(sample_baseline()) == "vanilla"
     own = sample_result(
         "medusa", {"heads": "outputs/medusa/heads", "top_k": 3, "tree": "auto"}, 1.5
     )
-    assert title(own) == "medusa (heads medusa, tree auto)"
-    long = title(sample_result("bild", {f"knob_{number}": number for number in range(40)}, 1.5))
+    assert run_title(own) == "medusa (heads medusa, tree auto)"
+    long = run_title(sample_result("bild", {f"knob_{number}": number for number in range(40)}, 1.5))
     assert len(long) == 128 and long.endswith("…")
 
 

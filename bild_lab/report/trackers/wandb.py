@@ -21,11 +21,20 @@ from bild_lab.errors import UserError
 from bild_lab.lab.schema.examples import read_examples
 from bild_lab.lab.schema.formatting import counted
 from bild_lab.lab.schema.result import Result
-from bild_lab.lab.store.groups import by_setting, pair_title
+from bild_lab.lab.store.groups import Group, by_setting, pair_title
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.lab.store.inputs import examples_of, stored_config
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.wandb.panels import front_lines, panels, standing, sweep_panels, title
+from bild_lab.report.headline import best_group, headline
+from bild_lab.report.trackers.wandb_panels import (
+    flat_metrics,
+    front_lines,
+    front_status,
+    point_panels,
+    run_config,
+    run_title,
+    sweep_panels,
+)
 
 if TYPE_CHECKING:
     import wandb
@@ -42,22 +51,17 @@ _LONGEST_TAG = 64  # the service's limit
 # characters of a group's name in the id of a run, which the service limits to 128
 _LONGEST_GROUP = 60
 _RECORD = Path("wandb", "logged.jsonl")  # in the folder of a sweep
-# aliases, and the points of quality that may be lost
-_BEST = {"best": 0.0, "best-within-one-point": 1.0}
+# the points of quality that may be lost for an alias
+_LOSS_OF_ALIAS = {"best": 0.0, "best-within-one-point": 1.0}
 _REPORT_FILES = ("report.html", "pareto.png", "sweep.csv")
-# what identifies a point; everything else in a result was measured
-_NOT_METRICS = (
-    *("schema", "name", "point", "policy", "knobs", "composition"),
-    *("setting", "facts", "environment", "stored_at"),
-)
 
 
 @dataclass(frozen=True)
-class Logged:
-    """One run. measured: when its point was measured, None for a run that is no point. mode:
-    "online" or "offline".
+class LoggedRun:
+    """One run.
 
-    on_front: whether the point was on the front of its sweep's points then.
+    measured: when its point was measured, None for a run that is no point. mode: "online" or
+    "offline". on_front: whether the point was on the front of its sweep's points then.
     """
 
     run: str
@@ -66,20 +70,6 @@ class Logged:
     project: str
     entity: str | None
     on_front: bool | None = None
-
-
-class NoLogger:
-    """Log nowhere: the outputs folder holds everything."""
-
-    def log_point(self, result: Result, config: dict) -> None:
-        """Do nothing."""
-
-    def log_sweep(self, sweep: Sweep) -> None:
-        """Do nothing."""
-
-    def closing(self) -> list[str]:
-        """There is nothing to say."""
-        return []
 
 
 class WandbLogger:
@@ -162,46 +152,43 @@ class WandbLogger:
                 " logger.group"
             ) from error
 
-    def log_point(self, result: Result, config: dict, again: bool = False) -> None:
+    def log_point(self, result: Result, config: dict, force: bool = False) -> None:
         """Write one result as a finished run: `config` as its configuration, the numbers as its
         summary.
 
         Its row, its curves and its examples become tables and charts, its files an artifact. A
-        measurement that is in the project already is left out unless `again` is set, or it joined
+        measurement that is in the project already is left out unless `force` is set, or it joined
         or left its sweep's front since.
         """
         if self._mode == DISABLED:
             return
-        others = Sweep(result.folder.parents[1]).results() if result.folder else []
-        groups = by_setting([*(other for other in others if other.point != result.point), result])
-        place = standing(
-            result, next(group for group in groups if any(one is result for one in group.results))
-        )
-        logged = self._logged(result.point, result.environment.started, place["on_front"])
-        if again or logged not in noted(self._directory):
-            self._write_point(result, config, place)
+        stored = Sweep(result.folder.parents[1]).results() if result.folder else []
+        siblings = [sibling for sibling in stored if sibling.point != result.point]
+        status = _status_among(result, [*siblings, result])
+        logged = self._logged(result.point, result.environment.started, status["on_front"])
+        if force or logged not in recorded_runs(self._directory):
+            self._write_point(result, config, status)
 
-    def _write_point(self, result: Result, config: dict, place: Mapping[str, Any]) -> None:
+    def _write_point(self, result: Result, config: dict, status: Mapping[str, Any]) -> None:
         examples = read_examples(result.folder)
-        dataset, why = examples_of([result]) if examples else (None, "")
-        if why and not self._warned:
+        dataset, reason = examples_of([result]) if examples else (None, "")
+        if reason and not self._warned:
             self._warned = True
             log.warning(
                 "examples are logged without references, as the dataset cannot be read again: %s",
-                why,
+                reason,
             )
-        shown = panels(result, examples, dataset or {})
-        about = described(result, config)
+        point_config = run_config(result, config)
         tags = [
             pair_title(result.setting)[:_LONGEST_TAG],
             str(result.setting.dataset)[:_LONGEST_TAG],
         ]
-        run = self.begin(result.point, title(result), about, POINT, tags=tags)
-        run.log(shown)
-        run.summary.update({**flat_metrics(result), **place})
+        run = self.begin(result.point, run_title(result), point_config, POINT, tags=tags)
+        run.log(point_panels(result, examples, dataset or {}))
+        run.summary.update({**flat_metrics(result), **status})
         if result.folder:
             run.log_artifact(self._files(result), aliases=[result.point])
-        self._end(run, self._logged(result.point, result.environment.started, place["on_front"]))
+        self._end(run, self._logged(result.point, result.environment.started, status["on_front"]))
 
     def log_sweep(self, sweep: Sweep) -> None:
         """Write a run for the sweep as a whole: its points with the Pareto fronts, the picture, the
@@ -213,47 +200,56 @@ class WandbLogger:
         """
         import wandb
 
-        from bild_lab.report.headline import headline, leading
-
         results = sweep.results()
         if not results or self._mode == DISABLED:
             return
         groups = by_setting(results)
-        last = {one.run: one for one in noted(self._directory)}
-        for result, place in (
-            (result, standing(result, group)) for group in groups for result in group.results
-        ):
-            before = last.get(self._id(result.point))
-            if before is not None and before.on_front != place["on_front"]:
-                self._write_point(result, stored_config(result), place)
-        found = headline(results)
-        first, *others = (dict(result.setting) for result in results)
-        shared = {
-            key: value
-            for key, value in first.items()
-            if all(one.get(key) == value for one in others)
-        }
-        about = {
+        self._update_fronts(groups)
+        findings = headline(results)
+        config = {
             "sweep": sweep.name,
-            "policies": sorted({one.policy for one in results}),
-            "setting": shared,
+            "policies": sorted({result.policy for result in results}),
+            "setting": _shared_setting(results),
         }
-        run = self.begin(SWEEP, self._group, about, SWEEP, found)
+        run = self.begin(SWEEP, self._group, config, SWEEP, findings)
         run.log(sweep_panels(results, sweep.folder / "pareto.png", self._group))
-        shown = {"panels": list(front_lines(results, self._group)), "points": len(results)}
-        run.summary.update({"headline": found, "failed": len(sweep.failures()), **shown})
-        artifact = wandb.Artifact(f"sweep-{_plain(self._group, 100)}", "sweep", description=found)
+        run.summary.update(
+            {
+                "headline": findings,
+                "failed": len(sweep.failures()),
+                "panels": list(front_lines(results, self._group)),
+                "points": len(results),
+            }
+        )
+        artifact = wandb.Artifact(
+            f"sweep-{_plain(self._group, 100)}", "sweep", description=findings
+        )
         for name in _REPORT_FILES:
             if (sweep.folder / name).is_file():
                 artifact.add_file(str(sweep.folder / name))
         run.log_artifact(artifact)
-        leader = leading(groups)
-        # of the setting that the headline is about
-        for alias, loss in _BEST.items() if leader.enough else ():
-            if (best := leader.best(loss)) is not None and best.folder:
+        headline_group = best_group(groups)
+        if headline_group.enough:
+            self._name_best_points(run, headline_group)
+        self._end(run, self._logged(SWEEP))
+
+    def _update_fronts(self, groups: Sequence[Group]) -> None:
+        """Log the points again that joined or left the front since they were logged."""
+        latest_runs = {logged.run: logged for logged in recorded_runs(self._directory)}
+        for group in groups:
+            for result in group.results:
+                status = front_status(result, group)
+                logged = latest_runs.get(self._id(result.point))
+                if logged is not None and logged.on_front != status["on_front"]:
+                    self._write_point(result, stored_config(result), status)
+
+    def _name_best_points(self, run: wandb.Run, group: Group) -> None:
+        """Give the artifacts of a setting's best points their aliases."""
+        for alias, loss in _LOSS_OF_ALIAS.items():
+            best = group.best(loss)
+            if best is not None and best.folder:
                 # the same files: one more alias for that version
                 run.log_artifact(self._files(best), aliases=[alias])
-        self._end(run, self._logged(SWEEP))
 
     def closing(self) -> list[str]:
         """Where the runs of this process are: their address, and how to send those written
@@ -334,7 +330,7 @@ class WandbLogger:
         import wandb
 
         artifact = wandb.Artifact(
-            f"points-{_plain(self._group, 100)}", POINT, description=title(result)
+            f"points-{_plain(self._group, 100)}", POINT, description=run_title(result)
         )
         for file in sorted(result.folder.iterdir()):  # add_dir would print
             artifact.add_file(str(file))
@@ -342,14 +338,32 @@ class WandbLogger:
 
     def _logged(
         self, identity: str, measured: str | None = None, on_front: bool | None = None
-    ) -> Logged:
-        return Logged(
+    ) -> LoggedRun:
+        return LoggedRun(
             self._id(identity), measured, self._mode, self._project, self._entity, on_front
         )
 
-    def _end(self, run: wandb.Run, logged: Logged) -> None:
+    def _end(self, run: wandb.Run, logged: LoggedRun) -> None:
         run.finish()
-        note(self._directory, logged)
+        record_run(self._directory, logged)
+
+
+def _status_among(result: Result, results: Sequence[Result]) -> dict[str, Any]:
+    """The `front_status` of a result among the results of its sweep."""
+    for group in by_setting(results):
+        if any(group_result is result for group_result in group.results):
+            return front_status(result, group)
+    raise ValueError("the result is none of the sweep's")
+
+
+def _shared_setting(results: Sequence[Result]) -> dict[str, Any]:
+    """The keys of the setting that have one value in all of these results."""
+    settings = [dict(result.setting) for result in results]
+    return {
+        key: value
+        for key, value in settings[0].items()
+        if all(setting.get(key) == value for setting in settings)
+    }
 
 
 def private_mode(mode: str, environment: str | None) -> str:
@@ -357,16 +371,17 @@ def private_mode(mode: str, environment: str | None) -> str:
 
     Raises UserError for another.
     """
-    asked = _MODES.get(environment or mode, environment or mode)
-    if asked not in _PRIVATE:
+    requested = environment or mode
+    requested_mode = _MODES.get(requested, requested)
+    if requested_mode not in _PRIVATE:
         raise UserError(
             f"WANDB_MODE must be one of {', '.join(_PRIVATE)}, got {environment}; correct or"
             " unset it"
         )
-    return max(mode, asked, key=_PRIVATE.index)
+    return max(mode, requested_mode, key=_PRIVATE.index)
 
 
-def note(folder: Path, logged: Logged) -> None:
+def record_run(folder: Path, logged: LoggedRun) -> None:
     """Add a run to the record of a sweep's folder."""
     file = folder / _RECORD
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -374,13 +389,15 @@ def note(folder: Path, logged: Logged) -> None:
         stream.write(json.dumps(asdict(logged)) + "\n")
 
 
-def noted(folder: Path) -> list[Logged]:
+def recorded_runs(folder: Path) -> list[LoggedRun]:
     """The record of a sweep's folder, oldest first; empty if nothing was logged."""
-    file, found = folder / _RECORD, []
-    for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else []:
+    file, logged_runs = folder / _RECORD, []
+    if not file.is_file():
+        return []
+    for line in file.read_text(encoding="utf-8").splitlines():
         with suppress(ValueError, TypeError):  # a line that a killed process left half written
-            found.append(Logged(**json.loads(line)))
-    return found
+            logged_runs.append(LoggedRun(**json.loads(line)))
+    return logged_runs
 
 
 def sync_command(folder: Path) -> str:
@@ -390,48 +407,14 @@ def sync_command(folder: Path) -> str:
     return f"wandb sync {shlex.quote(str(folder / 'wandb'))}/offline-run-*"
 
 
-def described(result: Result, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a point's run has as its configuration: the point's own and how it was measured."""
-    own = {key: value for key, value in config.items() if key != "logger"}
-    # its name in conf/pair says nothing of models that were given by pair.target=PATH
-    if pair := own.get("pair"):
-        own["pair"] = {**pair, "name": pair_title(result.setting)}
-    measured = {"composition": result.composition, "environment": dict(result.environment)}
-    return {**own, "sweep": result.name, "point": result.point, **measured}
-
-
 def _plain(name: str, longest: int) -> str:
     """The name where it may be part of an address; else the part of it that may be, with a hash of
     all.
     """
     plain = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII)
-    return (
-        name
-        if plain == name and len(name) <= longest
-        else f"{plain[: longest - 13]}-{content_hash({'name': name})}"
-    )
-
-
-def flat_metrics(result: Result) -> dict[str, float | str | list]:
-    """Return the numbers of a result under names like `speedup/value`, without those that do not
-    exist.
-
-    Counts of the rounds have no group, for example `acceptance_rate`. Further metrics are groups,
-    such as `chrf/value`.
-    """
-    metrics: dict[str, float | str | list] = {}
-    if result.relative_latency is not None:
-        metrics["relative_latency"] = result.relative_latency
-    content = {key: value for key, value in result.to_json().items() if key not in _NOT_METRICS}
-    counts, further = content.pop("counts"), content.pop("further_qualities")
-    for key, value in {**content, **counts, **further}.items():
-        parts = (
-            {f"{key}/{name}": part for name, part in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
-        metrics |= {name: part for name, part in parts.items() if part is not None and part != {}}
-    return metrics
+    if plain == name and len(name) <= longest:
+        return name
+    return f"{plain[: longest - 13]}-{content_hash({'name': name})}"
 
 
 def _settings(kind: str) -> wandb.Settings:

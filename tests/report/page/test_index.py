@@ -12,7 +12,7 @@ import pytest
 
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.records import Sweep, write_table
-from bild_lab.report.index import PAGE, Run, read_runs, write_index
+from bild_lab.report.page.index import PAGE, Run, read_runs, write_index
 from scripts import sweeps
 from tests.report.sample import sample_baseline, sample_example, sample_result, sample_sweep
 
@@ -61,8 +61,8 @@ def test_a_run_has_its_models_data_points_command_and_best_points(outputs: Path)
         pair="t5-large drafted by t5-tiny",
         data="multi30k test, 100 examples",
         points=20,
-        free="bild (fallback 0.3, rollback 1) 1.55× [1.50, 1.60]",
-        cheap="bild (fallback 0.5, rollback 5) 1.70× [1.65, 1.75]",
+        without_loss="bild (fallback 0.3, rollback 1) 1.55× [1.50, 1.60]",
+        within_one_point="bild (fallback 0.5, rollback 5) 1.70× [1.65, 1.75]",
         command="python run.py -m policy=bild",
     )
 
@@ -83,7 +83,7 @@ def test_only_points_that_kept_the_quality_are_best(
 ) -> None:
     write_run(tmp_path / "one", results)
     (one,) = read_runs(tmp_path)
-    assert (one.free, one.cheap) == (free, cheap)
+    assert (one.without_loss, one.within_one_point) == (free, cheap)
 
 
 def test_the_newest_comes_first_and_other_folders_are_no_runs(outputs: Path) -> None:

@@ -16,7 +16,7 @@ from bild_lab.files import file_digest
 from bild_lab.lab.schema.statistics import paired_speedup
 from bild_lab.lab.store.progress import record_command
 from bild_lab.lab.store.records import Sweep
-from bild_lab.report.artifact import faults, write_artifact
+from bild_lab.report.page.artifact import faults, write_artifact
 from scripts import artifact as script
 from tests.report.sample import ENVIRONMENT, sample_example, sample_result, with_speedup
 

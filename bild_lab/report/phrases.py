@@ -1,0 +1,131 @@
+"""Phrases about points that the headline, the figures and the page share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bild_lab.lab.schema.formatting import duration, interval, number, percent, signed, times
+from bild_lab.lab.schema.numbers import Quality
+from bild_lab.lab.schema.result import Result
+from bild_lab.lab.schema.statistics import ENOUGH_DIFFERENT
+from bild_lab.lab.store.groups import Group
+from bild_lab.report.provenance import disturbance
+
+
+def timed_points(group: Group) -> list[Result]:
+    """The timed points of a setting without the baseline."""
+    return [result for result in group.results if result.timed and not result.is_baseline]
+
+
+def speedup_interval(result: Result) -> str:
+    """A point's speedup with its interval: `1.98× [1.86, 2.11]`."""
+    speedup = result.speedup
+    return f"{times(speedup.value)} {interval(speedup.low, speedup.high)}".strip()
+
+
+def difference_interval(quality: Quality) -> str:
+    """The interval of a quality's difference from the baseline: `[−9.80, −3.90]`; empty without
+    one.
+    """
+    return interval(quality.difference_low, quality.difference_high, write=signed)
+
+
+def speed_claim(group: Group, result: Result) -> str:
+    """`bild (fallback 0.5) decodes 1.98× [1.86, 2.11] as fast`."""
+    return f"{group.label(result)} decodes {speedup_interval(result)} as fast"
+
+
+def quality_claim(group: Group, result: Result) -> str:
+    """How the quality differs, with its interval, on how many examples, and how many texts are the
+    target's.
+    """
+    n_examples = group.setting.n_examples
+    difference_high, agreement = result.quality.difference_high, result.agreement_with_target
+    claim = f"{quality_change(group, result)} on {n_examples} examples"
+    if difference_high is not None and difference_high < 0:
+        claim += ", a loss beyond chance"
+    if agreement is not None:
+        claim += f"; {_agreement(agreement, n_examples)}"
+    return claim + cautions(result)
+
+
+def quality_change(group: Group, result: Result) -> str:
+    """The difference in quality and its interval: `BLEU +0.50, +0.05 to +1.00`, or `no change in
+    BLEU`.
+    """
+    quality = result.quality
+    low, high = quality.difference_low, quality.difference_high
+    if quality.difference == 0 and not low and not high:
+        return f"no change in {group.metric}"
+    change = f"{group.metric} {signed(quality.difference)}"
+    if low is not None and high is not None:
+        change += f", {signed(low)} to {signed(high)}"
+    return change
+
+
+def _agreement(agreement: float, n_examples: int) -> str:
+    """How many texts are the target's own; if few are not, that the interval of the difference
+    rests on these few.
+    """
+    n_different = round((1 - agreement) * n_examples)
+    if n_different < ENOUGH_DIFFERENT:
+        texts = "1 text differs" if n_different == 1 else f"{n_different} texts differ"
+        return f"only {texts} from the target’s, too few to trust this interval"
+    digits = 0 if agreement < 0.995 else 1
+    return f"{percent(agreement, digits)} of the texts are the target’s own"
+
+
+def cautions(result: Result) -> str:
+    """Warnings, after a colon: the point is not clearly faster than the baseline, or its timings
+    or its quality cannot be relied on. Empty if there is none.
+    """
+    speedup, warnings = result.speedup, []
+    if speedup.value is not None and speedup.value <= 1:
+        warnings.append("not faster than the baseline")
+    elif speedup.low is not None and speedup.low <= 1:
+        warnings.append("not clearly faster, as the interval holds 1")
+    if result.doubt and result.baseline_empty == 1:
+        warnings.append(f"{result.doubt}, so neither speed nor quality says much")
+    elif result.doubt:
+        warnings.append(f"{result.doubt}, so its quality says little")
+    if reason := disturbance(result):
+        warnings.append(f"{reason}, so time it again before relying on the speedup")
+    return f": {'; '.join(warnings)}" if warnings else ""
+
+
+def front_in_words(group: Group, bounds: bool = True) -> list[tuple[Result, str, str]]:
+    """The Pareto front, fastest first: each point, its label, and its numbers in words.
+
+    The numbers read `1.62× [1.56, 1.68], BLEU 82.40, −6.88 [−9.80, −3.90]`. bounds: with the
+    intervals.
+    """
+    lines = []
+    for result in group.front():
+        quality = result.quality
+        if not group.relative:
+            speed = duration(result.latency_s.mean)
+        elif bounds:
+            speed = speedup_interval(result)
+        else:
+            speed = times(result.speedup.value)
+        numbers = f"{speed}, {group.metric} {number(quality.value)}"
+        if quality.difference is not None:
+            numbers += f", {signed(quality.difference)}"
+            if bounds:
+                numbers = f"{numbers} {difference_interval(quality)}".rstrip()
+        if reason := disturbance(result):
+            numbers += f"; {reason}"
+        lines.append((result, group.label(result), numbers))
+    return lines
+
+
+def model_sizes(results: Sequence[Result]) -> str:
+    """The parameters of each model: `target 737 M, draft 1.5 M`.
+
+    Empty for results that did not record them.
+    """
+    recorded = ((result.facts or {}).get("parameters") for result in results)
+    counts = next(filter(None, recorded), {})
+    return ", ".join(
+        f"{role} {number(count / 1e6, int(count < 1e8))} M" for role, count in counts.items()
+    )

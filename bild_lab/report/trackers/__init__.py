@@ -1,0 +1,1 @@
+"""Trackers of experiments: Weights & Biases and TensorBoard."""

@@ -1,1 +1,0 @@
-"""Weights & Biases: runs, panels and reports."""
