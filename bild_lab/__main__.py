@@ -41,8 +41,8 @@ def main() -> None:
     name = word.replace("-", "_")
     if word in ("", "-h", "--help"):
         texts = {
-            one: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
-            for one, file in files.items()
+            command: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+            for command, file in files.items()
         }
         texts = {"run": application.__doc__, **texts}
         show(
@@ -50,8 +50,8 @@ def main() -> None:
                 [
                     HEAD,
                     *(
-                        f"  {one:21} {str(text).partition(': python ')[0]}"
-                        for one, text in texts.items()
+                        f"  {command:21} {str(text).partition(': python ')[0]}"
+                        for command, text in texts.items()
                     ),
                 ]
             )

@@ -69,12 +69,12 @@ def file_digest(file: Path) -> str:
     A change of its content changes the time of its entry (`st_ctime`), also where its date is set
     back.
     """
-    found, where = file.stat(), str(file.resolve())
-    if found.st_size < LARGE:
+    status, location = file.stat(), str(file.resolve())
+    if status.st_size < LARGE:
         return hashlib.sha256(file.read_bytes()).hexdigest()
-    facts = [where, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    facts = [location, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
     remembered = (
-        cache_folder() / "hashes" / f"{hashlib.sha256(where.encode()).hexdigest()[:16]}.json"
+        cache_folder() / "hashes" / f"{hashlib.sha256(location.encode()).hexdigest()[:16]}.json"
     )
     with suppress(OSError, ValueError, TypeError):  # none, or one that is damaged
         *known, digest = json.loads(remembered.read_bytes())
@@ -121,13 +121,13 @@ def holding(lock: Path) -> Iterator[None]:
     """
     from filelock import FileLock
 
-    held = FileLock(lock, fallback_to_soft=False)
+    file_lock = FileLock(lock, fallback_to_soft=False)
     with suppress(OSError):  # also its Timeout
-        held.acquire(timeout=1)
+        file_lock.acquire(timeout=1)
     try:
         yield
     finally:
-        held.release()
+        file_lock.release()
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,14 @@ def main(cfg: DictConfig) -> float:
 def command() -> None:
     """Run what the command line says; without a word, a first experiment that ends with a hint."""
     require_one_process()
-    first = not sys.argv[1:]
-    if first:
+    without_arguments = not sys.argv[1:]
+    if without_arguments:
         console.print(f"[dim]no arguments: {FIRST}[/dim]")
         sys.argv.append(FIRST)
     try:
-        run_application(main, kept=POINTS_KEPT)
+        run_application(main, stop_notice=POINTS_KEPT)
     except SystemExit as ended:
-        if first and not ended.code:
+        if without_arguments and not ended.code:
             console.print(NEXT)
         raise
 
@@ -95,10 +95,14 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
         raise UserError(f"overrides must be a list of KEY=VALUE, got {overrides!r}")
     reread_sources()
     cached_examples.cache_clear()
-    before, sys.argv, stages.began_s = sys.argv, ["run.py", "-m", *overrides], time.perf_counter()
+    caller_arguments, sys.argv, stages.began_s = (
+        sys.argv,
+        ["run.py", "-m", *overrides],
+        time.perf_counter(),
+    )
     try:
         with without_other_applications():  # the caller may run in one
-            run_application(main, kept=POINTS_KEPT)
+            run_application(main, stop_notice=POINTS_KEPT)
     except Refused as refused:
         raise UserError(refused.message) from None
     except SystemExit as ended:
@@ -109,6 +113,8 @@ def run(overrides: Sequence[str]) -> pd.DataFrame:
                 f"the sweep ended with status {ended.code}; its finished points are stored"
             ) from None
     finally:
-        sys.argv = before
+        sys.argv = caller_arguments
     parsed = OverridesParser.create().parse_overrides([quote_free_text(word) for word in overrides])
-    return load_results(sweep_folder(compose_config([alternatives(one)[0] for one in parsed])))
+    return load_results(
+        sweep_folder(compose_config([alternatives(override)[0] for override in parsed]))
+    )

@@ -94,9 +94,11 @@ def measure_point(cfg: DictConfig) -> float:
         if result is None:
             measured = True
             # which has the imports
-            first = _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)
+            includes_imports = _place() == 1 and HydraConfig.get().launcher._target_.endswith(BASIC)
             result = _measure(
-                point, sweep, time.perf_counter() - (stages.began_s if first else begun_s)
+                point,
+                sweep,
+                time.perf_counter() - (stages.began_s if includes_imports else begun_s),
             )
         else:
             console.print(f"[dim]{escape(_title(point))}: finished before[/dim]")
@@ -124,11 +126,13 @@ def _measure(point: Point, sweep: Sweep, setup_s: float) -> Result:
     )
     with bars as shown:
         result = run_point(point, sweep, setup_s=setup_s, advance=shown.advance, stage=shown.stage)
-    speedup, others = result.speedup.value, result.further_qualities.values()
+    speedup, further_qualities = result.speedup.value, result.further_qualities.values()
     faster = "" if speedup is None else f", {times(speedup)}{took(result, point.measure.precision)}"
     point_s, later = result.total_s - result.seconds["setup"], (progress.total or 0) - place
     left = "" if later <= 0 else f"; {roughly(later * (progress.typical_s or point_s))} left"
-    scored = ", ".join(f"{one.metric} {one.value:.2f}" for one in (result.quality, *others))
+    scored = ", ".join(
+        f"{quality.metric} {quality.value:.2f}" for quality in (result.quality, *further_qualities)
+    )
     console.print(f"{escape(title)}: {escape(scored)}{faster}{left}")
     if result.doubt:
         console.print(f"[bold red]{escape(result.doubt)}[/bold red]: its quality says little")
@@ -164,9 +168,9 @@ def title_of(point: Point, place: int, points: int, overrides: Sequence[str]) ->
     """The point's place, policy and drafter, and the knobs that were given or differ from the
     policy's file.
     """
-    given = {word.partition("=")[0].lstrip("+") for word in overrides}
+    overridden_keys = {word.partition("=")[0].lstrip("+") for word in overrides}
     changed = changed_knobs(point.policy, point.knobs)
-    knobs = [knob for knob in point.knobs if f"policy.{knob}" in given or knob in changed]
+    knobs = [knob for knob in point.knobs if f"policy.{knob}" in overridden_keys or knob in changed]
     drafters = [
         f"drafter {short_name(model.checkpoint.path)}"
         for model in point.decoders[METHOD].models[1:]
@@ -348,7 +352,7 @@ class SweepCallback(Callback):
 
 
 def _failures(sweep: Sweep) -> set[tuple[str, str]]:
-    return {(one.point, one.stored_at) for one in sweep.failures() if one.stored_at}
+    return {(failure.point, failure.stored_at) for failure in sweep.failures() if failure.stored_at}
 
 
 def values_of(config: DictConfig) -> list[list[str]] | None:
@@ -357,31 +361,33 @@ def values_of(config: DictConfig) -> list[list[str]] | None:
     """
     if not config.hydra.sweeper._target_.endswith(".BasicSweeper"):
         return None
-    given = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    sweeper_overrides = [
+        f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()
+    ]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     # of a key that is given twice, the last counts
-    last = {
-        one.get_key_element(): one
-        for one in parser.parse_overrides([*given, *config.hydra.overrides.task])
+    last_override = {
+        override.get_key_element(): override
+        for override in parser.parse_overrides([*sweeper_overrides, *config.hydra.overrides.task])
     }
-    return [alternatives(one) for one in last.values()]
+    return [alternatives(override) for override in last_override.values()]
 
 
-def alternatives(one: Override) -> list[str]:
+def alternatives(override: Override) -> list[str]:
     """An override with each of its values: those that a sweep takes one after the other.
 
     Raises UserError for values that cannot be listed.
     """
-    if not one.is_sweep_override():
-        return [one.input_line]
+    if not override.is_sweep_override():
+        return [override.input_line]
     try:
-        values = list(one.sweep_string_iterator())
+        values = list(override.sweep_string_iterator())
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(
-            f"the values of {one.input_line} cannot be listed; a sweep takes values with commas,"
+            f"the values of {override.input_line} cannot be listed; a sweep takes values with commas,"
             " choice(…), glob(…) or range(START,STOP,STEP), one of them for a key"
         ) from error
-    return [f"{one.get_key_element()}={value}" for value in values]
+    return [f"{override.get_key_element()}={value}" for value in values]
 
 
 def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
@@ -396,7 +402,7 @@ def _check_points(jobs: list[list[str]], config_name: str) -> list[DictConfig]:
     known: dict[tuple[str, ...], Specs] = {}
     compose = Composer(config_name)
     for words in checked_points(jobs):
-        changed = [word for word, several in zip(words, jobs, strict=True) if word != several[0]]
+        changed = [word for word, values in zip(words, jobs, strict=True) if word != values[0]]
         try:
             config = compose(words)
         except (UserError, HydraException, OmegaConfBaseException) as error:
@@ -416,19 +422,19 @@ def checked_points(jobs: list[list[str]]) -> list[tuple[str, ...]]:
     All of them if they are few. Of many, each value of each key beside the first values of the
     others, and all combinations of the groups' files.
     """
-    first = tuple(several[0] for several in jobs)
+    first_point = tuple(values[0] for values in jobs)
     if math.prod(map(len, jobs)) <= MOST_CHECKED:
         return list(itertools.product(*jobs))
-    groups = [
-        several if "." not in several[0].partition("=")[0] else several[:1] for several in jobs
-    ]
+    groups = [values if "." not in values[0].partition("=")[0] else values[:1] for values in jobs]
     single = [
-        (*first[:place], other, *first[place + 1 :])
-        for place, several in enumerate(jobs)
-        for other in several[1:]
+        (*first_point[:place], value, *first_point[place + 1 :])
+        for place, values in enumerate(jobs)
+        for value in values[1:]
     ]
     return list(
-        dict.fromkeys([first, *single, *itertools.islice(itertools.product(*groups), MOST_CHECKED)])
+        dict.fromkeys(
+            [first_point, *single, *itertools.islice(itertools.product(*groups), MOST_CHECKED)]
+        )
     )
 
 
@@ -474,7 +480,7 @@ def _check(config: DictConfig, changed: Sequence[str] = ()) -> Point:
         unchanged = changed and all(map(PROMPTLESS.match, changed))
         if not unchanged or replays(config.policy):  # a file that answers them may be another one
             # raises for what does not fit
-            requests_of(point, [one for one in point.examples if one.continues is None])
+            requests_of(point, [example for example in point.examples if example.continues is None])
         return point
 
     return _refusing(look, changed)
@@ -513,10 +519,10 @@ def _share_a_regime(config: DictConfig, points: Sequence[DictConfig]) -> None:
     Else those with graphs and those without would be two planes that cannot be compared. Where
     `runtime.compile` is given or swept over, it stays.
     """
-    if any(str(one.runtime.compile) != "auto" for one in points):
+    if any(str(point.runtime.compile) != "auto" for point in points):
         return
     without = list(
-        dict.fromkeys(one.policy.name for one in points if not runs_in_graphs(one.policy))
+        dict.fromkeys(point.policy.name for point in points if not runs_in_graphs(point.policy))
     )
     if not without or not any(_decodes_in_graphs(point) for point in points):
         return

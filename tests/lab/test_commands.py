@@ -72,7 +72,7 @@ def test_who_stops_a_command_reads_what_is_kept(
     monkeypatch.setattr(sys, "argv", ["any.py"])
     for kept in ("nothing was written", POINTS_KEPT):
         with pytest.raises(SystemExit) as ended:
-            run_application(stopped, None, kept=kept)
+            run_application(stopped, None, stop_notice=kept)
         said = capsys.readouterr().err
         assert ended.value.code == INTERRUPTED and f"stopped; {kept}" in said.replace("\n", " ")
 

@@ -89,7 +89,8 @@ class Said(Console):
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(
-            *(as_typed(one) if isinstance(one, str) else one for one in objects), **options
+            *(as_typed(printed) if isinstance(printed, str) else printed for printed in objects),
+            **options,
         )
 
 
@@ -190,7 +191,9 @@ class Bar(Progress):
             and not self.console.is_terminal
             and time.monotonic() - self._spoke_s >= SILENT_S
         ):
-            task = next(one for one in self.tasks if one.id == task_id)
+            task = next(
+                progress_task for progress_task in self.tasks if progress_task.id == task_id
+            )
             total = "" if task.total is None else f" of {task.total:,.0f}"
             self.say(f"{escape(task.description)}: {task.completed:,.0f}{total}")
 
@@ -201,7 +204,7 @@ def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
     It goes when its block ends.
     """
     stages.leave()
-    every = (
+    all_columns = (
         TextColumn("{task.description}"),
         BarColumn(None),
         MofNCompleteColumn(),
@@ -209,7 +212,7 @@ def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
         TimeRemainingColumn(),
     )
     return Bar(
-        *every,
+        *all_columns,
         console=console,
         transient=True,
         expand=True,
@@ -218,15 +221,15 @@ def progress(*columns: ProgressColumn, shown: bool = True) -> Bar:
     )
 
 
-def require_words(wanted: str) -> None:
+def require_words(required_words: str) -> None:
     """Refuse a command line without a word: the command takes long, and nobody said what to do it
     with.
 
-    wanted: what the words say, and an example.
+    required_words: what the words say, and an example.
     """
     if not sys.argv[1:]:
         console.quiet = not launched().first
-        refuse(UserError(f"{wanted}; got no word, --help says more"))
+        refuse(UserError(f"{required_words}; got no word, --help says more"))
 
 
 def tolerate_streams() -> None:
@@ -239,20 +242,23 @@ def tolerate_streams() -> None:
 
 
 def run_application(
-    main: Callable[[], Any], config_name: str | None = "config", wanted: str = "", kept: str = KEPT
+    main: Callable[[], Any],
+    config_name: str | None = "config",
+    required_words: str = "",
+    stop_notice: str = KEPT,
 ) -> NoReturn:
     """Run an application and exit with its code. Bad input gives one message and no traceback.
 
     config_name: the application's configuration, all words being its overrides. `--help` shows its
     keys, and they are suggested for misspelt ones. None: the application reads its words itself,
-    which need not be KEY=VALUE. wanted: as in `require_words`, of an application that does nothing
+    which need not be KEY=VALUE. required_words: as in `require_words`, of an application that does nothing
     without a word. kept: what is left when it is stopped.
     """
     tolerate_streams()
     if {"-h", "--help"} & set(sys.argv[1:]):
         show(usage(sys.modules[main.__module__].__doc__ or "", config_name))
-    if wanted:
-        require_words(wanted)
+    if required_words:
+        require_words(required_words)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
     logging.basicConfig(
         level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)]
@@ -283,7 +289,7 @@ def run_application(
     except Stopped as stop:
         stop.finish(stop.code)
     except KeyboardInterrupt:
-        console.print(f"[bold]stopped[/bold]; {kept}")
+        console.print(f"[bold]stopped[/bold]; {stop_notice}")
         sys.exit(INTERRUPTED)
     finally:
         stages.leave()
@@ -292,16 +298,16 @@ def run_application(
 
 def options_first(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Hydra's options that have a value, each with it, and all other words."""
-    options, others, rest = [], [], list(words)
-    while rest:
-        word = rest.pop(0)
-        if word in VALUED_OPTIONS and rest:
-            options += [word, rest.pop(0)]
+    options, other_words, remaining_words = [], [], list(words)
+    while remaining_words:
+        word = remaining_words.pop(0)
+        if word in VALUED_OPTIONS and remaining_words:
+            options += [word, remaining_words.pop(0)]
         elif word.partition("=")[0] in VALUED_OPTIONS:
             options.append(word)
         else:
-            others.append(word)
-    return options, others
+            other_words.append(word)
+    return options, other_words
 
 
 def require_overrides(words: Sequence[str]) -> None:
@@ -314,7 +320,7 @@ def require_overrides(words: Sequence[str]) -> None:
         return
     for place, word in enumerate(words):
         key, equals, value = word.partition("=")
-        later = words[place + 1] if place + 1 < len(words) else ""
+        next_word = words[place + 1] if place + 1 < len(words) else ""
         if word[:1] in LONG_DASHES:
             raise UserError(
                 f"{word!r} begins with a long dash; write it with a hyphen: -{word[1:]}"
@@ -329,12 +335,14 @@ def require_overrides(words: Sequence[str]) -> None:
             raise UserError(f"there is no option {word!r}; {meant}")
         if word[:1] in ("-", "~"):
             continue
-        parted_before = not equals and later[:1] == "="
-        parted_after = equals and not value and later and "=" not in later and later[:1] != "-"
-        if parted_before or parted_after:
-            together = "".join([word, *words[place + 1 : place + (3 if later == "=" else 2)]])
+        space_before_equals = not equals and next_word[:1] == "="
+        space_after_equals = (
+            equals and not value and next_word and "=" not in next_word and next_word[:1] != "-"
+        )
+        if space_before_equals or space_after_equals:
+            joined = "".join([word, *words[place + 1 : place + (3 if next_word == "=" else 2)]])
             raise UserError(
-                f"a space around = parts the key from its value; write them together: {together}"
+                f"a space around = parts the key from its value; write them together: {joined}"
             )
         if not equals:
             raise UserError(_no_override(word, words[place - 1] if place else ""))
@@ -343,16 +351,20 @@ def require_overrides(words: Sequence[str]) -> None:
         if value[:1] in CURLED_QUOTES:
             raise UserError(f"{word!r} has curled quotes; write straight ones, ' or \", or none")
         if value.endswith(",") and len(value) > 1:
-            remedy = f"{word}{later}" if later and "=" not in later else word.rstrip(",")
+            remedy = (
+                f"{word}{next_word}" if next_word and "=" not in next_word else word.rstrip(",")
+            )
             raise UserError(
                 f"{word!r} ends with a comma; values have no space between them: {remedy}"
             )
 
 
-def _no_override(word: str, before: str) -> str:
-    """What to do about a word that has no =. before: the word before it."""
-    if "=" in before:
-        return f"{word!r} is no KEY=VALUE; a value with spaces needs quotes: '{before} {word}'"
+def _no_override(word: str, previous_word: str) -> str:
+    """What to do about a word that has no =. previous_word: the word before it."""
+    if "=" in previous_word:
+        return (
+            f"{word!r} is no KEY=VALUE; a value with spaces needs quotes: '{previous_word} {word}'"
+        )
     return f"{word!r} is no KEY=VALUE, such as policy=bild; `{this_script()} --help` lists the keys"
 
 
@@ -361,27 +373,31 @@ def usage(text: str, config_name: str | None) -> str:
 
     None without keys.
     """
-    first, _, rest = text.strip().partition("\n")
-    what, _, command = first.partition(": python ")
-    parts = [f"usage: python {command}", f"{what}.", *([rest.strip("\n")] if rest.strip() else [])]
+    summary_line, _, details = text.strip().partition("\n")
+    purpose, _, command = summary_line.partition(": python ")
+    sections = [
+        f"usage: python {command}",
+        f"{purpose}.",
+        *([details.strip("\n")] if details.strip() else []),
+    ]
     if config_name is not None:
         file = config_dir() / f"{config_name}.yaml"
         keys = file.read_text(encoding="utf-8").partition("\n")[2].partition("\nhydra:")[0]
         wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
-        listed = []
-        for group in sorted(one for one in config_dir().iterdir() if one.is_dir()):
-            files = sorted(one.stem for one in group.glob("*.yaml"))
-            folders = sorted(f"{one.name}/…" for one in group.iterdir() if one.is_dir())
-            listed.append(wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}"))
-        parts.append(f"Keys (KEY=VALUE), from conf/{file.name}\n\n{keys.strip()}")
-        parts.append("Groups (GROUP=FILE)\n\n" + "\n".join(listed))
-        parts.append(
+        group_lines = []
+        for group in sorted(folder for folder in config_dir().iterdir() if folder.is_dir()):
+            files = sorted(file.stem for file in group.glob("*.yaml"))
+            folders = sorted(f"{folder.name}/…" for folder in group.iterdir() if folder.is_dir())
+            group_lines.append(wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}"))
+        sections.append(f"Keys (KEY=VALUE), from conf/{file.name}\n\n{keys.strip()}")
+        sections.append("Groups (GROUP=FILE)\n\n" + "\n".join(group_lines))
+        sections.append(
             f"Every key with its value, without running anything: python {command.split()[0]}"
             " --cfg job"
         )
     if config_name == "config":  # of run.py, whose reports use the terms
-        parts.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
-    return "\n\n".join(parts)
+        sections.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
+    return "\n\n".join(sections)
 
 
 def show(text: str) -> NoReturn:
@@ -408,14 +424,16 @@ def quote_free_text(word: str) -> str:
         return word
     kind = re.split(r"[._]", key)[-1]
     # `template` alone is a group, whose files may be swept over
-    named = (kind == "template" and key != kind and value[:1] != "[") or (
+    is_free_text = (kind == "template" and key != kind and value[:1] != "[") or (
         "," not in value and kind in ("path", "target", "draft", "tokenizer")
     )
-    if not named and not _exists(value):
+    if not is_free_text and not _exists(value):
         return word
     # the grammar reads a backslash as itself, unless a quote follows
     escaped = re.sub(
-        r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value
+        r"(\\*)('|$)",
+        lambda backslashes: backslashes[1] * 2 + backslashes[2].replace("'", "\\'"),
+        value,
     )
     return f"{key}='{escaped}'"
 
@@ -433,20 +451,22 @@ def with_line_breaks(word: str) -> str:
     # one free text, which is put in quotes afterwards
     if kind == "template" and value[:1] not in "['\"":
         return f"{key}={unescaped(value)}"
-    return f"{key}={re.sub(PART_OF_VALUE, lambda part: _quoted(part[0]), value)}"
+    return f"{key}={re.sub(PART_OF_VALUE, lambda segment: _quoted(segment[0]), value)}"
 
 
-def _quoted(part: str) -> str:
+def _quoted(segment: str) -> str:
     """A part of an override's value, in quotes if it needs them for its line breaks."""
-    text = unescaped(part)
-    if text == part or part[:1] in "'\"":
+    text = unescaped(segment)
+    if text == segment or segment[:1] in "'\"":
         return text
     return "'" + text.replace("'", "\\'") + "'"
 
 
 def unescaped(text: str) -> str:
     return re.sub(
-        r"\\(\\?)([nt])", lambda found: found[1] + found[2] if found[1] else ESCAPES[found[2]], text
+        r"\\(\\?)([nt])",
+        lambda escape: escape[1] + escape[2] if escape[1] else ESCAPES[escape[2]],
+        text,
     )
 
 
@@ -462,16 +482,21 @@ def require_no_secrets(words: list[str]) -> None:
     """Raise UserError for a word with an access token, a key or a password: overrides are saved
     with the results.
     """
-    known = {
+    environment_secrets = {
         value for name, value in os.environ.items() if SECRET_NAME.search(name) and len(value) >= 8
     }
     for word in words:
         key, _, value = word.partition("=")
-        copied = any(
+        copies_secret = any(
             SECRET_NAME.search(name) for name in re.findall(r"oc\.env:\s*['\"]?(\w+)", value)
         )
-        given = SECRET_NAME.search(key) and value not in ("", "null")
-        if copied or given or SECRET_VALUE.search(word) or any(secret in word for secret in known):
+        sets_secret = SECRET_NAME.search(key) and value not in ("", "null")
+        if (
+            copies_secret
+            or sets_secret
+            or SECRET_VALUE.search(word)
+            or any(secret in word for secret in environment_secrets)
+        ):
             named_key = key.lstrip("+~") if "=" in word else "a word of the command line"
             raise UserError(
                 f"{named_key} would save a secret with the results; leave it out and set it in the"
@@ -486,8 +511,10 @@ def raised_by_hydra(error: BaseException) -> bool:
         frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
     packages = [name.partition(".")[0] for name in names]
-    last = next((name for name in reversed(packages) if name not in sys.stdlib_module_names), "")
-    return last in ("hydra", "omegaconf", "antlr4")
+    innermost_package = next(
+        (name for name in reversed(packages) if name not in sys.stdlib_module_names), ""
+    )
+    return innermost_package in ("hydra", "omegaconf", "antlr4")
 
 
 def words_as_list(words: list[str], key: str) -> list[str]:
@@ -496,15 +523,17 @@ def words_as_list(words: list[str], key: str) -> list[str]:
     Overrides and options are unchanged.
     """
     # the word before each word: in `--cfg job`, job is the value of an option
-    before = ["", *words]
+    previous_words = ["", *words]
     plain = [
-        "=" not in word and word[:1] != "-" and last[:1] != "-"
-        for last, word in zip(before, words, strict=False)
+        "=" not in word and word[:1] != "-" and previous_word[:1] != "-"
+        for previous_word, word in zip(previous_words, words, strict=False)
     ]
-    listed = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
-    others = [word for word, is_plain in zip(words, plain, strict=True) if not is_plain]
-    values = ",".join("'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in listed)
-    return [*others, f"{key}=[{values}]"] if listed else others
+    plain_words = [word for word, is_plain in zip(words, plain, strict=True) if is_plain]
+    other_words = [word for word, is_plain in zip(words, plain, strict=True) if not is_plain]
+    values = ",".join(
+        "'" + word.replace("\\", "\\\\").replace("'", "\\'") + "'" for word in plain_words
+    )
+    return [*other_words, f"{key}=[{values}]"] if plain_words else other_words
 
 
 def refuse(error: BaseException, config_name: str | None = "config") -> NoReturn:
@@ -542,7 +571,7 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
     causes = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
-    text = "\n".join(str(each) for each in causes)
+    text = "\n".join(str(cause) for cause in causes)
     if match := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(match[1], config_name)
     if match := re.search(r"Could not find '([^']+)'", text):
@@ -563,14 +592,14 @@ def plain_message(error: BaseException, config_name: str | None = "config") -> s
     )
 
 
-def wanted_value(said: str) -> str:
+def wanted_value(omegaconf_message: str) -> str:
     """OmegaConf's words for a value of a wrong type, with the value that was wanted."""
     match = re.fullmatch(
         r"Value '(.*)' of type '\w+' could not be converted to (Integer|Float|Boolean)",
-        said.strip(),
+        omegaconf_message.strip(),
     )
     if match is None:
-        return said
+        return omegaconf_message
     kinds = {
         "Integer": "a whole number without point or exponent",
         "Float": "a number",
@@ -600,14 +629,14 @@ def unknown_key(key: str, config_name: str | None) -> str:
 
     config_name: None for a command that passes its words on as those of run.py.
     """
-    known = known_keys(config_name or "config")
-    if key in known:
+    keys = known_keys(config_name or "config")
+    if key in keys:
         return (
             f"not every chosen configuration has the key {key}; run policies with different knobs"
             " one by one"
         )
     script = this_script() if config_name is not None else "python run.py"
-    meant = suggestion(key, known) or ";"
+    meant = suggestion(key, keys) or ";"
     return f"there is no configuration key {key}{meant} `{script} --cfg job` lists them all"
 
 
@@ -622,8 +651,8 @@ def unknown_choice(choice: str, options: list[str]) -> str:
         file.relative_to(folder).with_suffix("").as_posix()
         for file in sorted(folder.rglob("*.yaml"))
     ]
-    if inside := [file for file in files if file.startswith(f"{name}/")]:
-        return f"{group}={name} is a folder; choose one of its files: {', '.join(inside)}"
+    if files_in_folder := [file for file in files if file.startswith(f"{name}/")]:
+        return f"{group}={name} is a folder; choose one of its files: {', '.join(files_in_folder)}"
     meant = suggestion(name, [*files, *options]) or "."
     return (
         f"there is no {group or 'config'} {name!r}{meant} There are"
@@ -647,8 +676,8 @@ def known_keys(config_name: str) -> list[str]:
     """Every dotted key of the configuration, with the chosen policy, dataset and so on."""
     config = compose_config([], config_name)
     # of several policies to sweep over, take the first
-    chosen = [match for word in sys.argv[1:] if (match := re.match(r"(\w+)=\w+", word))]
-    groups = [match[0] for match in chosen if OmegaConf.is_dict(config.get(match[1]))]
+    group_choices = [match for word in sys.argv[1:] if (match := re.match(r"(\w+)=\w+", word))]
+    groups = [match[0] for match in group_choices if OmegaConf.is_dict(config.get(match[1]))]
     with suppress(HydraException):  # the choice does not exist either
         config = compose_config(groups, config_name)
 

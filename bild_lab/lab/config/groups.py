@@ -78,10 +78,10 @@ def hydra_main(config_name: str) -> Callable[[Callable[[DictConfig], Any]], Call
 
     def decorate(function: Callable[[DictConfig], Any]) -> Callable[[], Any]:
         @wraps(function)
-        def command(*given: DictConfig) -> Any:  # a worker process gives the configuration
+        def command(*configurations: DictConfig) -> Any:  # a worker process gives the configuration
             return hydra.main(config_path=str(config_dir()), config_name=config_name, **options)(
                 function
-            )(*given)
+            )(*configurations)
 
         return command
 
@@ -97,28 +97,24 @@ def config_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
-def whole(least: int, most: int = MOST_WHOLE, default: Any = dataclasses.MISSING) -> Any:
+def whole(minimum: int, maximum: int = MOST_WHOLE, default: Any = dataclasses.MISSING) -> Any:
     """A field for a whole number in this range."""
-    return dataclasses.field(default=default, metadata={"range": (least, most)})
+    return dataclasses.field(default=default, metadata={"range": (minimum, maximum)})
 
 
-def stop_strings(given: Any) -> tuple[str, ...]:
+def stop_strings(stop: Any) -> tuple[str, ...]:
     """Stop strings as a tuple, none for None.
 
     Raises UserError for anything but texts that are not empty.
     """
-    if given is None:
+    if stop is None:
         return ()
     strings = (
-        (given,)
-        if isinstance(given, str)
-        else tuple(given)
-        if isinstance(given, Sequence)
-        else (None,)
+        (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Sequence) else (None,)
     )
-    if not all(isinstance(one, str) and one for one in strings):
+    if not all(isinstance(string, str) and string for string in strings):
         raise UserError(
-            f"decoding.stop must be a text or a list of texts, none of them empty, got {given!r};"
+            f"decoding.stop must be a text or a list of texts, none of them empty, got {stop!r};"
             " null switches it off"
         )
     return tuple(dict.fromkeys(strings))
@@ -267,11 +263,13 @@ def picture_kinds(figures: Any) -> list[str]:
     `png`, `png,pdf` or a list of such words. Raises UserError for others.
     """
     kinds = ("png", "pdf", "svg")
-    words = figures.split(",") if isinstance(figures, str) else figures
-    chosen = [str(word).strip() for word in words] if isinstance(words, Iterable) else []
-    if not chosen or set(chosen) - set(kinds):
+    figure_words = figures.split(",") if isinstance(figures, str) else figures
+    chosen_kinds = (
+        [str(word).strip() for word in figure_words] if isinstance(figure_words, Iterable) else []
+    )
+    if not chosen_kinds or set(chosen_kinds) - set(kinds):
         raise UserError(f"figures are {', '.join(kinds)}, one or more of them, got {figures}")
-    return chosen
+    return chosen_kinds
 
 
 SCHEMAS = {
@@ -295,10 +293,10 @@ def typed(cls: type[T], node: Any, group: str) -> T:
         raise UserError(
             f"{group} must be a group of keys, got {node!r}; choose one of its files: {group}=NAME"
         )
-    names = [one.name for one in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    names = [schema_field.name for schema_field in dataclasses.fields(cls)]  # type: ignore[arg-type]
     try:
-        given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_dict(node) else node
-        spec = OmegaConf.to_object(OmegaConf.merge(pickle.loads(_schema_of(cls)), given))
+        values = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_dict(node) else node
+        spec = OmegaConf.to_object(OmegaConf.merge(pickle.loads(_schema_of(cls)), values))
     except MissingMandatoryValue as error:
         key = error.full_key or error.key
         raise UserError(f"{group} lacks the key {str(key)!r}; it has {', '.join(names)}") from error
@@ -308,9 +306,12 @@ def typed(cls: type[T], node: Any, group: str) -> T:
         ) from error
     except OmegaConfBaseException as error:
         raise UserError(f"{group}.{error.full_key or ''}: {str(error).splitlines()[0]}") from error
-    for one in dataclasses.fields(cls):  # type: ignore[arg-type]
-        if "range" in one.metadata and (value := getattr(spec, one.name)) is not None:
-            require_whole(f"{group}.{one.name}", value, *one.metadata["range"])
+    for schema_field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if (
+            "range" in schema_field.metadata
+            and (value := getattr(spec, schema_field.name)) is not None
+        ):
+            require_whole(f"{group}.{schema_field.name}", value, *schema_field.metadata["range"])
     return spec
 
 
@@ -344,9 +345,11 @@ def _composed(overrides: list[str], name: str) -> DictConfig:
     """
     try:
         parsed = OverridesParser.create().parse_overrides(overrides)
-        if not any(one.is_sweep_override() or one.is_hydra_override() for one in parsed):
-            values = [one for one in parsed if _sets_a_value(one)]
-            groups = tuple(one.input_line for one in parsed if one not in values)
+        if not any(
+            override.is_sweep_override() or override.is_hydra_override() for override in parsed
+        ):
+            values = [override for override in parsed if _sets_a_value(override)]
+            groups = tuple(override.input_line for override in parsed if override not in values)
             cfg = pickle.loads(_merged_files(name, groups, _state_of_files()))
             for override in values:
                 OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
@@ -387,19 +390,22 @@ def in_our_application() -> bool:
     if not GlobalHydra.instance().is_initialized():
         return False
     paths = GlobalHydra.instance().config_loader().get_search_path().get_path()
-    ours = str(config_dir())
-    return any(one.provider == "main" and one.path.removeprefix("file://") == ours for one in paths)
+    config_path = str(config_dir())
+    return any(
+        search_path.provider == "main" and search_path.path.removeprefix("file://") == config_path
+        for search_path in paths
+    )
 
 
 @contextmanager
 def without_other_applications() -> Iterator[None]:
     """Inside the block no Hydra application runs; after it that of the user is as it was."""
     with HYDRA_LOCK:
-        before = {kind: Singleton._instances.pop(kind, None) for kind in APPLICATION}
+        outer_instances = {kind: Singleton._instances.pop(kind, None) for kind in APPLICATION}
         try:
             yield
         finally:
-            for kind, instance in before.items():
+            for kind, instance in outer_instances.items():
                 Singleton._instances.pop(kind, None)
                 if instance is not None:
                     Singleton._instances[kind] = instance
@@ -456,8 +462,8 @@ def resolved(policy: DictConfig) -> dict[str, Any]:
     """
     root = policy._get_root()
     if root is policy or root._get_node("policy") is not policy:
-        whole = {} if root is policy else OmegaConf.to_container(root)
-        policy = OmegaConf.create({**whole, "policy": OmegaConf.to_container(policy)}).policy
+        root_values = {} if root is policy else OmegaConf.to_container(root)
+        policy = OmegaConf.create({**root_values, "policy": OmegaConf.to_container(policy)}).policy
     try:
         values = OmegaConf.to_container(policy, resolve=True)
     except OmegaConfBaseException as error:
@@ -501,16 +507,22 @@ def _search_path() -> list[str]:
     if not in_our_application():
         return [str(config_dir())]
     paths = GlobalHydra.instance().config_loader().get_search_path().get_path()
-    return [one.path.removeprefix("file://") for one in paths if "pkg://" not in one.path]
+    return [
+        search_path.path.removeprefix("file://")
+        for search_path in paths
+        if "pkg://" not in search_path.path
+    ]
 
 
-def require_keys(cfg: DictConfig, wanted: Sequence[str]) -> None:
+def require_keys(cfg: DictConfig, required_keys: Sequence[str]) -> None:
     """Raise UserError if the configuration lacks a key.
 
     Users may add their own keys, for interpolation.
     """
-    if missing := [key for key in wanted if key not in cfg]:
-        raise UserError(f"the configuration lacks {missing[0]!r}; it needs {', '.join(wanted)}")
+    if missing := [key for key in required_keys if key not in cfg]:
+        raise UserError(
+            f"the configuration lacks {missing[0]!r}; it needs {', '.join(required_keys)}"
+        )
 
 
 def require_policy(policy: Any) -> None:
@@ -590,12 +602,14 @@ def find_part(path: Any) -> Callable[..., Any]:
             " class"
         )
     try:
-        part = get_object(path)
+        class_or_function = get_object(path)
     except Exception as error:  # Hydra raises errors of its own as well as ImportError
         raise UserError(f"cannot find {path}: give the dotted path of a class") from error
-    if not callable(part):
-        raise UserError(f"{path} is a {type(part).__name__}: give the dotted path of a class")
-    return part
+    if not callable(class_or_function):
+        raise UserError(
+            f"{path} is a {type(class_or_function).__name__}: give the dotted path of a class"
+        )
+    return class_or_function
 
 
 def describe_decoder(node: Any) -> str:
@@ -608,16 +622,16 @@ def describe_decoder(node: Any) -> str:
         return str(node)
     name = node["_target_"].rsplit(".", 1)[-1] if "_target_" in node else ""
     parts = []
-    for value in (one for one in node.values() if isinstance(one, dict)):
-        given = [value[key] for key in value if key != "_target_"]
-        if not given or any(one is not None for one in given):
+    for value in (child for child in node.values() if isinstance(child, dict)):
+        part_values = [value[key] for key in value if key != "_target_"]
+        if not part_values or any(part_value is not None for part_value in part_values):
             parts.append(describe_decoder(value))
-    own = {
-        key: one
-        for key, one in node.items()
-        if key != "_target_" and not isinstance(one, dict | None)
+    plain_values_of_node = {
+        key: child
+        for key, child in node.items()
+        if key != "_target_" and not isinstance(child, dict | None)
     }
-    values = [f"{key}={value}" for key, value in own.items()]
+    values = [f"{key}={value}" for key, value in plain_values_of_node.items()]
     if name == "DraftThenVerify":
         return " + ".join(parts) + "".join(
             f", {value}" for value in values if value != "verify_tail=True"
@@ -631,8 +645,14 @@ def policy_label(policy: DictConfig) -> str:
         shipped = compose_policy(policy.name).decoder
     except UserError:  # the user's own policy
         return policy.name
-    ours, theirs = (flatten(OmegaConf.to_container(node)) for node in (policy.decoder, shipped))
-    changed = [key for key in {**theirs, **ours} if ours.get(key) != theirs.get(key)]
+    decoder_values, shipped_values = (
+        flatten(OmegaConf.to_container(node)) for node in (policy.decoder, shipped)
+    )
+    changed = [
+        key
+        for key in {**shipped_values, **decoder_values}
+        if decoder_values.get(key) != shipped_values.get(key)
+    ]
     return f"{policy.name} (changed: {', '.join(changed)})" if changed else policy.name
 
 

@@ -54,7 +54,9 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
         )
     ids = [example.id for example in examples]
     if len(set(ids)) < len(ids):
-        twice = next(one for place, one in enumerate(ids) if one in ids[:place])
+        twice = next(
+            example_id for place, example_id in enumerate(ids) if example_id in ids[:place]
+        )
         raise UserError(
             f"dataset {spec.name!r} has two examples with id {twice!r}; set dataset.id_column=null"
         )
@@ -67,7 +69,8 @@ def load_examples(spec: DatasetSpec, unanswered: bool = False) -> tuple[Example,
         )
     if spec.history == REFERENCES:
         return with_answers(
-            examples, {one.id: one.references[0] for one in examples if one.references}
+            examples,
+            {example.id: example.references[0] for example in examples if example.references},
         )
     if spec.history is not None:
         return with_answers(examples, _history(spec.history, spec.split))
@@ -154,14 +157,18 @@ def _examples(spec: DatasetSpec, rows: Iterable[tuple[str, Row]], shots: str) ->
         )
         require_unicode(where, *texts)
         for number, template in enumerate(spec.templates, start=1):
-            asked = (
+            templated_example = (
                 example
                 if len(spec.templates) == 1
                 else replace(example, id=f"{example.id}@{number}")
             )
-            first, *later = conversation(asked, [question, *turns[1:]], template)
-            whole = SourcePrompt(turns[0], inserted(template.first.split("{question}"), around))
-            asked_turns = [replace(first, prompt=whole), *later]
+            first_turn, *later_turns = conversation(
+                templated_example, [question, *turns[1:]], template
+            )
+            source_prompt = SourcePrompt(
+                turns[0], inserted(template.first.split("{question}"), around)
+            )
+            asked_turns = [replace(first_turn, prompt=source_prompt), *later_turns]
             for turn, answer in zip(asked_turns, answers or [None] * len(asked_turns), strict=True):
                 yield (
                     turn
@@ -193,20 +200,24 @@ def _shots(spec: DatasetSpec) -> list[tuple[str, str]]:
 
     Raises UserError if there are too few.
     """
-    found = []
-    other = replace(spec, split=spec.shot_split, limit=spec.shots, shots=0) if spec.shots else spec
-    whole = ((where, row) for where, row in _rows(other) if not _lacks_source(spec, row))
-    for where, row in islice(whole, spec.shots):
+    solved_examples = []
+    shot_spec = (
+        replace(spec, split=spec.shot_split, limit=spec.shots, shots=0) if spec.shots else spec
+    )
+    rows_with_source = (
+        (where, row) for where, row in _rows(shot_spec) if not _lacks_source(spec, row)
+    )
+    for where, row in islice(rows_with_source, spec.shots):
         source, reference = _turns(spec, where, row)[0], _column_references(spec, where, row)[0]
         require_unicode(where, source, reference)
-        found.append(
+        solved_examples.append(
             (source, fill_template(spec.shot_template, source=source, reference=reference))
         )
-    if len(found) < spec.shots:
+    if len(solved_examples) < spec.shots:
         raise UserError(
-            f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(found)} examples"
+            f"dataset.shots={spec.shots}, but split {spec.shot_split!r} has {len(solved_examples)} examples"
         )
-    return found
+    return solved_examples
 
 
 def _turns(spec: DatasetSpec, where: str, row: Row) -> list[str]:
@@ -245,8 +256,12 @@ def _messages(spec: DatasetSpec, where: str, row: Row) -> list[Message] | None:
     if not isinstance(value, list | tuple) or (not value and spec.history != REFERENCES):
         return None
     for speaker, text in (("from", "value"), ("role", "content")):
-        if all(isinstance(one, Mapping) and {speaker, text} <= set(one) for one in value):
-            return [(str(one[speaker]), _message_text(where, one[text])) for one in value]
+        if all(
+            isinstance(message, Mapping) and {speaker, text} <= set(message) for message in value
+        ):
+            return [
+                (str(message[speaker]), _message_text(where, message[text])) for message in value
+            ]
     return None
 
 
@@ -257,7 +272,10 @@ def _message_text(where: str, content: object) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list | tuple) else [content]
-    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    texts = [
+        content_part.get("text") if isinstance(content_part, Mapping) else content_part
+        for content_part in parts
+    ]
     if not all(isinstance(text, str) for text in texts):
         raise UserError(
             f"{where}: the content of a message must be text, got {content!r:.200}; correct the row"
@@ -307,11 +325,14 @@ def _question(spec: DatasetSpec, where: str, row: Row, source: str) -> tuple[str
         raise UserError(f"{where}: {' or '.join(spec.input_column)} must be a string, got {text!r}")
     parts = spec.prompt_template.split("{source}")
     if spec.input_column and "{input}" in spec.prompt_template:
-        return source, tuple(fill_template(part, input=text or "") for part in parts)
+        return source, tuple(fill_template(text_around, input=text or "") for text_around in parts)
     if not text or not text.strip():
         return source, tuple(parts)
-    first, *others = parts
-    return f"{source}\n{text}", (first, *(f"\n{text}{part}" for part in others))
+    text_before, *texts_after = parts
+    return f"{source}\n{text}", (
+        text_before,
+        *(f"\n{text}{text_after}" for text_after in texts_after),
+    )
 
 
 def _references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ...]:
@@ -337,7 +358,7 @@ def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ..
 
     A column may be null in a row if another one is not.
     """
-    found = []
+    values = []
     for column in spec.reference_column:
         present, value = first_value(row, [column])
         if not present:
@@ -346,19 +367,21 @@ def _column_references(spec: DatasetSpec, where: str, row: Row) -> tuple[str, ..
                 f" {columns_of(row)}; set it to columns that every row has, if only as null"
             )
         if value is not None:
-            found += value if isinstance(value, list | tuple) else [value]
-    texts = [_text_of(one) for one in found]
+            values += value if isinstance(value, list | tuple) else [value]
+    texts = [_text_of(reference) for reference in values]
     columns = " or ".join(spec.reference_column)
     if not texts:
         raise UserError(
             f"{where}: {columns} holds no reference, got {value!r}; leave the row out of the data,"
             " or set dataset.reference_column=null"
         )
-    for text, one in zip(texts, found, strict=True):
+    for text, reference in zip(texts, values, strict=True):
         if text is None:
-            remedy = "write the answers as words" if isinstance(one, bool) else "correct the row"
+            remedy = (
+                "write the answers as words" if isinstance(reference, bool) else "correct the row"
+            )
             raise UserError(
-                f"{where}: {columns} must be texts or numbers, or lists of them, got {one!r:.200};"
+                f"{where}: {columns} must be texts or numbers, or lists of them, got {reference!r:.200};"
                 f" {remedy}"
             )
     return tuple(texts)
@@ -392,9 +415,9 @@ def _required(spec: DatasetSpec, where: str, row: Row, field: str) -> object:
         )
     present, value = first_value(row, columns)
     if not present:
-        wanted = " or ".join(columns)
+        column_names = " or ".join(columns)
         raise UserError(
-            f"{where}: dataset.{field} wants column {wanted}, got columns {columns_of(row)}; set it"
+            f"{where}: dataset.{field} wants column {column_names}, got columns {columns_of(row)}; set it"
             " to one"
         )
     return value
@@ -456,19 +479,21 @@ def inserted(outer: Sequence[str], inner: Sequence[str]) -> tuple[str, ...]:
     return tuple(around)
 
 
-def conversation(first: Example, questions: Sequence[str], template: Template) -> list[Example]:
+def conversation(
+    first_turn: Example, questions: Sequence[str], template: Template
+) -> list[Example]:
     """An example for each question: the first with a complete prompt, later ones without the
     previous turns.
     """
-    between, _, after = template.next_turn.partition("{answer}")
-    turns = [replace(first, prompt=fill_template(template.first, question=questions[0]))]
+    between, _, question_template = template.next_turn.partition("{answer}")
+    turns = [replace(first_turn, prompt=fill_template(template.first, question=questions[0]))]
     for number, question in enumerate(questions[1:], start=2):
         turns.append(
             replace(
-                first,
-                id=f"{first.id}/{number}",
+                first_turn,
+                id=f"{first_turn.id}/{number}",
                 source=question,
-                prompt=fill_template(after, question=question),
+                prompt=fill_template(question_template, question=question),
                 references=(),
                 turn=number,
                 continues=Continuation(turns[-1].id, between),

@@ -107,10 +107,10 @@ def _distinct(names: Sequence[str], where: str) -> None:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON. Raises ValueError for a key that it has twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         _distinct([key for key, _ in pairs], "an object")
-    return found
+    return members
 
 
 def _json_lines(file: Path) -> Iterator[tuple[str, Any]]:
@@ -150,8 +150,10 @@ def _csv(file: Path) -> Iterator[tuple[str, Any]]:
         if suffix_of(file) == ".tsv":
             reader = csv.reader(handle, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
         else:
-            first = handle.readline()
-            reader = csv.reader(chain([first], handle), strict=True, delimiter=_delimiter(first))
+            header_line = handle.readline()
+            reader = csv.reader(
+                chain([header_line], handle), strict=True, delimiter=_delimiter(header_line)
+            )
         names = next(reader, [])
         if any("\0" in name for name in names):
             raise UserError(f"{file} holds zero bytes; {_converted(file)}")
@@ -175,8 +177,10 @@ def _delimiter(header: str) -> str:
 def _parquet(file: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet
 
-    whole = pyarrow.parquet.ParquetFile(file)
-    yield from _arrow_rows(file, whole.schema_arrow, whole.iter_batches(batch_size=1024))
+    parquet_file = pyarrow.parquet.ParquetFile(file)
+    yield from _arrow_rows(
+        file, parquet_file.schema_arrow, parquet_file.iter_batches(batch_size=1024)
+    )
 
 
 def _arrow(file: Path) -> Iterator[tuple[str, Any]]:
@@ -187,9 +191,11 @@ def _arrow(file: Path) -> Iterator[tuple[str, Any]]:
         try:
             batches = pyarrow.ipc.open_stream(source)
         except pyarrow.ArrowInvalid:
-            whole = pyarrow.ipc.open_file(source)
+            arrow_file = pyarrow.ipc.open_file(source)
             yield from _arrow_rows(
-                file, whole.schema, (whole.get_batch(at) for at in range(whole.num_record_batches))
+                file,
+                arrow_file.schema,
+                (arrow_file.get_batch(at) for at in range(arrow_file.num_record_batches)),
             )
             return
         yield from _arrow_rows(file, batches.schema, batches)
@@ -221,13 +227,15 @@ def _features(schema: pyarrow.Schema) -> Mapping[str, Any]:
 def labels(features: Mapping[str, Any]) -> Callable[[Row], Row]:
     """A function that gives a row the names of its classes, in place of their numbers."""
     names = {
-        column: one.names for column, one in features.items() if type(one).__name__ == "ClassLabel"
+        column: feature.names
+        for column, feature in features.items()
+        if type(feature).__name__ == "ClassLabel"
     }
 
     def labelled(row: Row) -> Row:
-        for column, own in names.items():
-            if isinstance(number := row[column], int) and 0 <= number < len(own):
-                row = {**row, column: own[number]}
+        for column, class_names in names.items():
+            if isinstance(number := row[column], int) and 0 <= number < len(class_names):
+                row = {**row, column: class_names[number]}
         return row
 
     return labelled

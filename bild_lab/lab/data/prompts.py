@@ -26,19 +26,19 @@ class SourcePrompt(str):
     def __getnewargs__(self) -> tuple[str, tuple[str, ...]]:  # for copies
         return self.source, self.around
 
-    def within(self, most: int, count: Callable[[str], int]) -> SourcePrompt:
+    def within(self, max_tokens: int, count: Callable[[str], int]) -> SourcePrompt:
         """The prompt with at most so many tokens. count: how many a prompt has.
 
         Raises UserError if what is around the source leaves no room for it.
         """
-        if count(self) <= most:
+        if count(self) <= max_tokens:
             return self
         fitting = longest_fitting(
-            len(self.source), lambda length: count(self._shorter(length)) <= most
+            len(self.source), lambda length: count(self._shorter(length)) <= max_tokens
         )
         if not fitting:
             raise UserError(
-                f"dataset.max_source_tokens={most} cuts the source alone, and what is around it has"
+                f"dataset.max_source_tokens={max_tokens} cuts the source alone, and what is around it has"
                 f" {count(self._shorter(0))} tokens, so no room is left for {self.source!r:.40};"
                 " raise it, or shorten the template, the solved examples (dataset.shots) or the"
                 " input"
@@ -50,17 +50,18 @@ class SourcePrompt(str):
 
 
 def cut_sources(
-    examples: Sequence[Example], most: int | None, count: Callable[[str], int]
+    examples: Sequence[Example], max_tokens: int | None, count: Callable[[str], int]
 ) -> tuple[Example, ...]:
     """The examples with prompts of at most so many tokens, as `SourcePrompt.within` cuts them;
     None: any number.
 
     A prompt that is plain text is all source.
     """
-    if most is None:
+    if max_tokens is None:
         return tuple(examples)
     return tuple(
-        replace(one, prompt=_with_source(one.prompt).within(most, count)) for one in examples
+        replace(example, prompt=_with_source(example.prompt).within(max_tokens, count))
+        for example in examples
     )
 
 

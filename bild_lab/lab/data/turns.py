@@ -15,16 +15,16 @@ def with_answers(examples: Sequence[Example], answers: Mapping[str, str]) -> tup
 
     Raises UserError if an answer is missing. A turn must come before the turns that continue it.
     """
-    whole: dict[str, Example] = {}
+    complete_turns: dict[str, Example] = {}
     for example in examples:
-        whole[example.id] = with_earlier_turns(example, whole, answers)
-    return tuple(whole.values())
+        complete_turns[example.id] = with_earlier_turns(example, complete_turns, answers)
+    return tuple(complete_turns.values())
 
 
 def with_earlier_turns(
-    example: Example, before: Mapping[str, Example], answers: Mapping[str, str]
+    example: Example, previous_turns: Mapping[str, Example], answers: Mapping[str, str]
 ) -> Example:
-    """One example with its complete prompt. before: the previous turns, with complete prompts."""
+    """One example with its complete prompt. previous_turns: the previous turns, with complete prompts."""
     if example.continues is None:
         return example
     earlier = example.continues.id
@@ -34,5 +34,10 @@ def with_earlier_turns(
             " is not in dataset.history; add it, set dataset.turns=1 for first turns only, or set"
             " dataset.history=null"
         )
-    prompt = before[earlier].prompt + example.continues.between + answers[earlier] + example.prompt
+    prompt = (
+        previous_turns[earlier].prompt
+        + example.continues.between
+        + answers[earlier]
+        + example.prompt
+    )
     return replace(example, prompt=prompt, continues=None)

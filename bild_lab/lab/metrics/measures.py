@@ -37,8 +37,8 @@ class Measure:
 
     def value(self, picks: Sequence[int] | None = None) -> float:
         """Of the examples at these places, of all if None."""
-        every = np.ones((1, self.count if picks is None else len(picks)))
-        return float(self.value_of(self._sums(every, picks)[0]))
+        once_each = np.ones((1, self.count if picks is None else len(picks)))
+        return float(self.value_of(self._sums(once_each, picks)[0]))
 
     def resampled(
         self, seed: int, picks: Sequence[int] | None = None
@@ -60,10 +60,10 @@ class Measure:
         self, times: Float[np.ndarray, "m n"], picks: Sequence[int] | None
     ) -> Float[np.ndarray, "m k"]:
         """times: how often each of the picked examples counts."""
-        chosen = np.arange(self.count) if picks is None else np.array(picks)
+        indices = np.arange(self.count) if picks is None else np.array(picks)
         if self.statistics is not None:
-            return times @ self.statistics[chosen]
-        return np.array([np.bincount(chosen, weights=row, minlength=self.count) for row in times])
+            return times @ self.statistics[indices]
+        return np.array([np.bincount(indices, weights=row, minlength=self.count) for row in times])
 
 
 def mean_of(metric: str, values: Sequence[float], signature: str | None = None) -> Measure:
@@ -78,14 +78,14 @@ def ratio_of(
     text.
     """
     counted = np.array(sums, dtype=float).reshape(-1, 2)
-    each = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
+    per_example = tuple(counted[:, 0].tolist()) if (counted[:, 1] == 1).all() else None
     return Measure(
         metric,
         len(counted),
         lambda totals: totals[..., 0] / totals[..., 1],
         counted,
         signature,
-        each,
+        per_example,
     )
 
 

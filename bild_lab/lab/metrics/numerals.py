@@ -44,8 +44,8 @@ def last_number(text: str, decimal_comma: bool = False) -> Decimal | None:
     thousands. A fraction is two numbers.
     """
     pattern = _WITH_COMMA if decimal_comma else _WITH_POINT
-    found = [match for match in pattern.finditer(_plain(text)) if match[0]]
-    return _value(found[-1]) if found else None
+    numbers = [match for match in pattern.finditer(_plain(text)) if match[0]]
+    return _value(numbers[-1]) if numbers else None
 
 
 def _plain(text: str) -> str:
@@ -56,7 +56,10 @@ def _plain(text: str) -> str:
     plain = text.translate(_PLAIN)
     if plain.isascii():
         return plain
-    return "".join(str(unicodedata.decimal(one)) if one.isdecimal() else one for one in plain)
+    return "".join(
+        str(unicodedata.decimal(character)) if character.isdecimal() else character
+        for character in plain
+    )
 
 
 def _value(number: re.Match[str]) -> Decimal:
@@ -75,5 +78,5 @@ def same_number(text: str, references: Sequence[str], decimal_comma: bool = Fals
     """
     number = last_number(text, decimal_comma)
     return number is not None and any(
-        number == last_number(one, decimal_comma) for one in references
+        number == last_number(reference, decimal_comma) for reference in references
     )

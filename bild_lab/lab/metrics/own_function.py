@@ -28,12 +28,12 @@ def own_function(path: str) -> Callable[[str, Sequence[str]], float]:
     try:
         if path.partition(".")[0] in sys.stdlib_module_names:
             raise UserError("it belongs to Python itself")
-        if not callable(found := pkgutil.resolve_name(path)):
-            raise UserError(f"it is a {type(found).__name__}")
+        if not callable(function := pkgutil.resolve_name(path)):
+            raise UserError(f"it is a {type(function).__name__}")
     except Exception as error:  # a module may raise anything
         remedy = "give MODULE.FUNCTION of your own; PYTHONPATH=DIR says where its module lies"
         raise UserError(f"the metric {path} cannot be used ({error}): {remedy}") from error
-    return found
+    return function
 
 
 def mean_of_function(
@@ -49,9 +49,9 @@ def mean_of_function(
     Raises UserError where it fails, or gives no number of its scale.
     """
     values, numbers = [], []
-    for text, several in zip(texts, references, strict=True):
+    for text, text_references in zip(texts, references, strict=True):
         try:
-            value = function(text, several)
+            value = function(text, text_references)
         except Exception as error:  # the user's code may raise anything
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise UserError(

@@ -38,24 +38,24 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 def main() -> None:
     """Read, limit, run."""
-    asked = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     answers, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nowhere, stream)
-    for limit, most in (
-        (resource.RLIMIT_AS, asked["memory_bytes"]),
-        (resource.RLIMIT_CPU, asked["cpu_s"]),
+    for limit, maximum in (
+        (resource.RLIMIT_AS, request["memory_bytes"]),
+        (resource.RLIMIT_CPU, request["cpu_s"]),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(limit, (most, most))
+        resource.setrlimit(limit, (maximum, maximum))
     sys.addaudithook(refuse)
     write, leave = os.write, os._exit  # as they are before the program
     try:
-        exec(compile(asked["program"], "program", "exec"), {"__name__": "program"})
+        exec(compile(request["program"], "program", "exec"), {"__name__": "program"})
     except BaseException:  # whatever ends a program early, sys.exit too, is a failure
         leave(1)
-    write(answers, asked["token"].encode())
+    write(answers, request["token"].encode())
     leave(0)
 
 

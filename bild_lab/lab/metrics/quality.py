@@ -89,7 +89,9 @@ class Scoring:
                 require_programs(references)
             else:
                 first_call(
-                    metric, tuple(tuple(several) for several in references[:TRIED]), fitting.writing
+                    metric,
+                    tuple(tuple(example_references) for example_references in references[:TRIED]),
+                    fitting.writing,
                 )
         return fitting
 
@@ -109,43 +111,47 @@ class Scoring:
 
         tokens: of the predictions and of the baseline's, for metrics of tokens.
         """
-        found = {}
+        scores = {}
         for metric in self.metrics:
-            if (counted := metric_named(metric).of_tokens) is not None:
-                ours, theirs = (
-                    None if several is None else [counted(*one) for one in several]
-                    for several in tokens
+            if (sums_of_text := metric_named(metric).of_tokens) is not None:
+                method_sums, baseline_sums = (
+                    None
+                    if system_tokens is None
+                    else [sums_of_text(*text_tokens) for text_tokens in system_tokens]
+                    for system_tokens in tokens
                 )
-                found[metric] = judge(metric, ours, theirs, [NO_REFERENCE] * len(ours), seed=seed)
+                scores[metric] = judge(
+                    metric, method_sums, baseline_sums, [NO_REFERENCE] * len(method_sums), seed=seed
+                )
                 continue
             expected = [[text] for text in baseline or []] if metric == AGREEMENT else references
-            found[metric] = judge(
+            scores[metric] = judge(
                 metric, predictions, baseline, expected, seed, self.run_code, self.writing
             )
-        return found
+        return scores
 
 
 def require_references(metric: str, references: References, writing: Writing) -> None:
     """Raise UserError for an example without references, and one whose references no text could
     equal.
     """
-    for index, several in enumerate(references):
-        if not several:
+    for index, example_references in enumerate(references):
+        if not example_references:
             raise UserError(
                 f"{metric}: example {index} has no references; leave it out of the data, or set "
                 "dataset.metric=agreement"
             )
-        if metric in NEEDS_WORDS and not any(text.strip() for text in several):
+        if metric in NEEDS_WORDS and not any(text.strip() for text in example_references):
             raise UserError(
                 f"{metric}: the reference of example {index} is empty; leave it out of the data, or"
                 " choose dataset.metric=exact_match, by which an empty text can be right"
             )
         if metric == NUMERIC and all(
-            last_number(text, writing.decimal_comma) is None for text in several
+            last_number(text, writing.decimal_comma) is None for text in example_references
         ):
             raise UserError(
                 f"{metric}: the reference of example {index} holds no number, got"
-                f" {several[0]!r:.60}; leave it out of the data, or choose"
+                f" {example_references[0]!r:.60}; leave it out of the data, or choose"
                 " dataset.metric=exact_match"
             )
 
@@ -155,7 +161,13 @@ def first_call(metric: str, references: tuple[tuple[str, ...], ...], writing: Wr
     """Score the first reference of each example: what a metric cannot do shows before anything is
     decoded.
     """
-    measure_of(metric, [several[0] for several in references], references, False, writing)
+    measure_of(
+        metric,
+        [example_references[0] for example_references in references],
+        references,
+        False,
+        writing,
+    )
 
 
 def score(
@@ -189,12 +201,14 @@ def judge(
 
     Raises UserError as `score` does.
     """
-    ours = measure_of(metric, predictions, references, run_code, writing)
+    measured = measure_of(metric, predictions, references, run_code, writing)
     if baseline is None:
-        return _judged(ours, None, seed)
+        return _judged(measured, None, seed)
     same = list(baseline) == list(predictions)  # as those of a lossless policy
     return _judged(
-        ours, ours if same else measure_of(metric, baseline, references, run_code, writing), seed
+        measured,
+        measured if same else measure_of(metric, baseline, references, run_code, writing),
+        seed,
     )
 
 
@@ -223,40 +237,56 @@ def score_pool(
     pool: texts, each with its own references. systems, baseline: for each example, which text of
     the pool it gets. Systems with the same texts share their intervals.
     """
-    whole = measure_of(metric, pool, references, run_code, writing)
-    base = whole.value(baseline), whole.resampled(seed, baseline)
-    found: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
+    pool_measure = measure_of(metric, pool, references, run_code, writing)
+    baseline_values = pool_measure.value(baseline), pool_measure.resampled(seed, baseline)
+    scores: dict[tuple[int, ...], tuple[Quality, Difference]] = {}
     for picks in map(tuple, systems):
-        if picks not in found:
-            value, values = whole.value(picks), whole.resampled(seed, picks)
+        if picks not in scores:
+            value, values = pool_measure.value(picks), pool_measure.resampled(seed, picks)
             low, high = interval(values)
-            scored = Quality(metric=whole.metric, value=value, low=low, high=high)
-            found[picks] = scored, _difference(whole.metric, (value, values), base)
-    return [found[tuple(picks)] for picks in systems]
+            scored = Quality(metric=pool_measure.metric, value=value, low=low, high=high)
+            scores[picks] = (
+                scored,
+                _difference(pool_measure.metric, (value, values), baseline_values),
+            )
+    return [scores[tuple(picks)] for picks in systems]
 
 
-def _judged(ours: Measure, theirs: Measure | None, seed: int) -> MetricScore:
-    value, values = ours.value(), ours.resampled(seed)
-    signature = f"{ours.signature}|bs:{ours.resamples}|seed:{seed}" if ours.signature else None
+def _judged(method: Measure, baseline: Measure | None, seed: int) -> MetricScore:
+    value, values = method.value(), method.resampled(seed)
+    signature = (
+        f"{method.signature}|bs:{method.resamples}|seed:{seed}" if method.signature else None
+    )
     low, high = interval(values)
-    scored = Quality(metric=ours.metric, value=value, low=low, high=high, signature=signature)
-    if theirs is None:
-        return MetricScore(scored, None, ours.per_example)
-    base = theirs.value()
-    found = _difference(ours.metric, (value, values), (base, theirs.resampled(seed)))
-    ends = {"difference_low": found.low, "difference_high": found.high, "p_value": found.p_value}
+    scored = Quality(metric=method.metric, value=value, low=low, high=high, signature=signature)
+    if baseline is None:
+        return MetricScore(scored, None, method.per_example)
+    baseline_value = baseline.value()
+    difference = _difference(
+        method.metric, (value, values), (baseline_value, baseline.resampled(seed))
+    )
+    ends = {
+        "difference_low": difference.low,
+        "difference_high": difference.high,
+        "p_value": difference.p_value,
+    }
     return MetricScore(
-        replace(scored, baseline=base, difference=found.value, **ends), found, ours.per_example
+        replace(scored, baseline=baseline_value, difference=difference.value, **ends),
+        difference,
+        method.per_example,
     )
 
 
 def _difference(
-    metric: str, ours: tuple[float, np.ndarray], theirs: tuple[float, np.ndarray]
+    metric: str, method_values: tuple[float, np.ndarray], baseline_values: tuple[float, np.ndarray]
 ) -> Difference:
-    """ours, theirs: a value, and those of resamples."""
+    """method_values, baseline_values: a value, and those of resamples."""
     # one may be a mean where the other is not; their first draws are the same
-    count = min(len(ours[1]), len(theirs[1]))
-    value, differences = ours[0] - theirs[0], ours[1][:count] - theirs[1][:count]
+    count = min(len(method_values[1]), len(baseline_values[1]))
+    value, differences = (
+        method_values[0] - baseline_values[0],
+        method_values[1][:count] - baseline_values[1][:count],
+    )
     return Difference(metric, value, *interval(differences), p_value(differences, value))
 
 
@@ -268,21 +298,21 @@ def measure_of(
     writing: Writing = BY_SCRIPT,
 ) -> Measure:
     """The metric of these outputs. Raises UserError as `score` does."""
-    chosen = metric_named(metric)
+    definition = metric_named(metric)
     if not predictions:
         raise UserError(f"{metric} needs at least one prediction, got none; check dataset.limit")
     if len(predictions) != len(references):
         raise UserError(
             f"{metric} needs references for {len(predictions)} predictions, got {len(references)}"
         )
-    for index, several in enumerate(references):
-        if not several or isinstance(several, str):
+    for index, example_references in enumerate(references):
+        if not example_references or isinstance(example_references, str):
             raise UserError(
                 f"{metric}: example {index} has no list of references; set dataset.metric=agreement"
             )
-    if chosen.runs_code:
+    if definition.runs_code:
         require_permission(run_code)
-    return chosen.of(predictions, references, writing)
+    return definition.of(predictions, references, writing)
 
 
 def p_value(differences: Float[np.ndarray, " resamples"], observed: float) -> float:

@@ -80,15 +80,17 @@ class Metric:
     ) -> Measure:
         """Of these outputs."""
         fitting = writing if self.of_tokens is not None else writing.of(references)
-        found = self.measure(self.shown, predictions, references, fitting)
+        measured = self.measure(self.shown, predictions, references, fitting)
         if self.higher_is_better:
-            return found
-        each = found.per_example and tuple(100.0 - value for value in found.per_example)
+            return measured
+        per_example = measured.per_example and tuple(
+            100.0 - value for value in measured.per_example
+        )
         turned = {
-            "metric": f"100-{found.metric}",
-            "value_of": lambda sums: 100.0 - found.value_of(sums),
+            "metric": f"100-{measured.metric}",
+            "value_of": lambda sums: 100.0 - measured.value_of(sums),
         }
-        return replace(found, per_example=each, **turned)
+        return replace(measured, per_example=per_example, **turned)
 
 
 def metric_named(name: str) -> Metric:
@@ -173,12 +175,14 @@ def counted_by_sacrebleu(
     """A corpus metric from the counts of its sentences, as sacrebleu adds them up. kind: its class
     in sacrebleu.
     """
-    scorer = _sacrebleu(kind, tuple(tuple(several) for several in references), options)
+    scorer = _sacrebleu(
+        kind, tuple(tuple(text_references) for text_references in references), options
+    )
     counts = np.array(scorer._extract_corpus_statistics(predictions, None), dtype=float)
 
     def value_of(sums: np.ndarray) -> np.ndarray:
         return np.apply_along_axis(
-            lambda one: scorer._compute_score_from_stats(one.tolist()).score, -1, sums
+            lambda row: scorer._compute_score_from_stats(row.tolist()).score, -1, sums
         )
 
     return Measure(shown, len(counts), value_of, counts, str(scorer.get_signature()))
@@ -209,11 +213,14 @@ def rouge(
     """
     name, english = writing.rouge, writing.kind == ENGLISH
     pairs = zip(predictions, references, strict=True)
-    scored = [_rouge(prediction, tuple(several), name, english) for prediction, several in pairs]
+    scored = [
+        _rouge(prediction, tuple(text_references), name, english)
+        for prediction, text_references in pairs
+    ]
     stemmer = "yes" if name == ASCII else "no"
     sentences = f"sentences:{splitter_name(english)}"
     signature = f"tokenizer:{name}|stemmer:{stemmer}|{sentences}|version:rouge_score.{version('rouge_score')}"
-    return mean_of(_with(shown, name, ASCII), [one[lead] for one in scored], signature)
+    return mean_of(_with(shown, name, ASCII), [scores[lead] for scores in scored], signature)
 
 
 @lru_cache(maxsize=100_000)  # baselines repeat from point to point
@@ -242,7 +249,10 @@ def share_of(
     """The share of texts that are right, in percent."""
     return mean_of(
         shown,
-        [100.0 * right(text, several) for text, several in zip(texts, references, strict=True)],
+        [
+            100.0 * right(text, text_references)
+            for text, text_references in zip(texts, references, strict=True)
+        ],
     )
 
 
@@ -264,8 +274,10 @@ def numeric(shown: str, texts: Sequence[str], references: References, writing: W
     A decimal comma is one where the language has it.
     """
     comma = writing.decimal_comma
-    found = share_of(partial(same_number, decimal_comma=comma), shown, texts, references, writing)
-    return replace(found, signature="decimals:comma") if comma else found
+    measured = share_of(
+        partial(same_number, decimal_comma=comma), shown, texts, references, writing
+    )
+    return replace(measured, signature="decimals:comma") if comma else measured
 
 
 METRICS = {
@@ -303,7 +315,9 @@ METRICS = {
         of_tokens=lambda tokens, _: (tokens, 1.0),
     ),
     AGREEMENT: Metric(
-        "agreement", partial(share_of, lambda text, several: text in several), bounded=True
+        "agreement",
+        partial(share_of, lambda text, text_references: text in text_references),
+        bounded=True,
     ),
 }
 METRIC_NAMES = ", ".join([*METRICS, f"{EVALUATE}NAME_OR_PATH", "MODULE.FUNCTION"])
@@ -326,10 +340,10 @@ def evaluated(
     _warn_of_english(asked, module.name, writing.of(references))
     outputs, expected = [text.strip() for text in predictions], _expected(asked, module, references)
     raw = partial(_value, asked, module, key)
-    few = expected[:TRIED]
+    tried_references = expected[:TRIED]
     best, worst = (
-        raw([several[0] for several in references[:TRIED]], few),
-        raw([NONSENSE] * len(few), few),
+        raw([text_references[0] for text_references in references[:TRIED]], tried_references),
+        raw([NONSENSE] * len(tried_references), tried_references),
     )
     name, scaled = scale_of(asked, key or module.name, best, worst)
 
@@ -337,9 +351,9 @@ def evaluated(
         return scaled(raw([outputs[at] for at in picks], [expected[at] for at in picks]))
 
     def value_of(times: np.ndarray) -> np.ndarray:
-        every = np.arange(len(outputs))
+        indices = np.arange(len(outputs))
         return np.apply_along_axis(
-            lambda one: compute(np.repeat(every, one.astype(int)).tolist()), -1, times
+            lambda row: compute(np.repeat(indices, row.astype(int)).tolist()), -1, times
         )
 
     signature = (
@@ -352,7 +366,7 @@ def evaluated(
     return Measure(name, len(outputs), value_of, None, signature)
 
 
-def _warn_of_english(asked: str, name: str, writing: Writing) -> None:
+def _warn_of_english(metric: str, name: str, writing: Writing) -> None:
     """Warn of a metric of `evaluate` whose tokenizer does not fit the references."""
     english = name in ENGLISH_ONLY and writing.kind != ENGLISH
     if english or (name in SPACED_ONLY and writing.kind not in (ENGLISH, SPACED)):
@@ -362,15 +376,15 @@ def _warn_of_english(asked: str, name: str, writing: Writing) -> None:
             else "takes words between spaces"
         )
         warn(
-            f"{asked} {what}, and the references are of another kind; choose bleu, rouge or chrf of"
+            f"{metric} {what}, and the references are of another kind; choose bleu, rouge or chrf of"
             " our own"
         )
 
 
-def script_of(asked: str) -> Path | None:
+def script_of(name: str) -> Path | None:
     """The script of a metric of `evaluate` in a local folder; None for one of the hub."""
-    path = Path(asked.removeprefix(EVALUATE).partition("@")[0]).expanduser()
-    return next((one for one in (path, path / f"{path.name}.py") if one.is_file()), None)
+    path = Path(name.removeprefix(EVALUATE).partition("@")[0]).expanduser()
+    return next((file for file in (path, path / f"{path.name}.py") if file.is_file()), None)
 
 
 @lru_cache(maxsize=4)
@@ -387,62 +401,62 @@ def _module(place: str) -> Any:
         ) from error
 
 
-def _expected(asked: str, module: Any, references: References) -> list[Any]:
+def _expected(metric: str, module: Any, references: References) -> list[Any]:
     """The references as the metric takes them: lists of texts, or single texts."""
     features = module.features if isinstance(module.features, list) else [module.features]
-    if any("references" not in one or "predictions" not in one for one in features):
-        raise UserError(f"{asked} compares no predictions with references; choose another metric")
-    if any(type(one["references"]).__name__ in LISTS for one in features):
-        return [list(one) for one in references]
-    if any(len(one) != 1 for one in references):
+    if any("references" not in feature or "predictions" not in feature for feature in features):
+        raise UserError(f"{metric} compares no predictions with references; choose another metric")
+    if any(type(feature["references"]).__name__ in LISTS for feature in features):
+        return [list(text_references) for text_references in references]
+    if any(len(text_references) != 1 for text_references in references):
         raise UserError(
-            f"{asked} takes one reference for each text, got several; choose another metric"
+            f"{metric} takes one reference for each text, got several; choose another metric"
         )
-    return [one[0] for one in references]
+    return [text_references[0] for text_references in references]
 
 
 def _value(
-    asked: str, module: Any, key: str, outputs: Sequence[str], expected: Sequence[Any]
+    metric: str, module: Any, key: str, outputs: Sequence[str], expected: Sequence[Any]
 ) -> float:
     """The metric's own value. Raises UserError if it fails or gives no number."""
     try:
-        found = module.compute(predictions=list(outputs), references=list(expected))
+        results = module.compute(predictions=list(outputs), references=list(expected))
     except Exception as error:  # a script may raise anything
         raise UserError(
-            f"{asked} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            f"{metric} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         ) from error
-    numbers = {name: value for name, value in found.items() if _is_number(value)}
-    wanted = key or (
+    numbers = {name: value for name, value in results.items() if _is_number(value)}
+    result_key = key or (
         module.name
         if module.name in numbers
         else next(iter(numbers), "")
         if len(numbers) == 1
         else ""
     )
-    if wanted not in numbers:
+    if result_key not in numbers:
         raise UserError(
-            f"{asked} gives {', '.join(found)}; choose a number among them:"
-            f" {asked.partition('@')[0]}@KEY"
+            f"{metric} gives {', '.join(results)}; choose a number among them:"
+            f" {metric.partition('@')[0]}@KEY"
         )
-    return float(np.mean(numbers[wanted]))
+    return float(np.mean(numbers[result_key]))
 
 
 def _is_number(value: Any) -> bool:
     """A number, or a list of one for each example."""
     if isinstance(value, list) and value:
-        return all(_is_number(one) for one in value)
+        return all(_is_number(number) for number in value)
     return isinstance(value, Real | np.number) and not isinstance(value, bool)
 
 
 def scale_of(
-    asked: str, name: str, best: float, worst: float
+    metric: str, name: str, best: float, worst: float
 ) -> tuple[str, Callable[[float], float]]:
     """The name as shown, and the function from a metric's own value to ours, by its values of right
     and wrong texts.
     """
     if best == worst:
         raise UserError(
-            f"{asked} gives the references themselves {best:g}, and {NONSENSE!r} too: it judges no"
+            f"{metric} gives the references themselves {best:g}, and {NONSENSE!r} too: it judges no"
             " texts"
         )
     factor = 100.0 if max(abs(best), abs(worst)) <= 1.0 + 1e-6 else 1.0

@@ -146,7 +146,7 @@ def kind_of_language(code: str | None) -> str | None:
 
 def kind_of_texts(references: References) -> str:
     """What these texts are like, by the letters in them. Repeated references count once."""
-    return _kind_of(frozenset(text for several in references for text in several))
+    return _kind_of(frozenset(text for text_references in references for text in text_references))
 
 
 @lru_cache(maxsize=8)
@@ -199,7 +199,7 @@ class WordTokenizer:
         if self.name == UNICODE:
             return _WORD.findall(normal)
         if self.name == CHAR:  # a letter with its marks is one
-            return [one for one in regex.findall(r"\X", normal) if _WORD.search(one)]
+            return [letter for letter in regex.findall(r"\X", normal) if _WORD.search(letter)]
         return [
             token
             for token in sacrebleus_tokenizer(self.name)(normal).split()

@@ -334,11 +334,11 @@ class Failure:
 
 
 _OWN = list(columns_of(Result))
-IDENTITY = tuple(one for one in _OWN if one.path in ("point", "policy"))
+IDENTITY = tuple(column for column in _OWN if column.path in ("point", "policy"))
 # the columns of `sweep.csv`, in order; those of the knobs come after the identity
-TABLE = tuple(one for one in _OWN if one.in_table)
-COLUMNS = {one.name: one for one in _OWN}
+TABLE = tuple(column for column in _OWN if column.in_table)
+COLUMNS = {column.name: column for column in _OWN}
 SETTING, CERTIFICATE, COSTS, PREDICTION = (
-    tuple(one for one in TABLE if one.path.startswith(f"{part}."))
-    for part in ("setting", "certificate", "cost", "prediction")
+    tuple(column for column in TABLE if column.path.startswith(f"{group_name}."))
+    for group_name in ("setting", "certificate", "cost", "prediction")
 )

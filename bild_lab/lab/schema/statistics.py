@@ -42,9 +42,7 @@ def paired_ratio(
     """The product of some totals over that of others, of seconds by example and repeat, as in
     `paired_speedup`.
     """
-    over, under = (
-        [np.median(seconds, axis=1) for seconds in several] for several in (above, below)
-    )
+    over, under = ([np.median(seconds, axis=1) for seconds in totals] for totals in (above, below))
 
     def ratio(total: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         return math.prod(map(total, over)) / math.prod(map(total, under))
@@ -136,15 +134,15 @@ def acceptance_rate(rounds: list[tuple[int, int]]) -> float | None:
 
     It estimates α of the speculative decoding paper. Tokens after a rejection were never judged.
     """
-    accepted = sum(kept for _, kept in rounds)
-    judged = accepted + sum(kept < drafted for drafted, kept in rounds)
+    accepted = sum(accepted_tokens for _, accepted_tokens in rounds)
+    judged = accepted + sum(accepted_tokens < drafted for drafted, accepted_tokens in rounds)
     return accepted / judged if judged else None
 
 
 def nothing_accepted(rounds: list[tuple[int, int]]) -> float | None:
     """Of the rounds (drafted, accepted) that drafted something, the share that accepted nothing."""
-    kept = [accepted for drafted, accepted in rounds if drafted]
-    return kept.count(0) / len(kept) if kept else None
+    accepted_counts = [accepted for drafted, accepted in rounds if drafted]
+    return accepted_counts.count(0) / len(accepted_counts) if accepted_counts else None
 
 
 TOLERANCE = 1e-9  # two scores of identical outputs may differ in the last bits
@@ -185,14 +183,16 @@ def best_at_loss(results: Sequence[Result], loss: float) -> Result | None:
     equally fast results the one with better quality wins.
     """
     known = (
-        one
-        for one in results
-        if None not in (one.speedup.value, one.quality.value, one.quality.baseline)
+        result
+        for result in results
+        if None not in (result.speedup.value, result.quality.value, result.quality.baseline)
     )
-    kept = [
-        one
-        for one in known
-        if not (one.is_baseline or one.impossible)
-        and one.quality.value >= one.quality.baseline - loss - TOLERANCE
+    within_loss = [
+        result
+        for result in known
+        if not (result.is_baseline or result.impossible)
+        and result.quality.value >= result.quality.baseline - loss - TOLERANCE
     ]
-    return max(kept, key=lambda one: (one.speedup.value, one.quality.value), default=None)
+    return max(
+        within_loss, key=lambda result: (result.speedup.value, result.quality.value), default=None
+    )

@@ -65,10 +65,15 @@ class Group:
     @property
     def baseline_quality(self) -> float | None:
         """The quality of the baseline, from its own result or from those compared with it."""
-        own = [result.quality.value for result in self.results if result.is_baseline]
-        beside = [result.quality.baseline for result in self.results]
+        own_quality = [result.quality.value for result in self.results if result.is_baseline]
+        paired_quality = [result.quality.baseline for result in self.results]
         return next(
-            (value for value in [*own, *beside] if value is not None and isfinite(value)), None
+            (
+                value
+                for value in [*own_quality, *paired_quality]
+                if value is not None and isfinite(value)
+            ),
+            None,
         )
 
     @property
@@ -106,8 +111,8 @@ class Group:
         """
         placed = self.placed
         xs, ys = [at.x for _, at in placed], [at.y for _, at in placed]
-        chosen = set(map(id, self.selected()))  # those drawn with their intervals
-        barred = [at for result, at in placed if id(result) in chosen and not result.is_baseline]
+        selected = set(map(id, self.selected()))  # those drawn with their intervals
+        barred = [at for result, at in placed if id(result) in selected and not result.is_baseline]
         if self.relative:
             xs.append(1.0)
             if self.baseline_quality is not None:
@@ -129,10 +134,10 @@ class Group:
         axis.
         """
         beyond = set(map(id, self.beyond))
-        found = [
+        positions = [
             (result, self.position(result)) for result in self.results if id(result) not in beyond
         ]
-        return [(result, at) for result, at in found if at is not None]
+        return [(result, at) for result, at in positions if at is not None]
 
     @property
     def beyond(self) -> list[Result]:
@@ -140,13 +145,13 @@ class Group:
 
         None where no other result would be left.
         """
-        others = [
+        drawable = [
             result
             for result in self.results
             if not result.is_baseline and self.position(result) is not None
         ]
-        outside = [result for result in others if self.slow(result) or self.low(result)]
-        return outside if len(outside) < len(others) else []
+        outside = [result for result in drawable if self.slow(result) or self.low(result)]
+        return outside if len(outside) < len(drawable) else []
 
     def slow(self, result: Result) -> bool:
         """Whether it takes more than `SLOW` times the baseline's latency, and is not better beyond
@@ -200,11 +205,11 @@ class Group:
             fastest.setdefault((result.policy, result.is_baseline), result)
         return self._in_order([*fastest.values(), self.best(0.0), self.best(1.0)])
 
-    def selected(self, few: int = FEW) -> list[Result]:
+    def selected(self, limit: int = FEW) -> list[Result]:
         """Return the notable results and the whole front; all results if there are at most so
         few.
         """
-        if len(self.results) <= few:
+        if len(self.results) <= limit:
             return self.results
         return self._in_order([*self.notable(), *self.front()])
 
@@ -223,18 +228,18 @@ class Group:
         appearance.
         """
         policies = dict.fromkeys(result.policy for result in self.results)
-        found = [
-            varying_knobs([one for one in self.results if one.policy == policy])
+        knobs_by_policy = [
+            varying_knobs([result for result in self.results if result.policy == policy])
             for policy in policies
         ]
-        return list(dict.fromkeys(knob for knobs in found for knob in knobs))
+        return list(dict.fromkeys(knob for knobs in knobs_by_policy for knob in knobs))
 
     def best(self, loss: float) -> Result | None:
         """Return the fastest result that loses at most `loss` points of quality."""
         return best_at_loss(self.results, loss)
 
-    def _in_order(self, chosen: list[Result | None]) -> list[Result]:
-        return [result for result in self.results if any(result is other for other in chosen)]
+    def _in_order(self, results: list[Result | None]) -> list[Result]:
+        return [result for result in self.results if any(result is other for other in results)]
 
     def _latency(self, result: Result) -> tuple[float, float, float] | None:
         speedup = result.speedup
@@ -300,7 +305,7 @@ def telling_knobs(point: Any, points: Sequence[Any]) -> list[str]:
 
     point, points: anything with a policy and its knobs, such as results or failures.
     """
-    peers = [other for other in points if other.policy == point.policy]
+    peers = [candidate for candidate in points if candidate.policy == point.policy]
     if len(peers) > 1:
         return [knob for knob in varying_knobs(peers) if knob in point.knobs]
     return changed_knobs(point.policy, point.knobs)
@@ -314,9 +319,11 @@ def _slowness(result: Result) -> tuple[float, float]:
 
 
 def _widened(low: float, high: float, ends: Sequence[float]) -> tuple[float, float]:
-    most, room = (high - low) / 2, 0.02 * (high - low)
+    max_widening, room = (high - low) / 2, 0.02 * (high - low)
     below, above = low - min([low, *ends]), max([high, *ends]) - high
-    return low - min(most, below + room * (below > 0)), high + min(most, above + room * (above > 0))
+    return low - min(max_widening, below + room * (below > 0)), high + min(
+        max_widening, above + room * (above > 0)
+    )
 
 
 def _vertical_interval(result: Result) -> tuple[float, float]:
@@ -349,9 +356,9 @@ class BatchCurve:
         Interpolated between the two batches around it, over log2(batch) as the curves are drawn.
         """
         known = [
-            (one.setting.batch, one.speedup.value)
-            for one in self.points
-            if one.speedup.value is not None
+            (result.setting.batch, result.speedup.value)
+            for result in self.points
+            if result.speedup.value is not None
         ]
         if not known or known[-1][1] > 1:
             return None
@@ -375,8 +382,13 @@ def differing_in(key: str, results: Sequence[Result]) -> list[dict[Any, Result]]
             for name, value in plain_numbers(to_json(result.setting)).items()
             if name != key
         }
-        rest = [result.policy, plain_numbers(dict(result.knobs)), setting, result.quality.metric]
-        groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[
+        identity = [
+            result.policy,
+            plain_numbers(dict(result.knobs)),
+            setting,
+            result.quality.metric,
+        ]
+        groups.setdefault(json.dumps(identity, sort_keys=True, default=str), {})[
             result.setting.get(key)
         ] = result
     return list(groups.values())
@@ -391,14 +403,16 @@ def batch_curves(results: Sequence[Result]) -> list[BatchCurve]:
         if len(group) < 2:
             continue
         of_policy = [
-            one
-            for each in groups
-            for one in each.values()
-            if one.policy == group[min(group)].policy
+            result
+            for other_group in groups
+            for result in other_group.values()
+            if result.policy == group[min(group)].policy
         ]
-        points = tuple(one for _, one in sorted(group.items()))
-        first = points[0]
+        points = tuple(result for _, result in sorted(group.items()))
+        first_point = points[0]
         curves.append(
-            BatchCurve(first.policy, point_label(first, varying_knobs(of_policy)), points)
+            BatchCurve(
+                first_point.policy, point_label(first_point, varying_knobs(of_policy)), points
+            )
         )
     return curves

@@ -50,8 +50,9 @@ def data_hash(examples: Iterable[Example]) -> str:
     The answers that later turns continue are not part of it: they come from the target.
     """
     rows = [
-        (one.id, one.prompt, one.references) + ((one.continues,) if one.continues else ())
-        for one in examples
+        (example.id, example.prompt, example.references)
+        + ((example.continues,) if example.continues else ())
+        for example in examples
     ]
     return content_hash({"examples": rows})
 
@@ -106,14 +107,14 @@ def code_hash(modules: tuple[str, ...] = (), package: Path = PACKAGE) -> str:
     count as well. Comments, docstrings and layout do not matter, nor where files outside the
     package lie.
     """
-    own, others = [], []
+    package_contents, user_contents = [], []
     for file in reached((*EVERY_POINT, *modules), package):
         inside = file.is_relative_to(package)
         name = file.relative_to(package).as_posix() if inside else file.name
-        (own if inside else others).append(
+        (package_contents if inside else user_contents).append(
             name.encode() + b"\0" + _read(file).content.encode() + b"\0"
         )
-    return hashlib.sha256(b"".join([*own, *sorted(others)])).hexdigest()[:12]
+    return hashlib.sha256(b"".join([*package_contents, *sorted(user_contents)])).hexdigest()[:12]
 
 
 def reread_sources() -> None:
@@ -131,15 +132,17 @@ def reached(modules: Iterable[str], package: Path = PACKAGE) -> list[Path]:
     their module, and so do files that a source names in a text of its own: beside it, or for a
     user's source in the working directory.
     """
-    found: set[Path] = set()
+    reached_files: set[Path] = set()
     waiting = [file for name in modules if (file := _file_of(name, package)) is not None]
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.add(file)
-            found.update(one for one in file.parent.iterdir() if one.suffix in CPP)
-            waiting += [one for one in _imported(file, package) if _measures(one, package)]
-    return sorted(found)
+        if file not in reached_files:
+            reached_files.add(file)
+            reached_files.update(source for source in file.parent.iterdir() if source.suffix in CPP)
+            waiting += [
+                imported for imported in _imported(file, package) if _measures(imported, package)
+            ]
+    return sorted(reached_files)
 
 
 def _measures(file: Path, package: Path) -> bool:
@@ -153,19 +156,21 @@ def _file_of(module: str, package: Path) -> Path | None:
 
     Imports nothing.
     """
-    first, *inner = module.split(".")
-    if first == PACKAGE.name:
+    top_level, *inner = module.split(".")
+    if top_level == PACKAGE.name:
         return _source(package.joinpath(*inner))
-    if first in sys.stdlib_module_names:
+    if top_level in sys.stdlib_module_names:
         return None
     if (loaded := getattr(sys.modules.get(module), "__file__", None)) is not None:
         return Path(loaded)
     spec = None
     with suppress(ImportError, ValueError):  # the module of a script or a notebook has no spec
-        spec = find_spec(first)
+        spec = find_spec(top_level)
     if spec is None or not inner:
         return Path(spec.origin) if spec is not None and spec.has_location else None
-    folders = [Path(one).joinpath(*inner) for one in spec.submodule_search_locations or ()]
+    folders = [
+        Path(location).joinpath(*inner) for location in spec.submodule_search_locations or ()
+    ]
     return next((file for folder in folders if (file := _source(folder)) is not None), None)
 
 
@@ -183,28 +188,28 @@ def _imported(file: Path, package: Path) -> tuple[Path, ...]:
     """The files that a source imports or names, anywhere but for type checking; of a file of ours
     those of ours.
     """
-    ours = file.is_relative_to(package)
-    if not ours and INSTALLED.intersection(file.parts):
+    in_package = file.is_relative_to(package)
+    if not in_package and INSTALLED.intersection(file.parts):
         return ()
-    found: set[Path | None] = set(
-        _named_in(file, [file.parent] if ours else [file.parent, Path.cwd()])
+    files: set[Path | None] = set(
+        _named_in(file, [file.parent] if in_package else [file.parent, Path.cwd()])
     )
-    if ours:
-        found = {named for named in found if named.parent == file.parent}
+    if in_package:
+        files = {named for named in files if named.parent == file.parent}
     for module, names in _read(file).imports:
         if module.split(".")[0] == PACKAGE.name:
-            found.update(_file_of(name, package) for name in _defining(module, names, package))
-        elif module.startswith(".") and not ours:
+            files.update(_file_of(name, package) for name in _defining(module, names, package))
+        elif module.startswith(".") and not in_package:
             inner = module.lstrip(".")
             start = file.parents[len(module) - len(inner) - 1]
             folders = list(accumulate(filter(None, inner.split(".")), Path.joinpath, initial=start))
-            found.update(map(_source, (*folders, *(folders[-1] / name for name in names))))
-        elif not ours:
+            files.update(map(_source, (*folders, *(folders[-1] / name for name in names))))
+        elif not in_package:
             parts = module.split(".")
             packages = (".".join(parts[:count]) for count in range(1, len(parts)))
-            several = (*packages, module, *(f"{module}.{name}" for name in names))
-            found.update(_file_of(name, package) for name in several)
-    return tuple(sorted(one for one in found if one is not None))
+            module_names = (*packages, module, *(f"{module}.{name}" for name in names))
+            files.update(_file_of(name, package) for name in module_names)
+    return tuple(sorted(imported for imported in files if imported is not None))
 
 
 def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]:
@@ -217,9 +222,9 @@ def _defining(module: str, names: Iterable[str], package: Path) -> Iterator[str]
         return
     passed_on = {
         name: source
-        for source, several in _read(file).imports
+        for source, imported_names in _read(file).imports
         if source.split(".")[0] == PACKAGE.name
-        for name in several
+        for name in imported_names
     }
     for name in names:
         if _file_of(f"{module}.{name}", package) is not None:
@@ -271,9 +276,9 @@ def _imports(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Modules that these nodes of a source import, each with the names taken from it."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
-            yield "." * node.level + (node.module or ""), tuple(one.name for one in node.names)
+            yield "." * node.level + (node.module or ""), tuple(alias.name for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from ((one.name, ()) for one in node.names)
+            yield from ((alias.name, ()) for alias in node.names)
         elif isinstance(node, ast.Call) and _called(node) in IMPORTING and node.args:
             name = node.args[0]
             if isinstance(name, ast.Constant) and isinstance(name.value, str):
@@ -342,8 +347,8 @@ def parts_of(node: Any) -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
 def modules_of(node: Any) -> Iterator[str]:
     """Where the parts of a decoder are defined, by dotted names; and where a user's is named, as it
     may be a function's partial. node: resolved."""
-    for part, values in parts_of(node):
-        yield part.__module__
+    for factory, values in parts_of(node):
+        yield factory.__module__
         if not values["_target_"].startswith(f"{PACKAGE.name}."):
             yield values["_target_"].rpartition(".")[0]
 
@@ -358,25 +363,25 @@ def content_of(node: Any) -> Any:
     resolved.
     """
     contents: dict[str, str] = {}
-    for part, values in parts_of(node):
+    for factory, values in parts_of(node):
         if not values["_target_"].startswith(f"{PACKAGE.name}."):
             contents |= {
-                text: f"{text} {found}"
+                text: f"{text} {content}"
                 for text in _texts(values)
-                if (found := _content_at(text, part))
+                if (content := _content_at(text, factory))
             }
-    for part, values in parts_of(node):
-        contents |= {path: file_hash(path) or path for path in _paths(part, values)}
+    for factory, values in parts_of(node):
+        contents |= {path: file_hash(path) or path for path in _paths(factory, values)}
     return _replaced(node, contents)
 
 
-def _replaced(node: Any, others: Mapping[str, str]) -> Any:
+def _replaced(node: Any, contents: Mapping[str, str]) -> Any:
     """The node with other texts in place of these."""
     if isinstance(node, dict):
-        return {key: _replaced(value, others) for key, value in node.items()}
+        return {key: _replaced(value, contents) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_replaced(value, others) for value in node]
-    return others.get(node, node) if isinstance(node, str) else node
+        return [_replaced(value, contents) for value in node]
+    return contents.get(node, node) if isinstance(node, str) else node
 
 
 def _texts(node: Any) -> Iterator[str]:
@@ -397,19 +402,21 @@ def _values_of(node: Any) -> list[Any]:
     return node if isinstance(node, list) else []
 
 
-def _content_at(text: str, part: Callable[..., Any]) -> str | None:
+def _content_at(text: str, factory: Callable[..., Any]) -> str | None:
     """The hash of the file or folder that a text names, in the working directory or beside the
     part's own source.
 
     None if there is neither, and for folders that hold the results of this run or the source.
     """
     folders = [Path.cwd()]
-    if source := getattr(sys.modules.get(part.__module__), "__file__", None):
+    if source := getattr(sys.modules.get(factory.__module__), "__file__", None):
         folders.append(Path(source).parent)
     holding = [Path.cwd() / "outputs", *folders[1:]]
     for folder in folders:
         named = _existing(text, folder)
-        if named is not None and not any(one.is_relative_to(named.resolve()) for one in holding):
+        if named is not None and not any(
+            folder_in_use.is_relative_to(named.resolve()) for folder_in_use in holding
+        ):
             return file_hash(str(named))
     return None
 
@@ -434,7 +441,9 @@ def named_files(policy: Mapping[str, Any]) -> dict[str, str]:
     Which knobs these are is said by the parameters that they are passed to: see `NamesFile`.
     policy: resolved.
     """
-    paths = {path for part, values in parts_of(policy["decoder"]) for path in _paths(part, values)}
+    paths = {
+        path for factory, values in parts_of(policy["decoder"]) for path in _paths(factory, values)
+    }
     inner = {
         key: value for key, value in policy.items() if isinstance(value, dict) and key != "decoder"
     }
@@ -447,9 +456,9 @@ def named_files(policy: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _paths(part: Callable[..., Any], values: Mapping[str, Any]) -> Iterator[str]:
+def _paths(factory: Callable[..., Any], values: Mapping[str, Any]) -> Iterator[str]:
     """The values that parameters marked with `NamesFile` have."""
-    parameters, names = inspect.signature(part).parameters, vars(sys.modules[part.__module__])
+    parameters, names = inspect.signature(factory).parameters, vars(sys.modules[factory.__module__])
     for name, value in values.items():
         hint = parameters[name].annotation if name in parameters else None
         if isinstance(hint, str):
@@ -459,9 +468,11 @@ def _paths(part: Callable[..., Any], values: Mapping[str, Any]) -> Iterator[str]
             except NameError:  # of types that are imported for type checking alone
                 hint = FilePath if "FilePath" in hint else None
         marks = [
-            mark for one in (hint, *get_args(hint)) for mark in getattr(one, "__metadata__", ())
+            mark
+            for annotation in (hint, *get_args(hint))
+            for mark in getattr(annotation, "__metadata__", ())
         ]
         if isinstance(value, str) and any(
-            isinstance(one, NamesFile) and value not in one.words for one in marks
+            isinstance(mark, NamesFile) and value not in mark.words for mark in marks
         ):
             yield value

@@ -107,12 +107,12 @@ class PointProgress:
         if not self._estimated and (self._done + 1e-9 >= 1 or decoding_s >= FIRST_S):
             self._estimated = True
             if sweep_s >= SHORT_S:
-                whole = (
+                sweep_estimate = (
                     f", {roughly(sweep_s)} for the {self._later + 1} points left"
                     if self._later
                     else ""
                 )
-                self._line(f"about {roughly(left_s)} for this point{whole}", now=True)
+                self._line(f"about {roughly(left_s)} for this point{sweep_estimate}", now=True)
         self._line(said)
 
     def _line(self, said: str, now: bool = False) -> None:
@@ -186,7 +186,7 @@ def record_command(folder: Path) -> None:
     It is written as it can be typed again where it was typed.
     """
     line = f"{this_script()} {shlex.join(sys.argv[1:])}".rstrip()
-    if any(one.line == line for one in read_commands(folder)):
+    if any(command.line == line for command in read_commands(folder)):
         return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / COMMANDS).open("a", encoding="utf-8") as file:
@@ -199,9 +199,9 @@ def read_commands(folder: Path) -> list[Command]:
 
     A line that was cut short is left out.
     """
-    found = []
+    commands = []
     with suppress(OSError):
         for line in (folder / COMMANDS).read_text(encoding="utf-8").splitlines():
             with suppress(ValueError, TypeError):
-                found.append(Command(**json.loads(line)))
-    return found
+                commands.append(Command(**json.loads(line)))
+    return commands
