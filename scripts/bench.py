@@ -35,13 +35,8 @@ from rich.table import Table
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.cli import console, escape, output, run_application, stages
-from bild_lab.lab.config.groups import (
-    DecodingSpec,
-    PairSpec,
-    RuntimeSpec,
-    compose_config,
-    typed,
-)
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, typed
 
 if TYPE_CHECKING:
     import torch

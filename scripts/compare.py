@@ -20,7 +20,7 @@ from bild_lab.lab.config.cli import (
     stages,
     words_as_list,
 )
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.compose import hydra_main
 
 
 def compare(cfg: DictConfig) -> None:

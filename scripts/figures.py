@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bild_lab.errors import UserError, require_choice, suggestion
 from bild_lab.lab.config.cli import console, escape, output, run_application, stages
-from bild_lab.lab.config.groups import PICTURE_KINDS, picture_kinds
+from bild_lab.lab.config.schemas import PICTURE_KINDS, picture_kinds
 from bild_lab.papers.published import published_names
 
 ALL = "all"

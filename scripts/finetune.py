@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError, require_flag, require_model_path, require_whole
 from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.schemas import typed
 from bild_lab.ranks import launched
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.compose import hydra_main
 
 
 def fit(cfg: DictConfig) -> None:

@@ -31,7 +31,7 @@ import yaml
 from bild_lab import files
 from bild_lab.errors import UserError
 from bild_lab.lab.config.cli import console, escape, output, run_application, stages
-from bild_lab.lab.config.groups import config_dir
+from bild_lab.lab.config.compose import config_dir
 
 FLAGS = ("true", "false")
 SLURM = "slurm."

@@ -22,7 +22,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from bild_lab.lab.config.cli import escape, output, refusing, run_application
-from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.schemas import typed
 from bild_lab.screening.candidates import as_overrides, given_lists
 
 WANTED = (

@@ -46,7 +46,7 @@ from bild_lab.lab.config.cli import (
     stages,
     words_as_list,
 )
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.compose import hydra_main
 from bild_lab.lab.schema.formatting import counted
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError, require_number, require_whole
 from bild_lab.lab.config.cli import escape, output, refusing, run_application
-from bild_lab.lab.config.groups import hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.schemas import typed
 
 if TYPE_CHECKING:
     from bild_lab.training.modules.frozen import FrozenJob

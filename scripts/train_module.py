@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
-from bild_lab.lab.config.groups import PairSpec, hydra_main, typed
+from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.schemas import PairSpec, typed
 
 if TYPE_CHECKING:
     from bild_lab.lab.data.dataset_spec import DatasetSpec
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 def train(cfg: DictConfig) -> None:
     """Train the module that the configuration names. Raises UserError for bad input."""
-    from bild_lab.lab.config.groups import find_part  # late: torch takes seconds to load
+    from bild_lab.lab.config.policies import find_part
     from bild_lab.training.modules.frozen import frozen_job, train_and_report
     from bild_lab.training.ngrams import NgramSpec
 

@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from bild_lab.errors import UserError, require_flag
 from bild_lab.lab.config.cli import escape, output, refusing, run_application, words_as_list
-from bild_lab.lab.config.groups import hydra_main
+from bild_lab.lab.config.compose import hydra_main
 
 OUTPUTS = Path("outputs")
 

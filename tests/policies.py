@@ -18,7 +18,8 @@ from bild_lab.engine.models.native.llama import LlamaDecoder
 from bild_lab.engine.models.native.t5 import T5Decoder
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import LoadedModel
-from bild_lab.lab.config.groups import config_dir, flatten, policy_names
+from bild_lab.lab.config.compose import config_dir, policy_names
+from bild_lab.lab.config.policies import flatten
 from tests.checkpoints import tiny_checkpoints
 from tests.engine.methods.drafters.tables import ngram_table
 from tests.engine.methods.modules.tiny import files_of

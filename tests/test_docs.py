@@ -29,7 +29,8 @@ from bild_lab.engine.request import Limits, Request, Source
 from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.trace import Trace
 from bild_lab.lab.config.cli import quote_free_text
-from bild_lab.lab.config.groups import compose_config, policy_names, typed
+from bild_lab.lab.config.compose import compose_config, policy_names
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.metrics.quality import score
 from bild_lab.lab.store.records import Sweep

@@ -147,7 +147,7 @@ NEXT = [
 ]
 WITH_NEXT = [
     "tests/test_experiments.py",
-    "tests/lab/config/test_groups.py",
+    "tests/lab/config/test_compose.py",
     "tests/lab/test_application.py",
 ]
 WITH_NEXT += [

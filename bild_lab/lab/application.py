@@ -31,11 +31,7 @@ from bild_lab.lab.config.cli import (
     run_application,
     stages,
 )
-from bild_lab.lab.config.groups import (
-    compose_config,
-    hydra_main,
-    without_other_applications,
-)
+from bild_lab.lab.config.compose import compose_config, hydra_main, without_other_applications
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -41,16 +41,9 @@ from bild_lab.lab.config.cli import (
     refuse,
     stages,
 )
-from bild_lab.lab.config.groups import (
-    ReportSpec,
-    changed_knobs,
-    compose_config,
-    knob_values,
-    plain_values,
-    policy_label,
-    typed,
-    without_hydra,
-)
+from bild_lab.lab.config.compose import compose_config, knob_values, plain_values, without_hydra
+from bild_lab.lab.config.policies import changed_knobs, policy_label
+from bild_lab.lab.config.schemas import ReportSpec, typed
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.measure.score import requests_of
 from bild_lab.lab.point.decoder import METHOD

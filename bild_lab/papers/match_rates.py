@@ -44,7 +44,7 @@ from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
 from bild_lab.errors import UserError, require_model_path, require_whole
 from bild_lab.lab.config.cli import escape, output, progress
-from bild_lab.lab.config.groups import stop_strings, typed
+from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.lab.data.prompts import cut_sources

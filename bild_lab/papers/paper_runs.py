@@ -17,7 +17,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import require_choice
-from bild_lab.lab.config.groups import (
+from bild_lab.lab.config.compose import (
     BASE,
     config_dir,
     in_our_application,

@@ -22,7 +22,7 @@ from omegaconf.errors import InterpolationKeyError
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.groups import plain_values
+from bild_lab.lab.config.compose import plain_values
 from bild_lab.papers.paper_runs import (
     ASSUMED_GPU,
     GPUS,

@@ -16,7 +16,7 @@ import pandas as pd
 
 from bild_lab.files import write_atomically
 from bild_lab.lab.config.cli import console, escape
-from bild_lab.lab.config.groups import changed_knobs
+from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.schema.formatting import MISSING, interval, knob_value, number, times
 from bild_lab.lab.schema.result import BUSY_PERCENT, Setting
 from bild_lab.lab.schema.statistics import ENOUGH_EXAMPLES

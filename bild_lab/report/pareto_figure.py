@@ -23,7 +23,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import PICTURE_KINDS
+from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.schema.formatting import MINUS, TIMES, short_name
 from bild_lab.lab.schema.result import Result
 from bild_lab.lab.store.groups import FEW, Group, by_setting, setting_title

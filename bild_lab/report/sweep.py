@@ -10,7 +10,7 @@ from functools import partial
 from hydra.experimental.callback import Callback
 
 from bild_lab.lab.config.cli import console, escape, output, stages
-from bild_lab.lab.config.groups import PICTURE_KINDS
+from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.store.records import Sweep
 
 

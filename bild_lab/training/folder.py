@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.groups import flatten
+from bild_lab.lab.config.policies import flatten
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.ranks import launched
 

@@ -19,7 +19,7 @@ from bild_lab.lab.config.cli import (
     run_application,
     tolerate_streams,
 )
-from bild_lab.lab.config.groups import config_dir
+from bild_lab.lab.config.compose import config_dir
 
 
 @pytest.mark.parametrize("command", ["bench", "screen", "match_rates", "generate_calibration"])

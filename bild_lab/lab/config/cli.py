@@ -37,7 +37,7 @@ from rich.progress import (
 from rich.spinner import Spinner
 
 from bild_lab.errors import UserError, did_you_mean, suggestion
-from bild_lab.lab.config.groups import compose_config, config_dir
+from bild_lab.lab.config.compose import compose_config, config_dir
 from bild_lab.lab.schema.glossary import terms_text
 from bild_lab.ranks import launched
 

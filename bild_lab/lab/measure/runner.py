@@ -18,7 +18,7 @@ from bild_lab.engine.batch_scheduler import Batch
 from bild_lab.engine.protocols import External, Method, Replays, Streams
 from bild_lab.engine.request import Request
 from bild_lab.engine.trace import StageTrace, Trace
-from bild_lab.lab.config.groups import MeasureSpec
+from bild_lab.lab.config.schemas import MeasureSpec
 from bild_lab.lab.measure.prediction import PROFILE, speculation_profile
 from bild_lab.lab.measure.score import Clock, prepare_method, requests_of, result_of, seeded
 from bild_lab.lab.measure.summary import latencies, log_probability, require_no_nan

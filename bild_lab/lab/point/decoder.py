@@ -43,7 +43,8 @@ from bild_lab.engine.trace import StageTrace, Trace
 from bild_lab.engine.vocabularies import AlikeModel, TranslatedModel
 from bild_lab.errors import UserError, require_whole
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.groups import compose_policy, resolved, stop_strings
+from bild_lab.lab.config.compose import compose_policy, resolved
+from bild_lab.lab.config.schemas import stop_strings
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.data.prompts import SourcePrompt, longest_fitting
 from bild_lab.lab.data.turns import with_answers, with_earlier_turns

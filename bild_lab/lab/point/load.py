@@ -32,17 +32,9 @@ from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.stop import StopStrings
 from bild_lab.engine.vocabularies import TranslatedModel, in_vocabulary_of
 from bild_lab.errors import UserError, require_choice
-from bild_lab.lab.config.groups import (
-    DecodingSpec,
-    PairSpec,
-    RuntimeSpec,
-    compose_policy,
-    describe_decoder,
-    find_part,
-    resolved,
-    stop_strings,
-    typed,
-)
+from bild_lab.lab.config.compose import compose_policy, resolved
+from bild_lab.lab.config.policies import describe_decoder, find_part
+from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, stop_strings, typed
 from bild_lab.lab.point.decoder import KNOWS_NO_STOP, Decoder
 from bild_lab.lab.point.languages import (
     CHECKPOINT,

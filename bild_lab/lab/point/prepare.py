@@ -21,20 +21,15 @@ from bild_lab.engine.protocols import External, Replays
 from bild_lab.engine.sampling import Sampling
 from bild_lab.errors import UserError, require_flag
 from bild_lab.files import pin_of
-from bild_lab.lab.config.groups import (
+from bild_lab.lab.config.compose import compose_policy, knob_values, require_keys, resolved
+from bild_lab.lab.config.policies import describe_decoder, policy_label, require_policy
+from bild_lab.lab.config.schemas import (
     SCHEMAS,
     TOP_LEVEL,
     DecodingSpec,
     MeasureSpec,
     PairSpec,
     RuntimeSpec,
-    compose_policy,
-    describe_decoder,
-    knob_values,
-    policy_label,
-    require_keys,
-    require_policy,
-    resolved,
     typed,
 )
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model

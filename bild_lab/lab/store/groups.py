@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from math import isfinite, log2
 from typing import Any
 
-from bild_lab.lab.config.groups import PairSpec, changed_knobs
+from bild_lab.lab.config.policies import changed_knobs
+from bild_lab.lab.config.schemas import PairSpec
 from bild_lab.lab.schema.columns import to_json
 from bild_lab.lab.schema.formatting import point_label, short_name
 from bild_lab.lab.schema.result import Result, Setting

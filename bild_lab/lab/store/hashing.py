@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bild_lab.files import FilePath, NamesFile, file_digest
-from bild_lab.lab.config.groups import find_part
+from bild_lab.lab.config.policies import find_part
 from bild_lab.lab.data.examples import Example
 
 

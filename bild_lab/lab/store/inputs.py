@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import typed
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import CHECKPOINT, DatasetSpec, for_model
 from bild_lab.lab.data.examples import Example, cached_examples
 from bild_lab.lab.schema.result import Result

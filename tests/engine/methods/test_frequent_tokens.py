@@ -13,7 +13,7 @@ from bild_lab.engine.methods.early_exit.views import NarrowModel
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.trace import Forward
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_policy, config_dir, resolved
+from bild_lab.lab.config.compose import compose_policy, config_dir, resolved
 from bild_lab.lab.measure.cost import dimensions, total
 from bild_lab.lab.store.hashing import named_files
 from tests.checkpoints import tiny_checkpoints

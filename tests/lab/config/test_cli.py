@@ -36,7 +36,7 @@ from bild_lab.lab.config.cli import (
     several_values,
     wanted_value,
 )
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure import runner
 from bild_lab.lab.point.environment import DeviceUse
 from bild_lab.lab.store.progress import read_commands

@@ -9,7 +9,7 @@ import pytest
 
 import bild_lab
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure import runner
 from bild_lab.lab.measure.runner import run_point
 from bild_lab.lab.measure.score import requests_of

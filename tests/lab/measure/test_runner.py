@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import bild_lab
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure import runner, summary
 from bild_lab.lab.measure.runner import order, run_point
 from bild_lab.lab.metrics.quality import score

@@ -14,7 +14,7 @@ from bild_lab.engine.methods.vanilla import NoDraft
 from bild_lab.engine.session import Model
 from bild_lab.errors import UserError
 from bild_lab.files import FilePath
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.measure.score import baseline_is_target
 from bild_lab.lab.metrics import quality
 from bild_lab.lab.point import prepare as module

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from bild_lab.lab import sweep as sweeps
 from bild_lab.lab.config import cli
-from bild_lab.lab.config.groups import compose_config
+from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store import progress
 from bild_lab.lab.store.progress import (

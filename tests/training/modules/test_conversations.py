@@ -15,7 +15,7 @@ import yaml
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import config_dir
+from bild_lab.lab.config.compose import config_dir
 from bild_lab.lab.data.dataset_spec import DatasetSpec, Template
 from bild_lab.lab.data.examples import load_examples
 from bild_lab.training.batches import IGNORED
@@ -35,7 +35,8 @@ SPEC = DatasetSpec(**yaml.safe_load((config_dir() / "dataset/sharegpt.yaml").rea
 
 LOAD = """
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_config, typed
+from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec
 from bild_lab.lab.data.examples import load_examples
 for words in ([], ["dataset.hub_data_dir=ShareGPT_V4.json"]):

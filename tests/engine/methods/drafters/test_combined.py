@@ -30,7 +30,7 @@ from bild_lab.engine.sampling import Sampling
 from bild_lab.engine.session import ALL_LOGITS, OutputSpec, Scores, TreeSpec
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError
-from bild_lab.lab.config.groups import compose_policy, resolved
+from bild_lab.lab.config.compose import compose_policy, resolved
 from bild_lab.lab.store.hashing import named_files
 from tests.engine.methods.drafters.naive import eagle_behind, grown, texts_before
 from tests.engine.methods.modules.tiny import files_of, random_eagle

@@ -17,8 +17,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config import groups as config
-from bild_lab.lab.config.groups import compose_config, compose_policy, config_dir
+from bild_lab.lab.config import compose as config
+from bild_lab.lab.config.compose import compose_config, compose_policy, config_dir
 
 
 @pytest.fixture
