@@ -11,7 +11,9 @@ from pathlib import Path
 
 from bild_lab.errors import UserError, did_you_mean
 from bild_lab.lab import application
-from bild_lab.lab.config.cli import CONSOLE_COMMAND, refuse, show, tolerate_streams
+from bild_lab.lab.config.command_line import CONSOLE_COMMAND
+from bild_lab.lab.config.console import tolerate_streams
+from bild_lab.lab.config.entrypoint import refuse, show
 
 HEAD = f"""usage: {CONSOLE_COMMAND} COMMAND [KEY=VALUE …]
 

@@ -14,8 +14,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from rich.markup import escape
+
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import escape, output, run_application, stages
+from bild_lab.lab.config.console import output, stages
+from bild_lab.lab.config.entrypoint import run_application
 
 USAGE = (
     "give the folder of a sweep, outputs/NAME, with zip=true if you like, or check and the folder"

@@ -30,12 +30,14 @@ from typing import TYPE_CHECKING
 import psutil
 from omegaconf import DictConfig
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from bild_lab.errors import UserError, require_choice
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.cli import console, escape, output, run_application, stages
 from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.console import console, output, stages
+from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.config.schemas import DecodingSpec, PairSpec, RuntimeSpec, typed
 
 if TYPE_CHECKING:

@@ -18,8 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from rich.markup import escape
+
 from bild_lab.errors import UserError, require_choice, suggestion
-from bild_lab.lab.config.cli import console, escape, output, run_application, stages
+from bild_lab.lab.config.console import console, output, stages
+from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.lab.config.schemas import PICTURE_KINDS, picture_kinds
 from bild_lab.papers.published import published_names
 

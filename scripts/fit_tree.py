@@ -14,11 +14,13 @@ from __future__ import annotations
 import json
 
 from omegaconf import DictConfig
+from rich.markup import escape
 
 from bild_lab.errors import UserError
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output, stages
+from bild_lab.lab.config.entrypoint import refusing, run_application
 
 
 def fit(cfg: DictConfig) -> None:

@@ -27,11 +27,13 @@ from datetime import UTC, datetime
 from functools import partial
 
 import yaml
+from rich.markup import escape
 
 from bild_lab import files
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import console, escape, output, run_application, stages
 from bild_lab.lab.config.compose import config_dir
+from bild_lab.lab.config.console import console, output, stages
+from bild_lab.lab.config.entrypoint import run_application
 
 FLAGS = ("true", "false")
 SLURM = "slurm."

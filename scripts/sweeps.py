@@ -32,21 +32,16 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from bild_lab.errors import UserError, require_flag, suggestion
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.cli import (
-    console,
-    escape,
-    output,
-    refusing,
-    run_application,
-    stages,
-    words_as_list,
-)
+from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import console, output, stages
+from bild_lab.lab.config.entrypoint import refusing, run_application
 from bild_lab.lab.schema.formatting import counted
 
 if TYPE_CHECKING:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
+from rich.markup import escape
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import escape, output, refusing, run_application, stages
 from bild_lab.lab.config.compose import hydra_main
+from bild_lab.lab.config.console import output, stages
+from bild_lab.lab.config.entrypoint import refusing, run_application
 from bild_lab.lab.config.schemas import PairSpec, typed
 
 if TYPE_CHECKING:

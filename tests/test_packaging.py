@@ -151,7 +151,7 @@ WITH_NEXT = [
     "tests/lab/test_application.py",
 ]
 WITH_NEXT += [
-    "tests/lab/config/test_cli.py::test_a_sweep_leaves_everything_it_promises",
+    "tests/lab/config/test_entrypoint.py::test_a_sweep_leaves_everything_it_promises",
     "tests/faults/test_launchers.py",
 ]
 

@@ -21,17 +21,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import (
+from bild_lab.lab.config.command_line import quote_free_text
+from bild_lab.lab.config.compose import compose_config, hydra_main, without_other_applications
+from bild_lab.lab.config.console import console, stages
+from bild_lab.lab.config.entrypoint import (
     INTERRUPTED,
     POINTS_KEPT,
     Refused,
-    console,
-    quote_free_text,
     require_one_process,
     run_application,
-    stages,
 )
-from bild_lab.lab.config.compose import compose_config, hydra_main, without_other_applications
 
 if TYPE_CHECKING:
     import pandas as pd

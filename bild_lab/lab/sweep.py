@@ -30,18 +30,13 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
+from rich.markup import escape
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import (
-    POINTS_KEPT,
-    Stopped,
-    console,
-    escape,
-    plain_message,
-    refuse,
-    stages,
-)
 from bild_lab.lab.config.compose import compose_config, knob_values, plain_values, without_hydra
+from bild_lab.lab.config.console import console, stages
+from bild_lab.lab.config.entrypoint import POINTS_KEPT, Stopped, refuse
+from bild_lab.lab.config.input_errors import plain_message
 from bild_lab.lab.config.policies import changed_knobs, policy_label
 from bild_lab.lab.config.schemas import ReportSpec, typed
 from bild_lab.lab.measure.runner import run_point

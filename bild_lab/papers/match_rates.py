@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from omegaconf import DictConfig, OmegaConf
+from rich.markup import escape
 from torch import Tensor
 
 from bild_lab.engine.batch_decoding import auto_batch_size
@@ -43,7 +44,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.sampling import precise
 from bild_lab.engine.session import LoadedModel, OutputSpec, Rows, Session
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.config.cli import escape, output, progress
+from bild_lab.lab.config.console import output, progress
 from bild_lab.lab.config.schemas import stop_strings, typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples

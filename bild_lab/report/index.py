@@ -13,9 +13,10 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pandas as pd
+from rich.markup import escape
 
 from bild_lab.files import write_atomically
-from bild_lab.lab.config.cli import console, escape
+from bild_lab.lab.config.console import console
 from bild_lab.lab.config.policies import changed_knobs
 from bild_lab.lab.schema.formatting import MISSING, interval, knob_value, number, times
 from bild_lab.lab.schema.result import BUSY_PERCENT, Setting

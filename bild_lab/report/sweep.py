@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from hydra.experimental.callback import Callback
+from rich.markup import escape
 
-from bild_lab.lab.config.cli import console, escape, output, stages
+from bild_lab.lab.config.console import console, output, stages
 from bild_lab.lab.config.schemas import PICTURE_KINDS
 from bild_lab.lab.store.records import Sweep
 

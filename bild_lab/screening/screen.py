@@ -25,7 +25,7 @@ from bild_lab.engine.request import Request
 from bild_lab.engine.session import LoadedModel
 from bild_lab.engine.trace import Trace
 from bild_lab.errors import UserError, require_finite, require_whole
-from bild_lab.lab.config.cli import progress, stages
+from bild_lab.lab.config.console import progress, stages
 from bild_lab.lab.data.rows import canonical_split
 from bild_lab.lab.measure.runner import time_methods
 from bild_lab.lab.measure.score import requests_of

@@ -26,7 +26,7 @@ from transformers import (
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint, decoder_depth
 from bild_lab.engine.stop import before_stop
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import stages
+from bild_lab.lab.config.console import stages
 from bild_lab.lab.data.examples import Example
 from bild_lab.lab.metrics.quality import first_call, score
 from bild_lab.lab.metrics.text_metrics import TRIED, metric_named

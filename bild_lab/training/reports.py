@@ -10,9 +10,10 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
+from rich.markup import escape
 from transformers import TrainerCallback
 
-from bild_lab.lab.config.cli import Bar, console, escape, progress
+from bild_lab.lab.config.console import Bar, console, progress
 from bild_lab.lab.point.load import build
 from bild_lab.ranks import launched
 

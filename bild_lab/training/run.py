@@ -24,7 +24,7 @@ from bild_lab.engine.models.checkpoint.hub import no_progress_bars
 from bild_lab.engine.models.device import within_memory
 from bild_lab.errors import UserError
 from bild_lab.files import holding
-from bild_lab.lab.config.cli import progress, stages
+from bild_lab.lab.config.console import progress, stages
 from bild_lab.lab.point.environment import environment
 from bild_lab.lab.store.hashing import content_hash
 from bild_lab.ranks import launched

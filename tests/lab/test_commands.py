@@ -11,15 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from bild_lab.lab.config.cli import (
-    BAD_INPUT,
-    INTERRUPTED,
-    POINTS_KEPT,
-    output,
-    run_application,
-    tolerate_streams,
-)
 from bild_lab.lab.config.compose import config_dir
+from bild_lab.lab.config.console import output, tolerate_streams
+from bild_lab.lab.config.entrypoint import BAD_INPUT, INTERRUPTED, POINTS_KEPT, run_application
 
 
 @pytest.mark.parametrize("command", ["bench", "screen", "match_rates", "generate_calibration"])

@@ -11,8 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bild_lab.errors import UserError
 from bild_lab.lab import sweep
-from bild_lab.lab.config.cli import Refused
 from bild_lab.lab.config.compose import compose_config
+from bild_lab.lab.config.entrypoint import Refused
 from bild_lab.lab.point.load import load_model
 from bild_lab.lab.sweep import (
     MOST_CHECKED,

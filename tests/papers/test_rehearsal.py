@@ -41,7 +41,7 @@ import os, runpy, sys, traceback
 from types import SimpleNamespace
 import datasets, torch, transformers
 import bild_lab.lab.measure.runner, bild_lab.report.sweep, bild_lab.training.trainer
-from bild_lab.lab.config.cli import run_application
+from bild_lab.lab.config.entrypoint import run_application
 from bild_lab.papers import figures, steps
 from scripts import paper_run
 

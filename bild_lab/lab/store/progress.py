@@ -16,11 +16,13 @@ from types import TracebackType
 
 from rich.console import Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from bild_lab.lab.config.cli import SILENT_S, console, escape, stages, this_script
+from bild_lab.lab.config.command_line import this_script
+from bild_lab.lab.config.console import SILENT_S, console, stages
 
 # the stage whose examples are counted; those of further repeats begin with it
 DECODING = "decoding"

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from omegaconf import DictConfig
+from rich.markup import escape
 from transformers import TrainingArguments
 
 from bild_lab.engine.models.checkpoint.checkpoint import Checkpoint
 from bild_lab.engine.models.checkpoint.precision import resolve_dtype
 from bild_lab.errors import UserError, require_model_path, require_whole
-from bild_lab.lab.config.cli import escape, output, stages
+from bild_lab.lab.config.console import output, stages
 from bild_lab.lab.config.schemas import typed
 from bild_lab.lab.data.dataset_spec import DatasetSpec, for_model
 from bild_lab.lab.data.examples import load_examples

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from bild_lab.lab import sweep as sweeps
-from bild_lab.lab.config import cli
+from bild_lab.lab.config import console as console_module
 from bild_lab.lab.config.compose import compose_config
 from bild_lab.lab.point.prepare import prepare
 from bild_lab.lab.store import progress
@@ -34,7 +34,7 @@ from bild_lab.lab.sweep import title_of
 def screen(monkeypatch: pytest.MonkeyPatch) -> Console:
     """A terminal of 80 columns that keeps what it was sent."""
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
-    monkeypatch.setattr(cli, "console", console)
+    monkeypatch.setattr(console_module, "console", console)
     monkeypatch.setattr(progress, "console", console)
     return console
 
@@ -142,11 +142,11 @@ def test_a_stage_that_lasts_is_told_in_a_file_and_a_short_one_is_not(
             waiting.remove(self)
 
     piped = Console(file=io.StringIO(), width=80)
-    monkeypatch.setattr(cli, "Timer", Alarm)
-    for module in (cli, progress):
+    monkeypatch.setattr(console_module, "Timer", Alarm)
+    for module in (console_module, progress):
         monkeypatch.setattr(module, "console", piped)
-    cli.stages.enter("reading the configuration")
-    cli.stages.enter("loading PyTorch")
+    console_module.stages.enter("reading the configuration")
+    console_module.stages.enter("loading PyTorch")
     (alarm,) = waiting  # of the stage that goes on
     assert 1 <= alarm.seconds <= 5 and piped.file.getvalue() == ""
     alarm.ring()

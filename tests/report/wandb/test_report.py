@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from bild_lab.errors import UserError
-from bild_lab.lab.config.cli import words_as_list
+from bild_lab.lab.config.command_line import words_as_list
 from bild_lab.lab.store.records import Sweep
 from bild_lab.report.wandb.logger import Logged, note
 from bild_lab.report.wandb.panels import front_key

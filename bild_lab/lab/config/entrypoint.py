@@ -1,0 +1,198 @@
+"""Runs an application: help, one clear message for bad input, and the exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+from rich.logging import RichHandler
+from rich.markup import escape
+
+from bild_lab.errors import UserError
+from bild_lab.lab.config.command_line import (
+    MULTIRUN,
+    as_typed,
+    options_first,
+    quote_free_text,
+    require_no_secrets,
+    require_overrides,
+)
+from bild_lab.lab.config.compose import config_dir
+from bild_lab.lab.config.console import console, output, stages, tolerate_streams
+from bild_lab.lab.config.input_errors import plain_message, raised_by_hydra
+from bild_lab.lab.schema.glossary import terms_text
+from bild_lab.ranks import launched
+
+BAD_INPUT, INTERRUPTED = 2, 130
+WIDTH = 80  # columns of help
+KEPT = "the same command goes on from what it has stored, if anything"
+POINTS_KEPT = "finished points are kept, the same command runs the rest"
+
+
+class Refused(SystemExit):
+    """The input was refused with this message, which is printed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(BAD_INPUT)
+        self.message = message
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked a sweep to stop. code: the exit status, 130 for SIGINT and 143 for SIGTERM.
+    finish: ends it.
+    """
+
+    def __init__(self, code: int, finish: Callable[[int], None]) -> None:
+        super().__init__()
+        self.code, self.finish = code, finish
+
+
+def require_words(required_words: str) -> None:
+    """Refuse a command line without a word: the command takes long, and nobody said what to do it
+    with.
+
+    required_words: what the words say, and an example.
+    """
+    if not sys.argv[1:]:
+        console.quiet = not launched().first
+        refuse(UserError(f"{required_words}; got no word, --help says more"))
+
+
+def run_application(
+    main: Callable[[], Any],
+    config_name: str | None = "config",
+    required_words: str = "",
+    stop_notice: str = KEPT,
+) -> NoReturn:
+    """Run an application and exit with its code. Bad input gives one message and no traceback.
+
+    config_name: the application's configuration, all words being its overrides. `--help` shows its
+    keys, and they are suggested for misspelt ones. None: the application reads its words itself,
+    which need not be KEY=VALUE. required_words: as in `require_words`, of an application that does nothing
+    without a word. kept: what is left when it is stopped.
+    """
+    tolerate_streams()
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        show(usage(sys.modules[main.__module__].__doc__ or "", config_name))
+    if required_words:
+        require_words(required_words)
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its exceptions instead of printing them
+    logging.basicConfig(
+        level=logging.WARNING, format="%(message)s", handlers=[RichHandler(console=console)]
+    )
+    logging.captureWarnings(True)
+    # its warnings are about our calls, not the user's
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    multirun = [word for word in sys.argv[1:] if word in MULTIRUN]
+    options, words = options_first([word for word in sys.argv[1:] if word not in multirun])
+    try:
+        if config_name is not None:
+            require_overrides(words)
+        # Hydra wants its options first
+        sys.argv[1:] = [*multirun[:1], *options, *map(quote_free_text, words)]
+        require_no_secrets(sys.argv[1:])
+        if launched().first and all(word[:1] != "-" or word in multirun for word in sys.argv[1:]):
+            stages.enter("reading the configuration")  # options make Hydra itself print
+        main()
+        sys.stdout.flush()
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        refuse(error, config_name)
+    except BrokenPipeError:  # `--cfg job | head`: the reader has stopped reading
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        if not raised_by_hydra(error):
+            raise
+        refuse(error, config_name)
+    except Stopped as stop:
+        stop.finish(stop.code)
+    except KeyboardInterrupt:
+        console.print(f"[bold]stopped[/bold]; {stop_notice}")
+        sys.exit(INTERRUPTED)
+    finally:
+        stages.leave()
+    sys.exit(0)
+
+
+def usage(text: str, config_name: str | None) -> str:
+    """Help for a script. text: its docstring, whose first line ends in a command. config_name:
+
+    None without keys.
+    """
+    summary_line, _, details = text.strip().partition("\n")
+    purpose, _, command = summary_line.partition(": python ")
+    sections = [
+        f"usage: python {command}",
+        f"{purpose}.",
+        *([details.strip("\n")] if details.strip() else []),
+    ]
+    if config_name is not None:
+        file = config_dir() / f"{config_name}.yaml"
+        keys = file.read_text(encoding="utf-8").partition("\n")[2].partition("\nhydra:")[0]
+        wrapper = textwrap.TextWrapper(WIDTH, break_on_hyphens=False, subsequent_indent=" " * 13)
+        group_lines = []
+        for group in sorted(folder for folder in config_dir().iterdir() if folder.is_dir()):
+            files = sorted(file.stem for file in group.glob("*.yaml"))
+            folders = sorted(f"{folder.name}/…" for folder in group.iterdir() if folder.is_dir())
+            group_lines.append(wrapper.fill(f"  {group.name:10} {', '.join([*files, *folders])}"))
+        sections.append(f"Keys (KEY=VALUE), from conf/{file.name}\n\n{keys.strip()}")
+        sections.append("Groups (GROUP=FILE)\n\n" + "\n".join(group_lines))
+        sections.append(
+            f"Every key with its value, without running anything: python {command.split()[0]}"
+            " --cfg job"
+        )
+    if config_name == "config":  # of run.py, whose reports use the terms
+        sections.append(f"Words of the reports\n\n{terms_text(WIDTH)}")
+    return "\n\n".join(sections)
+
+
+def show(text: str) -> NoReturn:
+    """Print a text on standard output and exit, also if the reader stops early: `--help | head`."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write(f"{as_typed(text)}\n")
+        sys.stdout.flush()
+        sys.exit(0)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def refuse(error: BaseException, config_name: str | None = "config") -> NoReturn:
+    """Print what is wrong with the input and exit with code 2."""
+    stages.leave()
+    message = plain_message(error, config_name)
+    console.print(f"[bold red]error[/bold red]: {escape(message)}")
+    raise Refused(message)
+
+
+@contextmanager
+def refusing(config_name: str = "config") -> Iterator[None]:
+    """Turn bad input in the block into one message and exit code 2. With several processes, only
+    the first prints.
+
+    Use it inside the function that Hydra calls: Hydra prints an extra line before an error that
+    passes through it. The block loads its libraries itself, late, so that bad words of the command
+    line are refused at once.
+    """
+    if not launched().first:
+        console.quiet = output.quiet = True
+    stages.enter("loading libraries")
+    try:
+        yield
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        refuse(error, config_name)
+
+
+def require_one_process() -> None:
+    """Exit with a message under `torchrun`: all its processes would measure the same points, at the
+    same time.
+    """
+    if (count := launched().count) > 1:
+        refuse(
+            UserError(f"points are measured in one process, got {count}; run it without torchrun")
+        )
